@@ -1,0 +1,66 @@
+"""Everything that shardkit raises on purpose, as one family under ShardkitError.
+
+A message says what was wrong, what was got, what was wanted, and what to do. Errors that a caller made by passing a bad
+value are also ValueError or TypeError, so that ordinary `except ValueError` works. `exit_code` is what the command line
+returns for the error: 2 for usage and configuration, 1 for everything else.
+"""
+
+
+class ShardkitError(Exception):
+    """Base of every error that shardkit raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigurationError(ShardkitError, ValueError):
+    """A setting is unknown, of the wrong type, or contradicts another."""
+
+    exit_code = 2
+
+
+class LayoutError(ShardkitError, ValueError):
+    """Boxes, spans or slots that do not fit together."""
+
+
+class MeshError(ConfigurationError):
+    """Axis sizes that do not multiply to the number of ranks, or an axis that does not exist."""
+
+
+class ScheduleError(ShardkitError, ValueError):
+    """A program that is malformed, or that would never end."""
+
+
+class DeviceError(ShardkitError):
+    """The device asked for is missing, or arrays of two devices were mixed."""
+
+
+class CommunicationError(ShardkitError):
+    """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that failed."""
+
+
+class CommunicationTimeout(CommunicationError, TimeoutError):
+    """A peer never came; names the operation, its sequence number and the ranks that are missing."""
+
+
+class PeerError(CommunicationError):
+    """Another rank failed; carries that rank's own message, so that every rank can report it."""
+
+
+class AutogradError(ShardkitError, RuntimeError):
+    """A graph used twice, changed in place after use, or a gradient asked for where none exists."""
+
+
+class ShapeError(ShardkitError, ValueError):
+    """Arrays whose shapes or dtypes do not fit the operation."""
+
+
+class ShardingError(ShardkitError, RuntimeError):
+    """A sharded model used out of order, for example gradients asked for when none are pending."""
+
+
+class CheckpointError(ShardkitError):
+    """A checkpoint that is incomplete, damaged, or of another model."""
+
+
+class CorpusError(ConfigurationError):
+    """Text that cannot be read, is empty, or is shorter than one training sequence."""
