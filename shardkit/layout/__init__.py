@@ -1,0 +1,16 @@
+"""SPACE: who owns which elements of which tensor. Pure integer arithmetic; no array library, no MPI.
+
+    box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
+    placement   a tensor over one mesh axis: replicated, or cut along a dim
+    piece       a named box and where its owner keeps its elements
+    flat        many tensors in one flat buffer, cut into equal shards     <- read this one first
+    mesh_shape  rank <-> (pipeline, data, tensor) coordinates
+"""
+from .box import Box, flat_range_to_boxes, tiles_exactly
+from .flat import FlatLayout, Slot
+from .mesh_shape import AXES, Coordinates, MeshShape
+from .piece import Piece
+from .placement import Placement, Replicate, Shard, compose, even_span
+
+__all__ = ["AXES", "Box", "Coordinates", "FlatLayout", "MeshShape", "Piece", "Placement", "Replicate", "Shard", "Slot",
+           "compose", "even_span", "flat_range_to_boxes", "tiles_exactly"]

@@ -1,0 +1,154 @@
+"""FlatLayout: many tensors in one flat buffer, and the buffer in equal shards, one per rank.
+
+    FlatLayout.of({"weight": (3, 4), "bias": (3,)}, num_shards=2, alignment=4)
+
+    elements   0               4               8               12              16
+                 w   w   w   w   w   w   w   w   w   w   w   w   b   b   b   -
+    slots      |-------------------- weight -------------------|--- bias --| padding: at the end only, always zero
+    shards     |------- shard of rank 0 -------|------- shard of rank 1 -------| equal, a multiple of `alignment`
+    span(1)    [8, 15)                what rank 1 owns: its shard without the padding
+    pieces(1)  weight[2:3, 0:4] at [0, 4) of the shard, bias[0:3] at [4, 7)
+
+The buffer is storage and a communication bucket: because the shards are equal, one reduce-scatter or all-gather moves it
+with nothing packed, and because a shard may cut a tensor anywhere, no rank owns much more than another. A parameter's
+identity is not its place here but its name and its box, and `pieces` says which boxes a rank owns. Every policy (DDP,
+ZeRO-1, ZeRO-2, FSDP) uses this one layout; they differ in which of the buffers keep only the shard.
+Source: ZeRO (arXiv 1910.02054) for the partition, PyTorch FSDP (arXiv 2304.11277) for the flat parameter.
+"""
+from dataclasses import dataclass
+from math import prod
+
+from ..errors import LayoutError
+from .box import flat_range_to_boxes
+from .piece import Piece
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one tensor lies in the flat buffer: elements [offset, stop), in C order."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return prod(self.shape)
+
+    @property
+    def stop(self) -> int:
+        return self.offset + self.size
+
+    def pieces(self, start: int, stop: int) -> list[Piece]:
+        """What a rank that owns elements [start, stop) of the flat buffer owns of this tensor."""
+        low, high = max(start, self.offset), min(stop, self.stop)
+        if low >= high:
+            return []
+        pieces, at = [], low - start
+        for box in flat_range_to_boxes(self.shape, low - self.offset, high - self.offset):
+            pieces.append(Piece(self.name, box, at, at + box.size, self.shape))
+            at += box.size
+        return pieces
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLayout:
+    """Slots in one declared order without gaps, in `num_shards` equal shards. Make it with `FlatLayout.of`."""
+
+    slots: tuple[Slot, ...]
+    num_shards: int
+    alignment: int
+    dtype: str
+
+    @classmethod
+    def of(cls, shapes, num_shards: int, *, alignment: int = 256, dtype: str = "float32") -> "FlatLayout":
+        """The layout of these tensors, in the order given.
+
+        shapes       {name: shape}, or pairs (name, shape)
+        num_shards   ranks that share the buffer; there may be more ranks than elements
+        alignment    a shard is a multiple of this many elements (256 float32 = 1 KiB: whole cache lines and vectors)
+        Errors: LayoutError for a name given twice, a negative size, an unknown dtype, no shards.
+        """
+        pairs = [(name, tuple(shape)) for name, shape in (shapes.items() if hasattr(shapes, "items") else shapes)]
+        _check_arguments(pairs, num_shards, alignment, dtype)
+        slots, offset = [], 0
+        for name, shape in pairs:
+            slots.append(Slot(name, shape, offset))
+            offset = slots[-1].stop
+        return cls(tuple(slots), num_shards, alignment, dtype)
+
+    @property
+    def length(self) -> int:
+        """Elements in use: all slots, no padding."""
+        return self.slots[-1].stop if self.slots else 0
+
+    @property
+    def shard(self) -> int:
+        """Elements per rank: an equal part of the length, rounded up to the alignment."""
+        return _round_up(_round_up(self.length, self.num_shards) // self.num_shards, self.alignment)
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole buffer, padding included."""
+        return self.shard * self.num_shards
+
+    def span(self, rank: int) -> tuple[int, int]:
+        """Elements [start, stop) of the flat buffer that a rank owns: its shard without padding, so it may be empty."""
+        if not 0 <= rank < self.num_shards:
+            raise LayoutError(f"rank {rank} owns no shard: the layout has {self.num_shards} shards, counted from 0")
+        return min(rank * self.shard, self.length), min((rank + 1) * self.shard, self.length)
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """The boxes a rank owns, in flat order; over all ranks they tile every tensor exactly once."""
+        start, stop = self.span(rank)
+        return [piece for slot in self.slots for piece in slot.pieces(start, stop)]
+
+    def slot(self, name: str) -> Slot:
+        """The slot of one tensor. Errors: LayoutError if there is none of that name."""
+        for slot in self.slots:
+            if slot.name == name:
+                return slot
+        raise LayoutError(f"no slot is named {name!r}; the layout has {', '.join(s.name for s in self.slots) or 'none'}")
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def length_bytes(self) -> int:
+        return self.length * self.item_bytes
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.shard * self.item_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return self.size * self.item_bytes
+
+    def __str__(self) -> str:
+        return (f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in {self.num_shards} shards "
+                f"of {self.shard}")
+
+
+def _round_up(number: int, multiple: int) -> int:
+    """The smallest multiple that is not below the number."""
+    return -(-number // multiple) * multiple
+
+
+def _check_arguments(pairs, num_shards: int, alignment: int, dtype: str) -> None:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise LayoutError(f"two tensors are named {twice!r}; names must differ, they are what a checkpoint knows")
+    for name, shape in pairs:
+        if min((0, *shape)) < 0:
+            raise LayoutError(f"tensor {name!r} has shape {shape}; sizes must be >= 0")
+    if num_shards < 1 or alignment < 1:
+        raise LayoutError(f"num_shards {num_shards} and alignment {alignment} must both be >= 1")
+    if dtype not in ITEM_BYTES:
+        raise LayoutError(f"dtype {dtype!r} is not one of {', '.join(ITEM_BYTES)}")

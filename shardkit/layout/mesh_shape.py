@@ -1,0 +1,118 @@
+"""MeshShape: the arithmetic between a rank and its coordinates on the (pipeline, data, tensor) mesh.
+
+    MeshShape(pipeline=2, data=2, tensor=2), default order: tensor varies fastest, so tensor peers are neighbours
+
+                    tensor 0   tensor 1
+        pipeline 0    data 0     0          1         group("tensor", 0)   = [0, 1]
+                      data 1     2          3         group("data", 0)     = [0, 2]
+        pipeline 1    data 0     4          5         group("pipeline", 0) = [0, 4]
+                      data 1     6          7
+
+Ranks are placed on nodes in order, so the axis that varies fastest stays within a node. That should be the one that talks
+most: tensor. Source: Megatron-LM (arXiv 2104.04473), section 3.
+"""
+from dataclasses import dataclass, replace
+from math import prod
+
+from ..errors import MeshError
+
+AXES = ("pipeline", "data", "tensor")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinates:
+    """One rank's place along each axis."""
+
+    pipeline: int = 0
+    data: int = 0
+    tensor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """Ranks per axis. `order` names the axes from the slowest to the one that varies fastest with the rank."""
+
+    pipeline: int = 1
+    data: int = 1
+    tensor: int = 1
+    order: tuple[str, str, str] = AXES
+
+    def __post_init__(self):
+        if sorted(self.order) != sorted(AXES):
+            raise MeshError(f"order {self.order} must name each of {', '.join(AXES)} once")
+        for axis in AXES:
+            _check_size(axis, getattr(self, axis))
+
+    @classmethod
+    def infer(cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES) -> "MeshShape":
+        """The mesh that uses all `world_size` ranks; data = -1 means as many as are left over.
+
+        Errors: MeshError, with the arithmetic, if the sizes do not multiply to world_size.
+        """
+        _check_size("pipeline", pipeline)
+        _check_size("tensor", tensor)
+        if data == -1 and world_size % (pipeline * tensor):
+            raise MeshError(f"pipeline {pipeline} x tensor {tensor} = {pipeline * tensor} ranks per data replica do not "
+                            f"divide the {world_size} that were started; run mpiexec -n "
+                            f"{-(-world_size // (pipeline * tensor)) * pipeline * tensor} or choose other sizes")
+        shape = cls(pipeline, world_size // (pipeline * tensor) if data == -1 else data, tensor, tuple(order))
+        shape.check(world_size)
+        return shape
+
+    def check(self, world_size: int) -> None:
+        """Return if the mesh has exactly this many ranks, else raise MeshError with the arithmetic and what to do."""
+        if self.size == world_size:
+            return
+        data, rest = divmod(world_size, self.pipeline * self.tensor)
+        advice = f"set data = {data} or " if data >= 1 and rest == 0 else ""
+        product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
+        raise MeshError(f"{product} = {self.size} ranks, but {world_size} were started; {advice}run mpiexec -n {self.size}")
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return prod(getattr(self, axis) for axis in AXES)
+
+    def coordinates(self, rank: int) -> Coordinates:
+        """Where a rank stands: its number written in the mixed base of the axis sizes."""
+        if not 0 <= rank < self.size:
+            raise MeshError(f"rank {rank} is not on a mesh of {self.size} ranks")
+        along = {}
+        for axis in reversed(self.order):
+            rank, along[axis] = divmod(rank, getattr(self, axis))
+        return Coordinates(**along)
+
+    def rank(self, coordinates: Coordinates) -> int:
+        """The rank that stands at these coordinates."""
+        rank = 0
+        for axis in self.order:
+            size, along = getattr(self, axis), getattr(coordinates, axis)
+            if not 0 <= along < size:
+                raise MeshError(f"{axis} coordinate {along} is outside the mesh, which has {axis} {size}")
+            rank = rank * size + along
+        return rank
+
+    def group(self, axis: str, rank: int) -> list[int]:
+        """The ranks that differ from this one only along `axis`, by their coordinate along it."""
+        _check_axis(axis)
+        here = self.coordinates(rank)
+        return [self.rank(replace(here, **{axis: along})) for along in range(getattr(self, axis))]
+
+    def groups(self, axis: str) -> list[list[int]]:
+        """All groups along `axis`; each rank is in exactly one. Ordered by their first rank."""
+        _check_axis(axis)
+        first = (rank for rank in range(self.size) if getattr(self.coordinates(rank), axis) == 0)
+        return [self.group(axis, rank) for rank in first]
+
+    def __str__(self) -> str:
+        return " x ".join(f"{axis} {getattr(self, axis)}" for axis in self.order)
+
+
+def _check_size(axis: str, size: int) -> None:
+    if size < 1:
+        raise MeshError(f"{axis} {size} is not a size; it must be >= 1 (MeshShape.infer also takes data = -1)")
+
+
+def _check_axis(axis: str) -> None:
+    if axis not in AXES:
+        raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
