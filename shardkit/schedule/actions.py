@@ -1,0 +1,130 @@
+"""Actions: the instructions of a training step, and their text form.
+
+A model is cut into stages, one after another along the pipeline; a stage is a row of units, each a block of the model
+with its flat parameter buffer; the batch is cut into micro-batches. An action names what it touches:
+
+    2F5         forward of stage 2, micro-batch 5           2.1F5       the same, only unit 1 of the stage
+    2.1B5       its input gradient                          2.1W5       its weight gradient
+    2SEND_F5    post the activations to stage 3             3RECV_F5    and wait for them to come
+    2SEND_B5    post the gradient to stage 1                1RECV_B5    and wait for it to come
+    2WAIT_F5    the buffer of 2SEND_F5 is free again        2WAIT_B5    the buffer of 2SEND_B5 is free again
+    2.1GATHER   make the unit's parameters whole            2.1RELEASE  keep only this rank's shard of them
+    2.1REDUCE   sum the unit's gradient over data ranks     2.1STEP     apply the optimizer to the unit
+    CLIP        bound the gradient norm, over all ranks
+
+Backward is two actions because only B is on the road of the rank that waits for the gradient; W can be done at any later
+time. Source: Zero Bubble Pipeline Parallelism (arXiv 2401.10241); the text form follows PyTorch's pipelining schedules.
+
+A program is one tuple of actions per pipeline rank. Its text is a line per rank: `0: 0F0 0F1 0B0 0W0 0B1 0W1`.
+"""
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import ScheduleError
+
+
+class Kind(Enum):
+    """What an action does; the value is its text form."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    WEIGHT = "W"
+    SEND_F = "SEND_F"
+    RECV_F = "RECV_F"
+    WAIT_F = "WAIT_F"
+    SEND_B = "SEND_B"
+    RECV_B = "RECV_B"
+    WAIT_B = "WAIT_B"
+    GATHER = "GATHER"
+    RELEASE = "RELEASE"
+    REDUCE = "REDUCE"
+    CLIP = "CLIP"
+    STEP = "STEP"
+
+
+COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
+SENDS = (Kind.SEND_F, Kind.SEND_B)
+RECEIVES = (Kind.RECV_F, Kind.RECV_B)
+WAITS = (Kind.WAIT_F, Kind.WAIT_B)
+_PER_UNIT = (Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.STEP)
+
+_TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z])?)(\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One instruction. Which of stage, unit and micro-batch it carries depends on its kind."""
+
+    kind: Kind
+    stage: int | None = None
+    unit: int | None = None
+    micro_batch: int | None = None
+
+    def __post_init__(self):
+        has = tuple(number is not None for number in (self.stage, self.unit, self.micro_batch))
+        if has not in _CARRIES[self.kind]:
+            raise ScheduleError(f"{self} is not an action: {self.kind.value} is written like {_EXAMPLE[self.kind]}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Action":
+        """The action with this text form. Errors: ScheduleError if there is none."""
+        match = _TEXT.fullmatch(text)
+        if match is None or match[3] not in _KINDS:
+            raise ScheduleError(f"{text!r} is not an action; one looks like 2F5, 2.1GATHER or CLIP, "
+                                f"and the kinds are {', '.join(_KINDS)}")
+        stage, unit, micro_batch = (None if part is None else int(part) for part in match.group(1, 2, 4))
+        return cls(_KINDS[match[3]], stage, unit, micro_batch)
+
+    def __str__(self) -> str:
+        unit = "" if self.unit is None else f".{self.unit}"
+        stage, micro_batch = ("" if n is None else n for n in (self.stage, self.micro_batch))
+        return f"{stage}{unit}{self.kind.value}{micro_batch}"
+
+    def __lt__(self, other: "Action") -> bool:
+        return self._order() < other._order()
+
+    def _order(self) -> tuple:
+        """By stage, unit, micro-batch, then kind; what an action does not carry comes first."""
+        numbers = (-1 if n is None else n for n in (self.stage, self.unit, self.micro_batch))
+        return (*numbers, list(Kind).index(self.kind))
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+_EXAMPLE = {kind: f"2{kind.value}5" for kind in Kind} | {kind: f"2.1{kind.value}" for kind in _PER_UNIT}
+_EXAMPLE |= {Kind.FORWARD: "2F5 or 2.1F5", Kind.BACKWARD: "2B5 or 2.1B5", Kind.WEIGHT: "2W5 or 2.1W5", Kind.CLIP: "CLIP"}
+_CARRIES = {kind: {(True, False, True)} for kind in Kind}                   # (stage, unit, micro_batch)
+_CARRIES |= {kind: {(True, False, True), (True, True, True)} for kind in COMPUTE}
+_CARRIES |= {kind: {(True, True, False)} for kind in _PER_UNIT} | {Kind.CLIP: {(False, False, False)}}
+
+Program = dict[int, tuple[Action, ...]]
+
+
+def to_text(program: Program) -> str:
+    """The program as text, one line per pipeline rank."""
+    return "\n".join(f"{rank}: {' '.join(map(str, actions))}".rstrip() for rank, actions in program.items())
+
+
+def from_text(text: str) -> Program:
+    """The program that `to_text` wrote; blank lines do not count. Errors: ScheduleError naming the bad line."""
+    program = {}
+    for line in filter(None, map(str.strip, text.splitlines())):
+        rank, colon, actions = line.partition(":")
+        if not colon or not rank.strip().isdecimal() or int(rank) in program:
+            raise ScheduleError(f"line {line!r} does not begin with a new rank and a colon, like '0: 0F0 0B0 0W0'")
+        program[int(rank)] = tuple(map(Action.parse, actions.split()))
+    return program
+
+
+def receive_of(send: Action) -> Action:
+    """The receive at the other end of a send: 2SEND_F5 -> 3RECV_F5, 2SEND_B5 -> 1RECV_B5."""
+    if send.kind is Kind.SEND_F:
+        return Action(Kind.RECV_F, send.stage + 1, None, send.micro_batch)
+    assert send.kind is Kind.SEND_B, f"{send} is not a send"
+    return Action(Kind.RECV_B, send.stage - 1, None, send.micro_batch)
+
+
+def wait_of(send: Action) -> Action:
+    """The wait after which the buffer of a send may be used again: 2SEND_F5 -> 2WAIT_F5."""
+    kind = {Kind.SEND_F: Kind.WAIT_F, Kind.SEND_B: Kind.WAIT_B}[send.kind]
+    return Action(kind, send.stage, None, send.micro_batch)
