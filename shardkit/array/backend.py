@@ -1,0 +1,219 @@
+"""Devices: where arrays live, who made them, and how many bytes of them are alive.
+
+    device = Device("cpu")                                 # or "cuda", which imports CuPy and needs a GPU
+    weights = device.empty(1000, "float32", purpose="parameters")
+    device.bytes_in_use("parameters")                      # 4000, until the last view of `weights` is gone
+
+CuPy is imported here and nowhere else, and only when a CUDA device is asked for. Code outside this room never names NumPy
+or CuPy to compute: it asks `xp_of(array)`.
+"""
+import sys
+import threading
+import weakref
+from contextlib import contextmanager
+
+import numpy
+
+from ..errors import DeviceError
+
+ALIGNMENT_BYTES = 64        # one cache line, and the widest vector register in use
+
+
+def is_device_array(array) -> bool:
+    """True for an array in GPU memory (anything that speaks `__cuda_array_interface__`)."""
+    return not isinstance(array, numpy.ndarray) and hasattr(array, "__cuda_array_interface__")
+
+
+def xp_of(*arrays):
+    """The module, numpy or cupy, that computes on these arrays.
+
+    Errors: DeviceError if NumPy and CuPy arrays are mixed; Python scalars go with either.
+    """
+    on_device = [is_device_array(a) for a in arrays if hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
+    if not any(on_device):
+        return numpy
+    if not all(on_device):
+        raise DeviceError("arrays of two devices in one operation: some are NumPy, some are on the GPU; "
+                          "move them first with Device.from_host or to_host")
+    return sys.modules["cupy"]      # whoever made the array has imported it
+
+
+def to_host(array):
+    """The array as a NumPy array: itself if it already is one, else a copy from the GPU (waits for it)."""
+    return array.get() if is_device_array(array) else numpy.asarray(array)
+
+
+def _import_cupy():
+    """CuPy with a working GPU, or one sentence that says what is missing."""
+    try:
+        import cupy
+    except ImportError:
+        raise DeviceError('device "cuda" needs CuPy, which is not installed; install "shardkit[cuda12]" or '
+                          '"shardkit[cuda13]", or use device "cpu"') from None
+    try:
+        found = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f'device "cuda" needs a GPU and its driver, but CUDA reports "{error}"; '
+                          'run on a node with a GPU or use device "cpu"') from None
+    if found == 0:
+        raise DeviceError('device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use device "cpu"')
+    return cupy
+
+
+def _owner_of(array):
+    """The array at the end of the chain of views: it lives as long as any view of the memory."""
+    while type(array.base) is type(array):
+        array = array.base
+    return array
+
+
+class Accounts:
+    """Bytes alive and their peak, per purpose ("parameters", "gradients", ...).
+
+    A figure falls when the last view of an array is garbage, so it is what is resident and not what was asked for.
+    """
+
+    def __init__(self):
+        self._lock = threading.RLock()     # reentrant: a finalizer may run inside a locked section of its own thread
+        self._live: dict[str, int] = {}
+        self._peak: dict[str, int] = {}
+        self._total = 0
+        self._total_peak = 0
+
+    def watch(self, array, purpose: str):
+        """Count this array until its memory is garbage; returns it."""
+        self._add(purpose, array.nbytes)
+        weakref.finalize(_owner_of(array), self._add, purpose, -array.nbytes)
+        return array
+
+    def live_bytes(self, *purposes: str) -> int:
+        """Bytes alive now, of these purposes or (none given) of all."""
+        return sum(self._live.get(p, 0) for p in purposes or self._live)
+
+    def peak_bytes(self, purpose: str | None = None) -> int:
+        """The most bytes ever alive at once since `reset_peak`, of one purpose or of all together."""
+        return self._total_peak if purpose is None else self._peak.get(purpose, 0)
+
+    def reset_peak(self):
+        """Start measuring the peak anew from what is alive now."""
+        with self._lock:
+            self._peak = dict(self._live)
+            self._total_peak = self._total
+
+    def table(self) -> dict[str, int]:
+        """Bytes alive per purpose; a fresh dict."""
+        return {purpose: count for purpose, count in sorted(self._live.items()) if count}
+
+    def _add(self, purpose, num_bytes):
+        with self._lock:
+            self._live[purpose] = self._live.get(purpose, 0) + num_bytes
+            self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])
+            self._total += num_bytes
+            self._total_peak = max(self._total_peak, self._total)
+
+
+class Device:
+    """A place for arrays: `kind` is "cpu" or "cuda"; `xp` is the module that computes there.
+
+    Errors: DeviceError if "cuda" is asked for and CuPy, the driver or the GPU is missing; ValueError on another name.
+    """
+
+    def __init__(self, kind: str = "cpu", *, ordinal: int = 0):
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f'device {kind!r} is unknown; wanted "cpu" or "cuda"')
+        self.kind = kind
+        self.xp = numpy if kind == "cpu" else _import_cupy()
+        self.ordinal = ordinal
+        self.accounts = Accounts()
+        if kind == "cuda":
+            self.xp.cuda.Device(ordinal).use()
+
+    def empty(self, shape, dtype="float32", *, purpose: str):
+        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line."""
+        base = self._aligned(shape, dtype) if self.kind == "cpu" else self.xp.empty(shape, dtype)
+        return self.accounts.watch(base, purpose)
+
+    def zeros(self, shape, dtype="float32", *, purpose: str):
+        """Like `empty`, filled with zero."""
+        array = self.empty(shape, dtype, purpose=purpose)
+        array.fill(0)
+        return array
+
+    @staticmethod
+    def _aligned(shape, dtype):
+        """Always the same alignment, so that no result can depend on where the allocator put an array."""
+        dtype = numpy.dtype(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        num_bytes = dtype.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
+        block = numpy.empty(num_bytes + ALIGNMENT_BYTES, numpy.uint8)
+        start = -block.ctypes.data % ALIGNMENT_BYTES
+        return block[start:start + num_bytes].view(dtype).reshape(shape)
+
+    def from_host(self, array):
+        """The array on this device: itself on the CPU, a copy on a GPU."""
+        return numpy.asarray(array) if self.kind == "cpu" else self.xp.asarray(array)
+
+    def pinned(self, shape, dtype="float32", *, purpose: str = "staging"):
+        """A host array for staging: page-locked where a GPU will read it, plain on the CPU."""
+        if self.kind == "cpu":
+            return self.empty(shape, dtype, purpose=purpose)
+        dtype = numpy.dtype(dtype)
+        count = int(numpy.prod(shape, dtype=numpy.int64))
+        memory = self.xp.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+        return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
+
+    def synchronize(self):
+        """Wait until everything that was launched on this device is done; nothing to wait for on the CPU."""
+        if self.kind == "cuda":
+            self.xp.cuda.get_current_stream().synchronize()
+
+    def bytes_in_use(self, *purposes: str) -> int:
+        """Bytes alive now, of these purposes or of all."""
+        return self.accounts.live_bytes(*purposes)
+
+    @contextmanager
+    def active(self):
+        """Make this the current GPU inside the block; on the CPU a plain block."""
+        if self.kind == "cpu":
+            yield self
+        else:
+            with self.xp.cuda.Device(self.ordinal):
+                yield self
+
+    def __repr__(self):
+        return f"Device({self.kind!r})" if self.kind == "cpu" else f"Device('cuda', ordinal={self.ordinal})"
+
+
+class BufferPool:
+    """1-D buffers that are taken and given back, so that a step allocates only once in a run.
+
+    take(n) hands out the first n elements of the smallest idle buffer that is large enough. If none is, an idle one that is
+    too small is dropped for a new one of n elements: the pool grows to the largest set of buffers that was ever out at
+    once, and no further. FSDP's gathered unit comes from here: its memory is one unit, whatever their number.
+    """
+
+    def __init__(self, device: Device, dtype, *, purpose: str):
+        self.device, self.dtype, self.purpose = device, dtype, purpose
+        self._idle: list = []
+        self._out: dict[int, tuple] = {}        # id of the view -> (the view, its buffer)
+
+    def take(self, size: int):
+        """size -> [size], contents undefined."""
+        large_enough = [b for b in self._idle if b.size >= size]
+        if large_enough:
+            buffer = min(large_enough, key=lambda b: b.size)
+            self._remove(buffer)
+        else:
+            if self._idle:
+                self._remove(max(self._idle, key=lambda b: b.size))
+            buffer = self.device.empty(size, self.dtype, purpose=self.purpose)
+        view = buffer[:size]
+        self._out[id(view)] = (view, buffer)
+        return view
+
+    def give(self, view):
+        """Return exactly what take() handed out; no view of it may be used afterwards."""
+        self._idle.append(self._out.pop(id(view))[1])
+
+    def _remove(self, buffer):
+        self._idle = [b for b in self._idle if b is not buffer]

@@ -1,0 +1,56 @@
+"""Where rows meet class numbers: cross-entropy, and the gradient of an embedding."""
+from ...backend import xp_of
+from .chunks import spans
+
+
+def cross_entropy(logits, targets, counts=None):
+    """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of exp over V).
+
+    counts  [N] bool or None (all): rows that do not count have loss 0, whatever their target
+    """
+    xp, width = xp_of(logits), logits.shape[1]
+    losses, log_sums = xp.empty(targets.shape, logits.dtype), xp.empty(targets.shape, logits.dtype)
+    for rows in spans(logits, width):
+        top = logits[rows].max(axis=1)
+        total = xp.exp(logits[rows] - top[:, None]).sum(axis=1)
+        log_sums[rows] = top + xp.log(total)
+        chosen = targets[rows] if counts is None else xp.where(counts[rows], targets[rows], 0)
+        losses[rows] = log_sums[rows] - logits[rows][xp.arange(chosen.size), chosen]
+    if counts is not None:
+        losses[~counts] = 0
+    return losses, log_sums
+
+
+def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None):
+    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax - one-hot) gradient."""
+    xp, width = xp_of(logits), logits.shape[1]
+    out = xp.empty(logits.shape, logits.dtype)
+    for rows in spans(logits, width):
+        part = xp.subtract(logits[rows], log_sums[rows, None], out=out[rows])
+        xp.exp(part, out=part)
+        chosen = targets[rows] if counts is None else xp.where(counts[rows], targets[rows], 0)
+        part[xp.arange(chosen.size), chosen] -= 1
+        part *= gradient
+    if counts is not None:
+        out[~counts] = 0
+    return out
+
+
+def embedding_backward(gradient, ids, num_rows):
+    """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients whose id is v.
+
+    Each row is summed in the order of N, so its bits depend on nothing but its own gradients.
+    """
+    xp = xp_of(gradient)
+    out = xp.zeros((num_rows, gradient.shape[1]), gradient.dtype)
+    if ids.size == 0:
+        return out
+    order = xp.argsort(ids, kind="stable")                             # equal ids side by side, in the order they came
+    sorted_ids = ids[order]
+    inner = xp.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+    starts = xp.concatenate([xp.zeros(1, inner.dtype), inner])
+    counts = xp.concatenate([inner, xp.full(1, ids.size, inner.dtype)]) - starts
+    out[sorted_ids[starts]] = gradient[order[starts]]                  # all there is for ids that came once
+    for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist()):
+        out[sorted_ids[start]] = gradient[order[start:start + count]].sum(axis=0)
+    return out
