@@ -1,0 +1,296 @@
+"""Tensors that know how they were made: reverse-mode differentiation on NumPy and CuPy arrays.
+
+    w = Tensor(array, requires_grad=True)
+    y = ops.gelu(x @ w)                        recorded on the tape (tape.py says how it is walked)
+    y.backward(gradient)                       adds to w.grad
+
+Every operation is one call of `record`. Changes in place are counted, not recorded.
+"""
+import numpy
+
+from ..array.backend import is_device_array, to_host, xp_of
+from ..errors import AutogradError, ShapeError
+from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
+
+__all__ = ["Tensor", "WeightGradients", "array_of", "backward_inputs", "is_grad_enabled", "no_grad", "record"]
+
+
+def record(array, parents, backward, *, needs=(), needs_output=False, view_of=None) -> "Tensor":
+    """The output tensor of an operation, remembered on the tape if any parent takes a gradient.
+
+    array         what was computed
+    parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
+    backward      (gradient, wanted) -> one array or None per parent. `gradient` has the shape and dtype of `array`; it may
+                  be shared or a read-only view: never write to it, but returning it, or a view of it, is fine.
+                  `wanted[i]` says whether parent i takes a gradient now; each gradient must be computed with the same bits
+                  whatever else is wanted, since input and weight gradients may be asked for at different times.
+    needs         tensors whose `.array` the closure reads. It must read `.array` inside, not capture the array: a sharded
+                  parameter has another buffer by then. Changing one of these in place makes the backward raise. What the
+                  closure does not need it should not mention (take the shape outside), or the tape keeps it alive.
+    needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its result)
+    view_of       the parent whose memory `array` shares, if it does
+    """
+    memory = Memory() if view_of is None else view_of._memory
+    wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
+    if True not in wanted or not is_grad_enabled():
+        return Tensor._made(array, None, memory)
+    sources = tuple([(parent._node or parent) if want else None for parent, want in zip(parents, wanted)])
+    saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
+    if needs_output:
+        saved.append((memory, memory.version))
+    return Tensor._made(array, Node(sources, wanted, backward, saved), memory)
+
+
+class Tensor:
+    """An array, whether it takes a gradient, and the node that made it (None for a leaf).
+
+    array          NumPy or CuPy array; anything else is converted by NumPy
+    requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if there is one, which may
+                   be a view of a flat buffer and stays that view, else a new array is set
+
+    A subclass may make its array late, by defining `array` as a property and calling `_begin` instead of `__init__`.
+    """
+
+    __slots__ = ("array", "grad", "requires_grad", "_node", "_memory", "__weakref__")
+    __array_ufunc__ = None           # ndarray + Tensor is our business, not NumPy's
+    is_parameter = False
+
+    def __init__(self, array, requires_grad=False):
+        if not isinstance(array, numpy.ndarray) and not is_device_array(array):
+            array = numpy.asarray(array)
+        if requires_grad and array.dtype.kind != "f":
+            raise AutogradError(f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast it first")
+        self._begin(requires_grad)
+        self.array = array
+
+    def _begin(self, requires_grad):
+        """Everything but the array."""
+        self.grad = None
+        self.requires_grad = requires_grad
+        self._node = None
+        self._memory = Memory()
+
+    @staticmethod
+    def _made(array, node, memory):
+        """The output of an operation; fast, for it is made for every operation."""
+        self = Tensor.__new__(Tensor)
+        self.array = numpy.asarray(array) if isinstance(array, numpy.generic) else array     # 0-d results stay arrays
+        self.grad = None
+        self.requires_grad = node is not None
+        self._node = node
+        self._memory = memory
+        return self
+
+    # What it is.
+
+    @property
+    def shape(self):
+        return self.array.shape
+
+    @property
+    def dtype(self):
+        return self.array.dtype
+
+    @property
+    def ndim(self):
+        return self.array.ndim
+
+    @property
+    def size(self):
+        return self.array.size
+
+    @property
+    def is_leaf(self):
+        """True if no recorded operation made it."""
+        return self._node is None
+
+    @property
+    def version(self):
+        """How often its memory was changed in place, through this tensor or a view of it."""
+        return self._memory.version
+
+    def item(self):
+        """The only element, as a Python number."""
+        return self.array.item()
+
+    def numpy(self):
+        """The array on the host: the same memory on a CPU, a copy from a GPU."""
+        return to_host(self.array)
+
+    def detach(self) -> "Tensor":
+        """The same memory without history, as a leaf that takes no gradient."""
+        return Tensor._made(self.array, None, self._memory)
+
+    def __len__(self):
+        return len(self.array)
+
+    def __repr__(self):
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"Tensor({self.array!r}{grad})"
+
+    # Gradients.
+
+    def backward(self, gradient=None, retain_graph=False):
+        """Add the gradient of this tensor to `.grad` of every leaf that it was made from.
+
+        gradient      of this tensor's shape; may be left out for a single element (then it is 1)
+        retain_graph  keep the tape for another backward; otherwise it is freed on the way
+        Errors: AutogradError if there is nothing to differentiate, the tape is already used up, or an array that the tape
+        needs was changed in place; ShapeError on a gradient of another shape.
+        """
+        walk(self, _first_gradient(self, gradient), retain_graph=retain_graph)
+
+    def stale_views(self):
+        """Say that the memory under this tensor is no longer its own: a backward through a view of it will raise.
+
+        For a sharded parameter that gives its buffer back; the parameter itself, bound anew, is as good as before.
+        """
+        self._memory.version += 1
+        fresh = Memory()
+        fresh.version = self._memory.version - 1
+        self._memory = fresh
+
+    # Changes in place. They are not recorded, so they are only allowed where no gradient would be lost.
+
+    def add_(self, other):
+        """Add in place; other broadcasts to this shape."""
+        self._writable(other)[...] += array_of(other)
+        return self
+
+    def mul_(self, other):
+        """Multiply in place; other broadcasts to this shape."""
+        self._writable(other)[...] *= array_of(other)
+        return self
+
+    def copy_(self, other):
+        """Overwrite with other, which broadcasts to this shape."""
+        self._writable(other)[...] = array_of(other)
+        return self
+
+    def zero_(self):
+        """Overwrite with zero."""
+        self._writable(None)[...] = 0
+        return self
+
+    def __setitem__(self, index, value):
+        self._writable(value)[_index(index)] = array_of(value)
+
+    def _writable(self, other):
+        """The array, about to be changed. Errors: AutogradError where the tape would miss the change."""
+        if is_grad_enabled() and (self.requires_grad or isinstance(other, Tensor) and other.requires_grad):
+            raise AutogradError("a change in place is not recorded, but this tensor or the value takes a gradient; "
+                                "use the form that makes a new tensor (x = x + y), or no_grad() if none is wanted")
+        self._memory.version += 1
+        return self.array
+
+    # Operators; `ops` says what they mean.
+
+    def __add__(self, other):
+        return ops.add(self, other)
+
+    def __radd__(self, other):
+        return ops.add(other, self)
+
+    def __sub__(self, other):
+        return ops.subtract(self, other)
+
+    def __rsub__(self, other):
+        return ops.subtract(other, self)
+
+    def __mul__(self, other):
+        return ops.multiply(self, other)
+
+    def __rmul__(self, other):
+        return ops.multiply(other, self)
+
+    def __truediv__(self, other):
+        return ops.divide(self, other)
+
+    def __rtruediv__(self, other):
+        return ops.divide(other, self)
+
+    def __pow__(self, exponent):
+        return ops.power(self, exponent)
+
+    def __rpow__(self, base):
+        return ops.power(base, self)
+
+    def __matmul__(self, other):
+        return ops.matmul(self, other)
+
+    def __rmatmul__(self, other):
+        return ops.matmul(other, self)
+
+    def __neg__(self):
+        return ops.negative(self)
+
+    def __getitem__(self, index):
+        return ops.getitem(self, index)
+
+    def __lt__(self, other):
+        return Tensor(self.array < array_of(other))
+
+    def __le__(self, other):
+        return Tensor(self.array <= array_of(other))
+
+    def __gt__(self, other):
+        return Tensor(self.array > array_of(other))
+
+    def __ge__(self, other):
+        return Tensor(self.array >= array_of(other))
+
+    def sum(self, dim=None, keepdim=False):
+        return ops.sum(self, dim, keepdim)
+
+    def mean(self, dim=None, keepdim=False):
+        return ops.mean(self, dim, keepdim)
+
+    def reshape(self, *shape):
+        return ops.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+    def transpose(self, dim0, dim1):
+        return ops.transpose(self, dim0, dim1)
+
+
+def array_of(value):
+    """The array of a Tensor; anything else (a scalar, an array) as it is."""
+    return value.array if isinstance(value, Tensor) else value
+
+
+def _index(index):
+    """An index whose Tensors are replaced by their arrays."""
+    return tuple([array_of(i) for i in index]) if isinstance(index, tuple) else array_of(index)
+
+
+def _first_gradient(output, gradient):
+    """The gradient that a walk starts from, checked."""
+    if not output.requires_grad:
+        raise AutogradError("backward of a tensor that no gradient flows through; was it made inside no_grad(), or does "
+                            "none of its inputs have requires_grad=True?")
+    if gradient is None:
+        if output.size != 1:
+            raise AutogradError(f"backward() without a gradient needs a single element, but the shape is {output.shape}; "
+                                "pass a gradient of that shape, or sum first")
+        return xp_of(output.array).ones_like(output.array)
+    gradient = array_of(gradient)
+    if not isinstance(gradient, numpy.ndarray) and not is_device_array(gradient):
+        gradient = xp_of(output.array).asarray(gradient, output.dtype)
+    if gradient.shape != output.shape:
+        raise ShapeError(f"a gradient of shape {gradient.shape} for an output of shape {output.shape}; "
+                         "the two must be equal")
+    return gradient.astype(output.dtype, copy=False)
+
+
+def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
+    """Run the backward for all leaves but the parameters, and keep what the parameters' gradients need.
+
+    For schedules that compute input and weight gradients at different times (zero bubble, arXiv 2401.10241). Together
+    with `run()` of the result this is `output.backward(gradient)`, bit for bit. Parameters are leaves whose
+    `is_parameter` is True.
+    """
+    deferred = []
+    walk(output, _first_gradient(output, gradient), deferred=deferred)
+    return WeightGradients(deferred)
+
+
+from . import ops   # noqa: E402  at the end, because ops is built on Tensor and the operators above are built on ops

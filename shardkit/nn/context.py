@@ -1,0 +1,36 @@
+"""What a forward pass may depend on besides its inputs: training or not, the seed, the step, and which samples these are.
+
+Layers such as dropout read it; nobody hands it down by argument. It holds for the current thread, so ranks that are
+threads do not see each other's.
+"""
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """training: layers such as dropout are active. first_sample: number, in the global batch, of row 0 of the input."""
+
+    training: bool = False
+    seed: int = 0
+    step: int = 0
+    first_sample: int = 0
+
+
+_current = ContextVar("shardkit_forward_context", default=ForwardContext())
+
+
+def current_context() -> ForwardContext:
+    """The context of the innermost `forward_context` block; not training outside of any."""
+    return _current.get()
+
+
+@contextmanager
+def forward_context(context: ForwardContext):
+    """Run the block under this context (this thread only)."""
+    token = _current.set(context)
+    try:
+        yield context
+    finally:
+        _current.reset(token)

@@ -1,0 +1,153 @@
+"""GPT: a decoder-only transformer, from token numbers to the logits of the next token.
+
+    ids [batch, sequence] -> embedding -> blocks.0 -> blocks.1 -> ... -> head -> logits [batch, sequence, vocabulary]
+
+Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline stage.
+"""
+from dataclasses import asdict, dataclass
+
+from ..array.backend import xp_of
+from ..errors import ConfigurationError, ShapeError
+from .generation import generate
+from .init import Normal
+from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
+from .loss import CrossEntropy
+from .module import Module, ModuleList
+from .transformer import STYLES, WEIGHT_INIT, Style, TransformerBlock, check_heads
+
+
+@dataclass(frozen=True, slots=True)
+class GPTSettings:
+    """The arguments of GPT. Errors: ConfigurationError on sizes that do not fit together."""
+
+    vocabulary_size: int
+    sequence_length: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int | None
+    style: str
+    tied: bool
+    dropout: float
+    seed: int
+    dtype: str
+
+    def __post_init__(self):
+        check_sizes("GPT", vocabulary_size=self.vocabulary_size, sequence_length=self.sequence_length, layers=self.layers)
+        if self.style not in STYLES:
+            raise ConfigurationError(f"GPT with style = {self.style!r}; wanted one of {', '.join(STYLES)}")
+        check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads,
+                    is_rotary=self.choices.is_rotary)
+
+    @property
+    def choices(self) -> Style:
+        """What the style means."""
+        return STYLES[self.style]
+
+
+class TokenEmbedding(Module):
+    """ids [batch, S] -> [batch, S, width]: a vector per token, plus a learned one per position unless these are rotary.
+
+    Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or outside the vocabulary.
+    """
+
+    def __init__(self, settings: GPTSettings):
+        self.sequence_length = settings.sequence_length
+        self.tokens = Embedding(settings.vocabulary_size, settings.width, init=WEIGHT_INIT, dtype=settings.dtype)
+        self.positions = None if settings.choices.is_rotary else Embedding(
+            settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype)
+        self.dropout = Dropout(settings.dropout)
+
+    def forward(self, ids, first_position: int = 0):
+        ids = input_tensor(ids)
+        if ids.ndim != 2 or ids.dtype.kind not in "iu":
+            raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
+        stop = first_position + ids.shape[1]
+        if stop > self.sequence_length:
+            raise ShapeError(f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
+                             f"{self.sequence_length}; cut x, or make the model longer")
+        x = self.tokens(ids)                                                          # [batch, S, width]
+        if self.positions is not None:
+            x = x + self.positions(xp_of(ids.array).arange(first_position, stop))     # [S, width] broadcasts
+        return self.dropout(x)
+
+
+class Head(Module):
+    """x [batch, S, width] -> logits [batch, S, vocabulary]: a last norm, and a product with each token's vector."""
+
+    def __init__(self, settings: GPTSettings):
+        self.norm = settings.choices.norm(settings.width, dtype=settings.dtype)
+        self.output = Linear(settings.width, settings.vocabulary_size, bias=False, init=WEIGHT_INIT, dtype=settings.dtype)
+
+    def forward(self, x):
+        return self.output(self.norm(x))
+
+
+class GPT(Module):
+    """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
+
+    width, layers, heads   of the transformer blocks; head dim = width / heads
+    kv_heads               fewer key and value heads than heads: grouped-query attention; None: as many
+    style                  "gpt2" or "llama", see transformer.STYLES
+    tied                   the head multiplies with the embedding's own weight, which is listed once, as
+                           embedding.tokens.weight
+    dropout                probability, after the embedding and after each attention and feed-forward
+    seed                   of the initial weights
+    dtype                  "float32" or "float64"
+
+    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in nats.
+    Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
+    """
+
+    def __init__(self, vocabulary_size: int, sequence_length: int, width: int, layers: int, heads: int,
+                 kv_heads: int | None = None, style: str = "gpt2", tied: bool = False, dropout: float = 0.0, seed: int = 0,
+                 dtype="float32"):
+        self.settings = settings = GPTSettings(vocabulary_size, sequence_length, width, layers, heads, kv_heads, style, tied,
+                                               dropout, seed, checked_dtype("GPT", dtype))
+        residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
+        self.embedding = TokenEmbedding(settings)
+        self.layers = ModuleList(
+            TransformerBlock(width, heads, kv_heads=kv_heads, style=settings.choices, dropout=dropout,
+                             output_init=residual_init, dtype=settings.dtype) for _ in range(layers))
+        self.head = Head(settings)
+        if tied:
+            self.head.output.weight = self.embedding.tokens.weight
+        self.loss = CrossEntropy()
+        self.finish(seed)
+
+    def members(self):
+        """Parameters are called blocks.3.mlp.up.weight; `blocks` itself is the method."""
+        return {"embedding": self.embedding, "blocks": self.layers, "head": self.head}
+
+    def blocks(self):
+        middle = [(f"blocks.{index}", block) for index, block in enumerate(self.layers)]
+        return [("embedding", self.embedding), *middle, ("head", self.head)]
+
+    def forward(self, x):
+        """x [batch, S] integers -> logits [batch, S, vocabulary]."""
+        for _, block in self.blocks():
+            x = block(x)
+        return x
+
+    def generate(self, prompt, num_tokens: int, temperature: float = 1.0, seed: int = 0):
+        """The num_tokens tokens that follow the prompt, see generation.generate."""
+        return generate(self, prompt, num_tokens, temperature=temperature, seed=seed)
+
+    def configuration(self):
+        return asdict(self.settings)
+
+    @property
+    def num_flops_per_token(self) -> int:
+        """Floating point operations of one token's forward and backward in a full sequence, an estimate.
+
+            6 N                               N weights in matrix products: a multiplication and an addition each,
+                                              once in the forward and twice in the backward
+            12 layers width sequence_length   scores and weighted values, without credit for the causal mask
+
+        Source: PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked up and not multiplied;
+        a tied one is multiplied in the head and counts.
+        """
+        s = self.settings
+        tables = [self.embedding.positions] + ([] if s.tied else [self.embedding.tokens])
+        num_multiplied = self.parameter_count - sum(table.parameter_count for table in tables if table is not None)
+        return 6 * num_multiplied + 12 * s.layers * s.width * s.sequence_length

@@ -1,0 +1,73 @@
+"""Initial values, as functions of (seed, parameter name, element index) and of nothing else.
+
+    Normal(0.02).span(seed=7, name="blocks.0.mlp.up.weight", start=1000, stop=2000, dtype="float32")
+
+are elements [1000, 2000) of that parameter, in C order. So a rank fills the part that it owns without ever making the
+whole, and a model starts from the same weights however it is sharded.
+"""
+from dataclasses import dataclass
+
+import numpy
+
+from ..array.random import key_of, normal, uniform
+from ..errors import ConfigurationError
+
+CHUNK = 1 << 18         # elements per pass: the float64 temporaries stay small beside the result
+
+
+class Initializer:
+    """Anything with `span`; two that are equal by value give equal parameters."""
+
+    def span(self, seed: int, name: str, start: int, stop: int, dtype="float32"):
+        """Elements [start, stop) of the parameter -> [stop - start] of dtype, a new NumPy array."""
+        values = numpy.empty(max(stop - start, 0), dtype)
+        for begin in range(start, stop, CHUNK):
+            end = min(begin + CHUNK, stop)
+            values[begin - start:end - start] = self._elements(key_of(seed, "weights", name), begin, end)
+        return values
+
+    def _elements(self, key: int, start: int, stop: int):
+        """float64 [stop - start], or one number for all of them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Normal(Initializer):
+    """Normally distributed around 0 with standard deviation `std`."""
+
+    std: float
+
+    def __post_init__(self):
+        _check_not_negative("Normal", "std", self.std)
+
+    def _elements(self, key, start, stop):
+        return normal(key, start, stop) * self.std
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform(Initializer):
+    """Uniform in [-bound, bound)."""
+
+    bound: float
+
+    def __post_init__(self):
+        _check_not_negative("Uniform", "bound", self.bound)
+
+    def _elements(self, key, start, stop):
+        return (2 * uniform(key, start, stop) - 1) * self.bound
+
+
+@dataclass(frozen=True, slots=True)
+class Constant(Initializer):
+    """The same value everywhere."""
+
+    value: float
+
+    def _elements(self, key, start, stop):
+        return self.value
+
+
+def _check_not_negative(class_name, field, value):
+    """Raise ConfigurationError unless 0 <= value."""
+    if not value >= 0:
+        raise ConfigurationError(f"{class_name}({field}={value}); wanted {field} >= 0")

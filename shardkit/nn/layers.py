@@ -1,0 +1,125 @@
+"""Layers: parameters with the operation that uses them.
+
+x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
+"""
+from ..errors import ConfigurationError, ShardingError
+from . import ops
+from .autograd import Tensor
+from .context import current_context
+from .init import Constant, Initializer, Normal, Uniform
+from .module import Module, ModuleList, Parameter
+
+__all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
+
+DTYPES = ("float32", "float64")
+
+
+class Linear(Module):
+    """x weight^T + bias.
+
+    weight [out_features, in_features], initially `init`, or uniform in +-1/sqrt(in_features)
+    bias   [out_features], initially 0; absent if bias=False
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer | None = None,
+                 dtype="float32"):
+        check_sizes("Linear", in_features=in_features, out_features=out_features)
+        self.weight = Parameter((out_features, in_features), init or Uniform(in_features ** -0.5), dtype)
+        self.bias = Parameter((out_features,), Constant(0.0), dtype) if bias else None
+
+    def forward(self, x):
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    """Row `id` of the weight [num_rows, width] for every id; weights initially `init`, or Normal(1)."""
+
+    def __init__(self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"):
+        check_sizes("Embedding", num_rows=num_rows, width=width)
+        self.weight = Parameter((num_rows, width), init or Normal(1.0), dtype)
+
+    def forward(self, ids):
+        return ops.embedding(self.weight, ids)
+
+
+class LayerNorm(Module):
+    """Each vector of x shifted to mean 0 and scaled to variance 1, times weight, plus bias (arXiv 1607.06450)."""
+
+    def __init__(self, width: int, *, eps: float = 1e-5, dtype="float32"):
+        check_sizes("LayerNorm", width=width)
+        self.eps = eps
+        self.weight = Parameter((width,), Constant(1.0), dtype)
+        self.bias = Parameter((width,), Constant(0.0), dtype)
+
+    def forward(self, x):
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class RMSNorm(Module):
+    """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467)."""
+
+    def __init__(self, width: int, *, eps: float = 1e-6, dtype="float32"):
+        check_sizes("RMSNorm", width=width)
+        self.eps = eps
+        self.weight = Parameter((width,), Constant(1.0), dtype)
+
+    def forward(self, x):
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Dropout(Module):
+    """Each element zeroed with probability p, the others times 1 / (1 - p), while the forward context says training.
+
+    The mask depends on the seed and step of the context, the path of this layer in the model, and the number of the sample
+    in the global batch: it is the same however the batch is cut, and when a checkpointed block is run again.
+    """
+
+    def __init__(self, p: float):
+        if not 0 <= p < 1:
+            raise ConfigurationError(f"dropout with p = {p}; wanted 0 <= p < 1")
+        self.p = p
+
+    def forward(self, x):
+        context = current_context()
+        if not context.training or self.p == 0:
+            return x
+        if self.path is None:
+            raise ShardingError("a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
+                                "it belongs to")
+        return ops.dropout(x, self.p, self.path, context)
+
+
+class Sequential(ModuleList):
+    """Modules applied one after the other; each is a block."""
+
+    def __init__(self, *modules: Module):
+        super().__init__(modules)
+
+    def forward(self, x):
+        for module in self:
+            x = module(x)
+        return x
+
+    def blocks(self):
+        return list(self.members().items())
+
+
+def check_sizes(owner: str, **sizes: int):
+    """Raise ConfigurationError unless every size is a positive integer."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigurationError(f"{owner} with {name} = {size!r}; wanted an int, at least 1")
+
+
+def checked_dtype(owner: str, dtype) -> str:
+    """The name of a dtype that can be trained. Errors: ConfigurationError on any other."""
+    name = getattr(dtype, "__name__", str(dtype))            # numpy.float32 and numpy.dtype("float32") are fine too
+    if name not in DTYPES:
+        raise ConfigurationError(f"{owner} with dtype = {dtype!r}; wanted one of {', '.join(DTYPES)}")
+    return name
+
+
+def input_tensor(x, dtype=None) -> Tensor:
+    """x as a Tensor, cast to dtype if one is given: the door of a model, where users pass arrays of any number type."""
+    x = x if isinstance(x, Tensor) else Tensor(x)
+    return x if dtype is None or x.dtype == dtype else ops.cast(x, dtype)

@@ -1,0 +1,81 @@
+"""Losses as sums and counts, so that a batch can be cut anywhere.
+
+The mean over a batch is not the mean of the means of its parts when they count different numbers of items (tokens that are
+ignored, a last part that is shorter). Sums and counts add up over micro-batches and ranks whatever the cut:
+
+    mean loss = sum over parts of total(prediction, y)  /  sum over parts of count(y)
+"""
+from math import prod
+
+from ..array.backend import xp_of
+from ..errors import ConfigurationError
+from . import ops
+from .autograd import Tensor, array_of
+
+
+class Loss:
+    """What training makes small: `total` is its sum over the items of a batch, `count` the number of these items."""
+
+    def total(self, prediction: Tensor, y) -> Tensor:
+        """The sum over all items, a single element."""
+        raise NotImplementedError
+
+    def count(self, y) -> int:
+        """How many items y has."""
+        raise NotImplementedError
+
+    def __call__(self, prediction: Tensor, y) -> Tensor:
+        """The mean over the items; 0 if there are none."""
+        return self.total(prediction, y) / max(self.count(y), 1)
+
+
+class CrossEntropy(Loss):
+    """Negative log probability of the right class, in nats, per token (or per sample: per element of y).
+
+    prediction    logits [..., classes]; y [...] class numbers
+    ignore_index  elements of y with this value do not count
+    """
+
+    def __init__(self, ignore_index: int | None = None):
+        self.ignore_index = ignore_index
+
+    def total(self, prediction, y):
+        return ops.cross_entropy(prediction, y, self.ignore_index, reduction="sum")
+
+    def count(self, y):
+        y = array_of(y)
+        return prod(y.shape) if self.ignore_index is None else int((y != self.ignore_index).sum())
+
+
+class MeanSquaredError(Loss):
+    """Squared difference per element; prediction and y have the same shape."""
+
+    def total(self, prediction, y):
+        target = xp_of(prediction.array).asarray(array_of(y), prediction.dtype)
+        return ops.mse(prediction, target, reduction="sum")
+
+    def count(self, y):
+        return prod(array_of(y).shape)
+
+
+class FunctionLoss(Loss):
+    """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def total(self, prediction, y):
+        return self.function(prediction, y) * self.count(y)
+
+    def count(self, y):
+        return len(array_of(y))
+
+
+def as_loss(loss) -> Loss:
+    """A Loss as it is, a function (prediction, y) -> mean as a Loss. Errors: ConfigurationError on anything else."""
+    if isinstance(loss, Loss):
+        return loss
+    if not callable(loss):
+        raise ConfigurationError(f"the loss is {loss!r}; wanted a Loss or a function (prediction, y) -> mean loss: give the "
+                                 "model an attribute `loss`, or pass one in the configuration")
+    return FunctionLoss(loss)

@@ -1,0 +1,65 @@
+"""MLP: layers of units, each fully connected to the one before."""
+from ..errors import ConfigurationError
+from . import ops
+from .layers import Linear, check_sizes, checked_dtype, input_tensor
+from .loss import CrossEntropy, MeanSquaredError
+from .module import Module, ModuleList
+
+ACTIVATIONS = {"gelu": ops.gelu, "relu": ops.relu, "tanh": ops.tanh, "silu": ops.silu}
+TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}
+
+
+class DenseLayer(Linear):
+    """A linear layer and the activation after it: one block of an MLP."""
+
+    def __init__(self, in_features: int, out_features: int, *, activation=None, dtype="float32"):
+        super().__init__(in_features, out_features, dtype=dtype)
+        self._activation = activation
+
+    def forward(self, x):
+        y = super().forward(input_tensor(x, self.weight.dtype))
+        return y if self._activation is None else self._activation(y)
+
+
+class MLP(Module):
+    """x [batch, sizes[0]] -> [batch, sizes[-1]], through layers of sizes[1], sizes[2], ... units.
+
+    sizes       at least input and output
+    activation  between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none
+    task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
+                "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy per sample
+    seed        of the initial weights
+    Errors: ConfigurationError (a ValueError) on anything else.
+    """
+
+    def __init__(self, sizes, activation: str = "gelu", task: str = "regression", seed: int = 0, dtype="float32"):
+        self._sizes, self._activation, self._task, self._seed = tuple(sizes), activation, task, seed
+        self._dtype = checked_dtype("MLP", dtype)
+        self._check()
+        last = len(self._sizes) - 2
+        self.layers = ModuleList(
+            DenseLayer(num_in, num_out, activation=ACTIVATIONS[activation] if index < last else None, dtype=self._dtype)
+            for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:])))
+        self.loss = TASKS[task]()
+        self.finish(seed)
+
+    def _check(self):
+        """Raise ConfigurationError on arguments that mean nothing."""
+        if len(self._sizes) < 2:
+            raise ConfigurationError(f"MLP with sizes = {self._sizes}; wanted at least two, of input and output")
+        check_sizes("MLP", **{f"sizes[{index}]": size for index, size in enumerate(self._sizes)})
+        for name, value, known in (("activation", self._activation, ACTIVATIONS), ("task", self._task, TASKS)):
+            if value not in known:
+                raise ConfigurationError(f"MLP with {name} = {value!r}; wanted one of {', '.join(known)}")
+
+    def blocks(self):
+        return [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def configuration(self):
+        return {"sizes": list(self._sizes), "activation": self._activation, "task": self._task, "seed": self._seed,
+                "dtype": self._dtype}

@@ -1,0 +1,201 @@
+"""Modules: a model as a tree of named parameters.
+
+    class TwoLayers(Module):
+        def __init__(self):
+            self.up = Linear(4, 16)              # parameters up.weight, up.bias
+            self.down = Linear(16, 1)            # parameters down.weight, down.bias
+
+        def forward(self, x):
+            return self.down(ops.gelu(self.up(x)))
+
+    model = TwoLayers().finish(seed=0)           # every parameter now knows its name and seed
+
+A module owns no arrays and no machinery: its members are its attributes, and everything else follows from walking them.
+"""
+import numpy
+
+from ..array.backend import to_host
+from ..errors import CheckpointError, ConfigurationError, ShapeError
+from .autograd import Tensor, no_grad
+from .context import ForwardContext, forward_context
+from .description import read_description
+from .parameter import Parameter
+
+__all__ = ["Module", "ModuleList", "Parameter"]
+
+
+class Module:
+    """A part of a model: parameters and smaller modules, and a forward pass over them.
+
+    What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of assignment, under the
+    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered.
+
+    The contract with the engine that shards a model: chaining `for _, block in blocks(): x = block(x)` IS the forward pass,
+    a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
+    """
+
+    loss = None                         # what training makes small; None: the training configuration names one
+    path: str | None = None             # dotted, from the root of the model; "" for the root; None before finish()
+
+    def forward(self, x):
+        """The output for x."""
+        raise NotImplementedError(f"{type(self).__name__} has no forward(); write def forward(self, x) in the class")
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+    def blocks(self) -> "list[tuple[str, Module]]":
+        """(name, module) in the order of the forward pass: what is gathered together, or placed on a pipeline stage."""
+        return [("", self)]
+
+    def configuration(self) -> dict:
+        """Arguments, as JSON can hold them, that build the same model again; {} if the class does not say."""
+        return {}
+
+    @classmethod
+    def from_checkpoint(cls, path) -> "Module":
+        """The model that a checkpoint describes, with its initial weights; load_model reads the stored ones.
+
+        path    a checkpoint's folder, or the folder of a run, whose newest checkpoint is taken
+        Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
+        """
+        description = read_description(path)
+        if description["class"] != cls.__name__:
+            raise CheckpointError(f"the checkpoint in {path} is of a {description['class']}, not of a {cls.__name__}")
+        try:
+            return cls(**description["configuration"])
+        except (TypeError, ConfigurationError) as error:
+            raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
+
+    # The tree.
+
+    def members(self) -> "dict[str, Parameter | Module]":
+        """What this module is made of, one level deep, in order."""
+        found = {}
+        for name, value in vars(self).items():
+            if isinstance(value, (Parameter, Module)):
+                found[name] = value
+            elif isinstance(value, (list, tuple)) and any(isinstance(v, (Parameter, Module)) for v in value):
+                raise ConfigurationError(f"{type(self).__name__}.{name} is a plain {type(value).__name__} of modules or "
+                                         "parameters, which would not be trained; use ModuleList, or one attribute each")
+        return found
+
+    @property
+    def children(self) -> "dict[str, Module]":
+        """Its modules, one level deep, in order."""
+        return {name: member for name, member in self.members().items() if isinstance(member, Module)}
+
+    def named_modules(self) -> "dict[str, Module]":
+        """{dotted path: module}, itself first under ""; each module once, under its first path."""
+        return {path: member for path, member in self._walk() if isinstance(member, Module)}
+
+    def named_parameters(self) -> dict[str, Parameter]:
+        """{dotted name: parameter} in canonical order; a tied one is listed once, under its first name."""
+        return {path: member for path, member in self._walk() if isinstance(member, Parameter)}
+
+    def parameters(self) -> list[Parameter]:
+        """The parameters in canonical order, each once."""
+        return list(self.named_parameters().values())
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of all parameters, each counted once."""
+        return sum(parameter.size for parameter in self.parameters())
+
+    def _walk(self, path="", seen=None):
+        """(dotted path, module or parameter), parents first; each object once."""
+        seen = set() if seen is None else seen
+        if id(self) in seen:
+            return
+        seen.add(id(self))
+        yield path, self
+        for name, member in self.members().items():
+            below = f"{path}.{name}" if path else name
+            if isinstance(member, Module):
+                yield from member._walk(below, seen)
+            elif id(member) not in seen:
+                seen.add(id(member))
+                yield below, member
+
+    def finish(self, seed: int = 0) -> "Module":
+        """Tell every parameter its name and seed, and every module its path; returns the module itself.
+
+        The outermost module that is finished gives the names, the first seed given stays: a GPT inside a larger model
+        keeps its own. Repeating it changes nothing, and neither does finishing a part of a finished model.
+        """
+        if self.path:
+            return self
+        for path, member in self._walk():
+            if isinstance(member, Module):
+                member.path = path
+            else:
+                member.name = path
+                member.seed = seed if member.seed is None else member.seed
+        return self
+
+    # Values.
+
+    def state_dict(self) -> dict:
+        """{name: copy of the parameter as a NumPy array}, in canonical order."""
+        return {name: to_host(p.array).copy() for name, p in self.named_parameters().items()}
+
+    def load_state_dict(self, state: dict, strict: bool = True):
+        """Copy these values into the parameters; nothing changes if anything is wrong.
+
+        strict  False: names that the other side lacks are left alone
+        Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another shape.
+        """
+        parameters = self.named_parameters()
+        if strict:
+            _check_names(type(self).__name__, parameters, state)
+        shared = [name for name in parameters if name in state]
+        for name in shared:
+            if numpy.shape(state[name]) != parameters[name].shape:
+                raise ShapeError(f"parameter {name} has shape {parameters[name].shape}, but the state holds "
+                                 f"{numpy.shape(state[name])}; is it of a model of other sizes?")
+        for name in shared:
+            parameters[name].array = state[name]
+
+    def predict(self, x):
+        """The output for x as a NumPy array, without recording and without dropout."""
+        with no_grad(), forward_context(ForwardContext()):
+            return to_host(self(x if isinstance(x, Tensor) else Tensor(x)).array)
+
+    def __repr__(self):
+        return f"{type(self).__name__}({', '.join(self.members())})"
+
+
+def _check_names(model_name, parameters, state):
+    """Raise CheckpointError unless both name the same things."""
+    missing, unknown = [n for n in parameters if n not in state], [n for n in state if n not in parameters]
+    if missing or unknown:
+        raise CheckpointError(f"the state does not fit {model_name}: {len(missing)} names missing {_some(missing)}, "
+                              f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the {len(parameters) - len(missing)} "
+                              "they share")
+
+
+def _some(names):
+    """The first three of them."""
+    return f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
+
+
+class ModuleList(Module):
+    """Modules in a row, named "0", "1", ...; what they do together is up to their owner."""
+
+    def __init__(self, modules=()):
+        self._modules = list(modules)
+        for index, module in enumerate(self._modules):
+            if not isinstance(module, Module):
+                raise TypeError(f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted a Module")
+
+    def members(self):
+        return {str(index): module for index, module in enumerate(self._modules)}
+
+    def __len__(self):
+        return len(self._modules)
+
+    def __iter__(self):
+        return iter(self._modules)
+
+    def __getitem__(self, index):
+        return self._modules[index]

@@ -1,0 +1,72 @@
+"""Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer passes."""
+from ...array import kernels
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..autograd import Tensor, record
+from .reduction import reduced_dims
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0); the gradient at 0 is 0."""
+    y = xp_of(x.array).maximum(x.array, 0)
+    return record(y, (x,), lambda gradient, wanted: (gradient * (y > 0),), needs_output=True)
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent."""
+    y = xp_of(x.array).tanh(x.array)
+    return record(y, (x,), lambda gradient, wanted: (gradient * (1 - y * y),), needs_output=True)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x)), without overflow for any x."""
+    y = kernels.sigmoid(x.array)
+    return record(y, (x,), lambda gradient, wanted: (gradient * (y * (1 - y)),), needs_output=True)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
+    def backward(gradient, wanted):
+        return (kernels.gelu_backward(gradient, x.array),)
+    return record(kernels.gelu(x.array), (x,), backward, needs=(x,))
+
+
+def silu(x: Tensor) -> Tensor:
+    """x sigmoid(x)."""
+    def backward(gradient, wanted):
+        return (kernels.silu_backward(gradient, x.array),)
+    return record(kernels.silu(x.array), (x,), backward, needs=(x,))
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, of one shape (arXiv 2002.05202)."""
+    if gate.shape != up.shape or gate.dtype != up.dtype:
+        raise ShapeError(f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; "
+                         "wanted one shape and dtype")
+
+    def backward(gradient, wanted):
+        return (kernels.silu_backward(gradient * up.array, gate.array) if wanted[0] else None,
+                gradient * kernels.silu(gate.array) if wanted[1] else None)
+    return record(kernels.silu(gate.array) * up.array, (gate, up), backward, needs=(gate, up))
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """exp(x) / sum of exp(x) over dim; the largest x is taken off first, so nothing overflows."""
+    dim, = reduced_dims(x, dim)
+    y = kernels.softmax(x.array, dim)
+
+    def backward(gradient, wanted):
+        return (kernels.softmax_backward(gradient, y, dim),)
+    return record(y, (x,), backward, needs_output=True)
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """x - log of the sum of exp(x) over dim."""
+    dim, = reduced_dims(x, dim)
+    xp = xp_of(x.array)
+    y = x.array - x.array.max(axis=dim, keepdims=True)
+    y -= xp.log(xp.exp(y).sum(axis=dim, keepdims=True))
+
+    def backward(gradient, wanted):
+        return (gradient - xp.exp(y) * gradient.sum(axis=dim, keepdims=True),)
+    return record(y, (x,), backward, needs_output=True)

@@ -1,0 +1,154 @@
+"""Arithmetic element by element, with broadcasting.
+
+The gradient of a broadcast operand is summed over the dimensions that were stretched. Where two operands share a maximum,
+each gets half of the gradient (as in PyTorch), so that maximum(x, x) has the gradient of x.
+"""
+import operator
+
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..autograd import Tensor, array_of, record
+
+
+def _compute(name, function, *operands):
+    """function(*operands), with a ShapeError that shows the shapes if they do not broadcast."""
+    try:
+        return function(*operands)
+    except ValueError:
+        shapes = " and ".join(str(getattr(operand, "shape", ())) for operand in operands)
+        raise ShapeError(f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of sizes must be "
+                         "equal or one of them 1; reshape or expand one operand") from None
+
+
+def takes_gradient(operand) -> bool:
+    """True for a Tensor that a gradient may flow to; False for scalars and arrays."""
+    return isinstance(operand, Tensor) and operand.requires_grad
+
+
+def form(operand):
+    """(shape, dtype) of an operand: what its gradient must have. Holding this keeps no array alive."""
+    return (operand.shape, operand.dtype) if takes_gradient(operand) else None
+
+
+def fit(gradient, form):
+    """The gradient of a result as the gradient of an operand: summed over stretched dimensions, in its dtype."""
+    shape, dtype = form
+    if gradient.shape != shape:
+        extra = gradient.ndim - len(shape)
+        stretched = [extra + dim for dim, size in enumerate(shape) if size == 1 and gradient.shape[extra + dim] != 1]
+        gradient = gradient.sum(axis=(*range(extra), *stretched)).reshape(shape)
+    return gradient.astype(dtype, copy=False)
+
+
+def add(x, y) -> Tensor:
+    """x + y."""
+    form_x, form_y = form(x), form(y)
+
+    def backward(gradient, wanted):
+        return (fit(gradient, form_x) if wanted[0] else None,
+                fit(gradient, form_y) if wanted[1] else None)
+    return record(_compute("add", operator.add, array_of(x), array_of(y)), (x, y), backward)
+
+
+def subtract(x, y) -> Tensor:
+    """x - y."""
+    form_x, form_y = form(x), form(y)
+
+    def backward(gradient, wanted):
+        return (fit(gradient, form_x) if wanted[0] else None,
+                fit(-gradient, form_y) if wanted[1] else None)
+    return record(_compute("subtract", operator.sub, array_of(x), array_of(y)), (x, y), backward)
+
+
+def multiply(x, y) -> Tensor:
+    """x * y."""
+    form_x, form_y = form(x), form(y)
+    for_y, for_x = (x if form_y else None), (y if form_x else None)        # keep only what a gradient will need
+
+    def backward(gradient, wanted):
+        return (fit(gradient * array_of(for_x), form_x) if wanted[0] else None,
+                fit(gradient * array_of(for_y), form_y) if wanted[1] else None)
+    product = _compute("multiply", operator.mul, array_of(x), array_of(y))
+    return record(product, (x, y), backward, needs=(for_y, for_x))
+
+
+def divide(x, y) -> Tensor:
+    """x / y."""
+    form_x, form_y = form(x), form(y)
+    for_y = x if form_y else None
+
+    def backward(gradient, wanted):
+        scaled = gradient / array_of(y)
+        return (fit(scaled, form_x) if wanted[0] else None,
+                fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None)
+    quotient = _compute("divide", operator.truediv, array_of(x), array_of(y))
+    return record(quotient, (x, y), backward, needs=(for_y, y))
+
+
+def negative(x: Tensor) -> Tensor:
+    """-x."""
+    return record(-x.array, (x,), lambda gradient, wanted: (-gradient,))
+
+
+def power(x, exponent) -> Tensor:
+    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is taken as 0)."""
+    form_x, form_exponent = form(x), form(exponent)
+
+    def backward(gradient, wanted):
+        base, n = array_of(x), array_of(exponent)
+        for_base = for_exponent = None
+        if wanted[0]:
+            for_base = fit(gradient * n * base ** (n - 1), form_x)
+        if wanted[1]:
+            xp = xp_of(gradient)
+            safe = xp.where(base == 0, 1, base).astype(gradient.dtype, copy=False)       # log 1 = 0
+            for_exponent = fit(gradient * base ** n * xp.log(safe), form_exponent)
+        return for_base, for_exponent
+    result = _compute("power", operator.pow, array_of(x), array_of(exponent))
+    return record(result, (x, exponent), backward, needs=(x, exponent))
+
+
+def exp(x: Tensor) -> Tensor:
+    """e to the x."""
+    y = xp_of(x.array).exp(x.array)
+    return record(y, (x,), lambda gradient, wanted: (gradient * y,), needs_output=True)
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm."""
+    y = xp_of(x.array).log(x.array)
+    return record(y, (x,), lambda gradient, wanted: (gradient / x.array,), needs=(x,))
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Square root; its gradient at 0 is infinite."""
+    y = xp_of(x.array).sqrt(x.array)
+    return record(y, (x,), lambda gradient, wanted: (gradient / (2 * y),), needs_output=True)
+
+
+def maximum(x, y) -> Tensor:
+    """The larger of the two; equal elements share the gradient half and half."""
+    form_x, form_y = form(x), form(y)
+
+    def backward(gradient, wanted):
+        a, b = array_of(x), array_of(y)
+        xp = xp_of(gradient)
+        half, is_tie = gradient * 0.5, a == b
+        return (fit(xp.where(is_tie, half, xp.where(a > b, gradient, 0)), form_x) if wanted[0] else None,
+                fit(xp.where(is_tie, half, xp.where(b > a, gradient, 0)), form_y) if wanted[1] else None)
+    a, b = array_of(x), array_of(y)
+    return record(_compute("maximum", xp_of(a, b).maximum, a, b), (x, y), backward, needs=(x, y))
+
+
+def where(condition, x, y) -> Tensor:
+    """x where the condition (boolean Tensor or array, no gradient) holds, y elsewhere."""
+    form_x, form_y = form(x), form(y)
+
+    def backward(gradient, wanted):
+        xp, chosen = xp_of(gradient), array_of(condition)
+        return (None,
+                fit(xp.where(chosen, gradient, 0), form_x) if wanted[1] else None,
+                fit(xp.where(chosen, 0, gradient), form_y) if wanted[2] else None)
+    arrays = [array_of(operand) for operand in (condition, x, y)]
+    result = _compute("where", xp_of(*arrays).where, *arrays)
+    return record(result, (condition, x, y), backward, needs=(condition,))

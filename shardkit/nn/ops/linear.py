@@ -1,0 +1,98 @@
+"""Matrix products, and rows taken from a matrix."""
+from math import prod
+
+from ...array import kernels
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..autograd import Tensor, array_of, record
+from .elementwise import fit, form
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias, as one product of two matrices whatever the number of leading dimensions.
+
+    x [..., in], weight [out, in], bias [out] -> [..., out], all of one dtype
+    gradients: x: g weight, weight: g^T x, bias: g summed over all rows
+    Errors: ShapeError if in, out or the dtypes differ.
+    """
+    shape, num_out = _check_linear(x, weight, bias)
+    width, num_rows = shape[-1], prod(shape[:-1])
+    y = x.array.reshape(num_rows, width) @ weight.array.T                       # [rows, out]
+    if bias is not None:
+        y += bias.array
+    kept = x if weight.requires_grad else None
+
+    def backward(gradient, wanted):
+        rows = gradient.reshape(num_rows, num_out)
+        return ((rows @ weight.array).reshape(shape) if wanted[0] else None,
+                rows.T @ kept.array.reshape(num_rows, width) if wanted[1] else None,
+                rows.sum(axis=0) if wanted[2] else None)
+    return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
+
+
+def _check_linear(x, weight, bias):
+    """The shape of x, and out. Errors: ShapeError unless the three fit together."""
+    x_shape, weight_shape = x.shape, weight.shape
+    if not x_shape or len(weight_shape) != 2 or x_shape[-1] != weight_shape[1] or (
+            bias is not None and bias.shape != weight_shape[:1]):
+        raise ShapeError(f"linear of x {x_shape}, weight {weight_shape}, bias {None if bias is None else bias.shape}; "
+                         "wanted x [..., in], weight [out, in], bias [out]")
+    _check_dtypes("linear", x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
+    return x_shape, weight_shape[0]
+
+
+def _check_dtypes(name, *dtypes):
+    """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the caller's back."""
+    if dtypes[0].kind != "f" or len(set(dtypes)) > 1:
+        raise ShapeError(f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast")
+
+
+def matmul(x: Tensor, y: Tensor) -> Tensor:
+    """Matrix product over the last two dimensions; the dimensions before them broadcast.
+
+    x [..., n, k], y [..., k, m] -> [..., n, m], of one dtype
+    gradients: x: g y^T, y: x^T g, summed over broadcast dimensions
+    """
+    x, y = [operand if isinstance(operand, Tensor) else Tensor(operand) for operand in (x, y)]
+    if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
+        raise ShapeError(f"matmul of {x.shape} @ {y.shape}; wanted [..., n, k] @ [..., k, m] with the same k: "
+                         "transpose one of them, or unsqueeze a vector")
+    _check_dtypes("matmul", x.dtype, y.dtype)
+    form_x, form_y = form(x), form(y)
+    for_y, for_x = (x if form_y else None), (y if form_x else None)
+
+    def backward(gradient, wanted):
+        return (fit(gradient @ for_x.array.swapaxes(-1, -2), form_x) if wanted[0] else None,
+                fit(for_y.array.swapaxes(-1, -2) @ gradient, form_y) if wanted[1] else None)
+    try:
+        product = x.array @ y.array
+    except ValueError:
+        raise ShapeError(f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the right, "
+                         "sizes must be equal or 1") from None
+    return record(product, (x, y), backward, needs=(for_x, for_y))
+
+
+def embedding(weight: Tensor, ids) -> Tensor:
+    """The rows of weight [V, D] that the ids [...] name -> [..., D].
+
+    ids      integer Tensor or array with 0 <= id < V
+    gradient: row v gets the sum over the places where v was taken, in the order of those places
+    Errors: ShapeError on ids that are not integers or out of range.
+    """
+    ids = xp_of(weight.array).asarray(array_of(ids))
+    num_rows, width = weight.shape
+    check_ids("embedding", ids, num_rows)
+
+    def backward(gradient, wanted):
+        rows = gradient.reshape(ids.size, width)
+        return (kernels.embedding_backward(rows, ids.reshape(-1), num_rows),)
+    return record(xp_of(weight.array).take(weight.array, ids, axis=0), (weight,), backward)
+
+
+def check_ids(name, ids, stop):
+    """Raise ShapeError unless ids are integers in [0, stop)."""
+    if ids.dtype.kind not in "iu":
+        raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
+    if ids.size and (ids.min() < 0 or ids.max() >= stop):
+        raise ShapeError(f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
+                         "is the vocabulary as large as the one the ids were made with?")

@@ -1,0 +1,82 @@
+"""Sums, means, maxima and variances over some or all dimensions.
+
+dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place.
+"""
+from math import prod
+
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..autograd import Tensor, record
+
+
+def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Sum over dim."""
+    dims, shape = reduced_dims(x, dim), x.shape
+
+    def backward(gradient, wanted):
+        return (_stretch(gradient, shape, dims, keepdim),)
+    return record(x.array.sum(axis=dims, keepdims=keepdim, dtype=x.dtype), (x,), backward)
+
+
+def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Mean over dim: the sum, divided by the number of elements summed. Errors: ShapeError if that number is 0."""
+    dims, shape = reduced_dims(x, dim), x.shape
+    count = _count(x, dims, "mean")
+
+    def backward(gradient, wanted):
+        return (_stretch(gradient / count, shape, dims, keepdim),)
+    return record(x.array.sum(axis=dims, keepdims=keepdim, dtype=x.dtype) / count, (x,), backward)
+
+
+def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Largest element over dim; equal ones share the gradient evenly (as in torch.amax)."""
+    dims = reduced_dims(x, dim)
+    _count(x, dims, "max")
+    y = x.array.max(axis=dims, keepdims=True)
+
+    def backward(gradient, wanted):
+        chosen = (x.array == y).astype(gradient.dtype)
+        share = gradient.reshape(y.shape) / chosen.sum(axis=dims, keepdims=True)
+        return (chosen * share,)
+    return record(y if keepdim else y.squeeze(axis=dims), (x,), backward, needs=(x,), needs_output=True)
+
+
+def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Mean squared distance from the mean over dim (the divisor is the count, not the count minus one)."""
+    dims = reduced_dims(x, dim)
+    count = _count(x, dims, "variance")
+
+    def centred():
+        return x.array - x.array.sum(axis=dims, keepdims=True) / count
+
+    def backward(gradient, wanted):
+        return (_stretch(gradient * (2 / count), x.shape, dims, keepdim) * centred(),)
+    y = (centred() ** 2).sum(axis=dims, keepdims=keepdim) / count
+    return record(y, (x,), backward, needs=(x,))
+
+
+def reduced_dims(x, dim) -> tuple[int, ...]:
+    """dim as a tuple of dimensions counted from 0. Errors: ShapeError on one that does not exist or comes twice."""
+    dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
+    if any(not -x.ndim <= d < x.ndim for d in dims):
+        raise ShapeError(f"dim {dim} of a tensor of shape {x.shape}; wanted dims from {-x.ndim} to {x.ndim - 1}")
+    dims = tuple([d % x.ndim for d in dims])
+    if len(set(dims)) < len(dims):
+        raise ShapeError(f"dim {dim} of a tensor of shape {x.shape} names a dimension twice; name each once")
+    return dims
+
+
+def _count(x, dims, name):
+    """The number of elements that are reduced into one."""
+    count = prod([x.shape[d] for d in dims])
+    if count == 0:
+        raise ShapeError(f"{name} over dims {dims} of a tensor of shape {x.shape}, which has no elements there; "
+                         "only sum is defined for none")
+    return count
+
+
+def _stretch(gradient, shape, dims, keepdim):
+    """The gradient of a reduction, repeated over the dimensions that were reduced; a read-only view."""
+    if not keepdim:
+        gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
+    return xp_of(gradient).broadcast_to(gradient, shape)

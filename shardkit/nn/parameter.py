@@ -1,0 +1,139 @@
+"""Parameters, whose arrays are made late or never.
+
+A parameter of a sharded model lives in somebody else's flat buffer, so it does not own its array, it is lent one:
+
+    fresh --first access to .array--> bound --release()--> released
+      |                                 ^                     |
+      +----------bind(view)-------------+------bind(view)-----+
+
+Initial values are a function of (seed, name, element index), so ranks can fill the parts that they own from a parameter that
+stays fresh: a model larger than the memory of one node can be made on every node.
+"""
+import copy
+from math import prod
+
+import numpy
+
+from ..array.backend import to_host, xp_of
+from ..errors import AutogradError, ShapeError, ShardingError
+from .autograd import Tensor, array_of
+from .init import Initializer
+
+
+class Parameter(Tensor):
+    """A tensor that is trained: a shape, a dtype and an initializer now, an array later.
+
+    shape   of the whole parameter; dtype a floating point one
+    init    its values, as a function of seed, name and element index
+    name, seed   set by Module.finish; without them there are no initial values
+    """
+
+    __slots__ = ("name", "seed", "init", "_shape", "_dtype", "_array", "_is_released")
+    is_parameter = True
+
+    def __init__(self, shape, init: Initializer, dtype="float32"):
+        self._begin(requires_grad=True)
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._dtype = numpy.dtype(dtype)
+        if self._dtype.kind != "f":
+            raise AutogradError(f"a parameter of {self._dtype} cannot take a gradient; wanted floating point")
+        self.init = init
+        self.name: str | None = None
+        self.seed: int | None = None
+        self._array = None
+        self._is_released = False
+
+    # What it is, without making the array.
+
+    @property
+    def shape(self):
+        return self._shape
+
+    @property
+    def dtype(self):
+        return self._dtype
+
+    @property
+    def ndim(self):
+        return len(self._shape)
+
+    @property
+    def size(self):
+        return prod(self._shape)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while it has its initial values and no array yet."""
+        return self._array is None and not self._is_released
+
+    # The array.
+
+    @property
+    def array(self):
+        """[*shape]; made from the initial values on the first access. Errors: ShardingError once released."""
+        if self._array is None:
+            self._array = self.initial_span(0, self.size).reshape(self._shape)
+        return self._array
+
+    @array.setter
+    def array(self, values):
+        """Copy the values into the array that it has (its own or a lent one). Errors: ShapeError on another shape."""
+        values = array_of(values)
+        if numpy.shape(values) != self._shape:
+            raise ShapeError(f"{self._called} has shape {self._shape}, but values of shape {numpy.shape(values)} were given; "
+                             "the two must be equal")
+        if self.is_fresh:
+            self._array = xp_of(values).empty(self._shape, self._dtype)
+        xp = xp_of(self.array)
+        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+        self._memory.version += 1
+
+    def initial_span(self, start: int, stop: int):
+        """Elements [start, stop) in C order -> [stop - start]; of the array once there is one.
+
+        Errors: ShardingError if it is released, or has no name and seed yet.
+        """
+        if self._is_released:
+            raise ShardingError(f"{self._called} was released: its values live in the shards of its ranks. "
+                                "Gather its unit first, or use the sharded model (predict, gather_full_parameters)")
+        if self._array is not None:
+            return self._array.reshape(-1)[start:stop]
+        if self.name is None or self.seed is None:
+            raise ShardingError(f"{self._called} has no name and seed yet, and its initial values depend on both; "
+                                "call finish(seed) on the model that it belongs to")
+        return self.init.span(self.seed, self.name, start, stop, self._dtype)
+
+    def bind(self, view):
+        """Use exactly this memory from now on, with the values that it holds.
+
+        view    [*shape], of the parameter's dtype
+        Errors: ShapeError on another shape or dtype.
+        """
+        if view.shape != self._shape or view.dtype != self._dtype:
+            raise ShapeError(f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of {view.shape} "
+                             f"{view.dtype}; slot and parameter must agree")
+        if self._array is not None:
+            self.stale_views()
+        self._array, self._is_released = view, False
+
+    def release(self):
+        """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends another."""
+        if self._array is not None:
+            self.stale_views()
+        self._array, self._is_released = None, True
+
+    @property
+    def _called(self):
+        return f"parameter {self.name}" if self.name is not None else f"a parameter of shape {self._shape}"
+
+    def __deepcopy__(self, memo):
+        """The same parameter in the same state, with memory of its own."""
+        twin = Parameter(self._shape, self.init, self._dtype)
+        twin.name, twin.seed, twin.requires_grad = self.name, self.seed, self.requires_grad
+        twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
+        twin.grad = copy.deepcopy(self.grad, memo)
+        return twin
+
+    def __repr__(self):
+        state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
+        return f"Parameter({self.name!r}, {self._shape}, {self._dtype}, {state})"

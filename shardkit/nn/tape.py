@@ -1,0 +1,152 @@
+"""The tape: operations that were done, and the walk back over them.
+
+    y --node--> Node "gelu" --source--> Node "matmul" --source--> w        a leaf Tensor that takes a gradient
+                                                      --source--> None     an input that takes none
+
+A Node is one operation: it knows where gradients go (its sources) and how to make them (`backward`), and owns no array
+itself. Nodes point to older nodes only, never back, so a tape that nobody holds is freed by reference counting alone.
+
+The walk visits nodes from the newest to the oldest, by a sequence number that each node took when it was made. This is a
+legal order (what uses a tensor is younger than what made it), it needs no recursion, and it is the same in every run:
+gradients that meet are always added in the same order, so their bits are the same too.
+"""
+import itertools
+from contextlib import contextmanager
+from contextvars import ContextVar
+from heapq import heappop, heappush
+
+import numpy
+
+from ..errors import AutogradError, ShapeError
+
+_grad_enabled = ContextVar("shardkit_grad_enabled", default=True)      # per thread: ranks may be threads
+_sequence = itertools.count()                                          # only the order matters, never the value
+
+
+def is_grad_enabled() -> bool:
+    """True where operations are recorded: everywhere but inside no_grad()."""
+    return _grad_enabled.get()
+
+
+@contextmanager
+def no_grad():
+    """Record nothing inside the block (this thread only); also a decorator."""
+    token = _grad_enabled.set(False)
+    try:
+        yield
+    finally:
+        _grad_enabled.reset(token)
+
+
+class Memory:
+    """How often some memory was changed in place; shared by all tensors that are views of it."""
+
+    version = 0                     # of the class, so that making one, as every operation does, costs next to nothing
+
+
+class Node:
+    """One recorded operation. `sources` has one entry per input: a Node, a leaf Tensor, or None (takes no gradient)."""
+
+    is_parameter = False
+    __slots__ = ("order", "sources", "wanted", "backward", "saved")
+
+    def __init__(self, sources, wanted, backward, saved):
+        self.order = -next(_sequence)                                  # a min-heap of these yields the newest first
+        self.sources = sources
+        self.wanted = wanted
+        self.backward = backward
+        self.saved = saved                                             # [(what carries .version, version when recorded)]
+
+    def release(self):
+        """Forget everything, so that activations are freed while the walk goes on."""
+        self.sources = self.saved = ()
+        self.backward = None
+
+
+def walk(output, gradient, *, retain_graph=False, deferred=None):
+    """Send the gradient from the output to all leaves, newest node first.
+
+    deferred  None, or a list that receives (node's backward, gradient, ...) for what parameters are owed, instead of
+              computing it (see backward_inputs)
+    """
+    if output._node is None:
+        return _accumulate(output, gradient)
+    pending = {output._node: gradient}
+    heap = [(output._node.order, output._node)]
+    while heap:
+        node = heappop(heap)[1]
+        _check(node.backward, node.saved)
+        gradient = pending.pop(node)
+        wanted = node.wanted if deferred is None else _defer(node, gradient, deferred)
+        if any(wanted):
+            _deliver(node.sources, node.backward(gradient, wanted), pending, heap)
+        if not retain_graph:
+            node.release()
+
+
+def _deliver(sources, gradients, pending, heap):
+    """Hand each gradient to its source: leaves add it now, nodes collect all of theirs before their turn."""
+    for source, gradient in zip(sources, gradients, strict=True):
+        if source is None or gradient is None:
+            continue
+        if not isinstance(source, Node):
+            _accumulate(source, gradient)
+        elif source in pending:
+            pending[source] = pending[source] + gradient       # never in place: both may be shared with others
+        else:
+            pending[source] = gradient
+            heappush(heap, (source.order, source))
+
+
+def _accumulate(leaf, gradient):
+    """leaf.grad += gradient, in the memory of .grad if there is one."""
+    if leaf.grad is None:
+        leaf.grad = numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else gradient.copy()
+        return
+    grad = leaf.grad
+    if grad.shape != gradient.shape:
+        raise ShapeError(f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; "
+                         "bind .grad to a view of the leaf's own shape")
+    grad += gradient
+
+
+def _check(backward, saved):
+    """Raise AutogradError if this node was used up, or if what it needs was overwritten."""
+    if backward is None:
+        raise AutogradError("a second backward over a tape that the first has freed; "
+                            "pass retain_graph=True to the first, or compute the forward again")
+    for holder, version in saved:
+        if holder.version != version:
+            raise AutogradError(f"an array that the backward of {backward.__qualname__.split('.')[0]} needs was changed in "
+                                f"place {holder.version - version} time(s) since; change a copy, or run backward first")
+
+
+def _defer(node, gradient, deferred):
+    """Note what this node owes to parameters; returns what is still wanted of it now."""
+    owed = tuple([source is not None and source.is_parameter for source in node.sources])
+    if any(owed):
+        parameters = tuple([source if due else None for source, due in zip(node.sources, owed)])
+        deferred.append((node.backward, gradient, owed, parameters, node.saved))
+    return tuple([wanted and not later for wanted, later in zip(node.wanted, owed)])
+
+
+class WeightGradients:
+    """The second half of a split backward: parameter gradients that are still to be computed."""
+
+    __slots__ = ("_deferred",)
+
+    def __init__(self, deferred):
+        self._deferred = deferred
+
+    def run(self):
+        """Add them to `.grad` of the parameters, in the order of the plain backward. Once only."""
+        if self._deferred is None:
+            raise AutogradError("the weight gradients of this backward were already computed; run() is for once")
+        deferred, self._deferred = self._deferred, None
+        deferred.reverse()                                             # popped from the end, so each is freed after use
+        while deferred:
+            backward, gradient, owed, parameters, saved = deferred.pop()
+            _check(backward, saved)
+            for parameter, part in zip(parameters, backward(gradient, owed), strict=True):
+                if parameter is not None and part is not None:
+                    _accumulate(parameter, part)

@@ -1,0 +1,180 @@
+r"""The parts of a transformer: attention, feed-forward, and the block that joins them.
+
+    x ---------------------> + --------------------> +---> y           pre-norm residual block
+      \-> norm -> attention -^ \-> norm -> mlp ------^
+
+Two families of models differ in a few choices, which are values here:
+
+    gpt2     LayerNorm, biases, learned positions, GELU (Radford et al. 2019)
+    llama    RMSNorm, no biases, rotary positions, SwiGLU (arXiv 2302.13971)
+
+x is [batch, sequence, width]; rows of dim 0 are samples of the batch. Layers infer the number of heads and hidden units from
+what their projections return, so a projection that computes only a slice of them needs no other change.
+"""
+from dataclasses import dataclass
+
+from ..array.backend import xp_of
+from ..errors import ConfigurationError, ShapeError
+from . import ops
+from .autograd import Tensor
+from .init import Initializer, Normal
+from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
+from .module import Module
+
+WEIGHT_INIT = Normal(0.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """The choices in which families of transformers differ."""
+
+    norm: type[Module]
+    has_bias: bool
+    is_rotary: bool         # otherwise positions are learned and added to the embedding
+    is_gated: bool          # SwiGLU, otherwise GELU
+
+
+STYLES = {"gpt2": Style(LayerNorm, has_bias=True, is_rotary=False, is_gated=False),
+          "llama": Style(RMSNorm, has_bias=False, is_rotary=True, is_gated=True)}
+
+
+class KeyValueCache:
+    """Keys and values of the positions that one attention layer has seen, so that a new token costs one position.
+
+    capacity  positions; nothing is allocated before the first append
+    """
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.length = 0             # positions held
+        self._keys = self._values = None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add k, v [batch, kv_heads, S, D] behind what is there; returns all of it [batch, kv_heads, length, D].
+
+        No gradient flows through a cache. Errors: ShapeError if it is full.
+        """
+        batch, heads, num_new, head_dim = k.shape
+        stop = self.length + num_new
+        if stop > self.capacity:
+            raise ShapeError(f"{num_new} positions do not fit behind {self.length} in a key/value cache of {self.capacity}")
+        if self._keys is None:
+            room = (batch, heads, self.capacity, head_dim)
+            self._keys, self._values = [xp_of(k.array).empty(room, k.dtype) for _ in range(2)]
+        self._keys[:, :, self.length:stop] = k.array
+        self._values[:, :, self.length:stop] = v.array
+        self.length = stop
+        return Tensor(self._keys[:, :, :stop]), Tensor(self._values[:, :, :stop])
+
+
+class SelfAttention(Module):
+    """Each position looks at itself and the ones before it (arXiv 1706.03762).
+
+    width, heads      width = heads * head_dim
+    kv_heads          each key and value head serves heads / kv_heads query heads (arXiv 2305.13245); None: as many as heads
+    rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head_dim
+    output_init       initial values of the output projection
+    Errors: ConfigurationError on sizes that do not divide.
+    """
+
+    def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, bias: bool = True, rotary: bool = False,
+                 dropout: float = 0.0, init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT,
+                 dtype="float32"):
+        kv_heads = heads if kv_heads is None else kv_heads
+        check_heads(width, heads, kv_heads, is_rotary=rotary)
+        self.head_dim, self.rotary = width // heads, rotary
+        kv_width = kv_heads * self.head_dim
+        self.query = Linear(width, width, bias=bias, init=init, dtype=dtype)
+        self.key = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
+        self.value = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
+        self.output = Linear(width, width, bias=bias, init=output_init, dtype=dtype)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x, cache: KeyValueCache | None = None):
+        """x [batch, S, width] -> the same shape. With a cache, x is what comes after the positions in it."""
+        first = 0 if cache is None else cache.length
+        q, k, v = [self._by_head(projection(x)) for projection in (self.query, self.key, self.value)]
+        if self.rotary:
+            positions = xp_of(x.array).arange(first, first + x.shape[1])
+            q, k = ops.rotary(q, positions), ops.rotary(k, positions)
+        if cache is not None:
+            k, v = cache.append(k, v)
+        y = ops.causal_attention(q, k, v, first_query=first)           # [batch, heads, S, head_dim]
+        y = ops.permute(y, (0, 2, 1, 3))                               # [batch, S, heads, head_dim]
+        y = ops.reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))    # [batch, S, heads * head_dim]
+        return self.dropout(self.output(y))
+
+    def _by_head(self, x):
+        batch, sequence, width = x.shape
+        x = ops.reshape(x, (batch, sequence, width // self.head_dim, self.head_dim))
+        return ops.permute(x, (0, 2, 1, 3))                            # [batch, heads, S, head_dim]
+
+
+def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
+    """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide."""
+    check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
+    if width % heads:
+        raise ConfigurationError(f"width {width} = {heads} heads x {width // heads} + {width % heads}; "
+                                 f"wanted a width that {heads} heads divide, such as {width - width % heads + heads}")
+    if heads % kv_heads:
+        raise ConfigurationError(f"{heads} heads = {kv_heads} kv_heads x {heads // kv_heads} + {heads % kv_heads}; "
+                                 "wanted kv_heads that divide the heads")
+    if is_rotary and width // heads % 2:
+        raise ConfigurationError(f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary positions "
+                                 "turn pairs, so it must be even")
+
+
+class FeedForward(Module):
+    """down(gelu(up(x))): each position by itself, with `hidden` units."""
+
+    def __init__(self, width: int, hidden: int, *, bias: bool = True, dropout: float = 0.0,
+                 init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+        self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
+        self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x):
+        return self.dropout(self.down(ops.gelu(self.up(x))))
+
+
+class GatedFeedForward(Module):
+    """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
+
+    def __init__(self, width: int, hidden: int, *, bias: bool = False, dropout: float = 0.0,
+                 init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+        self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
+        self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
+        self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x):
+        return self.dropout(self.down(ops.swiglu(self.gate(x), self.up(x))))
+
+
+def hidden_width(width: int, style: Style) -> int:
+    """Hidden units of the feed-forward: 4 width, or for SwiGLU the multiple of 8 nearest to 8/3 width.
+
+    A gated layer has three matrices instead of two: 2/3 of the units give it the same number of parameters.
+    """
+    return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
+
+
+class TransformerBlock(Module):
+    """x + attention(norm(x)), then the same with the feed-forward.
+
+    output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps its variance at
+                 the start the same for any depth (GPT-2)
+    """
+
+    def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, style: Style = STYLES["gpt2"],
+                 dropout: float = 0.0, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+        common = {"bias": style.has_bias, "dropout": dropout, "output_init": output_init, "dtype": dtype}
+        feed_forward = GatedFeedForward if style.is_gated else FeedForward
+        self.attention_norm = style.norm(width, dtype=dtype)
+        self.attention = SelfAttention(width, heads, kv_heads=kv_heads, rotary=style.is_rotary, **common)
+        self.mlp_norm = style.norm(width, dtype=dtype)
+        self.mlp = feed_forward(width, hidden_width(width, style), **common)
+
+    def forward(self, x, cache: KeyValueCache | None = None):
+        x = x + self.attention(self.attention_norm(x), cache)
+        return x + self.mlp(self.mlp_norm(x))

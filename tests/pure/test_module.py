@@ -1,0 +1,344 @@
+"""Parameters are made late and lent their memory; modules name what they are made of."""
+import copy
+import json
+
+import numpy
+import pytest
+
+from shardkit.errors import AutogradError, CheckpointError, ConfigurationError, ShapeError, ShardingError
+from shardkit.nn import ops
+from shardkit.nn.autograd import Tensor
+from shardkit.nn.init import Normal
+from shardkit.nn.layers import Dropout, LayerNorm, Linear, ModuleList, Sequential
+from shardkit.nn.models import GPT, MLP
+from shardkit.nn.module import Module, Parameter
+
+
+class Tree(Module):
+    """Parameters before, between and after modules."""
+
+    def __init__(self):
+        self.scale = Parameter((3,), Normal(1.0), "float64")
+        self.first = Linear(3, 4, dtype="float64")
+        self.rest = ModuleList([LayerNorm(4, dtype="float64"), Linear(4, 3, bias=False, dtype="float64")])
+        self.shift = Parameter((), Normal(1.0), "float64")
+
+    def forward(self, x):
+        x = self.first(x * self.scale)
+        for layer in self.rest:
+            x = layer(x)
+        return x + self.shift
+
+
+TREE_NAMES = ["scale", "first.weight", "first.bias", "rest.0.weight", "rest.0.bias", "rest.1.weight", "shift"]
+
+
+def parameter(shape=(2, 3), *, name="a.weight", seed=1, dtype="float32"):
+    made = Parameter(shape, Normal(1.0), dtype)
+    made.name, made.seed = name, seed
+    return made
+
+
+# ---- one parameter -----------------------------------------------------------------------------------------------
+
+def test_asking_what_a_parameter_is_does_not_make_its_array():
+    p = parameter((1 << 40, 1 << 10))           # could never be made
+    assert (p.shape, p.ndim, p.size, p.dtype) == ((1 << 40, 1 << 10), 2, 1 << 50, numpy.float32)
+    assert "fresh" in repr(p) and p.is_fresh and p.requires_grad and p.is_parameter and p.is_leaf
+
+
+def test_a_span_of_a_fresh_parameter_leaves_it_fresh():
+    p = parameter((1 << 40, 1 << 10))
+    assert p.initial_span(1 << 49, (1 << 49) + 4).shape == (4,) and p.is_fresh
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_first_access_makes_the_initial_values(dtype):
+    p = parameter(dtype=dtype)
+    assert numpy.array_equal(p.array, Normal(1.0).span(1, "a.weight", 0, 6, dtype).reshape(2, 3))
+    assert p.array is p.array and p.array.dtype == dtype and not p.is_fresh
+
+
+def test_initial_spans_equal_the_array_made_at_once():
+    spans = numpy.concatenate([parameter().initial_span(0, 2), parameter().initial_span(2, 6)])
+    assert numpy.array_equal(spans, parameter().array.reshape(-1))
+
+
+def test_the_span_of_a_bound_parameter_is_read_from_its_array():
+    p = parameter()
+    p.array = numpy.arange(6).reshape(2, 3)
+    assert p.initial_span(2, 5).tolist() == [2, 3, 4]
+
+
+def test_a_bound_parameter_is_exactly_the_view_it_was_lent():
+    buffer = numpy.zeros(10, "float32")
+    p = parameter()
+    p.bind(buffer[2:8].reshape(2, 3))
+    p.array = numpy.ones((2, 3))                # copied into the view
+    assert buffer.tolist() == [0, 0] + [1] * 6 + [0, 0] and p.array.base is buffer
+
+
+@pytest.mark.parametrize("view", [numpy.zeros((3, 2), "float32"), numpy.zeros(6, "float32"), numpy.zeros((2, 3))])
+def test_binding_a_view_of_another_shape_or_dtype_is_refused(view):
+    with pytest.raises(ShapeError, match="a.weight is \\(2, 3\\) float32"):
+        parameter().bind(view)
+
+
+def test_a_released_parameter_cannot_be_read_and_says_its_name():
+    p = parameter()
+    p.release()
+    for read in (lambda: p.array, lambda: p.initial_span(0, 1), lambda: ops.sum(p)):
+        with pytest.raises(ShardingError, match="a.weight was released"):
+            read()
+    assert not p.is_fresh and p.shape == (2, 3) and "released" in repr(p)
+
+
+def test_a_released_parameter_can_be_bound_again():
+    p = parameter()
+    p.release()
+    p.bind(numpy.full((2, 3), 7, "float32"))
+    assert p.array.sum() == 42
+
+
+def test_a_backward_uses_the_values_bound_between_forward_and_backward():
+    w, x = parameter((2, 3)), Tensor(numpy.ones((1, 3), "float32"), requires_grad=True)
+    w.bind(numpy.ones((2, 3), "float32"))
+    y = ops.sum(ops.linear(x, w))
+    w.release()
+    w.bind(numpy.ones((2, 3), "float32"))       # gathered again into another buffer
+    y.backward()
+    assert x.grad.tolist() == [[2, 2, 2]]
+
+
+def test_a_backward_through_a_view_of_a_released_parameter_raises():
+    w = parameter((2, 3))
+    y = ops.sum(ops.exp(ops.matmul(Tensor(numpy.ones((1, 3), "float32")), ops.transpose(w, 0, 1))))
+    z = ops.sum(ops.power(ops.transpose(w, 0, 1), 2.0))
+    w.release()
+    w.bind(numpy.ones((2, 3), "float32"))
+    y.backward()                                # needs nothing of the view
+    with pytest.raises(AutogradError, match="changed in place"):
+        z.backward()
+
+
+def test_changing_the_values_between_forward_and_backward_raises():
+    w = parameter((2, 3))
+    y = ops.sum(w * w)
+    w.array = numpy.zeros((2, 3))
+    with pytest.raises(AutogradError, match="changed in place"):
+        y.backward()
+
+
+def test_setting_the_array_copies_and_keeps_the_dtype():
+    p, values = parameter(), numpy.arange(6.0).reshape(2, 3)
+    p.array = values
+    values[...] = -1
+    assert p.array.tolist() == [[0, 1, 2], [3, 4, 5]] and p.array.dtype == numpy.float32
+
+
+def test_setting_an_array_of_another_shape_is_refused_even_where_it_would_broadcast():
+    p = parameter()
+    with pytest.raises(ShapeError, match="a.weight has shape \\(2, 3\\)"):
+        p.array = numpy.zeros(3)
+    assert p.is_fresh
+
+
+def test_a_parameter_without_name_and_seed_asks_for_finish():
+    with pytest.raises(ShardingError, match="call finish"):
+        Linear(3, 4)(Tensor(numpy.zeros((1, 3), "float32")))
+
+
+def test_integers_cannot_be_parameters():
+    with pytest.raises(AutogradError, match="floating point"):
+        Parameter((2,), Normal(1.0), "int64")
+
+
+def test_gradients_are_added_to_the_view_that_was_bound():
+    buffer, p = numpy.zeros(8, "float32"), parameter((2, 3))
+    p.grad = buffer[1:7].reshape(2, 3)
+    ops.sum(p * 2.0).backward()
+    ops.sum(p * 3.0).backward()
+    assert buffer.tolist() == [0] + [5] * 6 + [0]
+
+
+# ---- names -------------------------------------------------------------------------------------------------------
+
+def test_names_follow_the_order_of_assignment_depth_first():
+    assert list(Tree().named_parameters()) == TREE_NAMES
+
+
+def test_modules_are_listed_with_their_paths_parents_first():
+    assert list(Tree().named_modules()) == ["", "first", "rest", "rest.0", "rest.1"]
+    assert list(Tree().children) == ["first", "rest"]
+
+
+def test_finish_gives_every_parameter_its_dotted_name_and_the_seed():
+    tree = Tree().finish(5)
+    assert [(p.name, p.seed) for p in tree.parameters()] == [(name, 5) for name in TREE_NAMES]
+    assert tree.rest[1].path == "rest.1" and tree.path == ""
+
+
+def test_finishing_twice_or_finishing_a_part_changes_nothing():
+    tree = Tree().finish(5)
+    tree.finish(6)
+    tree.first.finish(7)
+    assert [(p.name, p.seed) for p in tree.parameters()] == [(name, 5) for name in TREE_NAMES]
+
+
+def test_finished_models_inside_a_larger_one_get_longer_names_and_keep_their_seed():
+    outer = Sequential(MLP([2, 2], seed=3), MLP([2, 2], seed=3)).finish(9)
+    first, second = [module.layers[0].weight for module in outer]
+    assert (first.name, second.name, second.seed) == ("0.layers.0.weight", "1.layers.0.weight", 3)
+    assert not numpy.array_equal(first.array, second.array)
+
+
+def test_a_parameter_with_two_names_is_listed_once_under_the_first():
+    tree = Tree()
+    tree.twice = tree.first
+    tree.rest[1].weight = tree.first.weight
+    assert list(tree.named_parameters()) == ["scale", "first.weight", "first.bias", "rest.0.weight", "rest.0.bias", "shift"]
+    assert list(tree.rest.named_parameters()) == ["0.weight", "0.bias", "1.weight"]
+
+
+def test_a_plain_list_of_modules_is_refused_because_it_would_not_be_trained():
+    class Wrong(Module):
+        def __init__(self):
+            self.layers = [Linear(2, 2), Linear(2, 2)]
+    with pytest.raises(ConfigurationError, match="Wrong.layers is a plain list.*ModuleList"):
+        Wrong().finish()
+
+
+def test_a_module_list_takes_modules_only():
+    with pytest.raises(TypeError, match="element 1 of ModuleList is int"):
+        ModuleList([Linear(2, 2), 3])
+
+
+def test_a_module_without_forward_says_so():
+    with pytest.raises(NotImplementedError, match="Empty has no forward"):
+        type("Empty", (Module,), {})()(None)
+
+
+def test_the_parameter_count_counts_tied_parameters_once():
+    tree = Tree()
+    assert tree.parameter_count == 3 + 12 + 4 + 4 + 4 + 12 + 1
+    tree.rest[1].weight = Parameter((3, 4), Normal(1.0))
+    tree.first.weight = tree.rest[1].weight
+    assert tree.parameter_count == 3 + 12 + 4 + 4 + 4 + 1
+
+
+def test_a_module_is_one_block_unless_it_says_otherwise_and_a_sequential_is_its_children():
+    tree, row = Tree(), Sequential(Linear(2, 3), LayerNorm(3))
+    assert tree.blocks() == [("", tree)]
+    assert row.blocks() == [("0", row[0]), ("1", row[1])]
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+def test_a_state_dict_loads_into_a_model_of_another_seed_bit_for_bit():
+    source, target, x = Tree().finish(1), Tree().finish(2), numpy.ones((2, 3))
+    assert not numpy.array_equal(source.predict(x), target.predict(x))
+    target.load_state_dict(source.state_dict())
+    assert numpy.array_equal(source.predict(x), target.predict(x))
+
+
+def test_a_state_dict_is_a_copy():
+    tree = Tree().finish()
+    state = tree.state_dict()
+    state["scale"][...] = 99
+    assert list(state) == TREE_NAMES and not (tree.scale.array == 99).any()
+
+
+@pytest.mark.parametrize("change, error, message", [
+    (lambda s: s.pop("shift"), CheckpointError, "1 names missing \\(shift\\)"),
+    (lambda s: s.update(extra=numpy.zeros(1)), CheckpointError, "1 unknown \\(extra\\)"),
+    (lambda s: s.update(shift=numpy.zeros(2)), ShapeError, "parameter shift has shape \\(\\)"),
+])
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, error, message):
+    tree = Tree().finish(1)
+    before, state = tree.state_dict(), Tree().finish(2).state_dict()
+    change(state)
+    with pytest.raises(error, match=message):
+        tree.load_state_dict(state)
+    assert all(numpy.array_equal(value, before[name]) for name, value in tree.state_dict().items())
+
+
+def test_a_state_that_is_not_strict_loads_what_is_shared():
+    tree = Tree().finish(1)
+    tree.load_state_dict({"scale": numpy.full(3, 8.0), "extra": numpy.zeros(1)}, strict=False)
+    assert tree.scale.array.tolist() == [8, 8, 8]
+
+
+def test_a_deep_copy_has_memory_of_its_own_and_keeps_ties_and_states():
+    tree = Tree().finish(1)
+    tree.rest[1].weight = tree.first.weight
+    tree.scale.array = numpy.zeros(3)
+    tree.shift.release()
+    twin = copy.deepcopy(tree)
+    tree.scale.array = numpy.ones(3)
+    assert twin.scale.array.tolist() == [0, 0, 0] and twin.first.weight.is_fresh and twin.first.weight.name == "first.weight"
+    assert twin.rest[1].weight is twin.first.weight is not tree.first.weight
+    with pytest.raises(ShardingError):
+        twin.shift.array
+
+
+def test_predict_neither_records_nor_drops():
+    row = Sequential(Linear(2, 2), Dropout(0.9)).finish()
+    x = numpy.ones((4, 2), "float32")
+    assert isinstance(row.predict(x), numpy.ndarray)
+    assert numpy.array_equal(row.predict(x), row[0].predict(x))
+
+
+# ---- built from a checkpoint -------------------------------------------------------------------------------------
+
+def write_manifest(folder, model):
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps({"format": "shardkit-checkpoint", "model": model}))
+    return folder
+
+
+def described(model):
+    return {"class": type(model).__name__, "configuration": model.configuration()}
+
+
+MODELS = [GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3), MLP([2, 3, 1], activation="relu", seed=4, dtype="float64")]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["GPT", "MLP"])
+def test_a_checkpoint_folder_rebuilds_the_model_with_the_same_initial_weights(model, tmp_path):
+    built = type(model).from_checkpoint(write_manifest(tmp_path / "step-00000001", described(model)))
+    assert built.configuration() == model.configuration() and list(built.named_parameters()) == list(model.named_parameters())
+    assert all(numpy.array_equal(a, b) for a, b in zip(built.state_dict().values(), model.state_dict().values()))
+
+
+@pytest.mark.parametrize("pointer, folder", [("newest", "step-00000002"), ("newest", "checkpoints/step-00000002"),
+                                             ("checkpoints/newest", "checkpoints/step-00000002")])
+def test_a_run_folder_leads_to_its_newest_checkpoint(pointer, folder, tmp_path):
+    write_manifest(tmp_path / folder, described(MODELS[0]))
+    (tmp_path / pointer).write_text("step-00000002\n")
+    assert GPT.from_checkpoint(str(tmp_path)).configuration() == MODELS[0].configuration()
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        GPT.from_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        GPT.from_checkpoint(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("model, message", [
+    ({"class": "MLP", "configuration": {"sizes": [1, 1]}}, "is of a MLP, not of a GPT"),
+    ({"class": "GPT", "configuration": {"colour": 3}}, "does not describe a GPT.*colour"),
+    ({"class": "GPT", "configuration": {}}, "no configuration"),
+    ({"configuration": {}}, "KeyError"),
+    (None, "TypeError"),
+    ({**described(MODELS[0]), "configuration": MODELS[0].configuration() | {"heads": 3}}, "does not describe a GPT.*3 heads"),
+])
+def test_a_foreign_description_is_refused(model, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        GPT.from_checkpoint(write_manifest(tmp_path / "c", model))
+
+
+def test_a_manifest_that_is_not_json_is_refused(tmp_path):
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match="JSONDecodeError"):
+        GPT.from_checkpoint(tmp_path)
