@@ -1,0 +1,89 @@
+"""Optimizer rules: frozen values that update a 1-D span of parameters in place.
+
+A rule sees no names, no shapes and no ranks: whoever owns elements [start, stop) of the flat parameters passes that span
+of parameters, gradients and state. Every rule works element by element, so the result does not depend on how the
+parameters are cut.
+"""
+from dataclasses import dataclass
+from typing import Callable, ClassVar, Protocol
+
+from ..array import kernels
+
+LearningRate = float | Callable[[int], float]
+
+
+class Rule(Protocol):
+    """What the sharded models need of an optimizer."""
+
+    state_names: ClassVar[tuple[str, ...]]      # one zero-initialised array per name, as long as the span
+
+    def update(self, parameters, gradients, state: dict, step: int, learning_rate: float | None = None) -> None:
+        """Apply step number `step` (the first is 1) to this span, in place.
+
+        parameters, gradients  [n] same dtype     state  {name: [n] same dtype}
+        learning_rate          overrides the rule's own
+        """
+
+
+@dataclass(frozen=True)
+class _Scheduled:
+    """A learning rate that is a number or a function of the step number (0 for the first step)."""
+
+    lr: LearningRate = 0.01
+
+    def rate(self, step: int, override: float | None = None) -> float:
+        """The learning rate of step number `step`, counted from 1."""
+        if override is not None:
+            return override
+        return self.lr(step - 1) if callable(self.lr) else self.lr
+
+
+@dataclass(frozen=True)
+class SGD(_Scheduled):
+    """p -= lr * (g + weight_decay * p)."""
+
+    weight_decay: float = 0.0
+    state_names: ClassVar[tuple[str, ...]] = ()
+
+    def update(self, parameters, gradients, state, step, learning_rate=None):
+        kernels.sgd(parameters, gradients, lr=self.rate(step, learning_rate), weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Momentum(_Scheduled):
+    """v = beta * v + g; p -= lr * v (or, with nesterov, lr * (g + beta * v)). As torch.optim.SGD with momentum."""
+
+    beta: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    state_names: ClassVar[tuple[str, ...]] = ("velocity",)
+
+    def update(self, parameters, gradients, state, step, learning_rate=None):
+        kernels.momentum(parameters, gradients, state["velocity"], lr=self.rate(step, learning_rate), beta=self.beta,
+                         nesterov=self.nesterov, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Adam(_Scheduled):
+    """Adam (arXiv 1412.6980); weight decay is added to the gradient."""
+
+    lr: LearningRate = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    decoupled: ClassVar[bool] = False
+
+    def update(self, parameters, gradients, state, step, learning_rate=None):
+        kernels.adam(parameters, gradients, state["first_moment"], state["second_moment"], step=step,
+                     lr=self.rate(step, learning_rate), beta1=self.beta1, beta2=self.beta2, eps=self.eps,
+                     weight_decay=self.weight_decay, decoupled=self.decoupled)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam with decoupled weight decay (arXiv 1711.05101); as torch.optim.AdamW."""
+
+    weight_decay: float = 0.01
+    decoupled: ClassVar[bool] = True
