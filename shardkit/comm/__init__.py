@@ -1,0 +1,17 @@
+"""Talking: how ranks exchange arrays, whatever carries them, and what happens when one of them fails.
+
+backend.py is the contract and the place to begin; memory.py (ranks are threads) and mpi.py carry it.
+"""
+from .backend import CommunicationBackend
+from .failure import abort_on_error, agree, collectively
+from .memory import InMemoryCommunicationBackend, run_ranks
+from .mesh import Mesh
+from .mpi import MPICommunicationBackend
+from .operations import Handle, ReductionOperation, Traffic
+from .ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
+
+__all__ = [
+    "CommunicationBackend", "Handle", "InMemoryCommunicationBackend", "Mesh", "MPICommunicationBackend", "ReductionOperation",
+    "Traffic", "abort_on_error", "agree", "collectively", "ordered_all_reduce", "ordered_reduce_scatter", "ordered_sum",
+    "run_ranks",
+]

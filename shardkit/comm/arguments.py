@@ -1,0 +1,157 @@
+"""From the arguments of a verb to checked ports and parts; the half of a verb that never communicates."""
+from contextlib import contextmanager
+from functools import partial
+
+import numpy
+
+from ..errors import CommunicationError
+from . import checks
+from .device import open_port
+from .operations import FinishedHandle, Handle, ReductionOperation
+from .staging import Part
+
+_LONGEST = ReductionOperation.MAX
+
+
+class Arguments:
+    """Mixed into CommunicationBackend. Everything here is local, except `_longest_anywhere` on GPU arrays."""
+
+    @contextmanager
+    def _verb(self, name: str):
+        """Around every collective verb: the backend must be alive, and `progress` knows what this rank is doing."""
+        self._check_alive(name)
+        self.progress.begin_collective(name, self.group_key, self.world_ranks)
+        try:
+            yield
+        finally:
+            self.progress.end()
+
+    @contextmanager
+    def _message_verb(self, name: str, what: str, peer: int, tag: int):
+        """Around every verb between two ranks; yields the checked peer and tag."""
+        self._check_alive(name)
+        peer, tag = checks.check_rank(what, peer, self.world_size), checks.check_tag(tag)
+        self.progress.begin_message(name, self.group_key, (self.world_ranks[peer],))
+        try:
+            yield peer, tag
+        finally:
+            self.progress.end()
+
+    def _handle(self, carrier, finish=None) -> Handle:
+        """The public handle of the verb under way."""
+        return FinishedHandle(carrier, finish, partial(self._waiting, self.progress.current))
+
+    @contextmanager
+    def _waiting(self, call):
+        self._check_alive(f"wait for {call.verb}")
+        self.progress.resume(call)
+        try:
+            yield
+        finally:
+            self.progress.end()
+
+    def _check_alive(self, name):
+        if not self.is_initialized:
+            raise CommunicationError(f"{name} on a backend that is not initialized; call initialize() first, on all ranks, "
+                                     "and no verb after shutdown()")
+
+    def _port(self, what, array, *, writes=False):
+        return open_port(what, array, self.staging, writes=writes)
+
+    def _reduction_port(self, what, array, op, *, writes=False):
+        port = open_port(what, array, self.staging, writes=writes, reduces=True)
+        checks.check_operation(op, port.dtype)
+        return port
+
+    def _all_gather_parts(self, send, receive, counts):
+        """(this rank's slice, all slices) for an all_gather."""
+        own, whole = self._port("send", send), self._port("receive", receive, writes=True)
+        checks.check_same_dtype(own, whole)
+        counts = checks.check_counts("counts", counts, whole.size, self.world_size)
+        checks.check_own_count("send", own.size, counts, self.rank)
+        starts = checks.starts_of(counts)
+        checks.check_apart(own, whole, starts[self.rank])
+        return one_part(own), Part(whole, counts, starts)
+
+    def _reduce_scatter_parts(self, send, receive, counts, op):
+        """(all slices, this rank's slice) for a reduce_scatter."""
+        whole, own = self._reduction_port("send", send, op), self._reduction_port("receive", receive, op, writes=True)
+        checks.check_same_dtype(whole, own)
+        counts = checks.check_counts("counts", counts, whole.size, self.world_size)
+        checks.check_own_count("receive", own.size, counts, self.rank)
+        checks.check_apart(whole, own)
+        return Part(whole, counts, checks.starts_of(counts)), one_part(own)
+
+    def _rooted_parts(self, whole_name, whole, own_name, own, root, counts):
+        """(all slices, this rank's slice) for a scatter or gather; only the root has the whole."""
+        counts = [own.size] * self.world_size if counts is None else counts
+        size = whole.size if self.rank == root else sum(counts)
+        counts = checks.check_counts(f"{whole_name} counts", counts, size, self.world_size)
+        checks.check_own_count(own_name, own.size, counts, self.rank)
+        checks.check_same_dtype(whole, own)
+        starts = checks.starts_of(counts)
+        checks.check_apart(own, whole, starts[self.rank])
+        return Part(whole, counts, starts), one_part(own)
+
+    def _all_to_all_parts(self, send, receive, send_counts, receive_counts, send_displacements, receive_displacements):
+        """(what goes to each rank, what comes from each rank) for an all_to_all."""
+        source, target = self._port("send", send), self._port("receive", receive, writes=True)
+        checks.check_same_dtype(source, target)
+        checks.check_apart(source, target)
+        n, me = self.world_size, self.rank
+        outgoing = Part(source, *checks.check_pieces("send", send_counts, send_displacements, source.size, n))
+        incoming = Part(target, *checks.check_pieces("receive", receive_counts, receive_displacements, target.size, n))
+        if outgoing.counts[me] != incoming.counts[me]:
+            raise ValueError(f"rank {me} sends itself {outgoing.counts[me]} elements but expects {incoming.counts[me]}")
+        return outgoing, incoming
+
+    def _longest_anywhere(self, outgoing, incoming) -> int:
+        """The longest piece of this rank, or of any rank if the pieces go through windows, which all must go through."""
+        longest = max(outgoing.counts + incoming.counts)
+        if outgoing.port.host is not None and incoming.port.host is not None:
+            return longest
+        agreed = numpy.array([longest], numpy.int64)
+        self._all_reduce(agreed, _LONGEST)
+        return int(agreed[0])
+
+    def _scale(self, host, op) -> None:
+        """Turn a sum into the average, if that is what was asked for."""
+        if op is ReductionOperation.AVERAGE:
+            numpy.divide(host, self.world_size, out=host)
+
+    # ---- bytes sent, by the formulas of Traffic --------------------------------------------------------------------
+
+    def _count_all_reduce(self, port):
+        num_bytes = port.size * port.wire.itemsize
+        self.traffic.add("all_reduce", 2 * (self.world_size - 1) * num_bytes // self.world_size)
+
+    def _count_all_gather(self, own):
+        self.traffic.add("all_gather", (self.world_size - 1) * own.port.num_bytes)
+
+    def _count_pieces(self, verb, parts):
+        """Every other rank its piece."""
+        self.traffic.add(verb, (sum(parts.counts) - parts.counts[self.rank]) * parts.port.wire.itemsize)
+
+    def _count_if(self, verb, sends, num_bytes):
+        self.traffic.add(verb, num_bytes if sends else 0)
+
+
+def one_part(port) -> Part:
+    """The whole array as one piece."""
+    return Part(port, [port.size], [0])
+
+
+def summing(op: ReductionOperation) -> ReductionOperation:
+    """The operation that the carrier does: AVERAGE is a SUM that is scaled afterwards."""
+    return ReductionOperation.SUM if op is ReductionOperation.AVERAGE else op
+
+
+def unstage(port, host) -> None:
+    """Bring back what a non-blocking verb left in its scratch; nothing to do on the direct road."""
+    if port.host is None:
+        port.store(0, host)
+
+
+def with_starts(run):
+    """Adapt run(send, receive, counts, counts, starts, starts) to Staging.exchange."""
+    return lambda s, r, out, into: run(s, r, out.counts, into.counts, out.starts, into.starts)

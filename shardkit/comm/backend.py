@@ -1,0 +1,322 @@
+"""The contract of communication: the verbs that ranks use to exchange arrays, whatever carries them.
+
+    what you have                verb                what every rank has afterwards (3 ranks; a, b, c: slices)
+    [a0 b0 c0] on each rank      all_reduce          [A B C], A = a0 + a1 + a2
+                                 reduce_scatter      A on rank 0, B on rank 1, C on rank 2
+    a, b, c: one slice each      all_gather          [a b c] everywhere
+                                 gather              [a b c] on the root
+    [a b c] on the root          broadcast           [a b c] everywhere
+                                 scatter             a on rank 0, b on rank 1, c on rank 2
+    [a0 b0 c0] on each rank      all_to_all          [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
+
+A public verb checks its arguments, opens a port on each array (GPU memory and half floats go through host scratch, see
+staging.py), counts the bytes, and calls the protected verb of the same name, which sees flat host arrays only. A new
+backend implements the protected verbs and inherits everything else.
+
+Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero counts are legal
+everywhere. `counts`, `root` and `op` must be the same on all ranks.
+"""
+import sys
+from abc import ABC, abstractmethod
+from operator import index
+
+from . import checks
+from .arguments import Arguments, summing, unstage, with_starts
+from .device import NoPort
+from .objects import ObjectVerbs
+from .operations import Handle, ReductionOperation, Traffic
+from .progress import Progress
+from .staging import Staging
+
+SUM = ReductionOperation.SUM
+
+
+class CommunicationBackend(Arguments, ObjectVerbs, ABC):
+    """One rank's end of a group of ranks.
+
+    Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on arguments that are
+    wrong on this rank alone, raised before anything is sent.
+    """
+
+    def __init__(self, rank: int, world_size: int, world_ranks=None):
+        self._rank, self._world_size = rank, world_size
+        self.world_ranks = tuple(range(world_size) if world_ranks is None else world_ranks)    # of the first backend
+        self.group_key = "world"                         # the same on all ranks of a group, different between groups
+        self.traffic = Traffic()
+        self.staging = Staging()
+        self.progress = Progress()
+
+    # ---- the group ------------------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Position in this group, 0 to world_size - 1."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in this group."""
+        return self._world_size
+
+    @property
+    @abstractmethod
+    def is_initialized(self) -> bool:
+        """True between initialize() and shutdown()."""
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Make the verbs usable; a second call does nothing. Collective."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Free what initialize() or split() made; a second call does nothing. Collective."""
+
+    def close(self) -> None:
+        """The same as shutdown(), the usual word for a group that split() made. Collective."""
+        self.shutdown()
+
+    @abstractmethod
+    def abort(self, message: str, code: int = 1) -> None:
+        """Print the message and end all ranks of the job, wherever they are. Does not return normally."""
+
+    @abstractmethod
+    def exchange_within(self, note, seconds: float | None) -> list | None:
+        """The notes (small objects) of all ranks of the world, or None if not all of them call this within the time.
+
+        For ranks that fail or leave: it does not disturb a collective that is under way. None: no time limit.
+        """
+
+    def say(self, message: str) -> None:
+        """A message on standard error, in one write, so that the words of several ranks do not mix."""
+        sys.stdout.flush()
+        sys.stderr.write(f"shardkit: {message}\n")
+        sys.stderr.flush()
+
+    def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
+        """The group of the ranks that gave the same color, ordered by (key, rank); None for color None.
+
+        Collective over this backend. The group is initialized; close() it on all its ranks.
+        """
+        with self._verb("split"):
+            if color is not None and index(color) < 0:
+                raise ValueError(f"color {color} is negative; wanted 0 or more, or None to stay out")
+            group = self._split(color, index(key))
+            if group is not None:
+                group.staging, group.progress = self.staging, self.progress
+                group.group_key = f"{self.group_key}/{self.progress.num_calls[self.group_key]}.{color}"
+        return group
+
+    # ---- collectives ----------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Return once every rank has called it. Collective."""
+        with self._verb("barrier"):
+            self._barrier()
+
+    def all_reduce(self, array, op: ReductionOperation = SUM) -> None:
+        """The reduction over all ranks, in `array`, on every rank. Collective, in place.
+
+        array   any shape, the same on all ranks. Half floats are summed as float32.
+        """
+        with self._verb("all_reduce"):
+            port = self._reduction_port("array", array, op, writes=True)
+
+            def run(host):
+                self._all_reduce(host, summing(op))
+                self._scale(host, op)
+            self.staging.in_place(port, run)
+            self._count_all_reduce(port)
+
+    def broadcast(self, array, root: int = 0) -> None:
+        """The root's elements, in `array`, on every rank. Collective, in place."""
+        with self._verb("broadcast"):
+            root = checks.check_rank("root", root, self.world_size)
+            port = self._port("array", array, writes=self.rank != root)
+            self.staging.in_place(port, lambda host: self._broadcast(host, root))
+            self._count_if("broadcast", self.rank == root, (self.world_size - 1) * port.num_bytes)
+
+    def all_gather(self, send, receive, counts=None) -> None:
+        """The slices of all ranks, in rank order, in `receive`. Collective.
+
+        send      this rank's slice, counts[rank] elements; may be a view of its own place in `receive` (nothing is copied)
+        receive   sum of counts elements
+        counts    elements per rank; None: equal
+        """
+        with self._verb("all_gather"):
+            own, whole = self._all_gather_parts(send, receive, counts)
+            self._exchange(own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts))
+            self._count_all_gather(own)
+
+    def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM) -> None:
+        """The reduction over all ranks of this rank's slice of `send`, in `receive`. Collective; `send` is unchanged.
+
+        send      sum of counts elements
+        receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
+        """
+        with self._verb("reduce_scatter"):
+            whole, own = self._reduce_scatter_parts(send, receive, counts, op)
+
+            def run(s, r, part, _):
+                self._reduce_scatter(s, r, part.counts, summing(op))
+                self._scale(r, op)
+            self._exchange(whole, own, run, max(whole.counts))
+            self._count_pieces("reduce_scatter", whole)
+
+    def scatter(self, send, receive, root: int = 0, counts=None) -> None:
+        """This rank's slice of the root's `send`, in `receive`. Collective.
+
+        send      on the root: sum of counts elements; ignored elsewhere (pass None)
+        receive   counts[rank] elements; on the root it may be its own place in `send`
+        """
+        with self._verb("scatter"):
+            root = checks.check_rank("root", root, self.world_size)
+            own = self._port("receive", receive, writes=True)
+            whole = self._port("send", send) if self.rank == root else NoPort(own)
+            whole, own = self._rooted_parts("send", whole, "receive", own, root, counts)
+            self._exchange(whole, own, lambda s, r, part, _: self._scatter(s, r, root, part.counts), max(whole.counts))
+            self._count_if("scatter", self.rank == root, whole.port.num_bytes - own.port.num_bytes)
+
+    def gather(self, send, receive, root: int = 0, counts=None) -> None:
+        """The slices of all ranks, in rank order, in the root's `receive`. Collective.
+
+        send      counts[rank] elements; on the root it may be its own place in `receive`
+        receive   on the root: sum of counts elements; ignored elsewhere (pass None)
+        """
+        with self._verb("gather"):
+            root = checks.check_rank("root", root, self.world_size)
+            own = self._port("send", send)
+            whole = self._port("receive", receive, writes=True) if self.rank == root else NoPort(own)
+            whole, own = self._rooted_parts("receive", whole, "send", own, root, counts)
+            self._exchange(own, whole, lambda s, r, _, part: self._gather(s, r, root, part.counts), max(whole.counts))
+            self._count_if("gather", self.rank != root, own.port.num_bytes)
+
+    def all_to_all(self, send, receive, send_counts=None, receive_counts=None,
+                   send_displacements=None, receive_displacements=None) -> None:
+        """Piece k of `send` goes to rank k; piece k of `receive` comes from rank k. Collective; no overlap of the two.
+
+        Counts None: equal parts. Displacements (elements, one per rank) let the pieces lie anywhere in a larger buffer,
+        so that nothing need be packed; None: one piece after the other, covering the array.
+        """
+        with self._verb("all_to_all"):
+            outgoing, incoming = self._all_to_all_parts(send, receive, send_counts, receive_counts,
+                                                        send_displacements, receive_displacements)
+            self._exchange(outgoing, incoming, with_starts(self._all_to_all), self._longest_anywhere(outgoing, incoming))
+            self._count_pieces("all_to_all", outgoing)
+
+    def _exchange(self, send, receive, run, longest):
+        self.staging.exchange(send, receive, run, num_ranks=self.world_size, longest=longest)
+
+    # ---- between two ranks ----------------------------------------------------------------------------------------
+
+    def send(self, array, destination: int, tag: int = 0) -> None:
+        """Send the elements; may block until the receiver takes them, so never send first on both sides."""
+        with self._message_verb("send", "destination", destination, tag) as (destination, tag):
+            port = self._port("array", array)
+            self.staging.in_place(port, lambda host: self._send(host, destination, tag))
+            self._count_if("send", destination != self.rank, port.num_bytes)
+
+    def receive(self, array, source: int, tag: int = 0) -> None:
+        """The next message of this source and tag, in `array`, which must have its size; blocks until it is here."""
+        with self._message_verb("receive", "source", source, tag) as (source, tag):
+            port = self._port("array", array, writes=True)
+            self.staging.in_place(port, lambda host: self._receive(host, source, tag))
+
+    def isend(self, array, destination: int, tag: int = 0) -> Handle:
+        """Begin a send; the array must not change before wait()."""
+        with self._message_verb("isend", "destination", destination, tag) as (destination, tag):
+            port = self._port("array", array)
+            self._count_if("send", destination != self.rank, port.num_bytes)
+            return self._handle(self._isend(self.staging.whole(port, load=True), destination, tag))
+
+    def irecv(self, array, source: int, tag: int = 0) -> Handle:
+        """Post a receive; the array holds the message after wait()."""
+        with self._message_verb("irecv", "source", source, tag) as (source, tag):
+            port = self._port("array", array, writes=True)
+            host = self.staging.whole(port, load=False)
+            return self._handle(self._irecv(host, source, tag), lambda: unstage(port, host))
+
+    # ---- non-blocking collectives ---------------------------------------------------------------------------------
+
+    def iall_reduce(self, array, op: ReductionOperation = SUM) -> Handle:
+        """Begin an all_reduce. All ranks begin their collectives in the same order."""
+        with self._verb("iall_reduce"):
+            port = self._reduction_port("array", array, op, writes=True)
+            self._count_all_reduce(port)
+            host = self.staging.whole(port, load=True)
+
+            def finish():
+                self._scale(host, op)
+                unstage(port, host)
+            return self._handle(self._iall_reduce(host, summing(op)), finish)
+
+    def iall_gather(self, send, receive, counts=None) -> Handle:
+        """Begin an all_gather."""
+        with self._verb("iall_gather"):
+            own, whole = self._all_gather_parts(send, receive, counts)
+            self._count_all_gather(own)
+            source, target = self.staging.whole(own.port, load=True), self.staging.whole(whole.port, load=False)
+            return self._handle(self._iall_gather(source, target, whole.counts),
+                                lambda: unstage(whole.port, target))
+
+    def ireduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM) -> Handle:
+        """Begin a reduce_scatter."""
+        with self._verb("ireduce_scatter"):
+            whole, own = self._reduce_scatter_parts(send, receive, counts, op)
+            self._count_pieces("reduce_scatter", whole)
+            source, target = self.staging.whole(whole.port, load=True), self.staging.whole(own.port, load=False)
+
+            def finish():
+                self._scale(target, op)
+                unstage(own.port, target)
+            return self._handle(self._ireduce_scatter(source, target, whole.counts, summing(op)), finish)
+
+    # ---- what a backend implements, on flat host arrays: _split, and the verbs above with a leading underscore -----
+    # op is never AVERAGE; `send` of _all_gather and _gather, `receive` of _scatter may be the own slice of the other.
+
+    @abstractmethod
+    def _split(self, color, key): ...
+
+    @abstractmethod
+    def _barrier(self): ...
+
+    @abstractmethod
+    def _all_reduce(self, array, op): ...
+
+    @abstractmethod
+    def _broadcast(self, array, root): ...
+
+    @abstractmethod
+    def _all_gather(self, send, receive, counts): ...
+
+    @abstractmethod
+    def _reduce_scatter(self, send, receive, counts, op): ...
+
+    @abstractmethod
+    def _scatter(self, send, receive, root, counts): ...
+
+    @abstractmethod
+    def _gather(self, send, receive, root, counts): ...
+
+    @abstractmethod
+    def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts): ...
+
+    @abstractmethod
+    def _send(self, array, destination, tag): ...
+
+    @abstractmethod
+    def _receive(self, array, source, tag): ...
+
+    @abstractmethod
+    def _isend(self, array, destination, tag): ...
+
+    @abstractmethod
+    def _irecv(self, array, source, tag): ...
+
+    @abstractmethod
+    def _iall_reduce(self, array, op): ...
+
+    @abstractmethod
+    def _iall_gather(self, send, receive, counts): ...
+
+    @abstractmethod
+    def _ireduce_scatter(self, send, receive, counts, op): ...

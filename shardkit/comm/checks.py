@@ -1,0 +1,109 @@
+"""What a verb checks before it communicates: ranks, tags, counts, and whether two arrays fit. All errors are ValueError.
+
+Every check is local. Arguments that must agree between ranks (root, counts, op, dtype) are the caller's duty; the
+in-memory backend compares them, so that a test on threads finds what would hang or corrupt an MPI job.
+"""
+from itertools import accumulate
+from operator import index
+
+from .operations import ReductionOperation
+
+MAX_TAG = 32766          # every MPI has at least 32767; that one is kept for the backend's own messages
+
+
+def check_rank(what: str, rank: int, num_ranks: int) -> int:
+    """The rank as an int, if it is one of this group."""
+    number = _integer(what, rank)
+    if not 0 <= number < num_ranks:
+        raise ValueError(f"{what} {rank} is not a rank of this group; wanted 0 to {num_ranks - 1}")
+    return number
+
+
+def check_tag(tag: int) -> int:
+    """The tag as an int, if every MPI can carry it."""
+    number = _integer("tag", tag)
+    if not 0 <= number <= MAX_TAG:
+        raise ValueError(f"tag {tag} is outside 0 to {MAX_TAG}, the range that every MPI has")
+    return number
+
+
+def check_operation(op: ReductionOperation, dtype) -> None:
+    """Raise if the operation cannot be done on values of this dtype."""
+    if not isinstance(op, ReductionOperation):
+        raise ValueError(f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM")
+    if dtype.kind not in "iuf" and dtype.name != "bfloat16":
+        raise ValueError(f"arrays of {dtype} cannot be reduced; wanted integers or floats")
+    if op is ReductionOperation.AVERAGE and dtype.kind in "iu":
+        raise ValueError(f"the average of {dtype} values is not a {dtype}; use SUM, or a float array")
+
+
+def check_counts(what: str, counts, size: int, num_ranks: int) -> list[int]:
+    """One count per rank, as given or (None) equal parts, which add up to `size` elements."""
+    counts = equal_counts(what, size, num_ranks) if counts is None else _count_list(what, counts, num_ranks)
+    if sum(counts) != size:
+        raise ValueError(f"{what} {counts} add up to {sum(counts)} elements, but the array has {size}")
+    return counts
+
+
+def check_pieces(what: str, counts, displacements, size: int, num_ranks: int) -> tuple[list[int], list[int]]:
+    """Counts and starts of one piece per rank inside an array of `size` elements; the pieces need not cover it."""
+    if displacements is None:
+        counts = check_counts(what + "_counts", counts, size, num_ranks)
+        return counts, starts_of(counts)
+    if counts is None:
+        raise ValueError(f"{what}_displacements without {what}_counts; give both")
+    counts = _count_list(what + "_counts", counts, num_ranks)
+    starts = _count_list(what + "_displacements", displacements, num_ranks)
+    for rank, (start, count) in enumerate(zip(starts, counts)):
+        if start + count > size:
+            raise ValueError(f"{what} piece {rank} is [{start}, {start + count}), outside the array of {size} elements")
+    return counts, starts
+
+
+def check_own_count(what: str, size: int, counts: list[int], rank: int) -> None:
+    """Raise if the array of this rank's own slice is not as long as counts say."""
+    if size != counts[rank]:
+        raise ValueError(f"{what} has {size} elements, but counts give rank {rank} {counts[rank]}")
+
+
+def check_same_dtype(send, receive) -> None:
+    """Raise if two ports differ in dtype."""
+    if send.dtype != receive.dtype:
+        raise ValueError(f"send is {send.dtype} and receive is {receive.dtype}; they must be equal")
+
+
+def check_apart(send, receive, own_start: int | None = None) -> None:
+    """Raise if the arrays share memory, unless `send` is exactly the own slice of `receive` that starts there."""
+    first, last = send.address, send.address + send.num_bytes
+    other = receive.address
+    if last <= other or other + receive.num_bytes <= first or not send.size or not receive.size:
+        return
+    if own_start is None or first != other + own_start * receive.dtype.itemsize:
+        allowed = "" if own_start is None else ", unless the one is this rank's own slice of the other"
+        raise ValueError(f"send and receive overlap in memory; they must be apart{allowed}")
+
+
+def equal_counts(what: str, size: int, num_ranks: int) -> list[int]:
+    """`size` elements in equal parts, one per rank."""
+    if size % num_ranks:
+        raise ValueError(f"{size} elements cannot be cut into {num_ranks} equal parts; give {what}")
+    return [size // num_ranks] * num_ranks
+
+
+def starts_of(counts: list[int]) -> list[int]:
+    """Where each piece begins when the pieces lie one after the other."""
+    return [0, *accumulate(counts)][:-1]
+
+
+def _count_list(what, counts, num_ranks):
+    numbers = [_integer(what, count) for count in counts]
+    if len(numbers) != num_ranks or any(count < 0 for count in numbers):
+        raise ValueError(f"{what} is {numbers}; wanted {num_ranks} numbers >= 0, one per rank")
+    return numbers
+
+
+def _integer(what, value):
+    try:
+        return index(value)
+    except TypeError:
+        raise ValueError(f"{what} is {value!r}; wanted an integer") from None

@@ -1,0 +1,142 @@
+"""What happens when a rank fails: raised on all ranks, voted on, or the end of the job. No rank waits for a dead one.
+
+    with collectively(backend):            # local work in here; an error on one rank is raised on all of them
+        check_files(rank_path)
+
+    if agree(backend, loss_is_nan): ...    # every rank takes the same branch
+
+    with abort_on_error(backend, run_folder):    # around a main program
+        train()
+
+Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-pytest.
+"""
+import sys
+import time
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from ..errors import CommunicationTimeout, PeerError, ShardkitError
+from .operations import ReductionOperation
+
+TOGETHER_SECONDS = 1.0           # ranks that fail alike do so within this time; else one of them failed alone
+
+
+def agree(backend, flag: bool) -> bool:
+    """True on all ranks if the flag is true on any. Collective over the backend."""
+    vote = numpy.array([bool(flag)], numpy.uint8)
+    backend.all_reduce(vote, ReductionOperation.MAX)
+    return bool(vote[0])
+
+
+@contextmanager
+def collectively(backend):
+    """Around local work: if it raises on one rank, it raises on all. Also a decorator.
+
+    Collective over the backend, at the end of the block; no verb inside the block may follow what can raise.
+    Errors: the rank's own error where it happened. Elsewhere the same error again if it is of the kind that callers handle
+    (ShardkitError, OSError, ValueError, TypeError), from a PeerError that names the rank; else that PeerError itself.
+    KeyboardInterrupt and SystemExit pass untouched, and so does CommunicationTimeout: after it the ranks are not together.
+    """
+    error = None
+    try:
+        yield
+    except CommunicationTimeout:
+        raise
+    except Exception as caught:
+        error = caught
+    if agree(backend, error is not None):
+        _raise_together(backend, error)
+
+
+def _raise_together(backend, error):
+    """Raise this rank's own error, or that of the first rank that has one. Collective."""
+    notes = backend.all_gather_object(None if error is None else (describe_error(error), error if _is_shared(error) else None))
+    if error is not None:
+        raise error
+    rank, (text, original) = next((rank, note) for rank, note in enumerate(notes) if note is not None)
+    origin = PeerError(f"rank {rank} failed: {text}")
+    if original is None:
+        raise origin
+    raise original from origin
+
+
+def _is_shared(error) -> bool:
+    """True for errors that a caller may handle by type, and that survive the journey to another rank."""
+    return (isinstance(error, (ShardkitError, OSError, ValueError, TypeError))
+            and type(error).__module__ in ("builtins", ShardkitError.__module__))
+
+
+def _is_echo(error) -> bool:
+    """True if another rank raised this error first."""
+    return isinstance(error, PeerError) or isinstance(error.__cause__, PeerError)
+
+
+@contextmanager
+def abort_on_error(backend, run_folder=None, describe=None):
+    """Around a main program: an error ends the whole job, with one message.
+
+    run_folder   where an error file with time, rank, what the rank was doing and the traceback is written; None: no file
+    describe     function () -> str: what this rank was doing ("step 12, data 1, 2F5"), for the message and the file
+    Errors: if all ranks raise (a user error found everywhere), SystemExit with the error's exit code on all of them, after
+    one message; if only some do, the job is aborted. SystemExit with a code other than 0 on some ranks counts as an error.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and not error.code:
+            raise
+        sys.exit(report_failure(backend, error, run_folder, describe))
+
+
+def report_failure(backend, error, run_folder=None, describe=None) -> int:
+    """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code for all ranks."""
+    doing = "" if describe is None else describe()
+    trace = "".join(traceback.format_exception(error)).rstrip()
+    if run_folder is not None and not isinstance(error, SystemExit):
+        write_error_file(run_folder, backend.world_ranks[backend.rank], doing, trace)
+    note = Failure(backend.world_ranks[backend.rank], doing, describe_error(error), _is_echo(error))
+    notes = backend.exchange_within(note, TOGETHER_SECONDS)
+    if notes is None:
+        backend.abort(f"{note}\n{trace}")
+    failures = [other for other in notes if other is not None]         # None: that rank reached its end without an error
+    if note == min(failures, key=lambda failure: (failure.is_echo, failure.rank)) and not isinstance(error, SystemExit):
+        backend.say(_summary(note, failures) + ("" if isinstance(error, ShardkitError) else f"\n{trace}"))
+    return error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a failing rank says. is_echo: it repeats another rank's failure, which has the better message."""
+
+    rank: int
+    doing: str
+    message: str
+    is_echo: bool
+
+    def __str__(self):
+        return f"rank {self.rank}{f' ({self.doing})' if self.doing else ''} failed: {self.message}"
+
+
+def _summary(note, failures):
+    if all(failure.message == note.message for failure in failures):
+        return f"{note.message} (on {f'all {len(failures)} ranks' if len(failures) > 1 else f'rank {note.rank}'})"
+    return str(note)
+
+
+def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
+    """error-rank-00003.txt in the folder, which is made if it is missing; its path."""
+    folder = Path(run_folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"error-rank-{rank:05d}.txt"
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    path.write_text(f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}")
+    return path
+
+
+def describe_error(error) -> str:
+    """Type and message in one line: "ValueError: 3 is not 4"."""
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,86 @@
+"""Mesh: a MeshShape that can talk. One live group of ranks per axis.
+
+    mesh = Mesh(backend, pipeline=2, tensor=2)          # data is inferred from the number of ranks
+    mesh.group("data").all_reduce(gradients)            # over the ranks that differ from this one only in `data`
+"""
+import platform
+
+from ..errors import MeshError
+from ..layout.mesh_shape import AXES, Coordinates, MeshShape
+from .backend import CommunicationBackend
+from .failure import collectively
+
+
+class Mesh:
+    """Ranks arranged along the axes pipeline, data and tensor.
+
+    Collective over the backend, which is initialized if it is not yet. data = -1: as many as are left over.
+    order    axes from the slowest to the one that varies fastest with the rank
+    Errors: MeshError, on all ranks alike, if the sizes do not multiply to the number of ranks or differ between ranks.
+    """
+
+    def __init__(self, backend: CommunicationBackend, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES):
+        backend.initialize()
+        with collectively(backend):
+            shape = MeshShape.infer(backend.world_size, pipeline=pipeline, tensor=tensor, data=data, order=order)
+        self.world = backend
+        self.shape = shape
+        self._hosts = _agreed_hosts(backend, shape)
+        self._groups = {axis: self._split(axis) for axis in AXES}
+
+    @property
+    def rank(self) -> int:
+        """This rank in the world."""
+        return self.world.rank
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """Where this rank stands along each axis; also its rank in each group."""
+        return self.shape.coordinates(self.rank)
+
+    def size(self, axis: str) -> int:
+        """Number of ranks along the axis. Errors: MeshError on an unknown axis."""
+        return self.group(axis).world_size
+
+    def group(self, axis: str) -> CommunicationBackend:
+        """The ranks that differ from this one only along the axis. Errors: MeshError on an unknown axis."""
+        if axis not in self._groups:
+            raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
+        return self._groups[axis]
+
+    def ranks(self, axis: str) -> list[int]:
+        """World ranks of group(axis), by their coordinate along it."""
+        return self.shape.group(axis, self.rank)
+
+    def describe(self) -> str:
+        """A table of who is where; the same text on all ranks, no communication."""
+        header = ["rank", *self.shape.order, "host"]
+        rows = [header] + [self._row(rank, host) for rank, host in enumerate(self._hosts)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
+        return "\n".join([f"{self.shape} = {self.shape.size} ranks", *table])
+
+    def close(self) -> None:
+        """Free the groups; the backend stays. Collective over the backend; a second call does nothing."""
+        for axis in AXES:
+            self._groups[axis].close()
+
+    def _split(self, axis):
+        return self.world.split(self.ranks(axis)[0], getattr(self.coordinates, axis))
+
+    def _row(self, rank, host):
+        coordinates = self.shape.coordinates(rank)
+        return [str(rank), *(str(getattr(coordinates, axis)) for axis in self.shape.order), host]
+
+    def __repr__(self):
+        return f"Mesh({self.shape}, rank {self.rank})"
+
+
+def _agreed_hosts(backend, shape):
+    """The host of every rank, once it is certain that all ranks mean the same mesh."""
+    answers = backend.gather_object((str(shape), platform.node()))
+    shapes, hosts = zip(*backend.broadcast_object(answers))
+    for rank, other in enumerate(shapes):
+        if other != shapes[0]:
+            raise MeshError(f"rank 0 asked for a mesh of {shapes[0]}, but rank {rank} for {other}; pass the same sizes on all")
+    return hosts

@@ -1,0 +1,93 @@
+"""The small values that every communication backend shares: the operation of a reduction, handles, and the traffic record.
+
+    handle = backend.iall_reduce(gradients)        # the array belongs to the backend until wait() returns
+    backend.traffic.bytes_sent                     # bytes this rank has sent, by the formulas of `Traffic`
+"""
+import enum
+from abc import ABC, abstractmethod
+
+
+class ReductionOperation(enum.Enum):
+    """What all_reduce and reduce_scatter do with the values of the ranks. AVERAGE is SUM divided by the number of ranks."""
+
+    SUM = "sum"
+    PRODUCT = "product"
+    MIN = "min"
+    MAX = "max"
+    AVERAGE = "average"
+
+
+class Handle(ABC):
+    """A communication under way. Its arrays must not be touched before wait() returned or test() said True."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until the communication is complete; a second wait() returns at once."""
+
+    @abstractmethod
+    def test(self) -> bool:
+        """True if the communication is complete; never blocks. Calling it also lets MPI make progress."""
+
+
+class FinishedHandle(Handle):
+    """A carrier's handle, and what remains to be done once it is complete: scale, narrow, copy to the device."""
+
+    def __init__(self, carrier: Handle, finish, waiting):
+        self._carrier, self._finish = carrier, finish
+        self._waiting = waiting                          # context manager around a wait(), which may block
+        self._is_complete = False
+
+    def wait(self) -> None:
+        if not self._is_complete:
+            with self._waiting():
+                self._carrier.wait()
+            self._complete()
+
+    def test(self) -> bool:
+        if not self._is_complete and self._carrier.test():
+            self._complete()
+        return self._is_complete
+
+    def _complete(self):
+        self._is_complete = True
+        if self._finish is not None:
+            self._finish()
+
+
+class Traffic:
+    """Bytes this rank has sent to other ranks, per verb.
+
+    Counted by formula, from what this rank contributes to the ring or pairwise form of each verb on n ranks (what an MPI
+    really does inside may differ). N: bytes of the whole array, own: bytes of this rank's slice. Half floats travel in
+    reductions as float32 and count as such.
+
+        all_reduce          2 (n-1) N / n        reduce_scatter + all_gather of even slices
+        all_gather          (n-1) own            own slice to every other rank
+        reduce_scatter      N - own              every other owner its slice
+        all_to_all          sent - to itself
+        broadcast, scatter  root: (n-1) N, N - own; others 0
+        gather              own; root 0
+        send                N                    0 to itself
+    """
+
+    def __init__(self):
+        self.by_verb: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """Sum over all verbs."""
+        return sum(self.by_verb.values())
+
+    def add(self, verb: str, num_bytes: int) -> None:
+        """Count one call of this verb."""
+        self.by_verb[verb] = self.by_verb.get(verb, 0) + num_bytes
+        self.calls[verb] = self.calls.get(verb, 0) + 1
+
+    def reset(self) -> None:
+        """Start counting from zero."""
+        self.by_verb.clear()
+        self.calls.clear()
+
+    def __repr__(self):
+        return f"Traffic({self.bytes_sent} bytes: {self.by_verb})"

@@ -1,0 +1,50 @@
+"""Which verb this process is in right now, and how many it has made on each group.
+
+All ranks of a group make the same collective calls in the same order, so "rank 2 left after 11 calls on this group" and
+"rank 0 is in call 12" together prove that rank 0 waits in vain.
+"""
+from collections import Counter
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a verb.
+
+    group    the key of the group it is on, the same on all its ranks; number counts the collective calls on that group
+    ranks    world ranks that must take part
+    number   None for a message between two ranks
+    """
+
+    verb: str
+    group: str
+    ranks: tuple[int, ...]
+    number: int | None
+
+    def __str__(self):
+        return self.verb if self.number is None else f"{self.verb} (call {self.number} on group {self.group})"
+
+
+class Progress:
+    """The call under way, if any. One per process, shared by a backend and all groups split from it."""
+
+    def __init__(self):
+        self.current: Call | None = None
+        self.num_calls: Counter[str] = Counter()         # group key -> collective calls begun
+
+    def begin_collective(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+        """A collective verb begins; end() must follow."""
+        self.num_calls[group] += 1
+        self.current = Call(verb, group, ranks, self.num_calls[group])
+
+    def begin_message(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+        """A verb between two ranks begins; end() must follow."""
+        self.current = Call(verb, group, ranks, None)
+
+    def resume(self, call: Call) -> None:
+        """Waiting for a call that was begun earlier; end() must follow."""
+        self.current = call
+
+    def end(self) -> None:
+        """The verb is over."""
+        self.current = None

@@ -1,0 +1,75 @@
+"""The communication contract on MPI, and what only the MPI backend does."""
+import sys
+
+import numpy
+import pytest
+from threads.communication_contract import PROMISES
+
+from shardkit.comm import MPICommunicationBackend, collectively, ordered_reduce_scatter
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture(params=[None, 7], ids=["one call", "calls of 7"])
+def limited(backend, request):
+    """The backend with a lowered number of elements per MPI call, as if arrays were beyond 2**31 - 1 elements."""
+    if request.param is not None:
+        backend.count_limit = request.param
+    yield backend
+    backend.count_limit = type(backend).count_limit
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_contract_holds_on_mpi(limited, promise):
+    with collectively(limited):
+        PROMISES[promise](limited)
+
+
+def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
+    from mpi4py import MPI
+    mine = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
+    inner = MPICommunicationBackend(mine)
+    inner.initialize()
+    before, after = (mine.rank - 1) % mine.size, (mine.rank + 1) % mine.size
+    theirs, ours = numpy.empty(1), numpy.empty(1)
+    request = mine.Irecv(theirs, before, tag=4)
+    handle = inner.irecv(ours, before, tag=4)
+    inner.send(numpy.array([1.0]), after, tag=4)
+    handle.wait()
+    mine.Send(numpy.array([2.0]), after, tag=4)
+    request.Wait()
+    inner.shutdown()
+    mine.Barrier()                               # the user's communicator is still the user's
+    mine.Free()
+    assert (ours[0], theirs[0]) == (1.0, 2.0)
+    assert inner.rank == backend.world_size - 1 - backend.rank
+
+
+def test_the_exception_hook_is_restored_by_shutdown(backend):
+    hook = sys.excepthook
+    second = MPICommunicationBackend()
+    second.initialize()
+    assert sys.excepthook != hook
+    second.shutdown()
+    assert sys.excepthook == hook and not second.is_initialized
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_message_of_the_wrong_size_is_an_error_where_it_is_received(backend):
+    from shardkit.errors import CommunicationError
+    with collectively(backend):
+        if backend.rank == 0:
+            backend.send(numpy.zeros(3), 1)
+            backend.send(numpy.zeros(5), 1)
+        elif backend.rank == 1:
+            for _ in range(2):
+                with pytest.raises(CommunicationError, match="disagree about its size"):
+                    backend.receive(numpy.zeros(4), 0)
+
+
+def test_ordered_reduce_scatter_moves_as_many_bytes_as_a_ring(backend):
+    n = backend.world_size
+    buffer, out = numpy.zeros(1000 * n, "float32"), numpy.zeros(1000, "float32")
+    backend.traffic.reset()
+    ordered_reduce_scatter(backend, buffer, out, scratch_elements=64 * n)
+    assert backend.traffic.bytes_sent == 4000 * (n - 1)
