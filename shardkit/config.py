@@ -1,0 +1,289 @@
+"""Settings as frozen dataclasses, and the only place that reads the environment.
+
+A training run is described by `RunConfiguration`: sections of plain values, read from TOML, overridden by
+`--section.key=value`, refused with the nearest known name when unknown. A sharded model is described by
+`ShardingConfiguration`, which holds live objects (backend, rule, loss) and is made in Python.
+"""
+import dataclasses
+import difflib
+import json
+import os
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigurationError
+
+
+# ---- the environment ---------------------------------------------------------------------------------------------
+
+_WORLD_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE")
+
+
+def launched_ranks() -> int | None:
+    """How many ranks the launcher (mpiexec, srun) says it started; None if no launcher left a word."""
+    for name in _WORLD_SIZE_VARIABLES:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
+        return int(os.environ["SLURM_STEP_NUM_TASKS"])
+    return None
+
+
+# ---- sharded models ----------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class ShardingConfiguration:
+    """How a model is sharded and trained; every field is consumed by the sharded models.
+
+    backend                       an initialized or fresh CommunicationBackend; all ranks of it take part
+    learning_rate                 of plain SGD when no `optimizer` is given
+    optimizer                     a rule such as AdamW(lr=1e-3); None: SGD(lr=learning_rate)
+    loss                          function (prediction, y) -> mean loss, or a Loss object; None: the wrapped model's own
+    max_gradient_norm             clip the global norm of the mean gradient to this; None: no clipping
+    auto_synchronize_gradients    False: train() only accumulates local gradients until synchronize_gradients()
+    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication unit has this many
+    gradient_compression          "float16": gradients travel as half floats and are summed as float32; None: as they are
+    micro_batches                 number that each data rank cuts its part of a batch into
+    schedule                      name of an order in shardkit.schedule.ORDERS
+    activation_checkpointing      keep only block inputs and run each block again in backward
+    deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
+                                  own reductions and one accumulation buffer
+    device                        "cpu" or "cuda"
+    seed                          of dropout, and of the initial weights of a model that has none of its own
+
+    Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
+    """
+
+    backend: Any
+    learning_rate: float = 0.01
+    optimizer: Any = None
+    loss: Any = None
+    max_gradient_norm: float | None = None
+    auto_synchronize_gradients: bool = True
+    minimum_parameter_group_size: int = 1024
+    gradient_compression: str | None = None
+    micro_batches: int = 1
+    schedule: str = "1f1b"
+    activation_checkpointing: bool = False
+    deterministic: bool = True
+    device: str = "cpu"
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.backend is None:
+            raise TypeError("ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got None")
+        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "a number > 0")
+        _require(self.micro_batches >= 1, "micro_batches", self.micro_batches, "an integer >= 1")
+        _require(self.minimum_parameter_group_size >= 1, "minimum_parameter_group_size",
+                 self.minimum_parameter_group_size, "an integer >= 1")
+        _require(self.max_gradient_norm is None or self.max_gradient_norm > 0, "max_gradient_norm",
+                 self.max_gradient_norm, "None or a number > 0")
+        _require(self.gradient_compression in (None, "float16"), "gradient_compression",
+                 self.gradient_compression, 'None or "float16"')
+        _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+
+    @classmethod
+    def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+        """For ranks on one node or a fast fabric: small communication units, so that little memory is gathered at once."""
+        return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
+
+    @classmethod
+    def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+        """For slow networks: few large messages, and gradients that travel as half floats."""
+        return cls(backend, **{"minimum_parameter_group_size": 262144, "gradient_compression": "float16", **settings})
+
+
+def _require(holds, name, got, wanted):
+    if not holds:
+        raise ConfigurationError(f"{name} = {got!r}; wanted {wanted}")
+
+
+# ---- training runs -----------------------------------------------------------------------------------------------
+
+def key(default, text: str, unit: str = "", **choices):
+    """A configuration key: its default, what it means, its unit, and what values it may take."""
+    metadata = {"text": text, "unit": unit, **choices}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: str = key("runs/gpt", "where checkpoints, metrics and the token cache are kept")
+    steps: int = key(300, "optimisation steps in all, counted from the beginning of the run", "steps", minimum=1)
+    seed: int = key(0, "of the initial weights, the order of the data and dropout")
+    report_every: int = key(10, "a line of progress, and a record in metrics.jsonl", "steps", minimum=1)
+    validate_every: int = key(50, "measure the loss on held-out text", "steps", minimum=1)
+    validation_batches: int = key(8, "global batches per validation", minimum=1)
+    checkpoint_every: int = key(100, "write a checkpoint; one is always written at the end", "steps", minimum=1)
+    keep_checkpoints: int = key(3, "older ones are deleted", "checkpoints", minimum=1)
+    threads: int = key(1, "BLAS threads of each rank; the trained bits depend on it", "threads", minimum=1)
+
+
+@dataclass(frozen=True)
+class Model:
+    style: str = key("llama", "of the transformer block", among=("gpt2", "llama"))
+    width: int = key(128, "of the residual stream", "elements", minimum=1)
+    layers: int = key(4, "transformer blocks", "blocks", minimum=1)
+    heads: int = key(4, "attention heads", "heads", minimum=1)
+    kv_heads: int = key(0, "heads of keys and values; 0: as many as heads", "heads", minimum=0)
+    sequence_length: int = key(128, "tokens that the model sees at once", "tokens", minimum=1)
+    tied: bool = key(False, "the output layer uses the embedding's weight")
+    dropout: float = key(0.0, "probability that an activation is dropped in training", minimum=0.0, below=1.0)
+    dtype: str = key("float32", "of parameters and activations", among=("float32", "float64"))
+
+
+@dataclass(frozen=True)
+class Text:
+    path: list[str] = key([], "files or folders of text; none: the Python standard library's own sources")
+    validation_percent: float = key(5.0, "of the text held out for validation", "percent", above=0.0, below=100.0)
+    maximum_bytes: int = key(64 * 2**20, "of text to read", "bytes", minimum=1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    sequences: int = key(16, "in the global batch of one step", "sequences", minimum=1)
+    micro_batch: int = key(4, "sequences computed at once; with the seed it fixes the trained bits on any mesh",
+                           "sequences", minimum=1)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    name: str = key("adamw", "the update rule", among=("adamw", "adam", "momentum", "sgd"))
+    learning_rate: float = key(3e-3, "at its highest, after the warm-up", above=0.0)
+    warmup_steps: int = key(20, "the learning rate grows linearly", "steps", minimum=0)
+    decay: str = key("cosine", "of the learning rate after the warm-up", among=("cosine", "linear", "constant"))
+    decay_steps: int = key(0, "when the learning rate reaches its floor; 0: run.steps of the first start", "steps", minimum=0)
+    floor: float = key(0.1, "last learning rate as a part of the highest", minimum=0.0, maximum=1.0)
+    weight_decay: float = key(0.01, "decoupled for adamw", minimum=0.0)
+    momentum: float = key(0.9, "of the momentum rule", minimum=0.0, below=1.0)
+    beta1: float = key(0.9, "of adam and adamw", minimum=0.0, below=1.0)
+    beta2: float = key(0.95, "of adam and adamw", minimum=0.0, below=1.0)
+    max_gradient_norm: float = key(1.0, "the gradient is scaled down to this norm; 0: never", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class Parallel:
+    policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
+    schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe"))
+    activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
+    minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)
+    deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
+    gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
+    device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
+
+
+@dataclass(frozen=True)
+class Sample:
+    prompt: str = key("def ", "the text to continue; with \\n for a line end")
+    tokens: int = key(200, "to generate at the end of training; 0: none", "bytes", minimum=0)
+    temperature: float = key(0.8, "0: always the most probable byte", minimum=0.0)
+
+
+@dataclass(frozen=True)
+class RunConfiguration:
+    """Everything that `shardkit train` needs; printable, comparable, and stored beside the run."""
+
+    run: Run = field(default_factory=Run)
+    model: Model = field(default_factory=Model)
+    data: Text = field(default_factory=Text)
+    batch: Batch = field(default_factory=Batch)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    parallel: Parallel = field(default_factory=Parallel)
+    sample: Sample = field(default_factory=Sample)
+
+    def to_dict(self) -> dict:
+        return dataclasses.asdict(self)
+
+    def replace(self, settings: dict[str, Any]) -> "RunConfiguration":
+        """This configuration with {"section.key": value} replaced and checked.
+
+        Errors: ConfigurationError on an unknown key (the nearest known one is offered), a wrong type or a value out of range.
+        """
+        changed: dict[str, dict] = {}
+        for name, value in settings.items():
+            section, name_in_section = _split_key(name)
+            changed.setdefault(section, {})[name_in_section] = _checked(name, value)
+        return dataclasses.replace(self, **{s: dataclasses.replace(getattr(self, s), **v) for s, v in changed.items()})
+
+
+def configuration_keys() -> dict[str, tuple[Any, dataclasses.Field]]:
+    """{"section.key": (default, field)} in the order of declaration."""
+    keys = {}
+    for section in dataclasses.fields(RunConfiguration):
+        defaults = section.default_factory()
+        for f in dataclasses.fields(defaults):
+            keys[f"{section.name}.{f.name}"] = (getattr(defaults, f.name), f)
+    return keys
+
+
+def read_toml(path) -> dict[str, Any]:
+    """The file's settings as {"section.key": value}. Errors: ConfigurationError naming the file."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    settings = {}
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{path}: {section} = {table!r} stands outside a [section]; see --help for the sections")
+        settings.update({f"{section}.{name}": value for name, value in table.items()})
+    return settings
+
+
+def parse_override(name: str, text: str):
+    """The value of `--section.key=text`, in the type of that key."""
+    _split_key(name)
+    default, f = configuration_keys()[name]
+    if isinstance(default, str):
+        return text
+    if isinstance(default, list):
+        return json.loads(text) if text.startswith("[") else [text]
+    try:
+        return json.loads(text.lower() if isinstance(default, bool) else text)
+    except json.JSONDecodeError:
+        return text         # refused by the type check, with the key's name
+
+
+def _split_key(name: str) -> tuple[str, str]:
+    known = configuration_keys()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]}?" if near else "; --help lists every key"
+        raise ConfigurationError(f"unknown configuration key {name}{hint}")
+    section, _, rest = name.partition(".")
+    return section, rest
+
+
+def _checked(name: str, value):
+    """The value if it has the key's type and range; integers are taken where a float is wanted."""
+    default, f = configuration_keys()[name]
+    if isinstance(default, float) and type(value) is int:
+        value = float(value)
+    if isinstance(default, list) and isinstance(value, str):
+        value = [value]
+    if type(value) is not type(default):
+        raise ConfigurationError(f"{name} = {value!r} is of type {type(value).__name__}; wanted {type(default).__name__}, "
+                                 f"for example {default!r}")
+    rules = f.metadata
+    for rule, holds in (("minimum", lambda b: value >= b), ("maximum", lambda b: value <= b),
+                        ("above", lambda b: value > b), ("below", lambda b: value < b), ("among", lambda b: value in b)):
+        if rule in rules and not holds(rules[rule]):
+            bound = " or ".join(map(repr, rules[rule])) if rule == "among" else f"{rule} {rules[rule]}"
+            raise ConfigurationError(f"{name} = {value!r}; wanted {bound}")
+    return value
+
+
+def help_text() -> str:
+    """Every key with its default, unit and meaning, one line each."""
+    lines = []
+    for name, (default, f) in configuration_keys().items():
+        unit = f" {f.metadata['unit']}" if f.metadata["unit"] else ""
+        among = f" ({' | '.join(f.metadata['among'])})" if "among" in f.metadata else ""
+        lines.append(f"  --{name:<40} {json.dumps(default)}{unit}: {f.metadata['text']}{among}")
+    return "\n".join(lines)

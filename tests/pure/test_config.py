@@ -1,0 +1,66 @@
+"""Settings: where they come from, and what is refused."""
+import pytest
+
+from shardkit.config import (RunConfiguration, configuration_keys, help_text, launched_ranks, parse_override, read_toml)
+from shardkit.errors import ConfigurationError
+
+
+def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
+    for name, (default, f) in configuration_keys().items():
+        assert f.metadata["text"], name
+        assert RunConfiguration().replace({name: default}) == RunConfiguration()
+
+
+def test_help_names_every_key_with_its_default():
+    lines = help_text().splitlines()
+    assert len(lines) == len(configuration_keys())
+    assert any("run.steps" in line and "300 steps" in line for line in lines)
+
+
+@pytest.mark.parametrize("wrong, nearest", [("optimizer.learning_rat", "optimizer.learning_rate"), ("run.step", "run.steps"),
+                                            ("model.layer", "model.layers"), ("layers", "model.layers")])
+def test_an_unknown_key_is_refused_with_the_nearest_name(wrong, nearest):
+    with pytest.raises(ConfigurationError, match=f"did you mean {nearest}"):
+        RunConfiguration().replace({wrong: 1})
+
+
+@pytest.mark.parametrize("settings", [{"run.steps": "many"}, {"run.steps": 1.5}, {"run.steps": 0}, {"model.style": "bert"},
+                                      {"model.dropout": 1.0}, {"data.validation_percent": 0.0}, {"model.tied": 1},
+                                      {"run.steps": True}])
+def test_a_value_of_wrong_type_or_range_is_refused_by_name(settings):
+    with pytest.raises(ConfigurationError, match=next(iter(settings))):
+        RunConfiguration().replace(settings)
+
+
+@pytest.mark.parametrize("name, text, value", [
+    ("run.steps", "20", 20), ("optimizer.learning_rate", "1e-3", 1e-3), ("optimizer.learning_rate", "1", 1),
+    ("model.tied", "True", True), ("data.path", "a b.txt", ["a b.txt"]), ("data.path", '["a", "b"]', ["a", "b"]),
+    ("sample.prompt", "12", "12")])
+def test_overrides_take_the_type_of_their_key(name, text, value):
+    assert parse_override(name, text) == value
+
+
+def test_toml_tables_become_dotted_keys(tmp_path):
+    (tmp_path / "run.toml").write_text('[model]\nwidth = 64\n[data]\npath = "text.txt"\n')
+    settings = RunConfiguration().replace(read_toml(tmp_path / "run.toml"))
+    assert settings.model.width == 64 and settings.data.path == ["text.txt"]
+
+
+@pytest.mark.parametrize("text", ["width = 64", "[model\n", "[model]\nwidth = "])
+def test_toml_that_cannot_be_used_is_refused_by_file_name(tmp_path, text):
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match="run.toml"):
+        read_toml(tmp_path / "run.toml")
+    with pytest.raises(ConfigurationError, match="missing.toml"):
+        read_toml(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize("variables, ranks", [({}, None), ({"PMI_SIZE": "4"}, 4), ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+                                              ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+                                              ({"SLURM_STEP_NUM_TASKS": "8"}, None)])
+def test_the_launcher_says_how_many_ranks_it_started(monkeypatch, variables, ranks):
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched_ranks() == ranks
