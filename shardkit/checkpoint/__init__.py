@@ -1,0 +1,5 @@
+"""Checkpoints: N-D boxes in HDF5, one file per writer, an index that shows every tensor whole, written atomically."""
+from .load import Checkpoint
+from .store import CheckpointStore
+
+__all__ = ["Checkpoint", "CheckpointStore"]
