@@ -1,0 +1,269 @@
+"""The engine: a model's units on a mesh, the programs of its step, and the batch on its way through them.
+
+    x, y of this data rank --checked, counted--> micro-batches --Runtime.run(program)--> mean loss of the global batch
+
+Which policy, which schedule, how many ranks: decided here once, when units and programs are built. Every strategy in
+sharded_model.py is a face on this one engine.
+"""
+from dataclasses import dataclass
+
+import numpy
+
+from ..array.backend import Device, to_host
+from ..comm import Mesh, collectively
+from ..comm.ordered import ordered_sum
+from ..config import ShardingConfiguration
+from ..errors import ShapeError, ShardingError
+from ..nn.autograd import Tensor, no_grad
+from ..nn.context import ForwardContext
+from ..nn.loss import as_loss
+from ..nn.module import Module
+from ..optim import SGD
+from ..schedule import Action, Kind, add_gathers, expand, lower, order_named
+from .partition import plan_units
+from .policy import Policy
+from .runtime import Runtime, Step
+from .unit import Memory, Unit
+
+_UPDATE = (Kind.CLIP, Kind.STEP)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This data rank's part of a global batch, and where it lies in the whole."""
+
+    x: object
+    y: object
+    first_sample: int       # number of x[0] in the global batch
+    samples: int            # of the global batch
+    items: float            # that the loss counts in the global batch (tokens, for a language model)
+
+
+class Engine:
+    """Trains a wrapped model on `mesh` under `policy`. Making one, and every method here, is collective over the mesh."""
+
+    def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
+        self.model, self.config, self.mesh, self.policy = model, config, mesh, policy
+        self.data = mesh.group("data")
+        with collectively(mesh.world):
+            self.device = Device(config.device)
+            self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
+            model.finish(config.seed)
+            order = order_named(config.schedule)
+            plans = plan_units(model, config.minimum_parameter_group_size)
+        self.memory = Memory(self.device, str(model.parameters()[0].dtype))
+        self.units = [Unit(plan, self.data, policy, self.rule, self.memory, deterministic=config.deterministic,
+                           wire_dtype=config.gradient_compression) for plan in plans]
+        self.runtime = Runtime(self.units, mesh, max_gradient_norm=config.max_gradient_norm,
+                               keep_activations=not config.activation_checkpointing)
+        self.program = self._lower(order(mesh.size("pipeline"), config.micro_batches))
+        self.forward_program = self._lower_forward()
+        self.step_number = 0            # optimisation steps taken
+        self.samples_seen = 0           # trained on, over all data ranks
+        self.gradient_norm: float | None = None     # of the last step, before clipping; None if nothing clips
+        self._items_pending = 0.0       # whose gradients are accumulated but not reduced
+        self._micro_batches_pending = 0
+        self._settle()
+
+    def _lower(self, order) -> tuple[Action, ...]:
+        program = lower(order, {0: len(self.units)}, clip=self.config.max_gradient_norm is not None, borrows=self._borrows())
+        return program[self.mesh.coordinates.pipeline]
+
+    def _lower_forward(self) -> tuple[Action, ...]:
+        forward = {0: (Action(Kind.FORWARD, 0, None, 0),)}
+        return add_gathers(expand(forward, {0: len(self.units)}), borrows=self._borrows())[self.mesh.coordinates.pipeline]
+
+    def _borrows(self) -> dict:
+        return {(0, u): [(0, lender) for lender in unit.plan.lenders]
+                for u, unit in enumerate(self.units) if unit.plan.lenders}
+
+    def _settle(self):
+        """After owned values were written: policies that keep whole parameters have them whole again."""
+        for unit in self.units:
+            unit.spread()
+            if not self.policy.shard_parameters:
+                unit.gather()
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def train(self, x, y) -> float:
+        """One whole step; returns the mean loss of the global batch before it."""
+        loss, samples = self._run(self.program, x, y)
+        self.samples_seen += samples
+        self._finish_step()
+        return loss
+
+    def compute_gradients(self, x, y, loss=None) -> float:
+        """Everything up to the reduction: afterwards units hold the mean gradient of what this rank owns."""
+        return self._run(self._without(_UPDATE), x, y, loss)[0]
+
+    def accumulate(self, x, y) -> float:
+        """Forward and backward only; the local gradients are added to those of earlier calls."""
+        batch, step = self._prepare(x, y, None)
+        step.first_gradient = self._micro_batches_pending
+        self.runtime.run(self._without((Kind.REDUCE, *_UPDATE)), step)
+        self._micro_batches_pending += self.config.micro_batches
+        self._items_pending += batch.items
+        self.samples_seen += batch.samples
+        return self._mean_loss(step, batch.items)
+
+    def reduce_accumulated(self):
+        """Reduce what accumulate() left: the mean over all its calls. Errors: ShardingError if there is nothing."""
+        if not self._micro_batches_pending:
+            raise ShardingError("no gradients are pending: call train() with auto_synchronize_gradients=False first")
+        for unit in reversed(self.units):
+            unit.reduce(1.0 / self._items_pending)
+        self._items_pending, self._micro_batches_pending = 0.0, 0
+
+    def update(self, learning_rate: float | None = None):
+        """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are none."""
+        for unit in self.units:
+            unit.updated_gradient       # raises before anything has changed
+        tail = tuple(action for action in self.program if action.kind in _UPDATE)
+        step = self.runtime.run(tail, Step(x=[], number=self.step_number + 1, learning_rate=learning_rate))
+        self.gradient_norm = step.gradient_norm
+        self._finish_step()
+
+    def _without(self, kinds) -> tuple[Action, ...]:
+        return tuple(action for action in self.program if action.kind not in kinds)
+
+    def _finish_step(self):
+        self.step_number += 1
+        for unit in self.units:
+            unit.drop_gradients()
+            if not self.policy.shard_parameters:
+                unit.gather()
+
+    def _run(self, actions, x, y, loss=None) -> tuple[float, int]:
+        batch, step = self._prepare(x, y, loss)
+        for unit in self.units:
+            unit.drop_gradients()
+        step.gradient_scale = 1.0 / batch.items
+        self.runtime.run(actions, step)
+        self.gradient_norm = step.gradient_norm
+        return self._mean_loss(step, batch.items), batch.samples
+
+    def _prepare(self, x, y, loss) -> tuple[Batch, Step]:
+        criterion = self._criterion(loss)
+        batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches)
+        num = self.config.micro_batches
+        size = len(batch.x) // num
+        parts = [slice(m * size, (m + 1) * size) for m in range(num)]
+        contexts = [ForwardContext(training=True, seed=self.config.seed, step=self.step_number,
+                                   first_sample=batch.first_sample + part.start) for part in parts]
+        return batch, Step(x=[self.device.from_host(batch.x[part]) for part in parts],
+                           y=[self.device.from_host(batch.y[part]) for part in parts],
+                           contexts=contexts, loss=criterion, number=self.step_number + 1)
+
+    def _criterion(self, loss=None):
+        return as_loss(loss or self.config.loss or self.model.loss)
+
+    def _agree_on_batch(self, x, y, criterion, micro_batches: int) -> Batch:
+        """The batch, checked on all ranks at once, with its place in the global batch."""
+        with collectively(self.mesh.world):
+            x, y = _checked_batch(x, y, micro_batches)
+            mine = numpy.array([len(x), criterion.count(y)], numpy.int64)
+        everyones = numpy.zeros((self.data.world_size, 2), numpy.int64)
+        self.data.all_gather(mine, everyones.reshape(-1))
+        samples, items = everyones.sum(0)
+        return Batch(x, y, int(everyones[:self.data.rank, 0].sum()), int(samples), float(items))
+
+    def _mean_loss(self, step: Step, items: float) -> float:
+        """Losses of micro-batches, then of ranks, summed in the tree order of their gradients."""
+        level = [step.losses[m] for m in sorted(step.losses)]
+        while len(level) > 1:
+            level = [sum(level[i:i + 2]) for i in range(0, len(level), 2)]
+        return float(ordered_sum(self.data, level)[0]) / items
+
+    # ---- without learning ----------------------------------------------------------------------------------------
+
+    def predict(self, x):
+        """The output of the last block for this rank's x, a NumPy array."""
+        return to_host(self._predict(numpy.asarray(x)))
+
+    def evaluate(self, x, y) -> float:
+        """The mean loss over the parts of all data ranks."""
+        criterion = self._criterion()
+        batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
+        with no_grad():
+            total = criterion.total(Tensor(self._predict(batch.x)), self.device.from_host(batch.y))
+        return float(ordered_sum(self.data, [float(total.item())])[0]) / batch.items
+
+    def _predict(self, x):
+        step = Step(x=[self.device.from_host(x)], contexts=[ForwardContext(seed=self.config.seed)])
+        return self.runtime.run(self.forward_program, step).predictions[0]
+
+    # ---- whole vectors -------------------------------------------------------------------------------------------
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of the whole model, each counted once."""
+        return sum(unit.layout.length for unit in self.units)
+
+    def gather_full_parameters(self):
+        """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
+        full = numpy.empty(self.parameter_count, self.units[0].dtype)
+        for unit in self.units:
+            unit.gather()
+            for target, slot in self._canonical_slots(unit):
+                full[target] = to_host(unit.whole[slot.offset:slot.stop])
+            unit.release()
+        return full
+
+    def set_full_parameters(self, vector):
+        """The inverse: every rank takes what it owns from the same whole vector. Errors: ValueError on a wrong length."""
+        with collectively(self.mesh.world):
+            vector = numpy.asarray(vector)
+            if vector.shape != (self.parameter_count,):
+                raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
+        starts = self._canonical_starts()
+        for unit in self.units:
+            for piece in unit.pieces():
+                start = starts[piece.name] + unit.span[0] + piece.start - unit.layout.slot(piece.name).offset
+                unit.shard[piece.start:piece.stop] = self.device.from_host(vector[start:start + piece.stop - piece.start])
+        self._settle()
+
+    def _canonical_starts(self) -> dict[str, int]:
+        starts, at = {}, 0
+        for name, parameter in self.model.named_parameters().items():
+            starts[name] = at
+            at += parameter.size
+        return starts
+
+    def _canonical_slots(self, unit: Unit):
+        starts = self._canonical_starts()
+        return [(slice(starts[slot.name], starts[slot.name] + slot.size), slot) for slot in unit.layout.slots]
+
+    # ---- what a checkpoint holds ---------------------------------------------------------------------------------
+
+    def owned_boxes(self):
+        """(path in the checkpoint, piece, 1-D view) of everything that this rank owns; no communication."""
+        for unit in self.units:
+            arrays = {"model": unit.owned_parameters}
+            arrays |= {f"optimizer/{name}": unit.owned_state(name) for name in self.rule.state_names}
+            for group, array in arrays.items():
+                for piece in unit.pieces():
+                    yield f"{group}/{piece.name}", piece, array[piece.start:piece.stop]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """{path in the checkpoint: global shape} of everything a checkpoint of this model holds."""
+        names = ["model"] + [f"optimizer/{name}" for name in self.rule.state_names]
+        return {f"{group}/{slot.name}": slot.shape for group in names for unit in self.units for slot in unit.layout.slots}
+
+    def restore(self, step_number: int, samples_seen: int):
+        """After all owned boxes were written from a checkpoint: go on from there."""
+        self.step_number, self.samples_seen = step_number, samples_seen
+        for unit in self.units:
+            unit.drop_gradients()
+        self._items_pending, self._micro_batches_pending = 0.0, 0
+        self._settle()
+
+
+def _checked_batch(x, y, micro_batches: int):
+    x, y = numpy.asarray(x), numpy.asarray(y)
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise ShapeError(f"x has shape {x.shape} and y {y.shape}; wanted the same number of samples along dim 0")
+    if len(x) == 0 or len(x) % micro_batches:
+        raise ShapeError(f"{len(x)} samples on this rank do not divide into {micro_batches} micro-batches; "
+                         f"pass a multiple of {micro_batches}, at least {micro_batches}")
+    return x, y

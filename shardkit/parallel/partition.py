@@ -1,0 +1,69 @@
+"""Cutting a model into units: neighbouring blocks, together large enough to be worth one message."""
+from dataclasses import dataclass
+
+from ..errors import ShardingError
+from ..nn.module import Module, Parameter
+
+
+@dataclass(frozen=True)
+class UnitPlan:
+    """A run of neighbouring blocks, the parameters that it owns, and the earlier units whose parameters it borrows.
+
+    Tied weights are owned where they appear first; a later unit that uses them has the owner among its `lenders`.
+    """
+
+    blocks: tuple[Module, ...]
+    parameters: dict[str, Parameter]
+    lenders: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Parameters that this unit owns."""
+        return sum(p.size for p in self.parameters.values())
+
+
+def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
+    """The model's blocks as units of at least `minimum_elements` parameters each (the last may join its neighbour).
+
+    Depends on the model alone, never on the mesh, because sums are formed per unit and their bits must not change.
+    Errors: ShardingError if the model has no parameters, or some outside its blocks, or of several dtypes.
+    """
+    names = {id(p): name for name, p in model.named_parameters().items()}
+    if not names:
+        raise ShardingError(f"{type(model).__name__} has no parameters, so there is nothing to train or shard")
+    owner: dict[int, int] = {}
+    plans = []
+    for index, blocks in enumerate(_group([block for _, block in model.blocks()], minimum_elements)):
+        used = {id(p): p for block in blocks for p in block.named_parameters().values()}
+        new = {names[i]: p for i, p in used.items() if i not in owner}
+        owner.update({i: index for i in used if i not in owner})
+        plans.append(UnitPlan(tuple(blocks), new, tuple(sorted({owner[i] for i in used if owner[i] != index}))))
+    _check(model, names, owner)
+    return plans
+
+
+def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
+    """Neighbours merged until each group owns enough elements; a tied parameter counts once, where it comes first."""
+    groups, seen, size = [[]], set(), 0
+    for block in blocks:
+        if size >= minimum_elements:
+            groups.append([])
+            size = 0
+        new = {id(p): p.size for p in block.named_parameters().values() if id(p) not in seen}
+        seen.update(new)
+        size += sum(new.values())
+        groups[-1].append(block)
+    if size < minimum_elements and len(groups) > 1:
+        last = groups.pop()
+        groups[-1].extend(last)
+    return groups
+
+
+def _check(model, names, owner):
+    outside = [name for i, name in names.items() if i not in owner]
+    if outside:
+        raise ShardingError(f"{type(model).__name__}.blocks() does not reach parameter {outside[0]}; every parameter must "
+                            "belong to a block, or leave blocks() out so that the whole model is one")
+    dtypes = {str(p.dtype) for p in model.parameters()}
+    if len(dtypes) > 1:
+        raise ShardingError(f"{type(model).__name__} has parameters of dtypes {', '.join(sorted(dtypes))}; wanted one dtype")

@@ -1,0 +1,37 @@
+"""The four data-parallel strategies as four rows of one table.
+
+                 optimizer state   gradients    parameters     sent per rank and step, N parameters on d ranks
+    DDP          whole             whole        whole          all-reduce                             2 N (d-1)/d
+    ZeRO-1       sharded           whole        whole          reduce-scatter + all-gather            2 N (d-1)/d
+    ZeRO-2       sharded           sharded      whole          reduce-scatter + all-gather            2 N (d-1)/d
+    FSDP, ZeRO-3 sharded           sharded      sharded        reduce-scatter + two all-gathers       3 N (d-1)/d
+
+Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
+"""
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is sharded over the data axis. `name` is how the strategy is called in reports."""
+
+    name: str
+    shard_optimizer_state: bool
+    shard_gradients: bool
+    shard_parameters: bool
+
+    def bytes_per_rank(self, parameter_count: int, num_ranks: int, *, parameter_bytes: int = 4, gradient_bytes: int = 4,
+                       optimizer_bytes: int = 8) -> float:
+        """Bytes of parameters, gradients and optimizer state resident on each of `num_ranks` ranks between two steps."""
+        def share(num_bytes, is_sharded):
+            return num_bytes / num_ranks if is_sharded else num_bytes
+        return parameter_count * (share(parameter_bytes, self.shard_parameters) + share(gradient_bytes, self.shard_gradients)
+                                  + share(optimizer_bytes, self.shard_optimizer_state))
+
+
+POLICIES = {
+    "ddp":   Policy("DDP",    shard_optimizer_state=False, shard_gradients=False, shard_parameters=False),
+    "zero1": Policy("ZeRO-1", shard_optimizer_state=True,  shard_gradients=False, shard_parameters=False),
+    "zero2": Policy("ZeRO-2", shard_optimizer_state=True,  shard_gradients=True,  shard_parameters=False),
+    "fsdp":  Policy("FSDP",   shard_optimizer_state=True,  shard_gradients=True,  shard_parameters=True),
+}

@@ -1,0 +1,237 @@
+"""Sharded models: an ordinary model on a mesh, trained by one engine whatever the strategy.
+
+    model = FSDPModel(models.GPT(256, 128, width=256, layers=4, heads=4), ShardingConfiguration(backend, optimizer=AdamW()))
+    loss = model.train(x, y)                     # x, y: this data rank's part of the batch
+
+DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of policy.POLICIES.
+"""
+import time
+
+import numpy
+
+from ..array.backend import to_host
+from ..checkpoint import CheckpointStore
+from ..comm import Mesh, collectively
+from ..config import ShardingConfiguration
+from ..nn.module import Module
+from .engine import Engine
+from .policy import POLICIES, Policy
+
+
+class ShardedModel:
+    """The contract of all strategies. "Collective": all ranks of the mesh must call it.
+
+    wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
+    config          ShardingConfiguration; its backend is initialized here if it is not yet
+    Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
+    without parameters or with parameters outside its blocks, ScheduleError on an unknown schedule, DeviceError.
+    """
+
+    policy: Policy
+
+    def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
+        if wrapped_model is None or config is None:
+            raise TypeError(f"{type(self).__name__} needs a model and a ShardingConfiguration; got "
+                            f"{type(wrapped_model).__name__} and {type(config).__name__}")
+        if not config.backend.is_initialized:
+            config.backend.initialize()
+        self.wrapped_model, self.sharding_configuration = wrapped_model, config
+        self.mesh = Mesh(config.backend)
+        self.engine = Engine(wrapped_model, config, self.mesh, self.policy)
+        self._last_loss: float | None = None
+        self._train_seconds = 0.0
+
+    @property
+    def rank(self) -> int:
+        """This rank in the whole mesh."""
+        return self.mesh.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the whole mesh."""
+        return self.mesh.world.world_size
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements of the whole model, each counted once."""
+        return self.engine.parameter_count
+
+    @property
+    def step_number(self) -> int:
+        """Optimisation steps taken."""
+        return self.engine.step_number
+
+    @property
+    def local_parameter_shard(self):
+        """What this rank owns and updates: 1-D, read-only, a snapshot. No communication.
+
+        For DDP the full vector, in the canonical order of gather_full_parameters. For the others the spans of the units, in
+        the order of the blocks; over all ranks their lengths add up to parameter_count.
+        """
+        if self.policy.shard_optimizer_state:
+            owned = numpy.concatenate([to_host(unit.owned_parameters) for unit in self.engine.units])
+        else:
+            owned = self.engine.gather_full_parameters()        # every unit is whole: this sends nothing
+        owned.flags.writeable = False
+        return owned
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def train(self, x, y) -> float:
+        """Take one optimisation step on this data rank's part of the batch. Collective.
+
+        x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches
+        returns  the mean loss of the global batch before the step, the same on all ranks
+        With auto_synchronize_gradients=False gradients are only accumulated, on this rank; synchronize_gradients() and
+        step() complete the step.
+        Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches.
+        """
+        began = time.perf_counter()
+        is_whole_step = self.sharding_configuration.auto_synchronize_gradients
+        self._last_loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
+        self._train_seconds += time.perf_counter() - began
+        return self._last_loss
+
+    def compute_gradients(self, x, y, loss=None):
+        """The mean gradient over the global batch of what this rank owns and updates. Collective; parameters are unchanged.
+
+        loss     a function (prediction, y) -> mean loss, instead of the configured one
+        returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole units)
+        """
+        self.engine.compute_gradients(x, y, loss)
+        return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.units])
+
+    def synchronize_gradients(self):
+        """Make every owner hold the mean gradient, over all that was accumulated, of what it owns. Collective.
+
+        Errors: ShardingError if nothing was accumulated since the last time.
+        """
+        self.engine.reduce_accumulated()
+
+    def step(self):
+        """Clip if configured, and apply the rule to the synchronised gradients. Collective.
+
+        Errors: ShardingError if there are none.
+        """
+        self.engine.update()
+
+    def predict(self, x):
+        """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
+        return self.engine.predict(x)
+
+    def evaluate(self, x, y) -> float:
+        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective."""
+        return self.engine.evaluate(x, y)
+
+    # ---- whole vectors, files ------------------------------------------------------------------------------------
+
+    def gather_full_parameters(self):
+        """A new 1-D array of all parameters in the wrapped model's canonical order. Collective."""
+        return self.engine.gather_full_parameters()
+
+    def get_parameters(self):
+        """The same as gather_full_parameters(). Collective."""
+        return self.gather_full_parameters()
+
+    def set_parameters(self, vector):
+        """Replace all parameters by this canonical vector, the same on all ranks. Collective. Errors: ValueError."""
+        self.engine.set_full_parameters(vector)
+
+    def save_model(self, path, *, keep: int | None = None, data_position: dict | None = None) -> str:
+        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
+
+        keep           delete older checkpoints there but this many
+        data_position  stored as it is, for whoever feeds the data
+        Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
+        """
+        return CheckpointStore(path).save(self.engine.owned_boxes(), self.mesh.world, {
+            "step": self.engine.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
+            "seed": self.sharding_configuration.seed, "data_position": data_position or {},
+            "mesh": {axis: self.mesh.size(axis) for axis in ("pipeline", "data", "tensor")},
+            "strategy": self.policy.name,
+            "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
+            "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
+        }, keep=keep)
+
+    def load_model(self, path) -> dict:
+        """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
+
+        returns  what is stored beside the tensors: step, seed, data_position, ..., and under "skipped" why newer
+                 checkpoints were passed over
+        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; the model is unchanged then.
+        """
+        store = CheckpointStore(path)
+        checkpoint = store.newest_valid(self.mesh.world)
+        with collectively(self.mesh.world):
+            checkpoint.check_model(self.engine.shapes(), self.engine.units[0].dtype)
+        with collectively(self.mesh.world):
+            checkpoint.read_into(self.engine.owned_boxes())
+        self.engine.restore(checkpoint.manifest["step"], checkpoint.manifest["samples_seen"])
+        self._last_loss = checkpoint.manifest["last_loss"]
+        return {**checkpoint.manifest, "skipped": store.skipped}
+
+    # ---- what it is ----------------------------------------------------------------------------------------------
+
+    def get_model_metadata(self) -> dict:
+        """Strategy, sizes, bytes on this rank and training history; a fresh dict. No communication."""
+        live = self.engine.device.bytes_in_use
+        return {
+            "strategy": self.policy.name,
+            "is_distributed": self.world_size > 1,
+            "world_size": self.world_size,
+            "rank": self.rank,
+            "data_parallel_size": self.mesh.size("data"),
+            "data_parallel_rank": self.mesh.coordinates.data,
+            "parameter_count": self.parameter_count,
+            "shard_size": sum(unit.num_owned for unit in self.engine.units) if self.policy.shard_optimizer_state
+            else self.parameter_count,
+            "num_units": len(self.engine.units),
+            "parameter_bytes": live("parameters", "gathered parameters"),
+            "gradient_bytes": live("gradients", "gradients in flight"),
+            "optimizer_bytes": live("optimizer state"),
+            "peak_bytes": self.engine.device.accounts.peak_bytes(),
+            "schedule": self.sharding_configuration.schedule,
+            "micro_batches": self.sharding_configuration.micro_batches,
+            "history": {"steps": self.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
+                        "wall_seconds": self._train_seconds},
+        }
+
+    def close(self):
+        """Give the mesh's communicators back; the model cannot train afterwards. Collective."""
+        self.mesh.close()
+
+
+class DDPModel(ShardedModel):
+    """Everything replicated; gradients are summed over all ranks (arXiv 2006.15704)."""
+
+    policy = POLICIES["ddp"]
+
+
+class ZeRO1Model(ShardedModel):
+    """Optimizer state sharded over the ranks (arXiv 1910.02054, stage 1)."""
+
+    policy = POLICIES["zero1"]
+
+
+class ZeRO2Model(ShardedModel):
+    """Optimizer state and gradients sharded (arXiv 1910.02054, stage 2)."""
+
+    policy = POLICIES["zero2"]
+
+
+class FSDPModel(ShardedModel):
+    """Parameters, gradients and optimizer state sharded; each unit is gathered just in time (ZeRO stage 3)."""
+
+    policy = POLICIES["fsdp"]
+
+
+ZeRO3Model = FSDPModel
+
+
+def split_batch(mesh: Mesh, *arrays):
+    """This data rank's slice of each array of a global batch, along dim 0, in rank order. No communication.
+
+    Uneven batches give the first ranks one more. Errors: ShapeError if there are fewer samples than data ranks.
+    """
+    size, rank = mesh.size("data"), mesh.coordinates.data
+    return tuple(numpy.array_split(array, size)[rank] for array in arrays)

@@ -1,0 +1,258 @@
+"""A unit: some blocks of the model, and the flat buffers that hold their parameters, gradients and optimizer state.
+
+    parameters of the unit, end to end in one flat layout:
+
+        | slot a          | slot b  | slot c                     |pad|
+        |---- span(0) ----|---- span(1) ----|---- span(2) ----|---- |      what each data rank owns
+
+    gather   shard  [shard] -> whole [size]       all-gather; parameters become views of `whole`
+    release  whole goes back to the pool          (only if the policy shards parameters)
+    reduce   sum of gradients over ranks          reduce-scatter, or all-reduce if the policy shards nothing
+    step     the rule on the elements that this rank updates
+
+What differs between DDP, ZeRO-1, ZeRO-2 and FSDP is decided once, in __init__, from the three booleans of the policy.
+The flat buffer is storage and a message; a parameter's identity is its name and its box, which `pieces` tells.
+"""
+from ..array import kernels
+from ..array.backend import BufferPool, Device
+from ..comm import CommunicationBackend
+from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
+from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ..errors import ShardingError
+from ..layout.flat import FlatLayout
+from .gradient_sum import GradientRunningSum, GradientTree
+from .partition import UnitPlan
+from .policy import Policy
+
+NORM_BLOCK = 256        # elements whose squares are summed together; shards are multiples of it
+
+
+class Memory:
+    """What the units of one model share: the device, and the pools of their whole buffers."""
+
+    def __init__(self, device: Device, dtype):
+        self.device = device
+        self.whole_parameters = BufferPool(device, dtype, purpose="gathered parameters")
+        self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
+
+
+class Unit:
+    """Blocks of the model whose parameters live, travel and are updated together.
+
+    group    the data axis; gather and reduce are collective over it
+    rule     an optimizer rule; its state is made here, zero
+    """
+
+    def __init__(self, plan: UnitPlan, group: CommunicationBackend, policy: Policy, rule, memory: Memory, *,
+                 deterministic: bool = True, wire_dtype: str | None = None):
+        self.plan, self.group, self.policy, self.rule = plan, group, policy, rule
+        self.dtype = str(next(iter(plan.parameters.values())).dtype)
+        self.layout = FlatLayout.of({name: p.shape for name, p in plan.parameters.items()}, num_shards=group.world_size,
+                                    alignment=NORM_BLOCK, dtype=self.dtype)
+        self.span = self.layout.span(group.rank)
+        self._memory = memory
+        self._deterministic, self._wire_dtype = deterministic, wire_dtype
+        self._own = slice(group.rank * self.layout.shard, (group.rank + 1) * self.layout.shard)
+        self._sums: dict[int, GradientTree | GradientRunningSum] = {}
+        self._bound = None
+        self.gradient = None
+        self._allocate()
+        self._fill_with_initial_values()
+
+    # ---- storage -------------------------------------------------------------------------------------------------
+
+    def _allocate(self):
+        device, layout, policy = self._memory.device, self.layout, self.policy
+        if policy.shard_parameters:
+            self.whole, self.shard = None, device.zeros(layout.shard, self.dtype, purpose="parameters")
+        else:
+            self.whole = device.zeros(layout.size, self.dtype, purpose="parameters")
+            self.shard = self.whole[self._own]
+        self.is_whole = False
+        state_size = layout.shard if policy.shard_optimizer_state else layout.size
+        self.state = {name: device.zeros(state_size, self.dtype, purpose="optimizer state") for name in self.rule.state_names}
+        self._gradient_shard = device.zeros(layout.shard, self.dtype, purpose="gradients") if policy.shard_gradients else None
+
+    def _fill_with_initial_values(self):
+        """Each rank makes only what it owns; whole buffers are filled by the first gather."""
+        for piece in self.layout.pieces(self.group.rank):
+            parameter = self.plan.parameters[piece.name]
+            start = self.span[0] + piece.start - self.layout.slot(piece.name).offset
+            values = parameter.initial_span(start, start + piece.stop - piece.start)
+            self.shard[piece.start:piece.stop] = self._memory.device.from_host(values)
+        for parameter in self.plan.parameters.values():
+            parameter.release()
+
+    @property
+    def num_owned(self) -> int:
+        """Elements of this rank's span."""
+        return self.span[1] - self.span[0]
+
+    def _view(self, buffer, name: str):
+        slot = self.layout.slot(name)
+        return buffer[slot.offset:slot.offset + slot.size].reshape(slot.shape)
+
+    # ---- parameters ----------------------------------------------------------------------------------------------
+
+    def gather(self):
+        """Make the parameters whole and readable. Collective over the data axis."""
+        if self.whole is None:
+            self.whole = self._memory.whole_parameters.take(self.layout.size)
+        if not self.is_whole:
+            self.group.all_gather(self.shard, self.whole)
+            self.is_whole = True
+        if self._bound is not self.whole:
+            for name, parameter in self.plan.parameters.items():
+                parameter.bind(self._view(self.whole, name))
+            self._bound = self.whole
+
+    def release(self):
+        """Let the gathered parameters go, if this policy shards them. No communication."""
+        if not self.policy.shard_parameters:
+            return
+        for parameter in self.plan.parameters.values():
+            parameter.release()
+        self._memory.whole_parameters.give(self.whole)
+        self.whole, self.is_whole, self._bound = None, False, None
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def open_gradient(self, user: int):
+        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose backward writes it."""
+        if user not in self._sums:
+            kind = GradientTree if self._deterministic else GradientRunningSum
+            self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
+        buffer = self._sums[user].begin()
+        for name, parameter in self.plan.parameters.items():
+            parameter.grad = self._view(buffer, name)
+        return buffer
+
+    def close_gradient(self, user: int, micro_batch: int, buffer):
+        """This micro-batch's gradient is complete: add it to the sum."""
+        for parameter in self.plan.parameters.values():
+            parameter.grad = None
+        self._sums[user].end(micro_batch, buffer)
+
+    def drop_gradients(self):
+        """Forget the gradients of the last step and anything accumulated. No communication."""
+        for pending in self._sums.values():
+            unfinished = pending.finish()
+            if unfinished is not None:
+                self._memory.whole_gradients.give(unfinished)
+        if self.gradient is not None and not self.policy.shard_gradients:
+            self._memory.whole_gradients.give(self.gradient)
+        self.gradient = None
+
+    def reduce(self, scale: float):
+        """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
+
+        Collective over the data axis. Sums in tree order over micro-batches and then ranks, unless deterministic is off.
+        Tied weights have one sum per unit that uses them: each is reduced by itself before they are added, so that it
+        does not matter whether the users are on one rank or on several.
+        Errors: ShardingError if there is nothing to reduce.
+        Source: ZeRO (arXiv 1910.02054), gradient partitioning.
+        """
+        totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
+        if not totals:
+            raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
+        kept = [self._reduced(total) for total in totals]
+        for other in kept[1:]:
+            kept[0] += other
+        if self.policy.shard_gradients:
+            self._gradient_shard[:] = kept[0]
+            self.gradient = self._gradient_shard
+        else:
+            self.gradient = totals.pop(0)
+        for total in totals:
+            self._memory.whole_gradients.give(total)
+        gradient = self.updated_gradient
+        gradient *= gradient.dtype.type(scale)
+
+    def _reduced(self, total):
+        """total [size], summed over ranks in place; returns the part of it that is now right on this rank."""
+        if self.policy.shard_optimizer_state:
+            self._reduce_scatter(total, total[self._own])
+            return total[self._own]
+        self._all_reduce(total)
+        return total
+
+    def _reduce_scatter(self, whole, out):
+        """whole [size] -> out [shard], which may be this rank's own part of `whole`."""
+        if self._wire_dtype:
+            compressed_reduce_scatter(self.group, whole, out, self._wire_dtype)
+        elif self._deterministic:
+            ordered_reduce_scatter(self.group, whole, out)
+        else:
+            apart = self._memory.whole_gradients.take(self.layout.shard)
+            self.group.reduce_scatter(whole, apart)
+            out[:] = apart
+            self._memory.whole_gradients.give(apart)
+
+    def _all_reduce(self, whole):
+        if self._wire_dtype:
+            compressed_all_reduce(self.group, whole, self._wire_dtype)
+        elif self._deterministic:
+            ordered_all_reduce(self.group, whole)
+        else:
+            self.group.all_reduce(whole)
+
+    # ---- the update ----------------------------------------------------------------------------------------------
+
+    def _updated(self, buffer, is_shard: bool):
+        """The part of `buffer` that this rank updates: its span, or everything if each rank updates everything."""
+        if not self.policy.shard_optimizer_state:
+            return buffer[:self.layout.length]
+        return buffer[:self.num_owned] if is_shard else buffer[self.span[0]:self.span[1]]
+
+    def squares(self):
+        """Sums of squares of the owned gradient per NORM_BLOCK elements, float64 [shard / NORM_BLOCK], zero beyond the end."""
+        gradient = self.gradient if self.policy.shard_gradients else self.gradient[self._own]
+        return kernels.block_squares(gradient, NORM_BLOCK)
+
+    def step(self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None):
+        """Apply the rule to the elements that this rank updates. No communication: the next gather spreads the result.
+
+        number  of the optimisation step, the first is 1
+        """
+        gradient = self.updated_gradient
+        if gradient_scale != 1.0:
+            gradient *= gradient.dtype.type(gradient_scale)
+        is_shard = self.policy.shard_parameters
+        self.rule.update(self._updated(self.shard if is_shard else self.whole, is_shard), gradient,
+                         {name: self._updated(s, self.policy.shard_optimizer_state) for name, s in self.state.items()},
+                         number, learning_rate)
+        if self.policy.shard_optimizer_state:
+            self.is_whole = False
+
+    # ---- what this rank owns -------------------------------------------------------------------------------------
+
+    @property
+    def owned_parameters(self):
+        """[num_owned], a view."""
+        return self.shard[:self.num_owned]
+
+    @property
+    def updated_gradient(self):
+        """The reduced gradient of the elements that this rank updates, a view. Errors: ShardingError if there is none."""
+        if self.gradient is None:
+            raise ShardingError("no synchronised gradients; call compute_gradients() or synchronize_gradients() first")
+        return self._updated(self.gradient, self.policy.shard_gradients)
+
+    def owned_state(self, name: str):
+        """[num_owned], a view of one array of the optimizer state."""
+        state = self.state[name]
+        return state[:self.num_owned] if self.policy.shard_optimizer_state else state[slice(*self.span)]
+
+    def pieces(self):
+        """The named boxes that this rank owns: over all data ranks they tile every parameter exactly once."""
+        return self.layout.pieces(self.group.rank)
+
+    def spread(self):
+        """After the owned parameters and state were written from outside: make copies on other ranks follow.
+
+        Collective over the data axis where the policy keeps whole optimizer state; parameters follow at the next gather.
+        """
+        self.is_whole = False
+        if not self.policy.shard_optimizer_state:
+            for state in self.state.values():
+                self.group.all_gather(state[self._own], state)

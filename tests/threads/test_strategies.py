@@ -1,0 +1,278 @@
+"""DDP, ZeRO-1, ZeRO-2 and FSDP on ranks that are threads, against the serial run."""
+import numpy
+import pytest
+from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
+
+import shardkit as sk
+
+EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+def trained_bits(num_ranks, strategy, steps=4, **settings):
+    """SHA-256 of the parameters after training on this many ranks, which must all agree on it."""
+    def run(backend):
+        model, losses = train(strategy, backend, steps, **settings)
+        return sha256(model.gather_full_parameters()), tuple(losses)
+    results = set(sk.run_ranks(num_ranks, run))
+    assert len(results) == 1, "ranks disagree about parameters or losses"
+    return results.pop()
+
+
+@EVERY_STRATEGY
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks(strategy, num_ranks):
+    serial = trained_bits(1, "DDP", micro_batch=3)
+    assert trained_bits(num_ranks, strategy, micro_batch=3) == serial
+
+
+@pytest.mark.parametrize("settings", [
+    {"schedule": "gpipe"}, {"activation_checkpointing": True}, {"minimum_parameter_group_size": 3000},
+    {"schedule": "gpipe", "activation_checkpointing": True}], ids=str)
+def test_schedule_and_checkpointing_do_not_change_the_bits(settings):
+    if "minimum_parameter_group_size" in settings:
+        serial = trained_bits(1, "DDP", micro_batch=3, **settings)
+    else:
+        serial = trained_bits(1, "DDP", micro_batch=3)
+    assert trained_bits(2, "FSDP", micro_batch=3, **settings) == serial
+
+
+@pytest.mark.parametrize("changes", [{"tied": True}, {"dropout": 0.2}, {"style": "llama", "kv_heads": 1}], ids=str)
+@pytest.mark.parametrize("settings", [{"schedule": "1f1b"}, {"schedule": "gpipe", "activation_checkpointing": True}], ids=str)
+def test_every_model_form_trains_to_the_same_bits_on_two_ranks(changes, settings):
+    def run(backend):
+        model, _ = train("FSDP", backend, 3, micro_batch=3, model=small_gpt(**changes), **settings)
+        return sha256(model.gather_full_parameters())
+    assert len({*sk.run_ranks(1, run), *sk.run_ranks(2, run)}) == 1
+
+
+@EVERY_STRATEGY
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, num_ranks):
+    x, y = token_batch(0)
+    plain = small_gpt(dtype="float64")
+    plain.loss(plain(sk_tensor(x)), y).backward()
+    expected = numpy.concatenate([p.grad.ravel() for p in plain.parameters()])
+
+    def run(backend):
+        model, _ = train(strategy, backend, 0, model=small_gpt(dtype="float64"), samples=12, micro_batch=2)
+        return full_gradient(model, *sk.split_batch(model.mesh, x, y))
+
+    for gradient in sk.run_ranks(num_ranks, run):
+        numpy.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
+
+
+def sk_tensor(x):
+    from shardkit.nn.autograd import Tensor
+    return Tensor(x)
+
+
+@EVERY_STRATEGY
+def test_a_float32_run_on_three_ranks_stays_close_to_a_float64_serial_run(strategy):
+    def run(dtype):
+        def on_rank(backend):
+            model, losses = train(strategy, backend, 5, model=small_gpt(dtype=dtype), micro_batch=2)
+            return model.gather_full_parameters(), losses
+        return on_rank
+    serial, serial_losses = sk.run_ranks(1, run("float64"))[0]
+    sharded, losses = sk.run_ranks(3, run("float32"))[0]
+    numpy.testing.assert_allclose(losses, serial_losses, rtol=1e-5)
+    numpy.testing.assert_allclose(sharded, serial, atol=2e-3)        # AdamW divides by the root of small second moments
+
+
+def test_unequal_parts_of_a_batch_weigh_by_their_samples():
+    x, y = token_batch(0, samples=5)
+
+    def run(backend):
+        model, _ = train("FSDP", backend, 0, model=small_gpt(dtype="float64"))
+        return full_gradient(model, *sk.split_batch(model.mesh, x, y)), model.train(*sk.split_batch(model.mesh, x, y))
+    expected, expected_loss = sk.run_ranks(1, run)[0]
+    for gradient, loss in sk.run_ranks(3, run):
+        numpy.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
+        assert loss == pytest.approx(expected_loss, rel=1e-12)
+
+
+@EVERY_STRATEGY
+def test_accumulated_gradients_are_the_mean_over_all_calls(strategy):
+    batches = [token_batch(step) for step in range(3)]
+    together = [numpy.concatenate(arrays) for arrays in zip(*batches)]
+
+    def accumulating(backend):
+        model, _ = train(strategy, backend, 0, model=small_gpt(dtype="float64"), auto_synchronize_gradients=False)
+        before = model.gather_full_parameters()
+        for x, y in batches:
+            model.train(*sk.split_batch(model.mesh, x, y))
+        numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+        model.synchronize_gradients()
+        model.step()
+        with pytest.raises(sk.ShardingError, match="no gradients are pending"):
+            model.synchronize_gradients()
+        return model.gather_full_parameters()
+
+    def at_once(backend):
+        model, _ = train(strategy, backend, 0, model=small_gpt(dtype="float64"))
+        model.train(*together)
+        return model.gather_full_parameters()
+
+    expected = sk.run_ranks(1, at_once)[0]
+    for parameters in sk.run_ranks(2, accumulating):
+        numpy.testing.assert_allclose(parameters, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_without_determinism_the_result_is_the_same_to_rounding():
+    def run(deterministic):
+        def on_rank(backend):
+            model, _ = train("ZeRO-2", backend, 3, model=small_gpt(dtype="float64"), deterministic=deterministic, micro_batch=2)
+            return model.gather_full_parameters()
+        return on_rank
+    numpy.testing.assert_allclose(sk.run_ranks(2, run(False))[0], sk.run_ranks(2, run(True))[0], rtol=1e-7, atol=1e-10)
+
+
+@EVERY_STRATEGY
+def test_half_float_gradients_travel_in_half_the_bytes_and_stay_close(strategy):
+    def run(compression):
+        def on_rank(backend):
+            model, _ = train(strategy, backend, 0, gradient_compression=compression)
+            x, y = sk.split_batch(model.mesh, *token_batch(0))
+            backend_of_data = model.engine.data
+            model.engine.compute_gradients(x, y)
+            backend_of_data.traffic.reset()
+            for unit in model.engine.units:
+                unit.drop_gradients()
+            gradient = full_gradient(model, x, y)
+            return gradient, backend_of_data.traffic.by_verb["all_to_all"]
+        return on_rank
+    exact, whole_bytes = sk.run_ranks(2, run(None))[0]
+    rounded, half_bytes = sk.run_ranks(2, run("float16"))[0]
+    assert half_bytes == whole_bytes / 2
+    assert numpy.abs(rounded - exact).max() < 1e-3 * numpy.abs(exact).max()
+
+
+# ---- what each rank holds ----------------------------------------------------------------------------------------
+
+@EVERY_STRATEGY
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
+def test_shards_add_up_to_the_parameter_count_and_hold_the_parameters(strategy, num_ranks):
+    def run(backend):
+        model, _ = train(strategy, backend, 1)
+        return model.local_parameter_shard, model.gather_full_parameters(), model.parameter_count
+    results = sk.run_ranks(num_ranks, run)
+    whole, count = results[0][1:]
+    assert whole.shape == (count,)
+    if strategy == "DDP":
+        assert all((shard == whole).all() for shard, _, _ in results)
+    else:
+        shards = numpy.concatenate([shard for shard, _, _ in results])
+        assert shards.shape == (count,)
+        numpy.testing.assert_array_equal(numpy.sort(shards), numpy.sort(whole))
+    with pytest.raises(ValueError):
+        results[0][0][0] = 1
+
+
+@EVERY_STRATEGY
+def test_resident_bytes_follow_the_zero_formulas(strategy):
+    """Between steps, on 4 ranks: within 5% of the formula, from the allocator's own accounting."""
+    def run(backend):
+        model, _ = train(strategy, backend, 2, model=small_gpt(width=64, layers=4))
+        metadata = model.get_model_metadata()
+        pools = model.engine.device.bytes_in_use("gathered parameters") if strategy == "FSDP" else 0
+        in_flight = model.engine.device.bytes_in_use("gradients in flight") if strategy in ("ZeRO-2", "FSDP") else 0
+        resident = sum(metadata[f"{kind}_bytes"] for kind in ("parameter", "gradient", "optimizer")) - pools - in_flight
+        return resident, model.policy.bytes_per_rank(model.parameter_count, 4)
+    for resident, formula in sk.run_ranks(4, run):
+        assert abs(resident / formula - 1) < 0.05
+
+
+def test_the_peak_of_fsdp_is_the_formula_plus_one_gathered_unit():
+    """Parameters, gradients and optimizer state at their peak within a step, on 4 ranks.
+
+    A gathered unit is whole twice in backward: its parameters, and the gradient that is about to be reduced.
+    """
+    def run(backend):
+        model, _ = train("FSDP", backend, 1, model=small_gpt(width=64, layers=6))
+        accounts = model.engine.device.accounts
+        accounts.reset_peak()
+        model.train(*sk.split_batch(model.mesh, *token_batch(1)))
+        largest = max(unit.layout.length for unit in model.engine.units) * 4
+        return accounts.peak_bytes(), model.policy.bytes_per_rank(model.parameter_count, 4) + 2 * largest
+    for peak, formula in sk.run_ranks(4, run):
+        assert abs(peak / formula - 1) < 0.05
+
+
+def test_fsdp_leaves_no_parameter_readable_outside_its_unit():
+    def run(backend):
+        model, _ = train("FSDP", backend, 1)
+        with pytest.raises(sk.ShardingError, match="gather"):
+            model.wrapped_model.parameters()[0].array
+    sk.run_ranks(2, run)
+
+
+# ---- predictions and whole vectors -------------------------------------------------------------------------------
+
+@EVERY_STRATEGY
+def test_predictions_are_those_of_the_plain_model_with_the_same_parameters(strategy):
+    x, _ = token_batch(0, samples=3)
+
+    def run(backend):
+        model, _ = train(strategy, backend, 2)
+        plain, at = small_gpt(), 0
+        vector = model.gather_full_parameters()
+        for parameter in plain.named_parameters().values():
+            parameter.array = vector[at:at + parameter.size].reshape(parameter.shape)
+            at += parameter.size
+        numpy.testing.assert_array_equal(model.predict(x), plain.predict(x))
+        assert model.evaluate(x, x) == pytest.approx(float(plain.loss(plain(sk_tensor(x)), x).item()), rel=1e-5)
+    sk.run_ranks(2, run)
+
+
+@EVERY_STRATEGY
+def test_set_parameters_is_read_back_and_refuses_a_wrong_length(strategy):
+    def run(backend):
+        model, _ = train(strategy, backend, 1)
+        vector = numpy.arange(model.parameter_count, dtype="float32")
+        model.set_parameters(vector)
+        numpy.testing.assert_array_equal(model.get_parameters(), vector)
+        with pytest.raises(ValueError, match="wanted"):
+            model.set_parameters(vector[:-1])
+    sk.run_ranks(3, run)
+
+
+# ---- wrong use ---------------------------------------------------------------------------------------------------
+
+def test_missing_model_or_configuration_is_a_type_error():
+    def run(backend):
+        with pytest.raises(TypeError):
+            sk.FSDPModel(None, sk.ShardingConfiguration(backend))
+        with pytest.raises(TypeError):
+            sk.FSDPModel(small_gpt(), None)
+        with pytest.raises(TypeError):
+            sk.ShardingConfiguration(None)
+    sk.run_ranks(2, run)
+
+
+def test_a_batch_that_does_not_divide_is_refused_on_all_ranks_and_nothing_is_lost():
+    def run(backend):
+        model, _ = train("FSDP", backend, 1, micro_batches=2)
+        before = model.gather_full_parameters()
+        x, y = token_batch(0, samples=3 if backend.rank == 1 else 4)
+        with pytest.raises(sk.ShardkitError, match="do not divide into 2 micro-batches"):
+            model.train(x, y)
+        numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+        model.train(*token_batch(0, samples=4))
+    sk.run_ranks(2, run)
+
+
+@pytest.mark.parametrize("settings, message", [
+    ({"learning_rate": 0}, "learning_rate"), ({"micro_batches": 0}, "micro_batches"), ({"device": "tpu"}, "device"),
+    ({"max_gradient_norm": -1.0}, "max_gradient_norm"), ({"gradient_compression": "zip"}, "gradient_compression")])
+def test_a_bad_setting_is_refused_by_name(settings, message):
+    def run(backend):
+        with pytest.raises(sk.ConfigurationError, match=message):
+            sk.ShardingConfiguration(backend, **settings)
+    sk.run_ranks(1, run)
+
+
+def test_an_unknown_schedule_is_refused_with_the_nearest_name():
+    def run(backend):
+        with pytest.raises(sk.ScheduleError, match="1f1b"):
+            train("DDP", backend, 0, schedule="1f1")
+    sk.run_ranks(2, run)
