@@ -1,0 +1,27 @@
+"""shardkit: sharded training as an ordinary MPI job, on NumPy or CuPy arrays, with HDF5 checkpoints.
+
+    import shardkit as sk
+    backend = sk.MPICommunicationBackend()
+    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3), max_gradient_norm=1.0)
+    model = sk.FSDPModel(sk.models.GPT(256, 128, width=256, layers=4, heads=4), config)
+
+Importing it starts nothing: MPI is initialised by the backend, CuPy is imported when a CUDA device is asked for.
+"""
+from .comm import (CommunicationBackend, InMemoryCommunicationBackend, Mesh, MPICommunicationBackend, ReductionOperation,
+                   run_ranks)
+from .config import ShardingConfiguration
+from .errors import (AutogradError, CheckpointError, CommunicationError, CommunicationTimeout, ConfigurationError,
+                     DeviceError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
+from .nn import models
+from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
+from .parallel import DDPModel, FSDPModel, ShardedModel, ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
+    "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel",
+    "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError", "Momentum",
+    "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError",
+    "ShardkitError", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models", "run_ranks", "split_batch",
+]

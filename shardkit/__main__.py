@@ -1,0 +1,111 @@
+"""The command line: `python -m shardkit <command>`, also installed as `shardkit`.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration.
+"""
+import argparse
+import sys
+from pathlib import Path
+
+from . import __version__
+from .checkpoint.describe import describe
+from .comm import MPICommunicationBackend
+from .comm.failure import abort_on_error
+from .config import RunConfiguration, help_text, parse_override, read_toml
+from .errors import ConfigurationError, ShardkitError
+from .train import generate_text, load_for_generation, train_run
+from .train.loop import stored_settings
+from .train.report import describe_run, draw_curve
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = _parser()
+    known, overrides = parser.parse_known_args(arguments)
+    if overrides and known.command != "train":
+        parser.error(f"unrecognized argument {overrides[0]}")
+    try:
+        return _COMMANDS[known.command](known, overrides)
+    except (ShardkitError, OSError) as error:
+        print(f"shardkit: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shardkit", description="Sharded training as an ordinary MPI job.")
+    parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    train = commands.add_parser("train", help="train a language model on text", allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter, epilog="settings:\n" + help_text(),
+                                description="Train a GPT on text:  mpiexec -n 4 shardkit train [settings.toml] "
+                                            "[--section.key=value ...]")
+    train.add_argument("settings", nargs="?", help="TOML file of [section] tables with the keys below")
+    train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
+    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder")
+    inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint")
+    inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
+    report = commands.add_parser("report", help="draw the loss curve of a run")
+    report.add_argument("path", help="run folder")
+    report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
+    generate = commands.add_parser("generate", help="continue a text with a trained model")
+    generate.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint")
+    generate.add_argument("--prompt", default="def ", help="default: %(default)r")
+    generate.add_argument("--tokens", type=int, default=200, help="bytes to generate; default: %(default)s")
+    generate.add_argument("--temperature", type=float, default=0.8, help="0: the most probable byte; default: %(default)s")
+    generate.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    return parser
+
+
+def _overrides(arguments: list[str]) -> dict:
+    """{"section.key": value} of --section.key=value and --section.key value."""
+    settings, rest = {}, list(arguments)
+    while rest:
+        name, equals, text = rest.pop(0).partition("=")
+        if not name.startswith("--"):
+            raise ConfigurationError(f"unexpected argument {name!r}; settings look like --section.key=value")
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigurationError(f"{name} needs a value: {name}=value")
+            text = rest.pop(0)
+        settings[name[2:]] = parse_override(name[2:], text)
+    return settings
+
+
+def _train(known, overrides) -> int:
+    backend = MPICommunicationBackend()
+    backend.initialize()
+    with abort_on_error(backend):
+        train_run(_run_settings(known, _overrides(overrides)), backend, resume=known.resume)
+    backend.shutdown()
+    return 0
+
+
+def _run_settings(known, overrides: dict) -> RunConfiguration:
+    """Defaults, or what the run was started with; then the file; then the command line."""
+    given = {**(read_toml(known.settings) if known.settings else {}), **overrides}
+    settings = RunConfiguration().replace(given)
+    return stored_settings(Path(settings.run.folder)).replace(given) if known.resume else settings
+
+
+def _inspect(known, overrides) -> int:
+    print(describe_run(known.path) + describe(known.path, verify=known.verify))
+    return 0
+
+
+def _generate(known, overrides) -> int:
+    model, _ = load_for_generation(known.path)
+    print(generate_text(model, known.prompt, known.tokens, known.temperature, known.seed))
+    return 0
+
+
+def _report(known, overrides) -> int:
+    target = known.output or str(Path(known.path) / "curve.svg")
+    draw_curve(known.path, target)
+    print(describe_run(known.path) + target)
+    return 0
+
+
+_COMMANDS = {"train": _train, "inspect": _inspect, "generate": _generate, "report": _report}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

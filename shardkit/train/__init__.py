@@ -1,0 +1,5 @@
+"""Training runs: text on disk, batches that depend on no rank, the loop, its reports, and text that comes out."""
+from .loop import train_run
+from .sample import generate_text, load_for_generation
+
+__all__ = ["generate_text", "load_for_generation", "train_run"]

@@ -1,0 +1,240 @@
+"""The training run: from settings to a trained model, its checkpoints and its curve.
+
+    run folder/
+      configuration.json    the settings, so that --resume needs none
+      data/                 the text as tokens
+      metrics.jsonl         the curve: one record per report
+      checkpoints/          see checkpoint/store.py
+"""
+import json
+import resource
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+from threadpoolctl import threadpool_limits
+
+from ..checkpoint import CheckpointStore
+from ..comm import CommunicationBackend, collectively
+from ..config import RunConfiguration, ShardingConfiguration
+from ..errors import CheckpointError, ConfigurationError
+from ..nn.models import GPT
+from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
+from ..parallel import DDPModel, FSDPModel, ShardedModel, ZeRO1Model, ZeRO2Model
+from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
+from .log import BITS_PER_NAT, Reporter, duration_text
+from .sample import fill_parameters, generate_text
+
+_STRATEGIES = {"ddp": DDPModel, "zero1": ZeRO1Model, "zero2": ZeRO2Model, "fsdp": FSDPModel}
+_DECAYS = {"cosine": Cosine, "linear": Linear, "constant": Constant}
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended: its last losses in nats per byte, and the sample it wrote."""
+
+    steps: int
+    train_loss: float | None
+    validation_loss: float
+    sample: str
+
+
+def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool = False) -> RunResult:
+    """Train, or go on training, the run that the settings describe. Collective over the backend.
+
+    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError.
+    """
+    settings = _settle_decay(settings)
+    folder = Path(settings.run.folder)
+    _check_batch(settings, backend.world_size)
+    with collectively(backend):
+        if backend.rank == 0:
+            _prepare_folder(folder, settings, resume)
+            build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
+    with threadpool_limits(settings.run.threads):
+        return _Run(settings, folder, backend, resume).go()
+
+
+class _Run:
+    """One training run in progress."""
+
+    def __init__(self, settings: RunConfiguration, folder: Path, backend: CommunicationBackend, resume: bool):
+        self.settings, self.folder, self.backend = settings, folder, backend
+        length, seed = settings.model.sequence_length, settings.run.seed
+        with collectively(backend):
+            self.text = Windows.open(folder / "data" / "train.bin", length, seed)
+            self.held_out = Windows.open(folder / "data" / "validation.bin", length, seed, "validation")
+            self.fingerprint = corpus_fingerprint(folder / "data")
+        self.model = make_model(settings, backend)
+        self.reporter = Reporter(folder, settings.run.steps, is_writer=backend.rank == 0)
+        if resume:
+            self._resume()
+        rank = self.model.mesh.coordinates.data
+        self.part = settings.batch.sequences // self.model.mesh.size("data")
+        self.first = rank * self.part
+
+    def _resume(self):
+        manifest = self.model.load_model(self.folder / "checkpoints")
+        for reason in manifest["skipped"]:
+            self.reporter.line(f"skipped: {reason}")
+        with collectively(self.backend):
+            if manifest["data_position"].get("corpus_sha256") != self.fingerprint:
+                raise CheckpointError(f"{self.folder / 'data'} is not the text that this run was trained on; restore it, or "
+                                      "start a new run")
+        with collectively(self.backend):
+            self.reporter.drop_records_after(self.model.step_number)
+        self.reporter.line(f"resumed at step {self.model.step_number}")
+
+    def go(self) -> RunResult:
+        """Train to the last step, then write a sample."""
+        run = self.settings.run
+        self._introduce()
+        began, first_step = time.perf_counter(), self.model.step_number
+        reported_at, reported_step = began, first_step
+        train_loss = validation_loss = None
+        with self.reporter:
+            while self.model.step_number < run.steps:
+                train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
+                step, now = self.model.step_number, time.perf_counter()
+                if step % run.report_every == 0 or step == run.steps:
+                    seconds_left = (now - began) / (step - first_step) * (run.steps - step)
+                    tokens = (step - reported_step) * self.settings.batch.sequences * self.settings.model.sequence_length
+                    self._report(step, train_loss, tokens / (now - reported_at), seconds_left)
+                    reported_at, reported_step = now, step
+                if step % run.validate_every == 0 or step == run.steps:
+                    validation_loss = self._validate(step)
+                    reported_at += time.perf_counter() - now        # validation is not training time
+                if step % run.checkpoint_every == 0 or step == run.steps:
+                    now = time.perf_counter()
+                    self._save()
+                    reported_at += time.perf_counter() - now
+        if validation_loss is None:
+            validation_loss = self._validate(self.model.step_number)
+        self._report_memory(time.perf_counter() - began)
+        return RunResult(self.model.step_number, train_loss, validation_loss, self._write_sample())
+
+    # ---- reports -------------------------------------------------------------------------------------------------
+
+    def _introduce(self):
+        about, settings = self.model.get_model_metadata(), self.settings
+        self.reporter.line(
+            f"shardkit: {about['parameter_count']:,} parameters as {about['strategy']} on {self.backend.world_size} ranks, "
+            f"{about['shard_size']:,} on this one; text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} "
+            f"held out; {settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
+            f"run folder {self.folder}")
+
+    def _report(self, step, loss, tokens_per_second, seconds_left):
+        learning_rate = self.model.engine.rule.rate(step)
+        text = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {duration_text(seconds_left)} left"
+        self.reporter.progress(step, text)
+        self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
+        self.reporter.record(step=step, train_loss=loss, learning_rate=learning_rate, tokens_per_second=tokens_per_second,
+                             gradient_norm=self.model.engine.gradient_norm)
+
+    def _validate(self, step) -> float:
+        count = self.settings.run.validation_batches
+        losses = [self.model.evaluate(*self.held_out.batch(i, self.first, self.part)) for i in range(count)]
+        loss = sum(losses) / count
+        self.reporter.line(f"step {step}/{self.settings.run.steps}  validation loss {loss:.4f} nats per byte  "
+                           f"({loss * BITS_PER_NAT:.3f} bits per byte)")
+        self.reporter.record(step=step, validation_loss=loss, bits_per_byte=loss * BITS_PER_NAT)
+        return loss
+
+    def _report_memory(self, seconds):
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        everyones = numpy.zeros(self.backend.world_size)
+        self.backend.all_gather(numpy.array([peak_mib]), everyones)
+        self.reporter.line(f"trained for {duration_text(seconds)}; peak memory per rank "
+                           f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} MiB")
+
+    # ---- what is kept --------------------------------------------------------------------------------------------
+
+    def _save(self):
+        folder = self.model.save_model(self.folder / "checkpoints", keep=self.settings.run.keep_checkpoints,
+                                       data_position={"corpus_sha256": self.fingerprint, "next_step": self.model.step_number})
+        self.reporter.line(f"step {self.model.step_number}/{self.settings.run.steps}  checkpoint {folder}")
+
+    def _write_sample(self) -> str:
+        sample = self.settings.sample
+        if sample.tokens == 0:
+            return ""
+        vector = self.model.gather_full_parameters()
+        text = ""
+        with collectively(self.backend):
+            if self.backend.rank == 0:
+                plain = make_gpt(self.settings)
+                fill_parameters(plain, vector)
+                prompt = sample.prompt.replace("\\n", "\n")
+                text = generate_text(plain, prompt, sample.tokens, sample.temperature, self.settings.run.seed)
+        self.reporter.line(f"sample of generated text:\n{text}")
+        return text
+
+
+# ---- from settings to objects ------------------------------------------------------------------------------------
+
+def make_gpt(settings: RunConfiguration) -> GPT:
+    """The unsharded model of these settings. Errors: ConfigurationError, ValueError."""
+    m = settings.model
+    return GPT(VOCABULARY_SIZE, m.sequence_length, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads or None,
+               style=m.style, tied=m.tied, dropout=m.dropout, seed=settings.run.seed, dtype=m.dtype)
+
+
+def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> ShardedModel:
+    """The sharded model of these settings. Collective."""
+    parallel, optimizer = settings.parallel, settings.optimizer
+    with collectively(backend):
+        gpt = make_gpt(settings)
+        config = ShardingConfiguration(
+            backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
+            micro_batches=settings.batch.sequences // settings.batch.micro_batch // backend.world_size,
+            schedule=parallel.schedule, activation_checkpointing=parallel.activation_checkpointing,
+            minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
+            gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
+            device=parallel.device, seed=settings.run.seed)
+    return _STRATEGIES[parallel.policy](gpt, config)
+
+
+def make_rule(settings: RunConfiguration):
+    """The optimizer rule of these settings, with its learning-rate schedule."""
+    o = settings.optimizer
+    rate = _DECAYS[o.decay](o.learning_rate, o.warmup_steps, o.decay_steps, o.floor)
+    adam = {"lr": rate, "beta1": o.beta1, "beta2": o.beta2, "weight_decay": o.weight_decay}
+    return {"sgd": lambda: SGD(rate, o.weight_decay), "momentum": lambda: Momentum(rate, o.momentum, False, o.weight_decay),
+            "adam": lambda: Adam(**adam), "adamw": lambda: AdamW(**adam)}[o.name]()
+
+
+def _settle_decay(settings: RunConfiguration) -> RunConfiguration:
+    """decay_steps = 0 means the steps of the first start: written down, so that a longer --resume does not change it."""
+    if settings.optimizer.decay_steps:
+        return settings
+    return settings.replace({"optimizer.decay_steps": settings.run.steps})
+
+
+def _check_batch(settings: RunConfiguration, num_ranks: int) -> None:
+    sequences, micro_batch = settings.batch.sequences, settings.batch.micro_batch
+    unit = micro_batch * num_ranks
+    if sequences % unit:
+        raise ConfigurationError(f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
+                                 f"{num_ranks} ranks; choose a multiple of {micro_batch} x {num_ranks} = {unit}")
+
+
+def _prepare_folder(folder: Path, settings: RunConfiguration, resume: bool) -> None:
+    """Make the run folder and write the settings into it. Errors: ConfigurationError if another run is there."""
+    if not resume and CheckpointStore(folder / "checkpoints").steps():
+        raise ConfigurationError(f"{folder} already holds a run; add --resume to go on with it, or choose another --run.folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "configuration.json.tmp"
+    temporary.write_text(json.dumps(settings.to_dict(), indent=1), encoding="utf-8")
+    temporary.rename(folder / "configuration.json")
+
+
+def stored_settings(folder: Path) -> RunConfiguration:
+    """The settings that a run was started with. Errors: ConfigurationError if the folder holds no run."""
+    path = folder / "configuration.json"
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot resume: {path} cannot be read ({error}); start without --resume") from None
+    return RunConfiguration().replace({f"{section}.{key}": value for section, table in tables.items()
+                                       for key, value in table.items()})

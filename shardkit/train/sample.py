@@ -1,0 +1,53 @@
+"""Text from a trained model, on one process."""
+from pathlib import Path
+
+import numpy
+
+from ..checkpoint import Checkpoint
+from ..checkpoint.describe import checkpoint_store
+from ..comm import InMemoryCommunicationBackend
+from ..errors import CheckpointError
+from ..nn.models import GPT
+
+
+def fill_parameters(model, vector) -> None:
+    """Write a canonical parameter vector (ShardedModel.gather_full_parameters) into an unsharded model."""
+    at = 0
+    for parameter in model.named_parameters().values():
+        parameter.array = vector[at:at + parameter.size].reshape(parameter.shape)
+        at += parameter.size
+
+
+def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
+    """The model that the newest valid checkpoint under a store, or this checkpoint folder, describes, with its weights.
+
+    Errors: FileNotFoundError, CheckpointError.
+    """
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.manifest["model"]["class"] != "GPT":
+        raise CheckpointError(f"{checkpoint.folder} holds a {checkpoint.manifest['model']['class']}; only GPT generates text")
+    model = GPT.from_checkpoint(checkpoint.folder)
+    for name, parameter in model.named_parameters().items():
+        parameter.array = checkpoint.read_whole(f"model/{name}")
+    return model, checkpoint
+
+
+def open_checkpoint(folder) -> Checkpoint:
+    """The checkpoint in this folder: itself, or the newest valid one of a store or run folder."""
+    if (Path(folder) / "manifest.json").exists():
+        checkpoint = Checkpoint(folder)
+        checkpoint.verify()
+        return checkpoint
+    backend = InMemoryCommunicationBackend(0, 1, environment_id=f"generation from {folder}")
+    backend.initialize()
+    try:
+        return checkpoint_store(folder).newest_valid(backend)
+    finally:
+        backend.shutdown()
+
+
+def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, seed: int) -> str:
+    """The prompt and what the model says next, byte by byte; bytes that are no UTF-8 are replaced."""
+    prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(numpy.int64)
+    new = model.generate(prompt_tokens, num_tokens, temperature=temperature, seed=seed)
+    return prompt + bytes(new.astype(numpy.uint8)).decode("utf-8", errors="replace")

@@ -1,0 +1,137 @@
+"""The command line as a user meets it: real processes under mpiexec, on a small text."""
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+SMALL = ["--model.width=16", "--model.layers=2", "--model.heads=2", "--model.sequence_length=32", "--batch.sequences=8",
+         "--batch.micro_batch=2", "--run.report_every=2", "--run.validate_every=4", "--run.validation_batches=2",
+         "--run.checkpoint_every=4", "--sample.tokens=20", "--optimizer.warmup_steps=2"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    text = "".join(f"line {i} of a text that repeats itself, with the number {i * i}\n" for i in range(600))
+    (tmp_path / "text.txt").write_text(text)
+    return tmp_path
+
+
+def shardkit(folder, *arguments, ranks=None, seconds=100):
+    command = [sys.executable, "-m", "shardkit", *arguments]
+    if ranks:
+        command = [MPIEXEC, "-n", str(ranks), *command]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def train(folder, *arguments, ranks=2, run="run", steps=8):
+    return shardkit(folder, "train", *SMALL, "--data.path=text.txt", f"--run.folder={run}", f"--run.steps={steps}", *arguments,
+                    ranks=ranks)
+
+
+def metrics(folder, run="run"):
+    return [json.loads(line) for line in (folder / run / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve(folder, run="run"):
+    return [(r["step"], r.get("train_loss"), r.get("validation_loss")) for r in metrics(folder, run)]
+
+
+def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(folder):
+    done = train(folder, steps=20)
+    assert done.returncode == 0, done.stderr
+    losses = [r["train_loss"] for r in metrics(folder) if "train_loss" in r]
+    assert losses[-1] < losses[0]
+    assert "tokens/s" in done.stdout and "left" in done.stdout and "bits per byte" in done.stdout
+    assert "peak memory per rank" in done.stdout and "sample of generated text" in done.stdout
+    assert done.stdout.count("step 20/20  loss") == 1, "every rank reports"
+    inspected = shardkit(folder, "inspect", "run", "--verify")
+    assert "step-00000020" in inspected.stdout and "checksums hold" in inspected.stdout
+    one = shardkit(folder, "inspect", "run/checkpoints/step-00000020")
+    assert "model/blocks.1.mlp.up.weight" in one.stdout and "64x16" in one.stdout
+    drawn = shardkit(folder, "report", "run")
+    assert drawn.returncode == 0 and "<svg" in (folder / "run" / "curve.svg").read_text()
+    generated = shardkit(folder, "generate", "run", "--prompt", "line 1", "--tokens", "10")
+    assert generated.returncode == 0 and generated.stdout.startswith("line 1")
+
+
+def test_a_resumed_run_continues_the_curve_bit_for_bit(folder):
+    assert train(folder, run="whole", steps=8).returncode == 0
+    assert train(folder, "--optimizer.decay_steps=8", run="parts", steps=4).returncode == 0
+    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=8", ranks=2)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed at step 4" in resumed.stdout
+    assert curve(folder, "parts") == curve(folder, "whole")
+
+
+def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(folder):
+    assert train(folder, run="whole", steps=8, ranks=1).returncode == 0
+    assert train(folder, "--optimizer.decay_steps=8", run="parts", steps=4, ranks=4).returncode == 0
+    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=8", "--parallel.policy=ddp", ranks=2)
+    assert resumed.returncode == 0, resumed.stderr
+    losses = [[c[:2] for c in curve(folder, run) if c[1] is not None] for run in ("whole", "parts")]
+    assert losses[0] == losses[1]
+
+
+BAD = {
+    "a missing text": (["--data.path=missing.txt"], 2, "missing.txt does not exist"),
+    "an empty text": (["--data.path=empty.txt"], 2, "no text"),
+    "a sequence longer than the text": (["--model.sequence_length=100000"], 2, "sequence_length"),
+    "an unknown key": (["--model.widht=3"], 2, "did you mean model.width"),
+    "a value of the wrong type": (["--run.steps=soon"], 2, "run.steps"),
+    "a batch that does not divide": (["--batch.sequences=6"], 2, "does not divide"),
+    "heads that do not divide the width": (["--model.heads=3"], 2, "heads"),
+    "a settings file that is missing": (["nowhere.toml"], 2, "nowhere.toml"),
+    "a resume without a run": (["--resume"], 2, "start without --resume"),
+    "a device that is not there": (["--parallel.device=cuda"], 1, "cuda"),
+    "an option without a value": (["--model.width"], 2, "needs a value"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_an_exit_code(folder, case):
+    arguments, code, words = BAD[case]
+    (folder / "empty.txt").write_text("")
+    done = train(folder, *arguments)
+    assert done.returncode == code, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert len([line for line in done.stderr.splitlines() if line.startswith("shardkit:")]) == 1, done.stderr
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("checkpoints"))
+
+
+def test_a_run_folder_is_not_overwritten_without_resume(folder):
+    assert train(folder, steps=4).returncode == 0
+    before = (folder / "run" / "metrics.jsonl").read_text()
+    again = train(folder, steps=4)
+    assert again.returncode == 2 and "--resume" in again.stderr
+    assert (folder / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_damaged_checkpoints_and_another_model_are_refused_in_one_sentence(folder):
+    assert train(folder, steps=4).returncode == 0
+    other = train(folder, "--resume", "--model.width=32", steps=8)
+    assert other.returncode == 1 and "another model" in other.stderr and "Traceback" not in other.stderr
+    path = folder / "run" / "checkpoints" / "step-00000004" / "rank-00001.h5"
+    path.write_bytes(path.read_bytes()[:-7])
+    damaged = train(folder, "--resume", steps=8)
+    assert damaged.returncode == 1 and "no valid checkpoint" in damaged.stderr and "Traceback" not in damaged.stderr
+    inspected = shardkit(folder, "inspect", "run")
+    assert "DAMAGED" in inspected.stdout
+
+
+def test_help_shows_every_setting_with_its_default():
+    done = shardkit(".", "train", "--help")
+    assert done.returncode == 0 and "--optimizer.learning_rate" in done.stdout and "300 steps" in done.stdout
+
+
+def test_importing_shardkit_starts_neither_mpi_nor_cuda():
+    code = ("import sys, shardkit; "
+            "assert 'cupy' not in sys.modules and 'torch' not in sys.modules; "
+            "assert 'mpi4py.MPI' not in sys.modules, 'MPI was initialised by an import'")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,99 @@
+"""Training under mpiexec: the same bits as a serial run, exact resume, memory."""
+import numpy
+import pytest
+from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
+
+import shardkit as sk
+
+pytestmark = pytest.mark.mpi
+EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
+
+
+@pytest.fixture(scope="module")
+def serial_bits():
+    """SHA-256 after 20 steps of 4 micro-batches on one rank."""
+    def run(alone):
+        return sha256(train("DDP", alone, 20, samples=8, micro_batch=2)[0].gather_full_parameters())
+    return sk.run_ranks(1, run)[0]
+
+
+@EVERY_STRATEGY
+def test_twenty_steps_end_in_the_bits_of_the_serial_run(backend, strategy, serial_bits):
+    """On 1, 2 and 4 ranks: float32, AdamW with clipping, 4 micro-batches in all."""
+    if 4 % backend.world_size:
+        pytest.skip(f"4 micro-batches do not divide among {backend.world_size} ranks")
+    model, _ = train(strategy, backend, 20, samples=8, micro_batch=2)
+    bits = backend.all_gather_object(sha256(model.gather_full_parameters()))
+    model.close()
+    assert bits == [serial_bits] * backend.world_size
+
+
+@EVERY_STRATEGY
+def test_gradients_equal_a_float64_serial_run_to_rounding(backend, strategy):
+    def serial(alone):
+        model, _ = train("DDP", alone, 0, model=small_gpt(dtype="float64"))
+        return full_gradient(model, *token_batch(0))
+    expected = sk.run_ranks(1, serial)[0]
+    model, _ = train(strategy, backend, 0, micro_batch=1)
+    gradient = full_gradient(model, *sk.split_batch(model.mesh, *token_batch(0)))
+    model.close()
+    errors = backend.all_gather_object(float(numpy.abs(gradient - expected).max() / numpy.abs(expected).max()))
+    assert max(errors) < 1e-5
+
+
+@EVERY_STRATEGY
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(backend, strategy, tmp_path):
+    folder = backend.broadcast_object(str(tmp_path), 0)
+    whole, _ = train(strategy, backend, 5)
+    first, _ = train(strategy, backend, 3)
+    first.save_model(folder)
+    second, _ = train(strategy, backend, 0)
+    second.load_model(folder)
+    for step in range(3, 5):
+        second.train(*sk.split_batch(second.mesh, *token_batch(step)))
+    same = (whole.gather_full_parameters() == second.gather_full_parameters()).all()
+    for model in (whole, first, second):
+        model.close()
+    assert all(backend.all_gather_object(bool(same)))
+
+
+def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_peak(backend):
+    """Bytes of parameters + gradients + optimizer state against ZeRO-3: 16 bytes x parameters / ranks.
+
+    In backward one unit is whole: its parameters, and its gradient on the way to its owners.
+    """
+    model, _ = train("FSDP", backend, 1, model=small_gpt(width=64, layers=6))
+    accounts = model.engine.device.accounts
+    accounts.reset_peak()
+    model.train(*sk.split_batch(model.mesh, *token_batch(1)))
+    between = accounts.live_bytes("parameters", "gradients", "optimizer state")
+    formula = model.policy.bytes_per_rank(model.parameter_count, backend.world_size)
+    unit = 2 * 4 * max(unit.layout.length for unit in model.engine.units)
+    figures = backend.all_gather_object((between / formula, accounts.peak_bytes() / (formula + unit)))
+    model.close()
+    for resident, peak in figures:
+        assert abs(resident - 1) < 0.05 and abs(peak - 1) < 0.05
+
+
+@pytest.mark.mpi(min_size=2)
+def test_two_models_in_one_job_do_not_disturb_each_other(backend):
+    alone, _ = train("FSDP", backend, 4)
+    first, _ = train("FSDP", backend, 0)
+    other, _ = train("DDP", backend, 0, model=small_gpt(layers=1))
+    for step in range(4):
+        first.train(*sk.split_batch(first.mesh, *token_batch(step)))
+        other.train(*sk.split_batch(other.mesh, *token_batch(step)))
+    same = bool((alone.gather_full_parameters() == first.gather_full_parameters()).all())
+    for model in (alone, first, other):
+        model.close()
+    assert all(backend.all_gather_object(same))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_batch_that_does_not_divide_on_one_rank_is_refused_on_all(backend):
+    model, _ = train("FSDP", backend, 1, micro_batches=2, samples=2 * backend.world_size)
+    x, y = token_batch(0, samples=3 if backend.rank == 1 else 4)
+    with pytest.raises(sk.ShardkitError, match="do not divide into 2 micro-batches"):
+        model.train(x, y)
+    assert model.train(*token_batch(0, samples=4)) > 0
+    model.close()

@@ -1,0 +1,54 @@
+"""The house rules of DESIGN: imports go one way, and each library has one door."""
+import ast
+from pathlib import Path
+
+import shardkit
+
+PACKAGE = Path(shardkit.__file__).parent
+LEVEL = {"errors": 0, "config": 0, "layout": 1, "schedule": 1, "array": 1, "comm": 2, "nn": 2, "optim": 2, "checkpoint": 3,
+         "parallel": 4, "train": 5, "__init__": 6, "__main__": 7}
+DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",)}
+
+
+def files_and_imports():
+    """(path relative to the package, imported module, level of a relative import) for every import of the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from ((path.relative_to(PACKAGE), alias.name, 0) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module] if node.module else [alias.name for alias in node.names]
+                yield from ((path.relative_to(PACKAGE), name, node.level) for name in names)
+
+
+def room_of(path):
+    return path.parts[0].removesuffix(".py")
+
+
+def test_a_room_imports_only_what_stands_left_of_it():
+    wrong = []
+    for path, module, level in files_and_imports():
+        is_from_the_top = level == len(path.parts)
+        if is_from_the_top and module.split(".")[0] in LEVEL:
+            here, there = room_of(path), module.split(".")[0]
+            if here != there and LEVEL[there] >= LEVEL[here] and not (here, there) == ("config", "errors"):
+                wrong.append(f"{path} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_library_has_one_door():
+    wrong = [f"{path} imports {module}" for path, module, level in files_and_imports()
+             if level == 0 and not str(path).startswith(DOORS.get(module.split(".")[0], ("",)))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_config_reads_the_environment():
+    wrong = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))
+             if "environ" in path.read_text() and path.name != "config.py"]
+    assert not [name for name in wrong if "environ[" in (PACKAGE / name).read_text()
+                or "environ.get" in (PACKAGE / name).read_text() or "getenv" in (PACKAGE / name).read_text()], wrong
+
+
+def test_every_room_is_known():
+    rooms = {room_of(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
+    assert rooms <= set(LEVEL)
