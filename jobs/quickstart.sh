@@ -18,4 +18,9 @@ fi
 
 # One BLAS thread per rank: ranks are the parallelism, and the trained bits depend on the number of threads.
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+# mpiexec stands between the ranks and the terminal; this tells rank 0 that somebody watches, so that it draws a progress bar.
+if [ -t 1 ]; then
+    export FORCE_COLOR=1 COLUMNS="${COLUMNS:-$(tput cols 2>/dev/null || echo 100)}"
+fi
 exec "$VENV/bin/mpiexec" -n "$RANKS" "$VENV/bin/python" -m shardkit train "$@"

@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 usage or configuration.
 """
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unrecognized argument {overrides[0]}")
     try:
         return _COMMANDS[known.command](known, overrides)
+    except BrokenPipeError:             # the reader of our output has seen enough, as in `shardkit inspect RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ShardkitError, OSError) as error:
         print(f"shardkit: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)

@@ -112,6 +112,8 @@ def key(default, text: str, unit: str = "", **choices):
 
 @dataclass(frozen=True)
 class Run:
+    """Where a run lives, how long it goes, what it reports."""
+
     folder: str = key("runs/gpt", "where checkpoints, metrics and the token cache are kept")
     steps: int = key(300, "optimisation steps in all, counted from the beginning of the run", "steps", minimum=1)
     seed: int = key(0, "of the initial weights, the order of the data and dropout")
@@ -125,6 +127,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Model:
+    """Sizes of the GPT."""
+
     style: str = key("llama", "of the transformer block", among=("gpt2", "llama"))
     width: int = key(128, "of the residual stream", "elements", minimum=1)
     layers: int = key(4, "transformer blocks", "blocks", minimum=1)
@@ -138,6 +142,8 @@ class Model:
 
 @dataclass(frozen=True)
 class Text:
+    """What it reads."""
+
     path: list[str] = key([], "files or folders of text; none: the Python standard library's own sources")
     validation_percent: float = key(5.0, "of the text held out for validation", "percent", above=0.0, below=100.0)
     maximum_bytes: int = key(64 * 2**20, "of text to read", "bytes", minimum=1)
@@ -145,6 +151,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Batch:
+    """The global batch of a step; the number of ranks is not part of it."""
+
     sequences: int = key(16, "in the global batch of one step", "sequences", minimum=1)
     micro_batch: int = key(4, "sequences computed at once; with the seed it fixes the trained bits on any mesh",
                            "sequences", minimum=1)
@@ -152,6 +160,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Optimizer:
+    """The update rule and its learning rate."""
+
     name: str = key("adamw", "the update rule", among=("adamw", "adam", "momentum", "sgd"))
     learning_rate: float = key(3e-3, "at its highest, after the warm-up", above=0.0)
     warmup_steps: int = key(20, "the learning rate grows linearly", "steps", minimum=0)
@@ -167,6 +177,8 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Parallel:
+    """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression and device."""
+
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
     schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe"))
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
@@ -178,6 +190,8 @@ class Parallel:
 
 @dataclass(frozen=True)
 class Sample:
+    """The text that is written at the end."""
+
     prompt: str = key("def ", "the text to continue; with \\n for a line end")
     tokens: int = key(200, "to generate at the end of training; 0: none", "bytes", minimum=0)
     temperature: float = key(0.8, "0: always the most probable byte", minimum=0.0)

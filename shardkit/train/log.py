@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 BITS_PER_NAT = 1 / math.log(2)
 
@@ -23,7 +23,7 @@ class Reporter:
         self._bar = None
         if is_writer and self._console.is_terminal:
             self._bar = Progress(TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-                                 TimeRemainingColumn(), console=self._console)
+                                 console=self._console)
             self._task = self._bar.add_task("", total=total_steps)
 
     def __enter__(self):
@@ -40,10 +40,10 @@ class Reporter:
         if self._is_writer:
             self._console.print(text, markup=False)
 
-    def progress(self, step: int, text: str):
-        """Move the bar, if there is one."""
+    def progress(self, step: int, text: str | None = None):
+        """Move the bar, if there is one; `text` beside it stays until the next."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=text)
+            self._bar.update(self._task, completed=step, **({} if text is None else {"description": text}))
 
     def record(self, **values):
         """One line of metrics.jsonl."""

@@ -97,6 +97,7 @@ class _Run:
             while self.model.step_number < run.steps:
                 train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
                 step, now = self.model.step_number, time.perf_counter()
+                self.reporter.progress(step)
                 if step % run.report_every == 0 or step == run.steps:
                     seconds_left = (now - began) / (step - first_step) * (run.steps - step)
                     tokens = (step - reported_step) * self.settings.batch.sequences * self.settings.model.sequence_length

@@ -4,6 +4,7 @@ import pytest
 from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
 
 import shardkit as sk
+from shardkit import nn
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -50,7 +51,7 @@ def test_every_model_form_trains_to_the_same_bits_on_two_ranks(changes, settings
 def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, num_ranks):
     x, y = token_batch(0)
     plain = small_gpt(dtype="float64")
-    plain.loss(plain(sk_tensor(x)), y).backward()
+    plain.loss(plain(nn.Tensor(x)), y).backward()
     expected = numpy.concatenate([p.grad.ravel() for p in plain.parameters()])
 
     def run(backend):
@@ -59,11 +60,6 @@ def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, nu
 
     for gradient in sk.run_ranks(num_ranks, run):
         numpy.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
-
-
-def sk_tensor(x):
-    from shardkit.nn.autograd import Tensor
-    return Tensor(x)
 
 
 @EVERY_STRATEGY
@@ -147,6 +143,61 @@ def test_half_float_gradients_travel_in_half_the_bytes_and_stay_close(strategy):
     assert numpy.abs(rounded - exact).max() < 1e-3 * numpy.abs(exact).max()
 
 
+class TwoBranches(nn.Module):
+    """A user's module: no blocks(), a parameter used twice, a parameter of its own."""
+
+    def __init__(self):
+        self.shared = nn.Linear(5, 5, dtype="float64")
+        self.scale = nn.Parameter((5,), nn.init.Constant(1.5), dtype="float64")
+        self.out = nn.Linear(5, 3, dtype="float64")
+
+    def forward(self, x):
+        return self.out(nn.ops.tanh(self.shared(nn.ops.gelu(self.shared(x)))) * self.scale)
+
+
+def mean_absolute_cube(prediction, y):
+    return nn.ops.mean((prediction - y) ** 2 * (prediction - y) ** 2)
+
+
+@EVERY_STRATEGY
+@pytest.mark.parametrize("make, loss", [
+    (TwoBranches, mean_absolute_cube), (TwoBranches, nn.MeanSquaredError()),
+    (lambda: sk.models.MLP([5, 8, 3], task="regression", dtype="float64"), None)], ids=["function", "loss object", "own loss"])
+def test_a_users_module_and_loss_train_like_one_backward_over_the_whole_batch(strategy, make, loss):
+    rng = numpy.random.default_rng(0)
+    x, y = rng.standard_normal((12, 5)), rng.standard_normal((12, 3))
+    plain = make().finish(0)
+    criterion = nn.as_loss(loss or plain.loss)
+    criterion(plain(nn.Tensor(x)), y).backward()
+    expected = numpy.concatenate([(p.array - 0.1 * p.grad).ravel() for p in plain.parameters()])
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, learning_rate=0.1, loss=loss, micro_batches=2)
+        model = STRATEGIES[strategy](make(), config)
+        model.train(*sk.split_batch(model.mesh, x, y))
+        return model.gather_full_parameters()
+    for parameters in sk.run_ranks(3, run):
+        numpy.testing.assert_allclose(parameters, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_a_model_that_cannot_be_trained_is_refused_with_the_reason():
+    class Empty(nn.Module):
+        pass
+
+    class Outside(TwoBranches):
+        def blocks(self):
+            return [("shared", self.shared)]
+
+    def run(backend):
+        with pytest.raises(sk.ShardingError, match="no parameters"):
+            sk.FSDPModel(Empty(), sk.ShardingConfiguration(backend))
+        with pytest.raises(sk.ShardingError, match="does not reach parameter scale"):
+            sk.FSDPModel(Outside(), sk.ShardingConfiguration(backend))
+        with pytest.raises(sk.ConfigurationError, match="loss"):
+            sk.FSDPModel(TwoBranches(), sk.ShardingConfiguration(backend)).train(numpy.ones((2, 5)), numpy.ones((2, 3)))
+    sk.run_ranks(2, run)
+
+
 # ---- what each rank holds ----------------------------------------------------------------------------------------
 
 @EVERY_STRATEGY
@@ -220,7 +271,7 @@ def test_predictions_are_those_of_the_plain_model_with_the_same_parameters(strat
             parameter.array = vector[at:at + parameter.size].reshape(parameter.shape)
             at += parameter.size
         numpy.testing.assert_array_equal(model.predict(x), plain.predict(x))
-        assert model.evaluate(x, x) == pytest.approx(float(plain.loss(plain(sk_tensor(x)), x).item()), rel=1e-5)
+        assert model.evaluate(x, x) == pytest.approx(float(plain.loss(plain(nn.Tensor(x)), x).item()), rel=1e-5)
     sk.run_ranks(2, run)
 
 

@@ -1,0 +1,77 @@
+"""Rules, clipping and learning rates against their definitions and PyTorch."""
+import math
+
+import numpy
+import pytest
+
+from shardkit.optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum, clip_factor
+
+RULES = {
+    "SGD": (SGD(lr=0.1, weight_decay=0.01), lambda t, p: t.optim.SGD([p], lr=0.1, weight_decay=0.01)),
+    "Momentum": (Momentum(lr=0.1, beta=0.8), lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8)),
+    "Nesterov": (Momentum(lr=0.1, beta=0.8, nesterov=True),
+                 lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8, nesterov=True)),
+    "Adam": (Adam(lr=0.1, weight_decay=0.1), lambda t, p: t.optim.Adam([p], lr=0.1, weight_decay=0.1)),
+    "AdamW": (AdamW(lr=0.1, beta2=0.99), lambda t, p: t.optim.AdamW([p], lr=0.1, betas=(0.9, 0.99))),
+}
+
+
+def gradients(step, size=1000):
+    return numpy.random.default_rng(step).standard_normal(size)
+
+
+def run(rule, spans, size=1000, steps=5):
+    """Parameters after some steps, each span of them updated by itself."""
+    parameters = numpy.linspace(-1, 1, size)
+    states = [{name: numpy.zeros(stop - start) for name in rule.state_names} for start, stop in spans]
+    for step in range(1, steps + 1):
+        for (start, stop), state in zip(spans, states):
+            rule.update(parameters[start:stop], gradients(step, size)[start:stop], state, step)
+    return parameters
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_follows_pytorch(name):
+    torch = pytest.importorskip("torch")
+    rule, make = RULES[name]
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 1000, dtype=torch.float64))
+    optimizer = make(torch, parameter)
+    for step in range(1, 6):
+        parameter.grad = torch.from_numpy(gradients(step))
+        optimizer.step()
+    numpy.testing.assert_allclose(run(rule, [(0, 1000)]), parameter.detach().numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_result_does_not_depend_on_how_the_parameters_are_cut(name):
+    rule = RULES[name][0]
+    whole = run(rule, [(0, 1000)])
+    assert (run(rule, [(0, 256), (256, 256), (256, 999), (999, 1000)]) == whole).all()
+
+
+def test_rules_are_values():
+    assert AdamW(lr=0.1) == AdamW(lr=0.1) != AdamW(lr=0.2)
+    with pytest.raises(AttributeError):
+        AdamW().lr = 1
+
+
+def test_a_learning_rate_can_be_a_function_of_the_step_or_be_overridden():
+    rule = SGD(lr=Linear(1.0, decay_steps=10, floor=0.0))
+    assert rule.rate(1) == 1.0 and rule.rate(6) == pytest.approx(0.5) and rule.rate(11) == 0.0 and rule.rate(1, 7.0) == 7.0
+
+
+@pytest.mark.parametrize("kind", [Constant, Linear, Cosine])
+def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind):
+    rate = kind(2.0, warmup_steps=4, decay_steps=20, floor=0.1)
+    assert [rate(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
+    assert rate(20) == rate(1000) == pytest.approx(2.0 if kind is Constant else 0.2)
+
+
+def test_cosine_is_half_way_down_in_the_middle():
+    assert Cosine(1.0, 0, 10, 0.0)(5) == pytest.approx(0.5)
+    assert Cosine(1.0, 0, 12, 0.0)(3) == pytest.approx(0.5 * (1 + math.cos(math.pi / 4)))
+
+
+def test_clipping_brings_a_large_norm_to_the_maximum_and_leaves_a_small_one():
+    assert clip_factor(10.0, 1.0) * 10.0 == pytest.approx(1.0, rel=1e-6)
+    assert clip_factor(0.5, 1.0) == 1.0
