@@ -23,7 +23,7 @@ LEFT_TAG = 1
 POLL_SECONDS = 0.25              # between two looks at who has left
 TURN_SECONDS = 0.5               # a stuck rank waits this long per lower rank that may speak first
 MAX_TURNS = 8
-SILENT_SECONDS = 0.2             # who may not speak gives the speaker this time before it aborts too
+SILENT_SECONDS = 0.5             # who may not speak gives the speaker this time before it aborts too
 LONELY_EXIT_SECONDS = 30.0
 
 
@@ -163,4 +163,3 @@ class JobGuard:
     def _is_missing(self, rank, call):
         """True if the rank left without making this call."""
         return rank in self._left and (call.number is None or self._left[rank].get(call.group, 0) < call.number)
-

@@ -21,6 +21,7 @@ from .operations import Handle, ReductionOperation
 
 PIECE_TAG = MAX_TAG + 1
 INT_MAX = 2**31 - 1
+FORWARDING_SECONDS = 0.1         # MPICH's launcher drops what it has not forwarded when the job is aborted
 LAUNCHER_SECONDS = 5.0
 
 
@@ -81,6 +82,7 @@ class MPICommunicationBackend(CommunicationBackend):
     def abort(self, message: str, code: int = 1) -> None:
         if self._guard.may_speak():
             self.say(message)
+            time.sleep(FORWARDING_SECONDS)
         self._mpi.COMM_WORLD.Abort(code)
         time.sleep(LAUNCHER_SECONDS)                     # MPICH's Abort may return before the launcher has killed the rank
         os._exit(code)

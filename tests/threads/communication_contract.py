@@ -552,7 +552,7 @@ def a_mesh_has_a_live_group_per_axis(backend):
 
 @promise()
 def wrong_mesh_sizes_are_refused_on_all_ranks_alike(backend):
-    with pytest.raises(MeshError, match=f"were started"):
+    with pytest.raises(MeshError, match="were started"):
         Mesh(backend, pipeline=backend.world_size + 1, data=1)
     if backend.world_size > 1:
         with pytest.raises((MeshError, PeerError), match="rank"):      # not the same sizes on all ranks

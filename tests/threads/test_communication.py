@@ -110,6 +110,17 @@ def test_a_rank_that_returns_early_is_reported_and_does_not_hang_the_others():
         run_ranks(3, work, timeout=30)
 
 
+def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later():
+    def work(backend):
+        if backend.rank != 1:
+            time.sleep(0.1)
+            backend.barrier()
+    start = time.monotonic()
+    with pytest.raises(CommunicationError, match="barrier: rank 1 returned"):
+        run_ranks(3, work, timeout=30)
+    assert time.monotonic() - start < 10
+
+
 def test_a_receive_from_a_rank_that_returned_is_reported():
     with pytest.raises(CommunicationError, match="receive from rank 1, tag 0, 4 elements: rank 1 returned"):
         run_ranks(2, lambda backend: backend.receive(numpy.zeros(4), 1) if backend.rank == 0 else None, timeout=30)
