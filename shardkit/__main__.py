@@ -77,8 +77,8 @@ def _overrides(arguments: list[str]) -> dict:
 def _train(known, overrides) -> int:
     backend = MPICommunicationBackend()
     backend.initialize()
-    with abort_on_error(backend):
-        train_run(_run_settings(known, _overrides(overrides)), backend, resume=known.resume)
+    with abort_on_error(backend) as program:
+        train_run(_run_settings(known, _overrides(overrides)), backend, resume=known.resume, program=program)
     backend.shutdown()
     return 0
 

@@ -5,7 +5,8 @@
 
     if agree(backend, loss_is_nan): ...    # every rank takes the same branch
 
-    with abort_on_error(backend, run_folder):    # around a main program
+    with abort_on_error(backend) as program:     # around a main program
+        program.run_folder = folder              # optional: where error files go, and what a rank is doing
         train()
 
 Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-pytest.
@@ -13,6 +14,7 @@ Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-py
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,8 @@ import numpy
 from ..errors import CommunicationTimeout, PeerError, ShardkitError
 from .operations import ReductionOperation
 
-TOGETHER_SECONDS = 1.0           # ranks that fail alike do so within this time; else one of them failed alone
+TOGETHER_SECONDS = 5.0           # ranks that find the same user error do so within this time, on a busy machine too
+ALONE_SECONDS = 1.0              # other errors are mostly of one rank alone; waiting for company holds the job up
 
 
 def agree(backend, flag: bool) -> bool:
@@ -75,36 +78,51 @@ def _is_echo(error) -> bool:
     return isinstance(error, PeerError) or isinstance(error.__cause__, PeerError)
 
 
-@contextmanager
-def abort_on_error(backend, run_folder=None, describe=None):
-    """Around a main program: an error ends the whole job, with one message.
+@dataclass
+class Program:
+    """What a failing rank can say about its program.
 
     run_folder   where an error file with time, rank, what the rank was doing and the traceback is written; None: no file
-    describe     function () -> str: what this rank was doing ("step 12, data 1, 2F5"), for the message and the file
+    describe     function () -> str: what this rank was doing ("step 12"), for the message and the file
+    """
+
+    run_folder: Path | str | None = None
+    describe: Callable[[], str] | None = None
+
+    def doing(self) -> str:
+        """What this rank is doing, "" if nobody says."""
+        return "" if self.describe is None else self.describe()
+
+
+@contextmanager
+def abort_on_error(backend, run_folder=None, describe=None):
+    """Around a main program: an error ends the whole job, with one message. Gives a Program, to be filled in later.
+
     Errors: if all ranks raise (a user error found everywhere), SystemExit with the error's exit code on all of them, after
     one message; if only some do, the job is aborted. SystemExit with a code other than 0 on some ranks counts as an error.
     """
+    program = Program(run_folder, describe)
     try:
-        yield
+        yield program
     except (Exception, SystemExit) as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
-        sys.exit(report_failure(backend, error, run_folder, describe))
+        sys.exit(report_failure(backend, error, program))
 
 
-def report_failure(backend, error, run_folder=None, describe=None) -> int:
+def report_failure(backend, error, program: Program = Program()) -> int:
     """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code for all ranks."""
-    doing = "" if describe is None else describe()
-    trace = "".join(traceback.format_exception(error)).rstrip()
-    if run_folder is not None and not isinstance(error, SystemExit):
-        write_error_file(run_folder, backend.world_ranks[backend.rank], doing, trace)
-    note = Failure(backend.world_ranks[backend.rank], doing, describe_error(error), _is_echo(error))
-    notes = backend.exchange_within(note, TOGETHER_SECONDS)
+    rank, is_expected = backend.world_ranks[backend.rank], isinstance(error, (ShardkitError, OSError))
+    trace = "" if is_expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
+    if program.run_folder is not None and trace and not isinstance(error, SystemExit):
+        write_error_file(program.run_folder, rank, program.doing(), trace)
+    note = Failure(rank, program.doing(), describe_error(error), _is_echo(error))
+    notes = backend.exchange_within(note, TOGETHER_SECONDS if is_expected else ALONE_SECONDS)
     if notes is None:
-        backend.abort(f"{note}\n{trace}")
+        backend.abort(f"{note}{trace}")
     failures = [other for other in notes if other is not None]         # None: that rank reached its end without an error
     if note == min(failures, key=lambda failure: (failure.is_echo, failure.rank)) and not isinstance(error, SystemExit):
-        backend.say(_summary(note, failures) + ("" if isinstance(error, ShardkitError) else f"\n{trace}"))
+        backend.say(_summary(note, failures) + trace)
     return error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
 
 

@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from ..checkpoint import CheckpointStore
 from ..comm import CommunicationBackend, collectively
+from ..comm.failure import Program
 from ..config import RunConfiguration, ShardingConfiguration
 from ..errors import CheckpointError, ConfigurationError
 from ..nn.models import GPT
@@ -40,9 +41,11 @@ class RunResult:
     sample: str
 
 
-def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool = False) -> RunResult:
+def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool = False,
+              program: Program | None = None) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
+    program  of the abort_on_error around this call, which learns the run folder and the step from here
     Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError.
     """
     settings = _settle_decay(settings)
@@ -53,7 +56,10 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
             _prepare_folder(folder, settings, resume)
             build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
     with threadpool_limits(settings.run.threads):
-        return _Run(settings, folder, backend, resume).go()
+        run = _Run(settings, folder, backend, resume)
+        if program is not None:
+            program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
+        return run.go()
 
 
 class _Run:
