@@ -28,7 +28,7 @@ counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 
 echo "== style"
-"$python" -m flake8 shardkit tests benchmarks
+"$python" -m flake8 shardkit tests
 
 echo "== pure, threads"
 "$python" -m pytest -q tests/pure tests/threads tests/gpu
