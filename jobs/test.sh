@@ -40,7 +40,7 @@ echo "== pure, threads"
 
 for ranks in 1 2 3 4; do
     echo "== MPI on $ranks ranks"
-    "$root/bin/mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi | tee /dev/stderr >> "$counts"
+    "$root/bin/mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi | tee -a "$counts"
 done
 
 echo "== end to end"

@@ -29,8 +29,7 @@ class GradientTree:
         """The gradient of this micro-batch is complete: add it to its neighbour, and on up while pairs are complete."""
         level, index = 0, micro_batch
         while (level, index ^ 1) in self._partial_sums:
-            other = self._partial_sums.pop((level, index ^ 1))
-            buffer = self._add(buffer, other) if index % 2 == 0 else self._add(other, buffer)
+            buffer = self._add(self._partial_sums.pop((level, index ^ 1)), buffer)     # a + b and b + a are the same bits
             level, index = level + 1, index // 2
         self._partial_sums[level, index] = buffer
 
@@ -44,7 +43,7 @@ class GradientTree:
         return total
 
     def _add(self, left, right):
-        """left + right, in left's memory; right's goes back to the pool."""
+        """The sum, in left's memory; right's goes back to the pool."""
         left += right
         self._pool.give(right)
         return left

@@ -9,11 +9,14 @@ from shardkit import nn
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
-def trained_bits(num_ranks, strategy, steps=4, **settings):
-    """SHA-256 of the parameters after training on this many ranks, which must all agree on it."""
+def trained_bits(num_ranks, strategy, steps=4, changes={}, **settings):
+    """SHA-256 of the parameters after training on this many ranks, and the losses; ranks must agree on both.
+
+    changes   to the sizes of the model
+    """
     def run(backend):
-        model, losses = train(strategy, backend, steps, **settings)
-        return sha256(model.gather_full_parameters()), tuple(losses)
+        model, losses = train(strategy, backend, steps, model=small_gpt(**changes), **settings)
+        return sha256(model.gather_full_parameters()), tuple(losses), model.engine.gradient_norm
     results = set(sk.run_ranks(num_ranks, run))
     assert len(results) == 1, "ranks disagree about parameters or losses"
     return results.pop()
@@ -24,6 +27,14 @@ def trained_bits(num_ranks, strategy, steps=4, **settings):
 def test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks(strategy, num_ranks):
     serial = trained_bits(1, "DDP", micro_batch=3)
     assert trained_bits(num_ranks, strategy, micro_batch=3) == serial
+
+
+@pytest.mark.parametrize("changes", [{"dtype": "float64"}, {"width": 80}, {"width": 80, "tied": True}], ids=str)
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_losses_norms_and_bits_are_the_same_for_other_dtypes_and_sizes(changes, num_ranks):
+    """float64 losses show the order of their sum; wide units have so many norm blocks that padding would show."""
+    batch = {"samples": 16, "micro_batch": 1, "changes": changes}
+    assert trained_bits(num_ranks, "FSDP", **batch) == trained_bits(1, "DDP", **batch)
 
 
 @pytest.mark.parametrize("settings", [
@@ -48,14 +59,15 @@ def test_every_model_form_trains_to_the_same_bits_on_two_ranks(changes, settings
 
 @EVERY_STRATEGY
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, num_ranks):
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_equal_those_of_one_backward_over_the_whole_batch(strategy, num_ranks, tied):
     x, y = token_batch(0)
-    plain = small_gpt(dtype="float64")
+    plain = small_gpt(dtype="float64", tied=tied)
     plain.loss(plain(nn.Tensor(x)), y).backward()
     expected = numpy.concatenate([p.grad.ravel() for p in plain.parameters()])
 
     def run(backend):
-        model, _ = train(strategy, backend, 0, model=small_gpt(dtype="float64"), samples=12, micro_batch=2)
+        model, _ = train(strategy, backend, 0, model=small_gpt(dtype="float64", tied=tied), samples=12, micro_batch=2)
         return full_gradient(model, *sk.split_batch(model.mesh, x, y))
 
     for gradient in sk.run_ranks(num_ranks, run):
