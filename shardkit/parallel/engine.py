@@ -19,10 +19,12 @@ from ..nn.context import ForwardContext
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from ..optim import SGD
-from ..schedule import Action, Kind, add_gathers, expand, lower, order_named
-from .partition import plan_units
+from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named
+from .partition import balanced_stages, plan_units
 from .policy import Policy
 from .runtime import Runtime, Step
+from .stages import Stages
+from .transfer import Transfers
 from .unit import Memory, Unit
 
 _UPDATE = (Kind.CLIP, Kind.STEP)
@@ -44,20 +46,17 @@ class Engine:
 
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
         self.model, self.config, self.mesh, self.policy = model, config, mesh, policy
-        self.data = mesh.group("data")
+        self.data, self.pipeline = mesh.group("data"), mesh.group("pipeline")
         with collectively(mesh.world):
             self.device = Device(config.device)
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
-            order = order_named(config.schedule)
-            plans = plan_units(model, config.minimum_parameter_group_size)
-        self.memory = Memory(self.device, str(model.parameters()[0].dtype))
-        self.units = [Unit(plan, self.data, policy, self.rule, self.memory, deterministic=config.deterministic,
-                           wire_dtype=config.gradient_compression) for plan in plans]
-        self.runtime = Runtime(self.units, mesh, max_gradient_norm=config.max_gradient_norm,
-                               keep_activations=not config.activation_checkpointing)
-        self.program = self._lower(order(mesh.size("pipeline"), config.micro_batches))
-        self.forward_program = self._lower_forward()
+            order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches)
+            self.plans = plan_units(model, config.minimum_parameter_group_size)
+            self.stages = Stages.of(balanced_stages([plan.num_elements for plan in self.plans], mesh.size("pipeline")), order)
+            self.program = self._lower(order)
+            self.forward_program = self._lower_forward()
+        self._make_units()
         self.step_number = 0            # optimisation steps taken
         self.samples_seen = 0           # trained on, over all data ranks
         self.gradient_norm: float | None = None     # of the last step, before clipping; None if nothing clips
@@ -65,17 +64,41 @@ class Engine:
         self._micro_batches_pending = 0
         self._settle()
 
+    def _make_units(self):
+        config, dtype = self.config, str(self.model.parameters()[0].dtype)
+        self.memory = Memory(self.device, dtype)
+        units = {place: Unit(self.plans[self.stages.places.index(place)], self.data, self.policy, self.rule, self.memory,
+                             deterministic=config.deterministic, wire_dtype=config.gradient_compression)
+                 for place in self.stages.of_rank(self.pipeline.rank)}
+        for plan in self.plans:
+            for parameter in plan.parameters.values():
+                parameter.release()     # of other stages too: nobody may read initial values for trained ones
+        transfers = Transfers(self.pipeline, self.stages.rank_of, self.device, dtype)
+        self.runtime = Runtime(units, self.stages, self.mesh, transfers, max_gradient_norm=config.max_gradient_norm,
+                               keep_activations=not config.activation_checkpointing)
+        self.units = list(units.values())
+
     def _lower(self, order) -> tuple[Action, ...]:
-        program = lower(order, {0: len(self.units)}, clip=self.config.max_gradient_norm is not None, borrows=self._borrows())
+        program = lower(order, dict(enumerate(self.stages.units_per_stage)), clip=self.config.max_gradient_norm is not None,
+                        borrows=self._borrows())
         return program[self.mesh.coordinates.pipeline]
 
     def _lower_forward(self) -> tuple[Action, ...]:
-        forward = {0: (Action(Kind.FORWARD, 0, None, 0),)}
-        return add_gathers(expand(forward, {0: len(self.units)}), borrows=self._borrows())[self.mesh.coordinates.pipeline]
+        """One micro-batch through all stages, for predictions."""
+        order = {rank: tuple(Action(Kind.FORWARD, stage, None, 0) for stage, at in sorted(self.stages.rank_of.items())
+                             if at == rank) for rank in range(self.mesh.size("pipeline"))}
+        units_per_stage = dict(enumerate(self.stages.units_per_stage))
+        program = add_transfers(add_gathers(expand(order, units_per_stage), borrows=self._borrows()))
+        return program[self.mesh.coordinates.pipeline]
 
     def _borrows(self) -> dict:
-        return {(0, u): [(0, lender) for lender in unit.plan.lenders]
-                for u, unit in enumerate(self.units) if unit.plan.lenders}
+        """{borrower: lenders} by place. Errors: ShardingError if tied weights would be on two pipeline ranks."""
+        places = self.stages.places
+        borrows = {places[i]: [places[lender] for lender in plan.lenders] for i, plan in enumerate(self.plans) if plan.lenders}
+        for borrower, lenders in borrows.items():
+            if any(self.stages.rank_of[borrower.stage] != self.stages.rank_of[lender.stage] for lender in lenders):
+                raise ShardingError("tied weights on two pipeline ranks are not supported; use tied=False, or a pipeline of 1")
+        return borrows
 
     def _settle(self):
         """After owned values were written: policies that keep whole parameters have them whole again."""
@@ -170,45 +193,81 @@ class Engine:
 
     def _mean_loss(self, step: Step, items: float) -> float:
         """Losses of micro-batches, then of ranks, summed in the tree order of their gradients."""
-        level = [step.losses[m] for m in sorted(step.losses)]
+        level = [step.losses[m] for m in sorted(step.losses)] or [0.0]         # no losses but on the last stage
         while len(level) > 1:
             level = [sum(level[i:i + 2]) for i in range(0, len(level), 2)]
-        return float(ordered_sum(self.data, level)[0]) / items
+        return self._from_last_stage(ordered_sum(self.data, level)[0]) / items
+
+    def _from_last_stage(self, number: float) -> float:
+        """The number that the last stage has, on all pipeline ranks."""
+        box = numpy.array([number], numpy.float64)
+        self.pipeline.broadcast(box, self.stages.last_rank)
+        return float(box[0])
 
     # ---- without learning ----------------------------------------------------------------------------------------
 
     def predict(self, x):
-        """The output of the last block for this rank's x, a NumPy array."""
-        return to_host(self._predict(numpy.asarray(x)))
+        """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
+        prediction = self._predict(numpy.asarray(x))
+        shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
+        if prediction is None:
+            prediction = numpy.empty(shape, self.units[0].dtype)
+        prediction = to_host(prediction)
+        self.pipeline.broadcast(prediction, self.stages.last_rank)
+        return prediction
 
     def evaluate(self, x, y) -> float:
         """The mean loss over the parts of all data ranks."""
         criterion = self._criterion()
         batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
-        with no_grad():
-            total = criterion.total(Tensor(self._predict(batch.x)), self.device.from_host(batch.y))
-        return float(ordered_sum(self.data, [float(total.item())])[0]) / batch.items
+        prediction, total = self._predict(batch.x), 0.0
+        if prediction is not None:
+            with no_grad():
+                total = float(criterion.total(Tensor(prediction), self.device.from_host(batch.y)).item())
+        return self._from_last_stage(ordered_sum(self.data, [total])[0]) / batch.items
 
     def _predict(self, x):
+        """The output on the last stage, None elsewhere."""
         step = Step(x=[self.device.from_host(x)], contexts=[ForwardContext(seed=self.config.seed)])
-        return self.runtime.run(self.forward_program, step).predictions[0]
+        return self.runtime.run(self.forward_program, step).predictions.get(0)
 
     # ---- whole vectors -------------------------------------------------------------------------------------------
 
     @property
     def parameter_count(self) -> int:
         """Elements of the whole model, each counted once."""
-        return sum(unit.layout.length for unit in self.units)
+        return sum(plan.num_elements for plan in self.plans)
 
     def gather_full_parameters(self):
         """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
-        full = numpy.empty(self.parameter_count, self.units[0].dtype)
-        for unit in self.units:
-            unit.gather()
-            for target, slot in self._canonical_slots(unit):
-                full[target] = to_host(unit.whole[slot.offset:slot.stop])
-            unit.release()
+        full, starts = numpy.empty(self.parameter_count, self.units[0].dtype), self._canonical_starts()
+        for place, plan in zip(self.stages.places, self.plans):
+            whole = self._whole_unit(place, plan.num_elements)
+            at = 0
+            for name, parameter in plan.parameters.items():
+                full[starts[name]:starts[name] + parameter.size] = whole[at:at + parameter.size]
+                at += parameter.size
         return full
+
+    def _whole_unit(self, place, num_elements):
+        """The parameters of one unit [num_elements] on the host of every rank, wherever the unit is."""
+        whole = numpy.empty(num_elements, self.units[0].dtype)
+        if place in self.runtime.units:
+            unit = self.runtime.units[place]
+            unit.gather()
+            whole[:] = to_host(unit.whole[:num_elements])
+            unit.release()
+        self.pipeline.broadcast(whole, self.stages.rank_of[place.stage])
+        return whole
+
+    def local_parameters(self):
+        """What this rank owns and updates, 1-D, a copy. No communication."""
+        if self.policy.shard_optimizer_state:
+            return numpy.concatenate([to_host(unit.owned_parameters) for unit in self.units])
+        starts = self._canonical_starts()
+        slots = sorted(((starts[slot.name], unit, slot) for unit in self.units for slot in unit.layout.slots),
+                       key=lambda entry: entry[0])
+        return numpy.concatenate([to_host(unit.whole[slot.offset:slot.stop]) for _, unit, slot in slots])
 
     def set_full_parameters(self, vector):
         """The inverse: every rank takes what it owns from the same whole vector. Errors: ValueError on a wrong length."""
@@ -230,10 +289,6 @@ class Engine:
             at += parameter.size
         return starts
 
-    def _canonical_slots(self, unit: Unit):
-        starts = self._canonical_starts()
-        return [(slice(starts[slot.name], starts[slot.name] + slot.size), slot) for slot in unit.layout.slots]
-
     # ---- what a checkpoint holds ---------------------------------------------------------------------------------
 
     def owned_boxes(self):
@@ -248,7 +303,8 @@ class Engine:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """{path in the checkpoint: global shape} of everything a checkpoint of this model holds."""
         names = ["model"] + [f"optimizer/{name}" for name in self.rule.state_names]
-        return {f"{group}/{slot.name}": slot.shape for group in names for unit in self.units for slot in unit.layout.slots}
+        return {f"{group}/{name}": parameter.shape for group in names for plan in self.plans
+                for name, parameter in plan.parameters.items()}
 
     def restore(self, step_number: int, samples_seen: int):
         """After all owned boxes were written from a checkpoint: go on from there."""

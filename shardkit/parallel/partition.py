@@ -1,4 +1,9 @@
-"""Cutting a model into units: neighbouring blocks, together large enough to be worth one message."""
+"""Cutting a model into units, and units into pipeline stages.
+
+    blocks   embedding | blocks.0 | blocks.1 | norm | head       what the model says
+    units    embedding | blocks.0 | blocks.1 | norm   head       neighbours merged until a unit is worth a message
+    stages   embedding   blocks.0 | blocks.1   norm   head       contiguous, as equal in cost as they can be
+"""
 from dataclasses import dataclass
 
 from ..errors import ShardingError
@@ -40,6 +45,24 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         plans.append(UnitPlan(tuple(blocks), new, tuple(sorted({owner[i] for i in used if owner[i] != index}))))
     _check(model, names, owner)
     return plans
+
+
+def balanced_stages(costs: list[float], num_stages: int) -> list[range]:
+    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most expensive one.
+
+    costs   of the units, in order; any unit of cost
+    Errors: ShardingError if there are fewer units than stages.
+    """
+    if len(costs) < num_stages:
+        raise ShardingError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
+                            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
+    best = {(0, 0): (0.0, ())}                  # (stages, units) so far -> (cost of the worst stage, where stages begin)
+    for stage in range(1, num_stages + 1):
+        for stop in range(stage, len(costs) + 1):
+            best[stage, stop] = min((max(best[stage - 1, start][0], sum(costs[start:stop])), (*best[stage - 1, start][1], start))
+                                    for start in range(stage - 1, stop) if (stage - 1, start) in best)
+    starts = [*best[num_stages, len(costs)][1], len(costs)]
+    return [range(start, stop) for start, stop in zip(starts, starts[1:])]
 
 
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:

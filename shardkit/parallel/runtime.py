@@ -1,8 +1,9 @@
 """The runtime: one loop over the actions of a program, and one table that says what each kind does.
 
-    micro-batch x --F--> unit 0 --F--> unit 1 --F--> ... last unit + loss
-                         unit 0 <--B-- unit 1 <--B-- ...                    each unit and micro-batch has a graph of its own,
-                           W             W                                  cut at the unit's input
+    micro-batch x --F--> unit 0 --F--> unit 1 --SEND, RECV--> unit 2 --F--> ... last unit + loss
+                         unit 0 <--B-- unit 1 <--RECV, SEND-- unit 2 <--B-- ...
+                           W             W                      W           each unit and micro-batch has a graph of its own,
+                                                                            cut at the unit's input
 
 Between F and B the graph of a unit lives here, or only its input when activations are checkpointed: then B runs the forward
 again, with the same dropout masks, since these depend on seed, step and sample alone. A unit's gradient is reduced when its
@@ -12,12 +13,16 @@ other in the program.
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
+
 from ..array.backend import xp_of
 from ..comm import Mesh
 from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ..nn.context import ForwardContext, forward_context
 from ..optim import clip_factor
 from ..schedule import Action, Kind
+from .stages import Place, Stages
+from .transfer import Transfers
 from .unit import NORM_BLOCK, Unit
 
 
@@ -59,22 +64,27 @@ class UnitGraph:
 class Runtime:
     """Executes programs on the units of one pipeline rank.
 
-    units                   in order; the index of a unit is its number in the actions
+    units                   {place: unit} of this rank, in the order of the model
+    stages                  of the whole model
     mesh                    CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
+    transfers               of this rank, to its neighbours in the pipeline
     max_gradient_norm       for CLIP
     keep_activations        False: activation checkpointing
     """
 
-    def __init__(self, units: list[Unit], mesh: Mesh, *, max_gradient_norm: float | None, keep_activations: bool):
-        self.units, self.mesh = units, mesh
+    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, *,
+                 max_gradient_norm: float | None, keep_activations: bool):
+        self.units, self.stages, self.mesh, self.transfers = units, stages, mesh, transfers
         self._max_gradient_norm, self._keep_activations = max_gradient_norm, keep_activations
-        self._graphs: dict[tuple[int, int], UnitGraph] = {}          # (unit, micro-batch)
-        self._activations: dict[tuple[int, int], Any] = {}           # input of a unit, waiting for its F
-        self._gradients: dict[tuple[int, int], Any] = {}             # gradient of a unit's output, waiting for its B
+        self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
+        self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
+        self._gradients: dict[tuple[Place, int], Any] = {}           # gradient of a unit's output, waiting for its B
+        self._sent_shapes: dict[tuple[int, int], tuple] = {}         # (stage, micro-batch) -> of the activation that left
         self._clip_factor = 1.0
         self._table = {Kind.GATHER: self._gather, Kind.RELEASE: self._release, Kind.FORWARD: self._forward,
                        Kind.BACKWARD: self._backward, Kind.WEIGHT: self._weight, Kind.REDUCE: self._reduce,
-                       Kind.CLIP: self._clip, Kind.STEP: self._step}
+                       Kind.CLIP: self._clip, Kind.STEP: self._step, Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
+                       Kind.SEND_B: self._send_b, Kind.RECV_B: self._recv_b, Kind.WAIT_F: self._wait, Kind.WAIT_B: self._wait}
 
     def run(self, actions: tuple[Action, ...], step: Step) -> Step:
         """Execute the actions in order and return the filled-in step. Collective over the mesh."""
@@ -90,96 +100,128 @@ class Runtime:
         self._graphs.clear()
         self._activations.clear()
         self._gradients.clear()
+        self._sent_shapes.clear()
+        self.transfers.forget()
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
     def _gather(self, action, step):
-        self.units[action.unit].gather()
+        self.units[_place(action)].gather()
 
     def _release(self, action, step):
-        self.units[action.unit].release()
+        self.units[_place(action)].release()
 
     # ---- one unit, one micro-batch -------------------------------------------------------------------------------
 
     def _forward(self, action, step):
-        u, m = action.unit, action.micro_batch
-        x = step.x[m] if u == 0 else self._activations.pop((u, m))
-        is_differentiable = u > 0 and x.dtype.kind == "f"
-        graph = UnitGraph(Tensor(x, requires_grad=is_differentiable))
+        place, m = _place(action), action.micro_batch
+        is_first = place == self.stages.first
+        x = step.x[m] if is_first else self._activations.pop((place, m))
+        graph = UnitGraph(Tensor(x, requires_grad=not is_first and x.dtype.kind == "f"))
         if step.loss is not None and self._keep_activations:
-            output = graph.output = self._compute(u, m, graph.input, step)
+            output = graph.output = self._compute(place, m, graph.input, step)
         else:
             with no_grad():
-                output = self._compute(u, m, graph.input, step)
+                output = self._compute(place, m, graph.input, step)
         if step.loss is not None:
-            self._graphs[u, m] = graph
-        self._deliver(u, m, output.array, step)
+            self._graphs[place, m] = graph
+        self._deliver(place, m, output.array, step)
 
-    def _compute(self, u, m, x, step) -> Tensor:
+    def _compute(self, place, m, x, step) -> Tensor:
         """The unit's blocks, and after the last unit the loss, summed over the items of the micro-batch."""
         with forward_context(step.contexts[m]):
-            for block in self.units[u].plan.blocks:
+            for block in self.units[place].plan.blocks:
                 x = block(x)
-            return step.loss.total(x, step.y[m]) if self._is_last(u) and step.loss is not None else x
+            return step.loss.total(x, step.y[m]) if place == self.stages.last and step.loss is not None else x
 
-    def _deliver(self, u, m, output, step):
-        if not self._is_last(u):
-            self._activations[u + 1, m] = output
+    def _deliver(self, place, m, output, step):
+        if place != self.stages.last:
+            self._activations[self.stages.after(place), m] = output      # of this rank, or picked up by SEND_F
         elif step.loss is not None:
             step.losses[m] = float(output)
         else:
             step.predictions[m] = output
 
-    def _is_last(self, u) -> bool:
-        return u == len(self.units) - 1
-
     def _backward(self, action, step):
-        u, m = action.unit, action.micro_batch
-        graph = self._graphs[u, m]
+        place, m = _place(action), action.micro_batch
+        graph = self._graphs[place, m]
         if graph.output is None:
-            graph.output = self._compute(u, m, graph.input, step)
-        gradient = self._gradients.pop((u, m), None)                 # None after the loss: its gradient is 1
+            graph.output = self._compute(place, m, graph.input, step)
+        gradient = self._gradients.pop((place, m), None)             # None after the loss: its gradient is 1
         graph.weight_gradients = backward_inputs(graph.output, gradient)
-        if u > 0:
-            self._gradients[u - 1, m] = graph.input.grad
+        if place != self.stages.first:
+            self._gradients[self.stages.before(place), m] = graph.input.grad
         graph.input = graph.output = None
 
     def _weight(self, action, step):
-        u, m = action.unit, action.micro_batch
-        owners = [self.units[i] for i in (u, *self.units[u].plan.lenders)]
-        buffers = [owner.open_gradient(u) for owner in owners]
-        self._graphs.pop((u, m)).weight_gradients.run()
+        place, m = _place(action), action.micro_batch
+        unit = self.units[place]
+        owners = [unit, *(self.units[self.stages.places[lender]] for lender in unit.plan.lenders)]
+        user = self.stages.places.index(place)
+        buffers = [owner.open_gradient(user) for owner in owners]
+        self._graphs.pop((place, m)).weight_gradients.run()
         for owner, buffer in zip(owners, buffers):
-            owner.close_gradient(u, step.first_gradient + m, buffer)
+            owner.close_gradient(user, step.first_gradient + m, buffer)
+
+    # ---- between pipeline ranks ----------------------------------------------------------------------------------
+
+    def _send_f(self, action, step):
+        stage, m = action.stage, action.micro_batch
+        array = self._activations.pop((Place(stage + 1, 0), m))
+        self._sent_shapes[stage, m] = array.shape
+        self.transfers.send_activation(stage, m, array, step.x[m].shape)
+
+    def _recv_f(self, action, step):
+        stage, m = action.stage, action.micro_batch
+        self._activations[Place(stage, 0), m] = self.transfers.receive_activation(stage, m, step.x[m].shape)
+
+    def _send_b(self, action, step):
+        stage, m = action.stage, action.micro_batch
+        self.transfers.send_gradient(stage, m, self._gradients.pop((self.stages.before(Place(stage, 0)), m)))
+
+    def _recv_b(self, action, step):
+        stage, m = action.stage, action.micro_batch
+        last_of_stage = self.stages.before(Place(stage + 1, 0))
+        self._gradients[last_of_stage, m] = self.transfers.receive_gradient(stage, m, self._sent_shapes.pop((stage, m)))
+
+    def _wait(self, action, step):
+        self.transfers.wait("F" if action.kind is Kind.WAIT_F else "B", action.stage, action.micro_batch)
 
     # ---- the end of the step -------------------------------------------------------------------------------------
 
     def _reduce(self, action, step):
-        self.units[action.unit].reduce(step.gradient_scale)
+        self.units[_place(action)].reduce(step.gradient_scale)
 
     def _clip(self, action, step):
         step.gradient_norm = self.gradient_norm()
         self._clip_factor = clip_factor(step.gradient_norm, self._max_gradient_norm)
 
     def gradient_norm(self) -> float:
-        """The norm of the reduced gradient, each element counted once. Collective over the data axis.
+        """The norm of the reduced gradient, each element counted once. Collective over the data and pipeline axes.
 
         Squares are summed per block of NORM_BLOCK elements, blocks in order, units in order: blocks never straddle two
         ranks, so the bits do not depend on the number of ranks.
         """
-        group = self.mesh.group("data")
-        local = [unit.squares() for unit in self.units]                        # [blocks of this rank's shard] each
+        data, pipeline = self.mesh.group("data"), self.mesh.group("pipeline")
+        units = list(self.units.values())
+        local = [unit.squares() for unit in units]                             # [blocks of this rank's shard] each
         mine = xp_of(*local).concatenate(local)
-        everyones = xp_of(mine).empty((group.world_size, mine.size), mine.dtype)
-        group.all_gather(mine, everyones.reshape(-1))
-        total, column = 0.0, 0
-        for unit, blocks in zip(self.units, local):
+        everyones = xp_of(mine).empty((data.world_size, mine.size), mine.dtype)
+        data.all_gather(mine, everyones.reshape(-1))
+        of_units, column = numpy.zeros(len(self.stages.places)), 0             # zero where another pipeline rank has the unit
+        for place, unit, blocks in zip(self.units, units, local):
             in_order = everyones[:, column:column + blocks.size].reshape(-1)   # all blocks of the unit, in flat order
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
-            total += float(in_order[:used].sum())
+            of_units[self.stages.places.index(place)] = float(in_order[:used].sum())
             column += blocks.size
-        return total ** 0.5
+        of_ranks = numpy.empty((pipeline.world_size, of_units.size))
+        pipeline.all_gather(of_units, of_ranks)
+        return sum(of_ranks.sum(0).tolist()) ** 0.5
 
     def _step(self, action, step):
         factor = self._clip_factor if self._max_gradient_norm is not None else 1.0
-        self.units[action.unit].step(step.number, factor, step.learning_rate)
+        self.units[_place(action)].step(step.number, factor, step.learning_rate)
+
+
+def _place(action: Action) -> Place:
+    return Place(action.stage, action.unit)

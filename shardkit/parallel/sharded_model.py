@@ -13,6 +13,7 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
+from ..errors import ConfigurationError
 from ..nn.module import Module
 from .engine import Engine
 from .policy import POLICIES, Policy
@@ -28,6 +29,7 @@ class ShardedModel:
     """
 
     policy: Policy
+    strategy: str           # as reports call it
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
         if wrapped_model is None or config is None:
@@ -36,10 +38,14 @@ class ShardedModel:
         if not config.backend.is_initialized:
             config.backend.initialize()
         self.wrapped_model, self.sharding_configuration = wrapped_model, config
-        self.mesh = Mesh(config.backend)
+        self.mesh = self._make_mesh(config.backend)
         self.engine = Engine(wrapped_model, config, self.mesh, self.policy)
         self._last_loss: float | None = None
         self._train_seconds = 0.0
+
+    def _make_mesh(self, backend) -> Mesh:
+        """All ranks are data replicas."""
+        return Mesh(backend)
 
     @property
     def rank(self) -> int:
@@ -65,13 +71,10 @@ class ShardedModel:
     def local_parameter_shard(self):
         """What this rank owns and updates: 1-D, read-only, a snapshot. No communication.
 
-        For DDP the full vector, in the canonical order of gather_full_parameters. For the others the spans of the units, in
-        the order of the blocks; over all ranks their lengths add up to parameter_count.
+        For DDP the full vector (of this rank's stage), in the canonical order of gather_full_parameters. For the others the
+        spans of the units, in the order of the blocks; over all ranks their lengths add up to parameter_count.
         """
-        if self.policy.shard_optimizer_state:
-            owned = numpy.concatenate([to_host(unit.owned_parameters) for unit in self.engine.units])
-        else:
-            owned = self.engine.gather_full_parameters()        # every unit is whole: this sends nothing
+        owned = self.engine.local_parameters()
         owned.flags.writeable = False
         return owned
 
@@ -148,7 +151,7 @@ class ShardedModel:
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
             "seed": self.sharding_configuration.seed, "data_position": data_position or {},
             "mesh": {axis: self.mesh.size(axis) for axis in ("pipeline", "data", "tensor")},
-            "strategy": self.policy.name,
+            "strategy": self.strategy,
             "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
             "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
         }, keep=keep)
@@ -176,15 +179,14 @@ class ShardedModel:
         """Strategy, sizes, bytes on this rank and training history; a fresh dict. No communication."""
         live = self.engine.device.bytes_in_use
         return {
-            "strategy": self.policy.name,
+            "strategy": self.strategy,
             "is_distributed": self.world_size > 1,
             "world_size": self.world_size,
             "rank": self.rank,
-            "data_parallel_size": self.mesh.size("data"),
-            "data_parallel_rank": self.mesh.coordinates.data,
+            **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in ("pipeline", "data", "tensor")},
+            **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in ("pipeline", "data", "tensor")},
             "parameter_count": self.parameter_count,
-            "shard_size": sum(unit.num_owned for unit in self.engine.units) if self.policy.shard_optimizer_state
-            else self.parameter_count,
+            "shard_size": self.local_parameter_shard.size,
             "num_units": len(self.engine.units),
             "parameter_bytes": live("parameters", "gathered parameters"),
             "gradient_bytes": live("gradients", "gradients in flight"),
@@ -204,28 +206,62 @@ class ShardedModel:
 class DDPModel(ShardedModel):
     """Everything replicated; gradients are summed over all ranks (arXiv 2006.15704)."""
 
-    policy = POLICIES["ddp"]
+    policy, strategy = POLICIES["ddp"], "DDP"
 
 
 class ZeRO1Model(ShardedModel):
     """Optimizer state sharded over the ranks (arXiv 1910.02054, stage 1)."""
 
-    policy = POLICIES["zero1"]
+    policy, strategy = POLICIES["zero1"], "ZeRO-1"
 
 
 class ZeRO2Model(ShardedModel):
     """Optimizer state and gradients sharded (arXiv 1910.02054, stage 2)."""
 
-    policy = POLICIES["zero2"]
+    policy, strategy = POLICIES["zero2"], "ZeRO-2"
 
 
 class FSDPModel(ShardedModel):
     """Parameters, gradients and optimizer state sharded; each unit is gathered just in time (ZeRO stage 3)."""
 
-    policy = POLICIES["fsdp"]
+    policy, strategy = POLICIES["fsdp"], "FSDP"
 
 
 ZeRO3Model = FSDPModel
+
+
+class PipelineParallelModel(ShardedModel):
+    """Each rank holds one stage of the model: its own layers, on activations that it receives (arXiv 1811.06965).
+
+    All ranks pass the same x and y to train, and get the same predictions. config.schedule names the order of the
+    micro-batches. Errors, on all ranks: ShardingError if the model has fewer units than there are ranks, or weights that
+    are tied across stages.
+    """
+
+    policy, strategy = POLICIES["ddp"], "PipelineParallel"
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, pipeline=backend.world_size)
+
+
+class PipelineDataModel(ShardedModel):
+    """Pipeline stages of data replicas, under any policy on the data axis.
+
+    pipeline_parallel_size   stages; the other ranks are data replicas
+    policy                   "ddp", "zero1", "zero2" or "fsdp"
+    """
+
+    def __init__(self, wrapped_model: Module, config: ShardingConfiguration, pipeline_parallel_size: int = 1,
+                 policy: str = "fsdp"):
+        if policy not in POLICIES:
+            raise ConfigurationError(f"policy = {policy!r}; wanted {' or '.join(map(repr, POLICIES))}")
+        self._pipeline_parallel_size = pipeline_parallel_size
+        self.policy = POLICIES[policy]
+        self.strategy = f"Pipeline x {self.policy.name}" if pipeline_parallel_size > 1 else self.policy.name
+        super().__init__(wrapped_model, config)
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, pipeline=self._pipeline_parallel_size)
 
 
 def split_batch(mesh: Mesh, *arrays):

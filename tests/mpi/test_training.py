@@ -4,6 +4,7 @@ import pytest
 from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
 
 import shardkit as sk
+from shardkit.parallel import PipelineDataModel
 
 pytestmark = pytest.mark.mpi
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -23,6 +24,24 @@ def test_twenty_steps_end_in_the_bits_of_the_serial_run(backend, strategy, seria
     if 4 % backend.world_size:
         pytest.skip(f"4 micro-batches do not divide among {backend.world_size} ranks")
     model, _ = train(strategy, backend, 20, samples=8, micro_batch=2)
+    bits = backend.all_gather_object(sha256(model.gather_full_parameters()))
+    model.close()
+    assert bits == [serial_bits] * backend.world_size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_a_pipeline_ends_in_the_bits_of_the_serial_run(backend, schedule, stages, serial_bits):
+    """All stages x data meshes of the ranks at hand."""
+    if backend.world_size % stages or 4 % (backend.world_size // stages):
+        pytest.skip(f"{backend.world_size} ranks are no {stages} stages")
+    replicas = backend.world_size // stages
+    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, schedule=schedule,
+                                      minimum_parameter_group_size=64, micro_batches=4 // replicas)
+    model = PipelineDataModel(small_gpt(), config, stages, "fsdp")
+    for step in range(20):
+        model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
     bits = backend.all_gather_object(sha256(model.gather_full_parameters()))
     model.close()
     assert bits == [serial_bits] * backend.world_size
