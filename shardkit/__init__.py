@@ -20,9 +20,9 @@ from .parallel import (DDPModel, FSDPModel, PipelineParallelModel, ShardedModel,
 __version__ = "0.1.0"
 
 __all__ = [
-    "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
-    "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel",
-    "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError", "Momentum",
-    "PipelineParallelModel", "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError",
+    "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError", "CommunicationTimeout",
+    "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel", "InMemoryCommunicationBackend",
+    "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError", "Momentum", "PipelineParallelModel",
+    "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError",
     "ShardkitError", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models", "run_ranks", "split_batch",
 ]

@@ -189,6 +189,13 @@ class Parallel:
 
 
 @dataclass(frozen=True)
+class MeshAxes:
+    """How the ranks are arranged; those that are left over are data replicas."""
+
+    pipeline: int = key(1, "stages that the blocks of the model are cut into", "ranks", minimum=1)
+
+
+@dataclass(frozen=True)
 class Sample:
     """The text that is written at the end."""
 
@@ -206,6 +213,7 @@ class RunConfiguration:
     data: Text = field(default_factory=Text)
     batch: Batch = field(default_factory=Batch)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    mesh: MeshAxes = field(default_factory=MeshAxes)
     parallel: Parallel = field(default_factory=Parallel)
     sample: Sample = field(default_factory=Sample)
 

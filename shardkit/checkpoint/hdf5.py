@@ -11,6 +11,9 @@ A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program rea
 virtual datasets read through to the rank files beside it. A virtual dataset reads fill values where a file is missing, so
 nobody may trust the index before the manifest has been checked (load.py).
 """
+import io
+import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,3 +126,37 @@ class BoxReader:
             raise CheckpointError(f"{self._folder / stored.file}: cannot read {stored.dataset}: {error}") from None
         raise CheckpointError(f"{self._folder / stored.file}: {stored.dataset} is {dataset.dtype} {dataset.shape}, but the "
                               f"manifest says {stored.dtype} {stored.box.shape}")
+
+
+# ---- images in memory --------------------------------------------------------------------------------------------
+
+def write_image(tensors: dict, description: dict) -> bytes:
+    """A whole HDF5 file in memory: one dataset per tensor with its checksum, and the description as JSON in an attribute.
+
+    tensors  {tensor path: NumPy array}, whole
+    """
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", libver="latest") as file:
+        file.attrs["description"] = json.dumps(description)
+        for tensor, array in tensors.items():
+            file.create_dataset(tensor, data=array).attrs["crc32"] = zlib.crc32(numpy.ascontiguousarray(array))
+    return memory.getvalue()
+
+
+def read_image(data: bytes) -> tuple[dict, dict]:
+    """(tensors, description) of what write_image made; every checksum is compared.
+
+    Errors: CheckpointError if the bytes are damaged or something else.
+    """
+    tensors: dict = {}
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            description = json.loads(file.attrs["description"])
+            file.visititems(lambda name, item: tensors.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+            damaged = [name for name, array in tensors.items()
+                       if zlib.crc32(numpy.ascontiguousarray(array)) != file[name].attrs["crc32"]]
+    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"these {len(data)} bytes are no image of a sharded model: {error}") from None
+    if damaged:
+        raise CheckpointError(f"the image of the model is damaged: checksum of {damaged[0]} does not hold")
+    return tensors, description

@@ -33,15 +33,8 @@ class Checkpoint:
 
     def check_model(self, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
         """Errors: CheckpointError unless exactly these tensors are stored, in this dtype."""
-        stored = self.shapes
-        for tensor in sorted(shapes.keys() | stored.keys()):
-            here, there = shapes.get(tensor), stored.get(tensor)
-            if here != there:
-                raise CheckpointError(f"{self.folder} is of another model: {tensor} is {_describe(there)} in the checkpoint "
-                                      f"and {_describe(here)} in the model")
-        other = sorted({entry["dtype"] for entry in self.manifest["tensors"].values()} - {dtype})
-        if other:
-            raise CheckpointError(f"{self.folder} holds {other[0]} numbers, the model is {dtype}")
+        dtypes = {entry["dtype"] for entry in self.manifest["tensors"].values()}
+        check_same_tensors(str(self.folder), self.shapes, dtypes, shapes, dtype)
 
     def read_into(self, owned) -> None:
         """Fill 1-D arrays from the file; owned: (tensor path, Piece, 1-D array) each. No communication."""
@@ -64,6 +57,17 @@ class Checkpoint:
             for box in stored:
                 reader.read(box, type(box.box)((0,) * whole.ndim, whole.shape), whole)
         return whole
+
+
+def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str) -> None:
+    """Errors: CheckpointError, by the first tensor that differs, unless names, shapes and dtype are those of the model."""
+    for tensor in sorted(shapes.keys() | stored.keys()):
+        here, there = shapes.get(tensor), stored.get(tensor)
+        if here != there:
+            raise CheckpointError(f"{where} is of another model: {tensor} is {_describe(there)} in the checkpoint "
+                                  f"and {_describe(here)} in the model")
+    if stored_dtypes - {dtype}:
+        raise CheckpointError(f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}")
 
 
 def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:

@@ -8,6 +8,9 @@ A parameter of a sharded model lives in somebody else's flat buffer, so it does 
 
 Initial values are a function of (seed, name, element index), so ranks can fill the parts that they own from a parameter that
 stays fresh: a model larger than the memory of one node can be made on every node.
+
+A rank that computes with a part of a parameter only (tensor parallelism) has a SlicedParameter: a box of the whole one, with
+the values that the whole one has there.
 """
 import copy
 from math import prod
@@ -16,8 +19,9 @@ import numpy
 
 from ..array.backend import to_host, xp_of
 from ..errors import AutogradError, ShapeError, ShardingError
+from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
-from .init import Initializer
+from .init import CHUNK, Initializer
 
 
 class Parameter(Tensor):
@@ -26,9 +30,10 @@ class Parameter(Tensor):
     shape   of the whole parameter; dtype a floating point one
     init    its values, as a function of seed, name and element index
     name, seed   set by Module.finish; without them there are no initial values
+    claim   how ranks share it, for whoever puts the model on a mesh; None: nobody has said
     """
 
-    __slots__ = ("name", "seed", "init", "_shape", "_dtype", "_array", "_is_released")
+    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_array", "_is_released")
     is_parameter = True
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
@@ -40,6 +45,7 @@ class Parameter(Tensor):
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
+        self.claim = None
         self._array = None
         self._is_released = False
 
@@ -60,6 +66,16 @@ class Parameter(Tensor):
     @property
     def size(self):
         return prod(self._shape)
+
+    @property
+    def global_shape(self) -> tuple[int, ...]:
+        """Of the parameter that this is a box of: here itself."""
+        return self._shape
+
+    @property
+    def box(self) -> Box:
+        """Where this lies in `global_shape`."""
+        return Box.whole(self._shape)
 
     @property
     def is_fresh(self) -> bool:
@@ -101,6 +117,9 @@ class Parameter(Tensor):
         if self.name is None or self.seed is None:
             raise ShardingError(f"{self._called} has no name and seed yet, and its initial values depend on both; "
                                 "call finish(seed) on the model that it belongs to")
+        return self._initial_values(start, stop)
+
+    def _initial_values(self, start, stop):
         return self.init.span(self.seed, self.name, start, stop, self._dtype)
 
     def bind(self, view):
@@ -122,18 +141,84 @@ class Parameter(Tensor):
             self.stale_views()
         self._array, self._is_released = None, True
 
+    def renew(self):
+        """As it was made: initial values, no memory, no gradient."""
+        self.release()
+        self._is_released, self.grad = False, None
+
     @property
     def _called(self):
         return f"parameter {self.name}" if self.name is not None else f"a parameter of shape {self._shape}"
 
     def __deepcopy__(self, memo):
-        """The same parameter in the same state, with memory of its own."""
-        twin = Parameter(self._shape, self.init, self._dtype)
-        twin.name, twin.seed, twin.requires_grad = self.name, self.seed, self.requires_grad
+        """The same parameter in the same state, with memory of its own; the claim is shared."""
+        twin = self._fresh_twin()
+        twin.name, twin.seed, twin.requires_grad, twin.claim = self.name, self.seed, self.requires_grad, self.claim
         twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
         twin.grad = copy.deepcopy(self.grad, memo)
         return twin
 
+    def _fresh_twin(self):
+        return Parameter(self._shape, self.init, self._dtype)
+
     def __repr__(self):
         state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
-        return f"Parameter({self.name!r}, {self._shape}, {self._dtype}, {state})"
+        return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
+
+
+class SlicedParameter(Parameter):
+    """A box of a parameter: `shape` is that of the box, name and initial values are those of the whole.
+
+    global_shape   of the whole parameter
+    box            inside it
+    """
+
+    __slots__ = ("_global_shape", "_box")
+
+    def __init__(self, global_shape, box: Box, init: Initializer, dtype="float32"):
+        super().__init__(box.shape, init, dtype)
+        self._global_shape, self._box = tuple(global_shape), box
+        box.relative_to(Box.whole(self._global_shape))
+
+    @classmethod
+    def of(cls, whole: Parameter, box: Box) -> "SlicedParameter":
+        """This box of a parameter: its name, seed and values; lazy if the whole one still is fresh."""
+        part = cls(whole.global_shape, box, whole.init, whole.dtype)
+        part.name, part.seed, part.requires_grad = whole.name, whole.seed, whole.requires_grad
+        if not whole.is_fresh:
+            part.array = whole.array[box.slices()]
+        return part
+
+    @property
+    def global_shape(self):
+        return self._global_shape
+
+    @property
+    def box(self):
+        return self._box
+
+    def _initial_values(self, start, stop):
+        """Elements [start, stop) of the box, from the spans of the whole parameter that hold them."""
+        values, at = numpy.empty(stop - start, self._dtype), 0
+        for local in flat_range_to_boxes(self._shape, start, stop):
+            part = Box(tuple(a + b for a, b in zip(local.offset, self._box.offset)), local.shape)
+            for rows in self._whole_rows(part):
+                values[at:at + rows.size] = rows.reshape(-1)
+                at += rows.size
+        return values
+
+    def _whole_rows(self, box):
+        """The values of a box of the whole parameter, a few rows at a time: [rows, *box.shape[1:]].
+
+        Whole rows are made and cut, so that columns cost a few long spans instead of many short ones.
+        """
+        below = self._global_shape[1:]
+        row, inner = prod(below), (slice(None), *box.slices()[1:])
+        step = max(CHUNK // max(row, 1), 1)
+        for start in range(box.offset[0], box.stop[0], step):
+            stop = min(start + step, box.stop[0])
+            span = self.init.span(self.seed, self.name, start * row, stop * row, self._dtype)
+            yield span.reshape(stop - start, *below)[inner]
+
+    def _fresh_twin(self):
+        return SlicedParameter(self._global_shape, self._box, self.init, self._dtype)

@@ -5,6 +5,7 @@
 Which policy, which schedule, how many ranks: decided here once, when units and programs are built. Every strategy in
 sharded_model.py is a face on this one engine.
 """
+import copy
 from dataclasses import dataclass
 
 import numpy
@@ -146,6 +147,21 @@ class Engine:
         step = self.runtime.run(tail, Step(x=[], number=self.step_number + 1, learning_rate=learning_rate))
         self.gradient_norm = step.gradient_norm
         self._finish_step()
+
+    def check_gradients(self, gradients):
+        """Errors: ShapeError unless there is one number for each element that this rank updates."""
+        wanted = (sum(unit.num_updated for unit in self.units),)
+        if numpy.shape(gradients) != wanted:
+            raise ShapeError(f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as compute_gradients returns them")
+
+    def apply_gradients(self, gradients, learning_rate: float):
+        """Clip and step with given gradients of what this rank updates, end to end over the units."""
+        at = 0
+        for unit in self.units:
+            unit.drop_gradients()
+            unit.set_gradient(self.device.from_host(gradients[at:at + unit.num_updated]))
+            at += unit.num_updated
+        self.update(learning_rate)
 
     def _without(self, kinds) -> tuple[Action, ...]:
         return tuple(action for action in self.program if action.kind not in kinds)
@@ -305,6 +321,24 @@ class Engine:
         names = ["model"] + [f"optimizer/{name}" for name in self.rule.state_names]
         return {f"{group}/{name}": parameter.shape for group in names for plan in self.plans
                 for name, parameter in plan.parameters.items()}
+
+    def fresh_module(self) -> Module:
+        """A copy of the wrapped model that is bound to nothing; its parameters have their initial values."""
+        for unit in self.units:
+            unit.unbind()
+        module = copy.deepcopy(self.model)
+        for parameter in module.parameters():
+            parameter.renew()
+        for unit in self.units:
+            if not self.policy.shard_parameters:
+                unit.gather()
+        return module
+
+    def copy_state_from(self, other: "Engine"):
+        """Take over parameters, optimizer state and step of an engine on the same mesh, policy and model."""
+        for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
+            mine[...] = theirs
+        self.restore(other.step_number, other.samples_seen)
 
     def restore(self, step_number: int, samples_seen: int):
         """After all owned boxes were written from a checkpoint: go on from there."""

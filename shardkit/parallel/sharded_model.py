@@ -10,10 +10,11 @@ import time
 import numpy
 
 from ..array.backend import to_host
-from ..checkpoint import CheckpointStore
+from ..checkpoint import CheckpointStore, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
 from ..errors import ConfigurationError
+from ..layout.mesh_shape import AXES
 from ..nn.module import Module
 from .engine import Engine
 from .policy import POLICIES, Policy
@@ -37,9 +38,11 @@ class ShardedModel:
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
-        self.wrapped_model, self.sharding_configuration = wrapped_model, config
-        self.mesh = self._make_mesh(config.backend)
-        self.engine = Engine(wrapped_model, config, self.mesh, self.policy)
+        self._assemble(wrapped_model, config, self._make_mesh(config.backend))
+
+    def _assemble(self, wrapped_model, config, mesh):
+        self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
+        self.engine = Engine(wrapped_model, config, mesh, self.policy)
         self._last_loss: float | None = None
         self._train_seconds = 0.0
 
@@ -104,6 +107,17 @@ class ShardedModel:
         self.engine.compute_gradients(x, y, loss)
         return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.units])
 
+    def apply_gradients(self, gradients, learning_rate: float):
+        """Take a step with these gradients of what this rank updates, as compute_gradients returned them. Collective.
+
+        gradients      1-D, the length that compute_gradients returns on this rank
+        learning_rate  instead of the rule's own
+        Errors, on all ranks: ShapeError on another length.
+        """
+        with collectively(self.mesh.world):
+            self.engine.check_gradients(gradients)
+        self.engine.apply_gradients(gradients, learning_rate)
+
     def synchronize_gradients(self):
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns. Collective.
 
@@ -140,6 +154,62 @@ class ShardedModel:
         """Replace all parameters by this canonical vector, the same on all ranks. Collective. Errors: ValueError."""
         self.engine.set_full_parameters(vector)
 
+    def with_parameters(self, vector) -> "ShardedModel":
+        """A new model of the same type on the same mesh with these parameters, and fresh optimizer state. Collective."""
+        other = self._with_own_parameters()
+        other.set_parameters(vector)
+        return other
+
+    def clone(self) -> "ShardedModel":
+        """A model of the same type that shares parameters, optimizer state and mesh with this one. No communication."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
+    __copy__ = clone
+
+    def deep_copy(self) -> "ShardedModel":
+        """A model of the same type on the same mesh with parameters and optimizer state of its own. Collective."""
+        other = self._with_own_parameters()
+        other.engine.copy_state_from(self.engine)
+        other._last_loss, other._train_seconds = self._last_loss, self._train_seconds
+        return other
+
+    def __deepcopy__(self, memo):
+        return self.deep_copy()
+
+    def _with_own_parameters(self) -> "ShardedModel":
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._assemble(self.engine.fresh_module(), self.sharding_configuration, self.mesh)
+        return other
+
+    def serialize(self) -> bytes:
+        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective."""
+        return make_image(self.engine.owned_boxes(), self.engine.shapes(), self.mesh.world, self._description())
+
+    def deserialize(self, data: bytes):
+        """Go on from an image, made under any mesh and policy. Collective: all ranks pass the same bytes.
+
+        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model, which is unchanged.
+        """
+        description = load_image(data, self.engine.owned_boxes(), self.engine.shapes(), self.engine.units[0].dtype,
+                                 self.mesh.world)
+        self._go_on_from(description)
+
+    def save_state(self, file):
+        """Write serialize() to a binary file object, which only rank 0 needs to have (others may pass None). Collective."""
+        image = self.serialize()
+        with collectively(self.mesh.world):
+            if self.rank == 0:
+                file.write(image)
+
+    def load_state(self, file):
+        """Read what save_state wrote from a binary file object of rank 0 (others may pass None). Collective."""
+        with collectively(self.mesh.world):
+            data = file.read() if self.rank == 0 else None
+        self.deserialize(self.mesh.world.broadcast_object(data, 0))
+
     def save_model(self, path, *, keep: int | None = None, data_position: dict | None = None) -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
@@ -147,14 +217,23 @@ class ShardedModel:
         data_position  stored as it is, for whoever feeds the data
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
-        return CheckpointStore(path).save(self.engine.owned_boxes(), self.mesh.world, {
+        description = {**self._description(), "data_position": data_position or {}}
+        return CheckpointStore(path).save(self.engine.owned_boxes(), self.mesh.world, description, keep=keep)
+
+    def _description(self) -> dict:
+        """What a checkpoint says beside the tensors."""
+        return {
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
-            "seed": self.sharding_configuration.seed, "data_position": data_position or {},
-            "mesh": {axis: self.mesh.size(axis) for axis in ("pipeline", "data", "tensor")},
+            "seed": self.sharding_configuration.seed,
+            "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
             "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
             "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
-        }, keep=keep)
+        }
+
+    def _go_on_from(self, description: dict):
+        self.engine.restore(description["step"], description["samples_seen"])
+        self._last_loss = description["last_loss"]
 
     def load_model(self, path) -> dict:
         """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
@@ -169,8 +248,7 @@ class ShardedModel:
             checkpoint.check_model(self.engine.shapes(), self.engine.units[0].dtype)
         with collectively(self.mesh.world):
             checkpoint.read_into(self.engine.owned_boxes())
-        self.engine.restore(checkpoint.manifest["step"], checkpoint.manifest["samples_seen"])
-        self._last_loss = checkpoint.manifest["last_loss"]
+        self._go_on_from(checkpoint.manifest)
         return {**checkpoint.manifest, "skipped": store.skipped}
 
     # ---- what it is ----------------------------------------------------------------------------------------------
@@ -183,8 +261,8 @@ class ShardedModel:
             "is_distributed": self.world_size > 1,
             "world_size": self.world_size,
             "rank": self.rank,
-            **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in ("pipeline", "data", "tensor")},
-            **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in ("pipeline", "data", "tensor")},
+            **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in AXES},
+            **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in AXES},
             "parameter_count": self.parameter_count,
             "shard_size": self.local_parameter_shard.size,
             "num_units": len(self.engine.units),

@@ -110,10 +110,15 @@ class Unit:
         """Let the gathered parameters go, if this policy shards them. No communication."""
         if not self.policy.shard_parameters:
             return
+        self.unbind()
+        self._memory.whole_parameters.give(self.whole)
+        self.whole, self.is_whole = None, False
+
+    def unbind(self):
+        """The parameters are lent no memory until the next gather. No communication."""
         for parameter in self.plan.parameters.values():
             parameter.release()
-        self._memory.whole_parameters.give(self.whole)
-        self.whole, self.is_whole, self._bound = None, False, None
+        self._bound = None
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
@@ -203,6 +208,20 @@ class Unit:
         if not self.policy.shard_optimizer_state:
             return buffer[:self.layout.length]
         return buffer[:self.num_owned] if is_shard else buffer[self.span[0]:self.span[1]]
+
+    @property
+    def num_updated(self) -> int:
+        """Elements that this rank updates: its span, or all if each rank updates everything."""
+        return self.num_owned if self.policy.shard_optimizer_state else self.layout.length
+
+    def set_gradient(self, values):
+        """Take these [num_updated] as the reduced gradient; drop_gradients() comes first. No communication."""
+        if self.policy.shard_gradients:
+            self.gradient = self._gradient_shard
+        else:
+            self.gradient = self._memory.whole_gradients.take(self.layout.size)
+        self.gradient.fill(0)
+        self.updated_gradient[...] = values
 
     def squares(self):
         """Sums of squares of the owned gradient per NORM_BLOCK elements, float64 [shard / NORM_BLOCK], zero beyond the end."""

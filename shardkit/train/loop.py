@@ -20,14 +20,14 @@ from ..comm import CommunicationBackend, collectively
 from ..comm.failure import Program
 from ..config import RunConfiguration, ShardingConfiguration
 from ..errors import CheckpointError, ConfigurationError
+from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
-from ..parallel import DDPModel, FSDPModel, ShardedModel, ZeRO1Model, ZeRO2Model
+from ..parallel import PipelineDataModel, ShardedModel
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
 from .log import BITS_PER_NAT, Reporter, duration_text
 from .sample import fill_parameters, generate_text
 
-_STRATEGIES = {"ddp": DDPModel, "zero1": ZeRO1Model, "zero2": ZeRO2Model, "fsdp": FSDPModel}
 _DECAYS = {"cosine": Cosine, "linear": Linear, "constant": Constant}
 
 
@@ -126,9 +126,10 @@ class _Run:
     def _introduce(self):
         about, settings = self.model.get_model_metadata(), self.settings
         self.reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {about['strategy']} on {self.backend.world_size} ranks, "
-            f"{about['shard_size']:,} on this one; text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} "
-            f"held out; {settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
+            f"shardkit: {about['parameter_count']:,} parameters as {about['strategy']} on {self.backend.world_size} ranks "
+            f"({self.model.mesh.shape}), {about['shard_size']:,} on this one; "
+            f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
+            f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
             f"run folder {self.folder}")
 
     def _report(self, step, loss, tokens_per_second, seconds_left):
@@ -194,12 +195,12 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
         gpt = make_gpt(settings)
         config = ShardingConfiguration(
             backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
-            micro_batches=settings.batch.sequences // settings.batch.micro_batch // backend.world_size,
+            micro_batches=settings.batch.sequences // settings.batch.micro_batch // num_replicas(settings, backend.world_size),
             schedule=parallel.schedule, activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
             device=parallel.device, seed=settings.run.seed)
-    return _STRATEGIES[parallel.policy](gpt, config)
+    return PipelineDataModel(gpt, config, settings.mesh.pipeline, parallel.policy)
 
 
 def make_rule(settings: RunConfiguration):
@@ -218,12 +219,17 @@ def _settle_decay(settings: RunConfiguration) -> RunConfiguration:
     return settings.replace({"optimizer.decay_steps": settings.run.steps})
 
 
+def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
+    """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
+    return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline).data
+
+
 def _check_batch(settings: RunConfiguration, num_ranks: int) -> None:
-    sequences, micro_batch = settings.batch.sequences, settings.batch.micro_batch
-    unit = micro_batch * num_ranks
+    sequences, micro_batch, replicas = settings.batch.sequences, settings.batch.micro_batch, num_replicas(settings, num_ranks)
+    unit = micro_batch * replicas
     if sequences % unit:
         raise ConfigurationError(f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
-                                 f"{num_ranks} ranks; choose a multiple of {micro_batch} x {num_ranks} = {unit}")
+                                 f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}")
 
 
 def _prepare_folder(folder: Path, settings: RunConfiguration, resume: bool) -> None:

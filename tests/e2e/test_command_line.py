@@ -71,8 +71,11 @@ def test_a_resumed_run_continues_the_curve_bit_for_bit(folder):
 def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(folder):
     assert train(folder, run="whole", steps=8, ranks=1).returncode == 0
     assert train(folder, "--optimizer.decay_steps=8", run="parts", steps=4, ranks=4).returncode == 0
-    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=8", "--parallel.policy=ddp", ranks=2)
+    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=6", "--parallel.policy=ddp", ranks=2)
     assert resumed.returncode == 0, resumed.stderr
+    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=8", "--mesh.pipeline=2", ranks=4)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "pipeline 2 x data 2" in resumed.stdout
     losses = [[c[:2] for c in curve(folder, run) if c[1] is not None] for run in ("whole", "parts")]
     assert losses[0] == losses[1]
 
@@ -83,6 +86,7 @@ BAD = {
     "a sequence longer than the text": (["--model.sequence_length=100000"], 2, "sequence_length"),
     "an unknown key": (["--model.widht=3"], 2, "did you mean model.width"),
     "a value of the wrong type": (["--run.steps=soon"], 2, "run.steps"),
+    "stages that do not divide the ranks": (["--mesh.pipeline=3"], 2, "pipeline 3"),
     "a batch that does not divide": (["--batch.sequences=6"], 2, "does not divide"),
     "heads that do not divide the width": (["--model.heads=3"], 2, "heads"),
     "a settings file that is missing": (["nowhere.toml"], 2, "nowhere.toml"),
