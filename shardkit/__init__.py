@@ -11,7 +11,7 @@ from .comm import (CommunicationBackend, InMemoryCommunicationBackend, Mesh, MPI
                    run_ranks)
 from .config import ShardingConfiguration
 from .errors import (AutogradError, CheckpointError, CommunicationError, CommunicationTimeout, ConfigurationError,
-                     DeviceError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
+                     DeviceError, FeatureError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from .parallel import (DDPModel, FSDPModel, PipelineParallelModel, ShardedModel, ZeRO1Model, ZeRO2Model, ZeRO3Model,
@@ -20,9 +20,10 @@ from .parallel import (DDPModel, FSDPModel, PipelineParallelModel, ShardedModel,
 __version__ = "0.1.0"
 
 __all__ = [
-    "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError", "CommunicationTimeout",
-    "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel", "InMemoryCommunicationBackend",
-    "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError", "Momentum", "PipelineParallelModel",
-    "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError",
-    "ShardkitError", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models", "run_ranks", "split_batch",
+    "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
+    "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel",
+    "FeatureError", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError",
+    "Momentum", "PipelineParallelModel", "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel",
+    "ShardingConfiguration", "ShardingError", "ShardkitError", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models",
+    "run_ranks", "split_batch",
 ]

@@ -58,6 +58,10 @@ class ShardingError(ShardkitError, RuntimeError):
     """A sharded model used out of order, for example gradients asked for when none are pending."""
 
 
+class FeatureError(ShardkitError, ValueError):
+    """A model without input features was asked for them, or a feature that does not exist."""
+
+
 class CheckpointError(ShardkitError):
     """A checkpoint that is incomplete, damaged, or of another model."""
 

@@ -1,6 +1,7 @@
 """MLP: layers of units, each fully connected to the one before."""
 from ..errors import ConfigurationError
 from . import ops
+from .features import InputFeatures
 from .layers import Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy, MeanSquaredError
 from .module import Module, ModuleList
@@ -29,13 +30,16 @@ class MLP(Module):
     task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
                 "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy per sample
     seed        of the initial weights
+    feature_names  of the columns of x; None: feature_0, feature_1, ...
     Errors: ConfigurationError (a ValueError) on anything else.
     """
 
-    def __init__(self, sizes, activation: str = "gelu", task: str = "regression", seed: int = 0, dtype="float32"):
+    def __init__(self, sizes, activation: str = "gelu", task: str = "regression", seed: int = 0, dtype="float32",
+                 feature_names=None):
         self._sizes, self._activation, self._task, self._seed = tuple(sizes), activation, task, seed
         self._dtype = checked_dtype("MLP", dtype)
         self._check()
+        self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
         last = len(self._sizes) - 2
         self.layers = ModuleList(
             DenseLayer(num_in, num_out, activation=ACTIVATIONS[activation] if index < last else None, dtype=self._dtype)
@@ -53,13 +57,13 @@ class MLP(Module):
                 raise ConfigurationError(f"MLP with {name} = {value!r}; wanted one of {', '.join(known)}")
 
     def blocks(self):
-        return [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        return [("features", self.features), *((f"layers.{index}", layer) for index, layer in enumerate(self.layers))]
 
     def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
+        for _, block in self.blocks():
+            x = block(x)
         return x
 
     def configuration(self):
         return {"sizes": list(self._sizes), "activation": self._activation, "task": self._task, "seed": self._seed,
-                "dtype": self._dtype}
+                "dtype": self._dtype, "feature_names": list(self.features.names)}

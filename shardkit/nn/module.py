@@ -34,6 +34,7 @@ class Module:
     a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
     """
 
+    features = None                     # its InputFeatures, for models whose input has named columns
     loss = None                         # what training makes small; None: the training configuration names one
     path: str | None = None             # dotted, from the root of the model; "" for the root; None before finish()
 

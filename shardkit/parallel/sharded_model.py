@@ -13,10 +13,11 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, FeatureError
 from ..layout.mesh_shape import AXES
 from ..nn.module import Module
 from .engine import Engine
+from .features import features_of, permutation_importance
 from .policy import POLICIES, Policy
 
 
@@ -44,6 +45,7 @@ class ShardedModel:
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
         self._last_loss: float | None = None
+        self._last_batch: tuple | None = None
         self._train_seconds = 0.0
 
     def _make_mesh(self, backend) -> Mesh:
@@ -95,6 +97,7 @@ class ShardedModel:
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
         self._last_loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
+        self._last_batch = (x, y)
         self._train_seconds += time.perf_counter() - began
         return self._last_loss
 
@@ -227,6 +230,7 @@ class ShardedModel:
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
+            "active_features": None if self.wrapped_model.features is None else self.get_active_feature_indices(),
             "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
             "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
         }
@@ -234,6 +238,8 @@ class ShardedModel:
     def _go_on_from(self, description: dict):
         self.engine.restore(description["step"], description["samples_seen"])
         self._last_loss = description["last_loss"]
+        if self.wrapped_model.features is not None and description["active_features"] is not None:
+            self.wrapped_model.features.activate(description["active_features"])
 
     def load_model(self, path) -> dict:
         """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
@@ -250,6 +256,34 @@ class ShardedModel:
             checkpoint.read_into(self.engine.owned_boxes())
         self._go_on_from(checkpoint.manifest)
         return {**checkpoint.manifest, "skipped": store.skipped}
+
+    # ---- input features ------------------------------------------------------------------------------------------
+
+    def get_active_feature_indices(self) -> list[int]:
+        """Numbers of the input features that the model looks at. Errors: FeatureError if it has no features."""
+        return list(features_of(self.wrapped_model).active)
+
+    def set_active_feature_indices(self, indices):
+        """Look at these input features only, in training and prediction. Collective. Errors, on all ranks: FeatureError."""
+        with collectively(self.mesh.world):
+            numbers = features_of(self.wrapped_model).checked(indices)
+        self.wrapped_model.features.activate(numbers)
+
+    def is_feature_used(self, index: int) -> bool:
+        """True if the model looks at this input feature. Errors: FeatureError if it has no features."""
+        return index in features_of(self.wrapped_model).active
+
+    def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
+        """{feature: growth of the loss when its values are shuffled}, the same on all ranks. Collective.
+
+        x, y    this data rank's samples; None: the last batch that was trained on
+        Errors, on all ranks: FeatureError if the model has no features, or there are no samples.
+        """
+        with collectively(self.mesh.world):
+            features_of(self.wrapped_model)
+            if x is None and self._last_batch is None:
+                raise FeatureError("importance is measured on samples; pass x and y, or train first")
+        return permutation_importance(self, *(self._last_batch if x is None else (x, y)))
 
     # ---- what it is ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+"""Input features: named columns of x, of which some may be switched off."""
+import operator
+
+import numpy
+
+from ..array.backend import xp_of
+from ..errors import ConfigurationError, FeatureError
+from . import ops
+from .layers import input_tensor
+from .module import Module
+
+
+class InputFeatures(Module):
+    """x [batch, features] -> the same, with zero where a feature is inactive: its values reach neither output nor gradient.
+
+    num_features  columns of x; all are active at first
+    names         one each, different; None: feature_0, feature_1, ...
+    Errors: ConfigurationError on another number of names, or one given twice.
+    """
+
+    def __init__(self, num_features: int, names=None, *, dtype="float32"):
+        self.names = tuple(f"feature_{i}" for i in range(num_features)) if names is None else tuple(map(str, names))
+        if len(self.names) != num_features or len(set(self.names)) != num_features:
+            raise ConfigurationError(f"feature_names = {list(self.names)}; wanted {num_features} different names")
+        self._active = tuple(range(num_features))
+        self._dtype = dtype
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Numbers of the active features, ascending."""
+        return self._active
+
+    def checked(self, indices) -> tuple[int, ...]:
+        """These numbers, ascending, each once. Errors: FeatureError on a number that is no feature, or nothing at all."""
+        numbers = sorted({operator.index(i) for i in indices})
+        if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
+            raise FeatureError(f"features {numbers} cannot be made active; wanted some of 0 to {len(self.names) - 1}")
+        return tuple(numbers)
+
+    def activate(self, indices) -> None:
+        """Make exactly these features active. Errors: as `checked`."""
+        self._active = self.checked(indices)
+
+    def forward(self, x):
+        x = input_tensor(x, self._dtype)
+        if len(self._active) == len(self.names):
+            return x
+        mask = numpy.zeros(len(self.names), bool)
+        mask[list(self._active)] = True
+        return ops.where(xp_of(x.array).asarray(mask), x, x.array.dtype.type(0))
