@@ -14,16 +14,16 @@ from .errors import (AutogradError, CheckpointError, CommunicationError, Communi
                      DeviceError, FeatureError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
-from .parallel import (DDPModel, FSDPModel, PipelineParallelModel, ShardedModel, ZeRO1Model, ZeRO2Model, ZeRO3Model,
-                       split_batch)
+from .parallel import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
+                       ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
     "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel",
-    "FeatureError", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend", "Mesh", "MeshError",
-    "Momentum", "PipelineParallelModel", "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel",
-    "ShardingConfiguration", "ShardingError", "ShardkitError", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models",
-    "run_ranks", "split_batch",
+    "FeatureError", "HybridShardedModel", "InMemoryCommunicationBackend", "LayoutError", "Linear",
+    "MPICommunicationBackend", "Mesh", "MeshError", "Momentum", "PipelineParallelModel", "ReductionOperation", "SGD",
+    "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError", "ShardkitError",
+    "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models", "run_ranks", "split_batch",
 ]

@@ -47,6 +47,8 @@ class ShardingConfiguration:
     gradient_compression          "float16": gradients travel as half floats and are summed as float32; None: as they are
     micro_batches                 number that each data rank cuts its part of a batch into
     schedule                      name of an order in shardkit.schedule.ORDERS
+    tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py); None: the default of GPT and MLP
+    sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only)
     activation_checkpointing      keep only block inputs and run each block again in backward
     deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
                                   own reductions and one accumulation buffer
@@ -66,6 +68,8 @@ class ShardingConfiguration:
     gradient_compression: str | None = None
     micro_batches: int = 1
     schedule: str = "1f1b"
+    tensor_plan: dict | None = None
+    sequence_parallel: bool = False
     activation_checkpointing: bool = False
     deterministic: bool = True
     device: str = "cpu"
@@ -181,6 +185,7 @@ class Parallel:
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
     schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe"))
+    sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
     minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
@@ -193,6 +198,7 @@ class MeshAxes:
     """How the ranks are arranged; those that are left over are data replicas."""
 
     pipeline: int = key(1, "stages that the blocks of the model are cut into", "ranks", minimum=1)
+    tensor: int = key(1, "ranks that share each layer", "ranks", minimum=1)
 
 
 @dataclass(frozen=True)

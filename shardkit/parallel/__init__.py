@@ -1,7 +1,8 @@
 """Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a step."""
+from .plan import apply_plan, default_plan
 from .policy import POLICIES, Policy
-from .sharded_model import (DDPModel, FSDPModel, PipelineDataModel, PipelineParallelModel, ShardedModel, ZeRO1Model,
-                            ZeRO2Model, ZeRO3Model, split_batch)
+from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
+                            ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
 
-__all__ = ["DDPModel", "FSDPModel", "POLICIES", "PipelineDataModel", "PipelineParallelModel", "Policy", "ShardedModel",
-           "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "split_batch"]
+__all__ = ["DDPModel", "FSDPModel", "HybridShardedModel", "POLICIES", "PipelineParallelModel", "Policy", "ShardedModel",
+           "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "apply_plan", "default_plan", "split_batch"]

@@ -7,6 +7,7 @@ sharded_model.py is a face on this one engine.
 """
 import copy
 from dataclasses import dataclass
+from math import prod
 
 import numpy
 
@@ -22,9 +23,11 @@ from ..nn.module import Module
 from ..optim import SGD
 from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named
 from .partition import balanced_stages, plan_units
+from .plan import apply_plan, default_plan
 from .policy import Policy
 from .runtime import Runtime, Step
 from .stages import Stages
+from .tensor import global_piece, is_counted, whole_outputs
 from .transfer import Transfers
 from .unit import Memory, Unit
 
@@ -47,16 +50,20 @@ class Engine:
 
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
         self.model, self.config, self.mesh, self.policy = model, config, mesh, policy
-        self.data, self.pipeline = mesh.group("data"), mesh.group("pipeline")
+        self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             self.device = Device(config.device)
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
+            self._cut_layers()
             order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches)
             self.plans = plan_units(model, config.minimum_parameter_group_size)
-            self.stages = Stages.of(balanced_stages([plan.num_elements for plan in self.plans], mesh.size("pipeline")), order)
+            num_stages = len({action.stage for actions in order.values() for action in actions})
+            self.stages = Stages.of(balanced_stages([plan.num_elements for plan in self.plans], num_stages), order)
             self.program = self._lower(order)
             self.forward_program = self._lower_forward()
+        boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
+        self._boxes = self.tensor.all_gather_object(boxes)      # of each tensor rank, in the whole parameters
         self._make_units()
         self.step_number = 0            # optimisation steps taken
         self.samples_seen = 0           # trained on, over all data ranks
@@ -64,6 +71,13 @@ class Engine:
         self._items_pending = 0.0       # whose gradients are accumulated but not reduced
         self._micro_batches_pending = 0
         self._settle()
+
+    def _cut_layers(self):
+        """With several tensor ranks: each layer of the model becomes this rank's part of it, as the plan says."""
+        is_cut = any(parameter.claim is not None for parameter in self.model.parameters())
+        if self.tensor.world_size > 1 and not is_cut:
+            plan = self.config.tensor_plan or default_plan(self.model)
+            apply_plan(self.model, plan, self.tensor, sequence=self.config.sequence_parallel)
 
     def _make_units(self):
         config, dtype = self.config, str(self.model.parameters()[0].dtype)
@@ -224,7 +238,8 @@ class Engine:
 
     def predict(self, x):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
-        prediction = self._predict(numpy.asarray(x))
+        with whole_outputs():
+            prediction = self._predict(numpy.asarray(x))
         shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
         if prediction is None:
             prediction = numpy.empty(shape, self.units[0].dtype)
@@ -252,36 +267,37 @@ class Engine:
     @property
     def parameter_count(self) -> int:
         """Elements of the whole model, each counted once."""
-        return sum(plan.num_elements for plan in self.plans)
+        return sum(prod(parameter.global_shape) for parameter in self.model.parameters())
 
     def gather_full_parameters(self):
         """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
-        full, starts = numpy.empty(self.parameter_count, self.units[0].dtype), self._canonical_starts()
+        full = numpy.empty(self.parameter_count, self.units[0].dtype)
+        views = self._canonical_views(full)
         for place, plan in zip(self.stages.places, self.plans):
-            whole = self._whole_unit(place, plan.num_elements)
-            at = 0
+            of_ranks, at = self._whole_unit(place, plan.num_elements), 0
             for name, parameter in plan.parameters.items():
-                full[starts[name]:starts[name] + parameter.size] = whole[at:at + parameter.size]
+                for rank, boxes in enumerate(self._boxes):
+                    views[name][boxes[name].slices()] = of_ranks[rank, at:at + parameter.size].reshape(boxes[name].shape)
                 at += parameter.size
         return full
 
     def _whole_unit(self, place, num_elements):
-        """The parameters of one unit [num_elements] on the host of every rank, wherever the unit is."""
-        whole = numpy.empty(num_elements, self.units[0].dtype)
+        """The parameters of one unit [tensor ranks, num_elements] on the host of every rank, wherever the unit is."""
+        of_ranks = numpy.empty((self.tensor.world_size, num_elements), self.units[0].dtype)
         if place in self.runtime.units:
             unit = self.runtime.units[place]
             unit.gather()
-            whole[:] = to_host(unit.whole[:num_elements])
+            self.tensor.all_gather(numpy.ascontiguousarray(to_host(unit.whole[:num_elements])), of_ranks.reshape(-1))
             unit.release()
-        self.pipeline.broadcast(whole, self.stages.rank_of[place.stage])
-        return whole
+        self.pipeline.broadcast(of_ranks, self.stages.rank_of[place.stage])
+        return of_ranks
 
     def local_parameters(self):
         """What this rank owns and updates, 1-D, a copy. No communication."""
         if self.policy.shard_optimizer_state:
             return numpy.concatenate([to_host(unit.owned_parameters) for unit in self.units])
-        starts = self._canonical_starts()
-        slots = sorted(((starts[slot.name], unit, slot) for unit in self.units for slot in unit.layout.slots),
+        order = list(self.model.named_parameters())
+        slots = sorted(((order.index(slot.name), unit, slot) for unit in self.units for slot in unit.layout.slots),
                        key=lambda entry: entry[0])
         return numpy.concatenate([to_host(unit.whole[slot.offset:slot.stop]) for _, unit, slot in slots])
 
@@ -291,36 +307,47 @@ class Engine:
             vector = numpy.asarray(vector)
             if vector.shape != (self.parameter_count,):
                 raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
-        starts = self._canonical_starts()
-        for unit in self.units:
-            for piece in unit.pieces():
-                start = starts[piece.name] + unit.span[0] + piece.start - unit.layout.slot(piece.name).offset
-                unit.shard[piece.start:piece.stop] = self.device.from_host(vector[start:start + piece.stop - piece.start])
+        views = self._canonical_views(vector)
+        for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}):
+            array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
         self._settle()
 
-    def _canonical_starts(self) -> dict[str, int]:
-        starts, at = {}, 0
+    def _canonical_views(self, vector) -> dict:
+        """{name: view of its elements, in the shape of the whole parameter} of a canonical vector."""
+        views, at = {}, 0
         for name, parameter in self.model.named_parameters().items():
-            starts[name] = at
-            at += parameter.size
-        return starts
+            size = prod(parameter.global_shape)
+            views[name] = vector[at:at + size].reshape(parameter.global_shape)
+            at += size
+        return views
 
     # ---- what a checkpoint holds ---------------------------------------------------------------------------------
 
     def owned_boxes(self):
-        """(path in the checkpoint, piece, 1-D view) of everything that this rank owns; no communication."""
-        for unit in self.units:
-            arrays = {"model": unit.owned_parameters}
-            arrays |= {f"optimizer/{name}": unit.owned_state(name) for name in self.rule.state_names}
-            for group, array in arrays.items():
-                for piece in unit.pieces():
-                    yield f"{group}/{piece.name}", piece, array[piece.start:piece.stop]
+        """(path in the checkpoint, piece of the whole tensor, 1-D view) of all that this rank keeps; no communication.
+
+        Parameters that several tensor ranks hold are here on each of them: what a rank reads.
+        """
+        arrays = {"model": lambda unit: unit.owned_parameters}
+        arrays |= {f"optimizer/{name}": lambda unit, name=name: unit.owned_state(name) for name in self.rule.state_names}
+        return self._boxes_of(arrays)
+
+    def counted_boxes(self):
+        """The same without copies: over all ranks they tile every tensor exactly once. What a rank writes."""
+        parameters = self.model.named_parameters()
+        return [box for box in self.owned_boxes() if is_counted(parameters[box[1].name])]
+
+    def _boxes_of(self, arrays: dict) -> list:
+        """arrays   {group in the checkpoint: function unit -> what this rank owns of it [num_owned]}"""
+        return [(f"{group}/{piece.name}", global_piece(unit.plan.parameters[piece.name], piece),
+                 array_of(unit)[piece.start:piece.stop])
+                for unit in self.units for group, array_of in arrays.items() for piece in unit.pieces()]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """{path in the checkpoint: global shape} of everything a checkpoint of this model holds."""
         names = ["model"] + [f"optimizer/{name}" for name in self.rule.state_names]
-        return {f"{group}/{name}": parameter.shape for group in names for plan in self.plans
-                for name, parameter in plan.parameters.items()}
+        return {f"{group}/{name}": parameter.global_shape for group in names
+                for name, parameter in self.model.named_parameters().items()}
 
     def fresh_module(self) -> Module:
         """A copy of the wrapped model that is bound to nothing; its parameters have their initial values."""

@@ -197,7 +197,7 @@ class Runtime:
         self._clip_factor = clip_factor(step.gradient_norm, self._max_gradient_norm)
 
     def gradient_norm(self) -> float:
-        """The norm of the reduced gradient, each element counted once. Collective over the data and pipeline axes.
+        """The norm of the reduced gradient, each element counted once. Collective over the whole mesh.
 
         Squares are summed per block of NORM_BLOCK elements, blocks in order, units in order: blocks never straddle two
         ranks, so the bits do not depend on the number of ranks.
@@ -214,9 +214,11 @@ class Runtime:
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
             of_units[self.stages.places.index(place)] = float(in_order[:used].sum())
             column += blocks.size
-        of_ranks = numpy.empty((pipeline.world_size, of_units.size))
-        pipeline.all_gather(of_units, of_ranks)
-        return sum(of_ranks.sum(0).tolist()) ** 0.5
+        for group in (self.mesh.group("tensor"), pipeline):
+            of_ranks = numpy.empty((group.world_size, of_units.size))
+            group.all_gather(of_units, of_ranks)
+            of_units = of_ranks.sum(0)
+        return sum(of_units.tolist()) ** 0.5
 
     def _step(self, action, step):
         factor = self._clip_factor if self._max_gradient_norm is not None else 1.0

@@ -18,6 +18,7 @@ from ..layout.mesh_shape import AXES
 from ..nn.module import Module
 from .engine import Engine
 from .features import features_of, permutation_importance
+from .plan import close_groups
 from .policy import POLICIES, Policy
 
 
@@ -189,7 +190,7 @@ class ShardedModel:
 
     def serialize(self) -> bytes:
         """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective."""
-        return make_image(self.engine.owned_boxes(), self.engine.shapes(), self.mesh.world, self._description())
+        return make_image(self.engine.counted_boxes(), self.engine.shapes(), self.mesh.world, self._description())
 
     def deserialize(self, data: bytes):
         """Go on from an image, made under any mesh and policy. Collective: all ranks pass the same bytes.
@@ -221,7 +222,7 @@ class ShardedModel:
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
         description = {**self._description(), "data_position": data_position or {}}
-        return CheckpointStore(path).save(self.engine.owned_boxes(), self.mesh.world, description, keep=keep)
+        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, description, keep=keep)
 
     def _description(self) -> dict:
         """What a checkpoint says beside the tensors."""
@@ -312,6 +313,7 @@ class ShardedModel:
 
     def close(self):
         """Give the mesh's communicators back; the model cannot train afterwards. Collective."""
+        close_groups(self.wrapped_model)
         self.mesh.close()
 
 
@@ -356,24 +358,42 @@ class PipelineParallelModel(ShardedModel):
         return Mesh(backend, pipeline=backend.world_size)
 
 
-class PipelineDataModel(ShardedModel):
-    """Pipeline stages of data replicas, under any policy on the data axis.
+class TensorParallelModel(ShardedModel):
+    """Every layer cut over all ranks: each computes its heads, hidden units and vocabulary rows (arXiv 1909.08053).
 
-    pipeline_parallel_size   stages; the other ranks are data replicas
-    policy                   "ddp", "zero1", "zero2" or "fsdp"
+    All ranks pass the same x and y to train, and get the same predictions. The model is a GPT or MLP, or the configuration
+    has a tensor_plan. Errors, on all ranks: ShardingError and ConfigurationError, with the arithmetic, if it cannot be cut.
     """
 
+    policy, strategy = POLICIES["ddp"], "TensorParallel"
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, tensor=backend.world_size)
+
+
+class HybridShardedModel(ShardedModel):
+    """Pipeline stages x data replicas x tensor ranks, all at once, under any policy on the data axis.
+
+    data_parallel_size   -1: the ranks that are left over
+    policy               "ddp", "zero1", "zero2" or "fsdp"
+    order                axes from the slowest to the one that varies fastest with the rank
+    Errors, on all ranks: ValueError on a size < 1 (data: and not -1), MeshError with the arithmetic if the sizes do not
+    multiply to the number of ranks, ConfigurationError on another policy, and those of the strategies it combines.
+    """
+
+    strategy = "3D-Parallelism (Hybrid)"
+
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration, pipeline_parallel_size: int = 1,
-                 policy: str = "fsdp"):
+                 tensor_parallel_size: int = 1, data_parallel_size: int = -1, policy: str = "fsdp", order=AXES):
         if policy not in POLICIES:
             raise ConfigurationError(f"policy = {policy!r}; wanted {' or '.join(map(repr, POLICIES))}")
-        self._pipeline_parallel_size = pipeline_parallel_size
         self.policy = POLICIES[policy]
-        self.strategy = f"Pipeline x {self.policy.name}" if pipeline_parallel_size > 1 else self.policy.name
+        self._sizes = {"pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size, "data": data_parallel_size,
+                       "order": order}
         super().__init__(wrapped_model, config)
 
     def _make_mesh(self, backend):
-        return Mesh(backend, pipeline=self._pipeline_parallel_size)
+        return Mesh(backend, **self._sizes)
 
 
 def split_batch(mesh: Mesh, *arrays):

@@ -23,6 +23,7 @@ from ..layout.flat import FlatLayout
 from .gradient_sum import GradientRunningSum, GradientTree
 from .partition import UnitPlan
 from .policy import Policy
+from .tensor import is_counted, sum_partial
 
 NORM_BLOCK = 256        # elements whose squares are summed together; shards are multiples of it
 
@@ -172,6 +173,14 @@ class Unit:
             self._memory.whole_gradients.give(total)
         gradient = self.updated_gradient
         gradient *= gradient.dtype.type(scale)
+        for piece in self._updated_pieces():    # one term each on several tensor ranks
+            sum_partial(self.plan.parameters[piece.name], gradient[piece.start:piece.stop])
+
+    def _updated_pieces(self):
+        """The pieces of `updated_gradient`."""
+        if self.policy.shard_optimizer_state:
+            return self.pieces()
+        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
 
     def _reduced(self, total):
         """total [size], summed over ranks in place; returns the part of it that is now right on this rank."""
@@ -224,8 +233,16 @@ class Unit:
         self.updated_gradient[...] = values
 
     def squares(self):
-        """Sums of squares of the owned gradient per NORM_BLOCK elements, float64 [shard / NORM_BLOCK], zero beyond the end."""
+        """Sums of squares of the owned gradient per NORM_BLOCK elements, float64 [shard / NORM_BLOCK], zero beyond the end.
+
+        What several tensor ranks hold is zero on all of them but one.
+        """
         gradient = self.gradient if self.policy.shard_gradients else self.gradient[self._own]
+        copies = [piece for piece in self.pieces() if not is_counted(self.plan.parameters[piece.name])]
+        if copies:
+            gradient = gradient.copy()
+            for piece in copies:
+                gradient[piece.start:piece.stop] = 0
         return kernels.block_squares(gradient, NORM_BLOCK)
 
     def step(self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None):

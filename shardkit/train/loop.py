@@ -23,7 +23,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
-from ..parallel import PipelineDataModel, ShardedModel
+from ..parallel import HybridShardedModel, ShardedModel
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
 from .log import BITS_PER_NAT, Reporter, duration_text
 from .sample import fill_parameters, generate_text
@@ -126,7 +126,7 @@ class _Run:
     def _introduce(self):
         about, settings = self.model.get_model_metadata(), self.settings
         self.reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {about['strategy']} on {self.backend.world_size} ranks "
+            f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on {self.backend.world_size} ranks "
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
@@ -196,11 +196,12 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
         config = ShardingConfiguration(
             backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
             micro_batches=settings.batch.sequences // settings.batch.micro_batch // num_replicas(settings, backend.world_size),
-            schedule=parallel.schedule, activation_checkpointing=parallel.activation_checkpointing,
+            schedule=parallel.schedule, sequence_parallel=parallel.sequence_parallel,
+            activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
             device=parallel.device, seed=settings.run.seed)
-    return PipelineDataModel(gpt, config, settings.mesh.pipeline, parallel.policy)
+    return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
 
 
 def make_rule(settings: RunConfiguration):
@@ -221,7 +222,7 @@ def _settle_decay(settings: RunConfiguration) -> RunConfiguration:
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
-    return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline).data
+    return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor).data
 
 
 def _check_batch(settings: RunConfiguration, num_ranks: int) -> None:

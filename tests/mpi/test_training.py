@@ -4,7 +4,6 @@ import pytest
 from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
 
 import shardkit as sk
-from shardkit.parallel import PipelineDataModel
 
 pytestmark = pytest.mark.mpi
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -39,12 +38,35 @@ def test_a_pipeline_ends_in_the_bits_of_the_serial_run(backend, schedule, stages
     replicas = backend.world_size // stages
     config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, schedule=schedule,
                                       minimum_parameter_group_size=64, micro_batches=4 // replicas)
-    model = PipelineDataModel(small_gpt(), config, stages, "fsdp")
+    model = sk.HybridShardedModel(small_gpt(), config, stages)
     for step in range(20):
         model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
     bits = backend.all_gather_object(sha256(model.gather_full_parameters()))
     model.close()
     assert bits == [serial_bits] * backend.world_size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("pipeline, tensor", [(1, 2), (2, 2), (1, 4), (1, 3)])
+def test_a_hybrid_mesh_follows_the_serial_run(backend, pipeline, tensor):
+    """float64, five AdamW steps with clipping."""
+    if backend.world_size % (pipeline * tensor):
+        pytest.skip(f"{backend.world_size} ranks are no pipeline {pipeline} x tensor {tensor}")
+
+    def run(ranks, pipeline, tensor):
+        data = ranks.world_size // pipeline // tensor
+        config = sk.ShardingConfiguration(ranks, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=0.5, micro_batches=4 // data,
+                                          minimum_parameter_group_size=64)
+        gpt = sk.models.GPT(60, 12, width=24, layers=2, heads=12, dtype="float64")
+        model = sk.HybridShardedModel(gpt, config, pipeline, tensor)
+        for step in range(5):
+            x, y = token_batch(step, 8)
+            model.train(*sk.split_batch(model.mesh, x % 60, y % 60))
+        return model.gather_full_parameters(), model
+    expected, _ = sk.run_ranks(1, lambda alone: run(alone, 1, 1))[0]
+    parameters, model = run(backend, pipeline, tensor)
+    model.close()
+    assert max(backend.all_gather_object(float(numpy.abs(parameters - expected).max()))) < 1e-10
 
 
 @EVERY_STRATEGY

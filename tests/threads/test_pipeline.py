@@ -5,7 +5,6 @@ from builders import full_gradient, sha256, small_gpt, token_batch, train
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.parallel import PipelineDataModel
 from shardkit.parallel.partition import balanced_stages
 from shardkit.schedule import Kind
 
@@ -19,7 +18,7 @@ def make(backend, pipeline, policy, *, changes={}, samples=16, micro_batch=2, **
     data = backend.world_size // pipeline
     settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 1.0, "minimum_parameter_group_size": 64,
                 "micro_batches": samples // data // micro_batch, **settings}
-    return PipelineDataModel(small_gpt(**changes), sk.ShardingConfiguration(backend, **settings), pipeline, policy)
+    return sk.HybridShardedModel(small_gpt(**changes), sk.ShardingConfiguration(backend, **settings), pipeline, policy=policy)
 
 
 def trained_bits(pipeline, data, policy, steps=3, **settings):
