@@ -13,6 +13,7 @@ from .comm import MPICommunicationBackend
 from .comm.failure import abort_on_error
 from .config import RunConfiguration, help_text, parse_override, read_toml
 from .errors import ConfigurationError, ShardkitError
+from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .train import generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
@@ -44,9 +45,11 @@ def _parser() -> argparse.ArgumentParser:
                                             "[--section.key=value ...]")
     train.add_argument("settings", nargs="?", help="TOML file of [section] tables with the keys below")
     train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
-    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder")
-    inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint")
+    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like")
+    inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
+                                      "picture of a pipeline schedule (a folder of that name: ./schedule)")
     inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
+    _add_schedule_options(inspect.add_argument_group("inspect schedule"))
     report = commands.add_parser("report", help="draw the loss curve of a run")
     report.add_argument("path", help="run folder")
     report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
@@ -57,6 +60,18 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the most probable byte; default: %(default)s")
     generate.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     return parser
+
+
+def _add_schedule_options(group) -> None:
+    """Options that are absent unless given; the defaults are those of _inspect_schedule."""
+    def add(name, help, **kwargs):
+        group.add_argument(name, help=help, dest=f"schedule_{name[2:].replace('-', '_')}", default=argparse.SUPPRESS, **kwargs)
+
+    add("--order", f"one of {', '.join(ORDERS)}; default: 1f1b", metavar="NAME")
+    add("--stages", "pipeline ranks; default: 4", type=int, metavar="N")
+    add("--micro-batches", "default: 8", type=int, metavar="N")
+    add("--virtual", "stages per rank; default: what the order runs", type=int, metavar="N")
+    add("--svg", "also draw it into this file", metavar="FILE")
 
 
 def _overrides(arguments: list[str]) -> dict:
@@ -91,7 +106,21 @@ def _run_settings(known, overrides: dict) -> RunConfiguration:
 
 
 def _inspect(known, overrides) -> int:
+    asked = {name.removeprefix("schedule_"): value for name, value in vars(known).items() if name.startswith("schedule_")}
+    if known.path == "schedule":
+        return _inspect_schedule(**asked)
+    if asked:
+        raise ConfigurationError(f"--{next(iter(asked)).replace('_', '-')} goes with `inspect schedule`, not with the folder "
+                                 f"{known.path!r}")
     print(describe_run(known.path) + describe(known.path, verify=known.verify))
+    return 0
+
+
+def _inspect_schedule(order="1f1b", stages=4, micro_batches=8, virtual=None, svg=None) -> int:
+    timeline = unit_timeline(order, stages, micro_batches, virtual)
+    if svg is not None:
+        Path(svg).write_text(draw_svg(timeline, f"{order}, {micro_batches} micro-batches"), encoding="utf-8")
+    print(describe_timeline(timeline))
     return 0
 
 

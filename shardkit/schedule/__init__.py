@@ -1,20 +1,27 @@
 """TIME: who does what, when. A training step is a program; this room writes, lowers, checks and times it. Pure integers.
 
-    orders    gpipe, 1f1b: which micro-batch each pipeline rank works on next      <- read this one first
-    actions   the instructions of a program and their text form
-    lowering  passes that add what an order leaves open: units, gathers, reductions, transfers, the optimizer step
-    check     is this program well formed?
-    simulate  does it end if MPI buffers nothing, how long does it take, what stays in memory?
+    orders       gpipe, 1f1b and more: which micro-batch each pipeline rank works on next      <- read this one first
+    zero_bubble  the order ZB-V, made by a list scheduler
+    catalog      the orders by name, with how many stages each wants and where each stage lives
+    actions      the instructions of a program and their text form
+    lowering     passes that add what an order leaves open: units, gathers, reductions, transfers, the optimizer step
+    check        is this program well formed?
+    simulate     does it end if MPI buffers nothing, how long does it take, what stays in memory?
+    grid         the picture of a timeline, as text and as SVG
 
-    program = lower(one_f_one_b(stages=4, micro_batches=8), {0: 3, 1: 2, 2: 2, 3: 3})
+    program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
     simulate(program).bubble_fraction
 """
 from .actions import COMPUTE, Action, Kind, Program, from_text, receive_of, to_text, wait_of
+from .catalog import ORDERS, Order, order_named, rank_of
 from .check import validate
+from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
 from .lowering import add_gathers, add_reductions, add_step, add_transfers, expand, lower
-from .orders import ORDERS, gpipe, one_f_one_b, order_named, rank_of
+from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
 from .simulate import Event, Timeline, simulate
+from .zero_bubble import v_shape, zero_bubble_v
 
-__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Program", "Timeline", "add_gathers", "add_reductions",
-           "add_step", "add_transfers", "expand", "from_text", "gpipe", "lower", "one_f_one_b", "order_named", "rank_of",
-           "receive_of", "simulate", "to_text", "validate", "wait_of"]
+__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "Timeline", "add_gathers", "add_reductions",
+           "add_step", "add_transfers", "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe",
+           "interleaved_1f1b", "lower", "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text",
+           "unit_timeline", "v_shape", "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]

@@ -10,6 +10,7 @@ with its flat parameter buffer; the batch is cut into micro-batches. An action n
     2WAIT_F5    the buffer of 2SEND_F5 is free again        2WAIT_B5    the buffer of 2SEND_B5 is free again
     2.1GATHER   make the unit's parameters whole            2.1RELEASE  keep only this rank's shard of them
     2.1REDUCE   sum the unit's gradient over data ranks     2.1STEP     apply the optimizer to the unit
+    2.1TIE      add the gradients of a tied unit's copies on other pipeline ranks
     CLIP        bound the gradient norm, over all ranks
 
 Backward is two actions because only B is on the road of the rank that waits for the gradient; W can be done at any later
@@ -39,6 +40,7 @@ class Kind(Enum):
     GATHER = "GATHER"
     RELEASE = "RELEASE"
     REDUCE = "REDUCE"
+    TIE = "TIE"
     CLIP = "CLIP"
     STEP = "STEP"
 
@@ -47,7 +49,7 @@ COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
 SENDS = (Kind.SEND_F, Kind.SEND_B)
 RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 WAITS = (Kind.WAIT_F, Kind.WAIT_B)
-_PER_UNIT = (Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.STEP)
+_PER_UNIT = (Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.TIE, Kind.STEP)
 
 _TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z])?)(\d+)?")
 

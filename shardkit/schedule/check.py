@@ -4,7 +4,7 @@ from collections import Counter
 from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, WAITS, Action, Kind, Program, receive_of, wait_of
 
-ONCE_PER_RANK = (*COMPUTE, *SENDS, *RECEIVES, *WAITS, Kind.REDUCE, Kind.CLIP, Kind.STEP)
+ONCE_PER_RANK = (*COMPUTE, *SENDS, *RECEIVES, *WAITS, Kind.REDUCE, Kind.TIE, Kind.CLIP, Kind.STEP)
 
 
 def validate(program: Program) -> None:

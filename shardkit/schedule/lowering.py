@@ -25,13 +25,16 @@ UnitKey = tuple[int, int | None]                        # (stage, unit)
 Borrows = Mapping[UnitKey, Iterable[UnitKey]]           # borrower: its lenders
 
 
-def lower(program: Program, units_per_stage: Mapping[int, int], *, clip: bool = False, borrows: Borrows = {}) -> Program:
+def lower(program: Program, units_per_stage: Mapping[int, int], *, clip: bool = False, borrows: Borrows = {},
+          ties: Iterable[UnitKey] = ()) -> Program:
     """The order as a complete training step: all passes, one after another.
 
     units_per_stage   {stage: number of units}
     clip              bound the gradient norm before the optimizer steps
     borrows           {(stage, unit): [(stage, unit), ...]}: units that use another unit's parameters besides their own,
                       for example a head that is tied to the embedding. Borrower and lender must be on one rank.
+    ties              (stage, unit) of the units that have copies on other ranks, and of the copies: tied weights whose
+                      users are not on one rank
     Errors: ScheduleError for a malformed order, a stage without units, or a borrow between ranks.
     """
     validate(program)
@@ -39,7 +42,7 @@ def lower(program: Program, units_per_stage: Mapping[int, int], *, clip: bool = 
     program = add_gathers(program, borrows)
     program = add_reductions(program, borrows)
     program = add_transfers(program)
-    return add_step(program, clip)
+    return add_step(program, clip, ties)
 
 
 # --- units ------------------------------------------------------------------------------------------------------------
@@ -257,21 +260,24 @@ def _messages(program: Program) -> list[_Message]:
 def _first_proof(message: _Message, replies: list[tuple[int, int]]) -> int | None:
     """Where the sender gets the first message that the receiver posted after it had received this one, if anywhere."""
     later = replies[bisect(replies, (message.received_at,)):]
-    return next((at for _, at in later if at > message.sent_at), None)
+    return min((at for _, at in later if at > message.sent_at), default=None)
 
 
 # --- the optimizer ----------------------------------------------------------------------------------------------------
 
-def add_step(program: Program, clip: bool = False) -> Program:
-    """At the end of each rank one CLIP, if asked for, then one STEP for every unit that was reduced, ascending.
+def add_step(program: Program, clip: bool = False, ties: Iterable[UnitKey] = ()) -> Program:
+    """At the end of each rank a TIE for every tied unit, one CLIP, if asked for, then one STEP for every unit that was
+    reduced; units ascending.
 
-        >>> print(to_text(add_step(from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE"), clip=True)))
-        0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE CLIP 0.0STEP 0.1STEP
+        >>> print(to_text(add_step(from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE"), clip=True, ties=[(0, 1)])))
+        0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE 0.1TIE CLIP 0.0STEP 0.1STEP
 
-    CLIP needs the gradient norm of the whole model, so it is a meeting of all ranks, and no STEP can come before it.
+    CLIP needs the gradient norm of the whole model, so it is a meeting of all ranks, and no STEP can come before it. A TIE
+    is a meeting of the ranks that hold copies: here nobody waits for an activation any more, so it cannot hang.
     """
-    result = {}
+    result, ties = {}, set(ties)
     for rank, actions in program.items():
         reduced = sorted((a.stage, a.unit) for a in actions if a.kind is Kind.REDUCE)
-        result[rank] = (*actions, *[Action(Kind.CLIP)] * clip, *(Action(Kind.STEP, *unit) for unit in reduced))
+        result[rank] = (*actions, *(Action(Kind.TIE, *unit) for unit in reduced if unit in ties),
+                        *[Action(Kind.CLIP)] * clip, *(Action(Kind.STEP, *unit) for unit in reduced))
     return result

@@ -1,0 +1,166 @@
+"""Grid: a timeline as a picture, one row per pipeline rank, time to the right; as text, as SVG, and with its figures.
+
+    rank 0   F0 F1  . B0 W0 F2 B1 W1  . B2 W2
+    rank 1    . F0 B0 W0 F1 B1 W1 F2 B2 W2  .
+
+    print(describe_timeline(unit_timeline("1f1b", ranks=2, micro_batches=3)))
+
+Only F, B and W are drawn. Where a rank runs several stages, the stage is written (text) or shown as a shade (SVG).
+"""
+from collections.abc import Iterator
+from html import escape
+from math import ceil, floor, log10
+
+from .actions import COMPUTE, Action, Kind
+from .catalog import order_named
+from .lowering import lower
+from .simulate import Event, Timeline, simulate
+
+
+def unit_timeline(order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, virtual: int | None = None) -> Timeline:
+    """The timeline of an order when F, B and W of a stage take one second each and messages take none.
+
+    virtual   stages per rank; None: what the order runs if nothing is said
+    Errors: ScheduleError if there is no such order, or it does not run that many stages.
+    """
+    program = order_named(order)(ranks, micro_batches, virtual)
+    stages = {action.stage for actions in program.values() for action in actions}
+    return simulate(lower(program, dict.fromkeys(stages, 1)))
+
+
+def describe_timeline(timeline: Timeline) -> str:
+    """The grid, and below it how long the step takes, how much of that is bubble, and what each rank keeps."""
+    keeps = " ".join(str(timeline.peak_live_micro_batches(rank)) for rank in timeline.events)
+    counted = "pairs of stage and micro-batch" if _Rows(timeline).has_virtual_stages else "micro-batches"
+    return (f"{draw_text(timeline)}\n\n"
+            f"time        {timeline.seconds:g} units; F, B and W of a stage take one each\n"
+            f"bubble      {timeline.bubble_fraction:.1%}\n"
+            f"peak live   {keeps} {counted}, by rank")
+
+
+class _Rows:
+    """What a timeline computes, by rank, and how it must be labelled.
+
+    work     {rank: its F, B and W that take any time}
+    stages   {rank: its stages, ascending}
+    """
+
+    def __init__(self, timeline: Timeline):
+        self.work = {rank: [e for e in events if e.action.kind in COMPUTE and e.end > e.start]
+                     for rank, events in timeline.events.items()}
+        self.stages = {rank: sorted({e.action.stage for e in events}) for rank, events in self.work.items()}
+        self.has_virtual_stages = any(len(stages) > 1 for stages in self.stages.values())
+        self.has_units = any(e.action.unit for events in self.work.values() for e in events)
+
+    def label(self, action: Action) -> str:
+        """The action without what goes without saying: F5, 2F5 or 2.1F5."""
+        if self.has_units:
+            return str(action)
+        return f"{action.stage if self.has_virtual_stages else ''}{action.kind.value}{action.micro_batch}"
+
+    def shade(self, rank: int, stage: int) -> float:
+        """From 0, the first stage of the rank, to 1, the last of as many as any rank has."""
+        return self.stages[rank].index(stage) / max(1, max(map(len, self.stages.values())) - 1)
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+def draw_text(timeline: Timeline) -> str:
+    """One row per rank, one cell per second: what runs when the second begins, or a dot."""
+    rows = _Rows(timeline)
+    cells = {rank: _cells(rows, rank, ceil(timeline.seconds)) for rank in rows.work}
+    width = max((len(cell) for row in cells.values() for cell in row), default=1)
+    margin = max(len(str(rank)) for rank in cells)
+    return "\n".join(f"rank {rank:{margin}}   {' '.join(cell.rjust(width) for cell in row)}" for rank, row in cells.items())
+
+
+def _cells(rows: _Rows, rank: int, num_cells: int) -> list[str]:
+    cells = ["."] * num_cells
+    for action, start, end in rows.work[rank]:
+        for second in range(ceil(start), ceil(end)):
+            cells[second] = rows.label(action)
+    return cells
+
+
+# --- SVG --------------------------------------------------------------------------------------------------------------
+
+_COLOURS = {Kind.FORWARD: ((170, 204, 243), (86, 142, 210)),            # of the first and of the last stage of a rank
+            Kind.BACKWARD: ((250, 203, 152), (230, 138, 50)),
+            Kind.WEIGHT: ((188, 224, 188), (98, 170, 106))}
+_NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "input gradient", Kind.WEIGHT: "weight gradient"}
+_CELL, _ROW, _LEFT, _TOP, _FOOT, _RIGHT = 18, 26, 64, 66, 44, 20        # pixels
+_WIDEST, _NARROWEST, _DIGIT = 8000, 760, 6
+
+
+def draw_svg(timeline: Timeline, title: str = "") -> str:
+    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend and an axis of seconds.
+
+    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The title gets the number of
+    seconds and the bubble fraction.
+    """
+    rows, scale = _Rows(timeline), _pixels_per_second(timeline)
+    width = max(_LEFT + timeline.seconds * scale + _RIGHT, _NARROWEST)
+    height = _TOP + _ROW * len(rows.work) + _FOOT
+    headline = f"{title + ': ' if title else ''}{timeline.seconds:g} s, {timeline.bubble_fraction:.1%} bubble"
+    return "\n".join([
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" viewBox="0 0 {width:g} {height}" '
+        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
+        f'<rect width="{width:g}" height="{height}" fill="white"/>',
+        f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{escape(headline)}</text>',
+        *_legend(rows), *_axis(timeline.seconds, scale, _TOP + _ROW * len(rows.work)),
+        *(line for at, rank in enumerate(rows.work) for line in _row(rows, rank, _TOP + at * _ROW, timeline.seconds, scale)),
+        "</svg>\n"])
+
+
+def _pixels_per_second(timeline: Timeline) -> float:
+    shortest = min((e.end - e.start for events in _Rows(timeline).work.values() for e in events), default=1.0)
+    return min(_CELL / shortest, _WIDEST / (timeline.seconds or 1.0))
+
+
+def _row(rows: _Rows, rank: int, top: float, seconds: float, scale: float) -> Iterator[str]:
+    yield f'<text x="{_LEFT - 10}" y="{top + 17}" text-anchor="end">rank {rank}</text>'
+    yield f'<rect x="{_LEFT}" y="{top + 2}" width="{seconds * scale:g}" height="{_ROW - 4}" fill="#f1f1f1"/>'
+    for event in rows.work[rank]:
+        yield _box(event, rows.shade(rank, event.action.stage), top, scale)
+
+
+def _box(event: Event, shade: float, top: float, scale: float) -> str:
+    action, start, end = event
+    left, width, number = _LEFT + start * scale, (end - start) * scale, str(action.micro_batch)
+    text = (f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" text-anchor="middle">{number}</text>'
+            if width >= _DIGIT * len(number) + 2 else "")
+    return (f'<g><title>{action}: {start:g} to {end:g} s</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
+            f'height="{_ROW - 4}" fill="{_colour(action.kind, shade)}" stroke="white"/>{text}</g>')
+
+
+def _colour(kind: Kind, shade: float) -> str:
+    return "#" + "".join(f"{round(one + (two - one) * shade):02x}" for one, two in zip(*_COLOURS[kind]))
+
+
+def _legend(rows: _Rows) -> Iterator[str]:
+    """A swatch per kind, one part per shade."""
+    shades = sorted({rows.shade(rank, stage) for rank, stages in rows.stages.items() for stage in stages})
+    left = _LEFT
+    for kind, name in _NAMES.items():
+        for shade in shades:
+            yield f'<rect x="{left}" y="34" width="12" height="14" fill="{_colour(kind, shade)}"/>'
+            left += 12
+        yield f'<text x="{left + 5}" y="45">{name}</text>'
+        left += 7 * len(name) + 20
+    if rows.has_virtual_stages:
+        yield f'<text x="{left}" y="45" fill="#666">light to dark: stages of a rank, ascending</text>'
+
+
+def _axis(seconds: float, scale: float, top: float) -> Iterator[str]:
+    step = _round_step(34 / scale)
+    for tick in range(floor(seconds / step) + 1):
+        x = _LEFT + tick * step * scale
+        yield f'<path d="M{x:g} {top} v6" stroke="#666"/>'
+        yield f'<text x="{x:g}" y="{top + 20}" font-size="11" fill="#444" text-anchor="middle">{tick * step:g}</text>'
+    yield f'<text x="{_LEFT + seconds * scale / 2:g}" y="{top + 37}" fill="#444" text-anchor="middle">seconds</text>'
+
+
+def _round_step(shortest: float) -> float:
+    """The smallest of ... 0.5, 1, 2, 5, 10 ... that is not shorter."""
+    power = 10.0 ** floor(log10(shortest))
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= shortest)
