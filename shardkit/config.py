@@ -47,6 +47,7 @@ class ShardingConfiguration:
     gradient_compression          "float16": gradients travel as half floats and are summed as float32; None: as they are
     micro_batches                 number that each data rank cuts its part of a batch into
     schedule                      name of an order in shardkit.schedule.ORDERS
+    virtual_stages                stages on each pipeline rank, for schedules that take several; None: what the schedule runs
     tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py); None: the default of GPT and MLP
     sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only)
     activation_checkpointing      keep only block inputs and run each block again in backward
@@ -68,6 +69,7 @@ class ShardingConfiguration:
     gradient_compression: str | None = None
     micro_batches: int = 1
     schedule: str = "1f1b"
+    virtual_stages: int | None = None
     tensor_plan: dict | None = None
     sequence_parallel: bool = False
     activation_checkpointing: bool = False
@@ -184,7 +186,8 @@ class Parallel:
     """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression and device."""
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
-    schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe"))
+    schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"))
+    virtual_stages: int = key(0, "on each pipeline rank; 0: what the schedule runs", "stages", minimum=0)
     sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
     minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)

@@ -56,10 +56,10 @@ class Engine:
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
             self._cut_layers()
-            order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches)
-            self.plans = plan_units(model, config.minimum_parameter_group_size)
+            order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches, config.virtual_stages)
+            units = plan_units(model, config.minimum_parameter_group_size)
             num_stages = len({action.stage for actions in order.values() for action in actions})
-            self.stages = Stages.of(balanced_stages([plan.num_elements for plan in self.plans], num_stages), order)
+            self.stages = Stages.of(units, balanced_stages([plan.num_elements for plan in units], num_stages), order)
             self.program = self._lower(order)
             self.forward_program = self._lower_forward()
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
@@ -82,10 +82,10 @@ class Engine:
     def _make_units(self):
         config, dtype = self.config, str(self.model.parameters()[0].dtype)
         self.memory = Memory(self.device, dtype)
-        units = {place: Unit(self.plans[self.stages.places.index(place)], self.data, self.policy, self.rule, self.memory,
+        units = {place: Unit(self.stages.plans[place], self.data, self.policy, self.rule, self.memory,
                              deterministic=config.deterministic, wire_dtype=config.gradient_compression)
                  for place in self.stages.of_rank(self.pipeline.rank)}
-        for plan in self.plans:
+        for plan in self.stages.plans.values():
             for parameter in plan.parameters.values():
                 parameter.release()     # of other stages too: nobody may read initial values for trained ones
         transfers = Transfers(self.pipeline, self.stages.rank_of, self.device, dtype)
@@ -95,7 +95,7 @@ class Engine:
 
     def _lower(self, order) -> tuple[Action, ...]:
         program = lower(order, dict(enumerate(self.stages.units_per_stage)), clip=self.config.max_gradient_norm is not None,
-                        borrows=self._borrows())
+                        borrows=self._borrows(), ties=self.stages.holders)
         return program[self.mesh.coordinates.pipeline]
 
     def _lower_forward(self) -> tuple[Action, ...]:
@@ -107,13 +107,7 @@ class Engine:
         return program[self.mesh.coordinates.pipeline]
 
     def _borrows(self) -> dict:
-        """{borrower: lenders} by place. Errors: ShardingError if tied weights would be on two pipeline ranks."""
-        places = self.stages.places
-        borrows = {places[i]: [places[lender] for lender in plan.lenders] for i, plan in enumerate(self.plans) if plan.lenders}
-        for borrower, lenders in borrows.items():
-            if any(self.stages.rank_of[borrower.stage] != self.stages.rank_of[lender.stage] for lender in lenders):
-                raise ShardingError("tied weights on two pipeline ranks are not supported; use tied=False, or a pipeline of 1")
-        return borrows
+        return {place: lenders for place, lenders in self.stages.lenders.items() if lenders}
 
     def _settle(self):
         """After owned values were written: policies that keep whole parameters have them whole again."""
@@ -273,7 +267,9 @@ class Engine:
         """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
         full = numpy.empty(self.parameter_count, self.units[0].dtype)
         views = self._canonical_views(full)
-        for place, plan in zip(self.stages.places, self.plans):
+        for place, plan in self.stages.plans.items():
+            if plan.is_copy:
+                continue
             of_ranks, at = self._whole_unit(place, plan.num_elements), 0
             for name, parameter in plan.parameters.items():
                 for rank, boxes in enumerate(self._boxes):
@@ -294,10 +290,11 @@ class Engine:
 
     def local_parameters(self):
         """What this rank owns and updates, 1-D, a copy. No communication."""
+        units = [unit for unit in self.units if not unit.plan.is_copy]
         if self.policy.shard_optimizer_state:
-            return numpy.concatenate([to_host(unit.owned_parameters) for unit in self.units])
+            return numpy.concatenate([to_host(unit.owned_parameters) for unit in units])
         order = list(self.model.named_parameters())
-        slots = sorted(((order.index(slot.name), unit, slot) for unit in self.units for slot in unit.layout.slots),
+        slots = sorted(((order.index(slot.name), unit, slot) for unit in units for slot in unit.layout.slots),
                        key=lambda entry: entry[0])
         return numpy.concatenate([to_host(unit.whole[slot.offset:slot.stop]) for _, unit, slot in slots])
 
@@ -308,7 +305,7 @@ class Engine:
             if vector.shape != (self.parameter_count,):
                 raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
         views = self._canonical_views(vector)
-        for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}):
+        for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}, self.units):
             array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
         self._settle()
 
@@ -328,20 +325,23 @@ class Engine:
 
         Parameters that several tensor ranks hold are here on each of them: what a rank reads.
         """
-        arrays = {"model": lambda unit: unit.owned_parameters}
-        arrays |= {f"optimizer/{name}": lambda unit, name=name: unit.owned_state(name) for name in self.rule.state_names}
-        return self._boxes_of(arrays)
+        return self._boxes_of(self._owned_arrays(), self.units)
 
     def counted_boxes(self):
         """The same without copies: over all ranks they tile every tensor exactly once. What a rank writes."""
         parameters = self.model.named_parameters()
-        return [box for box in self.owned_boxes() if is_counted(parameters[box[1].name])]
+        units = [unit for unit in self.units if not unit.plan.is_copy]
+        return [box for box in self._boxes_of(self._owned_arrays(), units) if is_counted(parameters[box[1].name])]
 
-    def _boxes_of(self, arrays: dict) -> list:
-        """arrays   {group in the checkpoint: function unit -> what this rank owns of it [num_owned]}"""
+    def _owned_arrays(self) -> dict:
+        """{group in the checkpoint: function unit -> what this rank owns of it [num_owned]}."""
+        states = {f"optimizer/{name}": lambda unit, name=name: unit.owned_state(name) for name in self.rule.state_names}
+        return {"model": lambda unit: unit.owned_parameters, **states}
+
+    def _boxes_of(self, arrays: dict, units: list[Unit]) -> list:
         return [(f"{group}/{piece.name}", global_piece(unit.plan.parameters[piece.name], piece),
                  array_of(unit)[piece.start:piece.stop])
-                for unit in self.units for group, array_of in arrays.items() for piece in unit.pieces()]
+                for unit in units for group, array_of in arrays.items() for piece in unit.pieces()]
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """{path in the checkpoint: global shape} of everything a checkpoint of this model holds."""

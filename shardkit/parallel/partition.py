@@ -15,11 +15,13 @@ class UnitPlan:
     """A run of neighbouring blocks, the parameters that it owns, and the earlier units whose parameters it borrows.
 
     Tied weights are owned where they appear first; a later unit that uses them has the owner among its `lenders`.
+    is_copy   stands for a unit of another pipeline rank, for a borrower on this one: it is not counted, saved or run
     """
 
     blocks: tuple[Module, ...]
     parameters: dict[str, Parameter]
     lenders: tuple[int, ...]
+    is_copy: bool = False
 
     @property
     def num_elements(self) -> int:

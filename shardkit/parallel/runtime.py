@@ -83,7 +83,8 @@ class Runtime:
         self._clip_factor = 1.0
         self._table = {Kind.GATHER: self._gather, Kind.RELEASE: self._release, Kind.FORWARD: self._forward,
                        Kind.BACKWARD: self._backward, Kind.WEIGHT: self._weight, Kind.REDUCE: self._reduce,
-                       Kind.CLIP: self._clip, Kind.STEP: self._step, Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
+                       Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step,
+                       Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
                        Kind.SEND_B: self._send_b, Kind.RECV_B: self._recv_b, Kind.WAIT_F: self._wait, Kind.WAIT_B: self._wait}
 
     def run(self, actions: tuple[Action, ...], step: Step) -> Step:
@@ -156,7 +157,7 @@ class Runtime:
     def _weight(self, action, step):
         place, m = _place(action), action.micro_batch
         unit = self.units[place]
-        owners = [unit, *(self.units[self.stages.places[lender]] for lender in unit.plan.lenders)]
+        owners = [] if unit.plan.is_copy else [unit, *(self.units[lender] for lender in self.stages.lenders[place])]
         user = self.stages.places.index(place)
         buffers = [owner.open_gradient(user) for owner in owners]
         self._graphs.pop((place, m)).weight_gradients.run()
@@ -192,6 +193,12 @@ class Runtime:
     def _reduce(self, action, step):
         self.units[_place(action)].reduce(step.gradient_scale)
 
+    def _tie(self, action, step):
+        """The gradients of a tied unit and its copies, added in the same order on all pipeline ranks that hold one."""
+        place = _place(action)
+        gradient = self.units[place].updated_gradient
+        self.transfers.add_over(self.stages.holders[place], gradient, self.stages.holder_tag(place))
+
     def _clip(self, action, step):
         step.gradient_norm = self.gradient_norm()
         self._clip_factor = clip_factor(step.gradient_norm, self._max_gradient_norm)
@@ -212,7 +219,7 @@ class Runtime:
         for place, unit, blocks in zip(self.units, units, local):
             in_order = everyones[:, column:column + blocks.size].reshape(-1)   # all blocks of the unit, in flat order
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
-            of_units[self.stages.places.index(place)] = float(in_order[:used].sum())
+            of_units[self.stages.places.index(place)] = 0.0 if unit.plan.is_copy else float(in_order[:used].sum())
             column += blocks.size
         for group in (self.mesh.group("tensor"), pipeline):
             of_ranks = numpy.empty((group.world_size, of_units.size))

@@ -74,6 +74,18 @@ class Transfers:
         self._group.receive(array, source, tag)
         return array
 
+    def add_over(self, ranks: tuple[int, ...], array, tag: int) -> None:
+        """Sum `array` over these pipeline ranks, in it, in their order. Collective over them."""
+        terms = {rank: array.copy() if rank == self._group.rank else self._device.xp.empty_like(array) for rank in ranks}
+        others = [rank for rank in ranks if rank != self._group.rank]
+        handles = [self._group.irecv(terms[rank], rank, tag) for rank in others]
+        handles += [self._group.isend(terms[self._group.rank], rank, tag) for rank in others]
+        for handle in handles:
+            handle.wait()
+        array[...] = terms[ranks[0]]
+        for rank in ranks[1:]:
+            array += terms[rank]
+
     @staticmethod
     def _tag(receiving_stage: int, micro_batch: int, what: int) -> int:
         """Different for the messages that can be on the way between two ranks at once."""

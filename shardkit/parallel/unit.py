@@ -162,6 +162,8 @@ class Unit:
         if not totals:
             raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
         kept = [self._reduced(total) for total in totals]
+        for part in kept:                       # scaled one by one, as they are on different ranks
+            part *= part.dtype.type(scale)
         for other in kept[1:]:
             kept[0] += other
         if self.policy.shard_gradients:
@@ -172,7 +174,6 @@ class Unit:
         for total in totals:
             self._memory.whole_gradients.give(total)
         gradient = self.updated_gradient
-        gradient *= gradient.dtype.type(scale)
         for piece in self._updated_pieces():    # one term each on several tensor ranks
             sum_partial(self.plan.parameters[piece.name], gradient[piece.start:piece.stop])
 

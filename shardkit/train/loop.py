@@ -196,7 +196,8 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
         config = ShardingConfiguration(
             backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
             micro_batches=settings.batch.sequences // settings.batch.micro_batch // num_replicas(settings, backend.world_size),
-            schedule=parallel.schedule, sequence_parallel=parallel.sequence_parallel,
+            schedule=parallel.schedule, virtual_stages=parallel.virtual_stages or None,
+            sequence_parallel=parallel.sequence_parallel,
             activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
