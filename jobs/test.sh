@@ -6,6 +6,7 @@
 # Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
 # by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
 # packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
+# WORKERS (default 2) processes share the tests that start no MPI job.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +37,7 @@ echo "== style"
 "$python" -m flake8 shardkit tests
 
 echo "== pure, threads"
-"$python" -m pytest -q tests/pure tests/threads tests/gpu
+"$python" -m pytest -q -n "${WORKERS:-2}" tests/pure tests/threads tests/gpu
 
 for ranks in 1 2 3 4; do
     echo "== MPI on $ranks ranks"
