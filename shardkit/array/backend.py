@@ -10,7 +10,6 @@ or CuPy to compute: it asks `xp_of(array)`.
 import sys
 import threading
 import weakref
-from contextlib import contextmanager
 
 import numpy
 
@@ -170,15 +169,6 @@ class Device:
     def bytes_in_use(self, *purposes: str) -> int:
         """Bytes alive now, of these purposes or of all."""
         return self.accounts.live_bytes(*purposes)
-
-    @contextmanager
-    def active(self):
-        """Make this the current GPU inside the block; on the CPU a plain block."""
-        if self.kind == "cpu":
-            yield self
-        else:
-            with self.xp.cuda.Device(self.ordinal):
-                yield self
 
     def __repr__(self):
         return f"Device({self.kind!r})" if self.kind == "cpu" else f"Device('cuda', ordinal={self.ordinal})"

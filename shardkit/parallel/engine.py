@@ -31,6 +31,7 @@ from .tensor import global_piece, is_counted, whole_outputs
 from .transfer import Transfers
 from .unit import Memory, Unit
 
+_REDUCTION = (Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
 
 
@@ -133,7 +134,7 @@ class Engine:
         """Forward and backward only; the local gradients are added to those of earlier calls."""
         batch, step = self._prepare(x, y, None)
         step.first_gradient = self._micro_batches_pending
-        self.runtime.run(self._without((Kind.REDUCE, *_UPDATE)), step)
+        self.runtime.run(self._without((*_REDUCTION, *_UPDATE)), step)
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
         self.samples_seen += batch.samples
@@ -143,16 +144,14 @@ class Engine:
         """Reduce what accumulate() left: the mean over all its calls. Errors: ShardingError if there is nothing."""
         if not self._micro_batches_pending:
             raise ShardingError("no gradients are pending: call train() with auto_synchronize_gradients=False first")
-        for unit in reversed(self.units):
-            unit.reduce(1.0 / self._items_pending)
+        self.runtime.run(self._only(_REDUCTION), Step(x=[], gradient_scale=1.0 / self._items_pending))
         self._items_pending, self._micro_batches_pending = 0.0, 0
 
     def update(self, learning_rate: float | None = None):
         """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are none."""
         for unit in self.units:
             unit.updated_gradient       # raises before anything has changed
-        tail = tuple(action for action in self.program if action.kind in _UPDATE)
-        step = self.runtime.run(tail, Step(x=[], number=self.step_number + 1, learning_rate=learning_rate))
+        step = self.runtime.run(self._only(_UPDATE), Step(x=[], number=self.step_number + 1, learning_rate=learning_rate))
         self.gradient_norm = step.gradient_norm
         self._finish_step()
 
@@ -170,6 +169,9 @@ class Engine:
             unit.set_gradient(self.device.from_host(gradients[at:at + unit.num_updated]))
             at += unit.num_updated
         self.update(learning_rate)
+
+    def _only(self, kinds) -> tuple[Action, ...]:
+        return tuple(action for action in self.program if action.kind in kinds)
 
     def _without(self, kinds) -> tuple[Action, ...]:
         return tuple(action for action in self.program if action.kind not in kinds)

@@ -80,6 +80,13 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(
     assert losses[0] == losses[1]
 
 
+def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
+    first = train(folder, "--mesh.pipeline=2", "--mesh.tensor=2", steps=4, ranks=4)
+    assert first.returncode == 0 and "pipeline 2 x data 1 x tensor 2" in first.stdout, first.stderr
+    resumed = train(folder, "--resume", "--mesh.pipeline=1", "--mesh.tensor=1", steps=6, ranks=1)
+    assert resumed.returncode == 0 and "resumed at step 4" in resumed.stdout, resumed.stderr
+
+
 BAD = {
     "a missing text": (["--data.path=missing.txt"], 2, "missing.txt does not exist"),
     "an empty text": (["--data.path=empty.txt"], 2, "no text"),

@@ -67,6 +67,20 @@ def test_tied_weights_have_the_same_bits_wherever_their_users_are(pipeline, data
     assert trained_bits(pipeline, data, policy, schedule=schedule, changes=changes) == trained_bits(1, 1, "ddp", changes=changes)
 
 
+def test_accumulated_gradients_of_tied_weights_are_added_over_their_users_ranks():
+    def run(backend):
+        model = make(backend, backend.world_size, "fsdp", changes={"tied": True, "dtype": "float64"},
+                     auto_synchronize_gradients=False)
+        for step in range(2):
+            model.train(*token_batch(step, 16))
+        model.synchronize_gradients()
+        model.step()
+        return model.gather_full_parameters()
+    expected = sk.run_ranks(1, run)[0]
+    for parameters in sk.run_ranks(2, run):
+        numpy.testing.assert_array_equal(parameters, expected)
+
+
 @pytest.mark.parametrize("saved, loaded", [((2, 2), (1, 1)), ((1, 2), (3, 1))])
 def test_a_checkpoint_of_tied_weights_goes_on_under_another_pipeline(saved, loaded, tmp_path):
     changes = {"tied": True, "layers": 3}
