@@ -81,8 +81,8 @@ class Accounts:
 
     def watch(self, array, purpose: str):
         """Count this array until its memory is garbage; returns it."""
-        self._add(purpose, array.nbytes)
-        weakref.finalize(_owner_of(array), self._add, purpose, -array.nbytes)
+        self.add(purpose, array.nbytes)
+        weakref.finalize(_owner_of(array), self.add, purpose, -array.nbytes)
         return array
 
     def live_bytes(self, *purposes: str) -> int:
@@ -103,7 +103,8 @@ class Accounts:
         """Bytes alive per purpose; a fresh dict."""
         return {purpose: count for purpose, count in sorted(self._live.items()) if count}
 
-    def _add(self, purpose, num_bytes):
+    def add(self, purpose: str, num_bytes: int) -> None:
+        """Count memory that is not watched: its owner says when it comes and, with a negative number, when it goes."""
         with self._lock:
             self._live[purpose] = self._live.get(purpose, 0) + num_bytes
             self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])

@@ -79,7 +79,6 @@ class Runtime:
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
         self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
         self._gradients: dict[tuple[Place, int], Any] = {}           # gradient of a unit's output, waiting for its B
-        self._sent_shapes: dict[tuple[int, int], tuple] = {}         # (stage, micro-batch) -> of the activation that left
         self._clip_factor = 1.0
         self._table = {Kind.GATHER: self._gather, Kind.RELEASE: self._release, Kind.FORWARD: self._forward,
                        Kind.BACKWARD: self._backward, Kind.WEIGHT: self._weight, Kind.REDUCE: self._reduce,
@@ -90,19 +89,18 @@ class Runtime:
     def run(self, actions: tuple[Action, ...], step: Step) -> Step:
         """Execute the actions in order and return the filled-in step. Collective over the mesh."""
         try:
+            self.transfers.begin(actions, [x.shape for x in step.x])
             for action in actions:
                 self._table[action.kind](action, step)
+            self.transfers.end()
+        except BaseException:
+            self.transfers.give_up()
+            raise
         finally:
-            self._forget()
+            self._graphs.clear()
+            self._activations.clear()
+            self._gradients.clear()
         return step
-
-    def _forget(self):
-        """Nothing of a step outlives it, even one that failed half-way."""
-        self._graphs.clear()
-        self._activations.clear()
-        self._gradients.clear()
-        self._sent_shapes.clear()
-        self.transfers.forget()
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
@@ -167,23 +165,19 @@ class Runtime:
     # ---- between pipeline ranks ----------------------------------------------------------------------------------
 
     def _send_f(self, action, step):
-        stage, m = action.stage, action.micro_batch
-        array = self._activations.pop((Place(stage + 1, 0), m))
-        self._sent_shapes[stage, m] = array.shape
-        self.transfers.send_activation(stage, m, array, step.x[m].shape)
+        array = self._activations.pop((Place(action.stage + 1, 0), action.micro_batch))
+        self.transfers.send_activation(action.stage, action.micro_batch, array)
 
     def _recv_f(self, action, step):
-        stage, m = action.stage, action.micro_batch
-        self._activations[Place(stage, 0), m] = self.transfers.receive_activation(stage, m, step.x[m].shape)
+        self._activations[Place(action.stage, 0), action.micro_batch] = self.transfers.receive(action)
 
     def _send_b(self, action, step):
         stage, m = action.stage, action.micro_batch
         self.transfers.send_gradient(stage, m, self._gradients.pop((self.stages.before(Place(stage, 0)), m)))
 
     def _recv_b(self, action, step):
-        stage, m = action.stage, action.micro_batch
-        last_of_stage = self.stages.before(Place(stage + 1, 0))
-        self._gradients[last_of_stage, m] = self.transfers.receive_gradient(stage, m, self._sent_shapes.pop((stage, m)))
+        last_of_stage = self.stages.before(Place(action.stage + 1, 0))
+        self._gradients[last_of_stage, action.micro_batch] = self.transfers.receive(action)
 
     def _wait(self, action, step):
         self.transfers.wait("F" if action.kind is Kind.WAIT_F else "B", action.stage, action.micro_batch)

@@ -1,21 +1,40 @@
 """Activations and their gradients on the way between pipeline ranks.
 
     rank of stage s                               rank of stage s + 1
-    SEND_F   isend(activation)      ------>       RECV_F   an irecv that was posted when the last one ended
+    SEND_F   isend(activation)      ------>       RECV_F   waits for an irecv that was posted when the last one ended
     RECV_B                          <------       SEND_B   isend(gradient)
     WAIT_F   the activation may be dropped        WAIT_B   the gradient may be dropped
 
-A send never blocks; its array is kept until its WAIT. The shape of an activation is not known to the receiver: it goes
-ahead of the first activation for each shape of the micro-batch, and is remembered on both sides. A gradient has the shape
-of the activation that it belongs to.
+A send never blocks; its array is kept until its WAIT. One receive is always posted ahead, so that a message lands while
+this rank computes. The shape of an activation is not known to the receiver: it goes ahead of the first activation for each
+shape of the micro-batch, and is remembered on both sides. A gradient has the shape of the activation that it belongs to.
 """
+from collections import deque
+from typing import NamedTuple
+
 import numpy
 
+from ..array.arena import Arena
 from ..array.backend import Device
 from ..comm import CommunicationBackend
+from ..errors import ShapeError
+from ..schedule import RECEIVES, Action, Kind
 
-_MAX_TAG = 32766        # that every MPI has
-_HEADER = 8             # int64: number of dims, then the dims
+_NUM_TAGS, _NUM_RUNS = 8191, 4          # their product is below 32767, the largest tag that every MPI has
+_HEADER = 8                             # int64: number of dims, then the dims
+
+
+class _Message(NamedTuple):
+    """What a rank receives: the activation that goes into a stage, or the gradient of what came out of it."""
+
+    kind: Kind          # RECV_F or RECV_B
+    stage: int
+    micro_batch: int
+
+    @property
+    def crossing(self) -> int:
+        """The stage behind the boundary that it crosses."""
+        return self.stage if self.kind is Kind.RECV_F else self.stage + 1
 
 
 class Transfers:
@@ -28,14 +47,33 @@ class Transfers:
 
     def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], device: Device, dtype: str):
         self._group, self._rank_of, self._device, self._dtype = group, rank_of, device, dtype
-        self._shapes: dict[tuple, tuple[int, ...]] = {}         # (receiving stage, shape of the micro-batch) -> activation
+        self._arena = Arena(device, purpose="activations received")
+        self._shapes: dict[tuple, tuple[int, ...]] = {}         # (stage, shape of the micro-batch) -> of its input
         self._on_the_way: dict[tuple, tuple] = {}               # (kind, stage, micro-batch) -> (handles, arrays)
+        self._coming: deque[_Message] = deque()                 # of this run, not posted yet
+        self._posted: dict[_Message, tuple] = {}                # -> (handle, array)
+        self._lost: list = []                                   # of runs that failed: MPI may still write to these arrays
+        self._batch_shapes: list[tuple[int, ...]] = []          # of the micro-batches of this run
+        self._run = 0
 
-    def send_activation(self, stage: int, micro_batch: int, array, batch_shape) -> None:
-        """Post the activation of `stage` to the next stage."""
+    def begin(self, actions: tuple[Action, ...], batch_shapes: list[tuple[int, ...]]) -> None:
+        """A program begins: post its first receive. Messages of a run that failed never match those of this one."""
+        self._run = (self._run + 1) % _NUM_RUNS
+        self._batch_shapes = batch_shapes
+        self._coming.extend(_Message(a.kind, a.stage, a.micro_batch) for a in actions if a.kind in RECEIVES)
+        self._post_ahead()
+
+    # ---- sending -------------------------------------------------------------------------------------------------
+
+    def send_activation(self, stage: int, micro_batch: int, array) -> None:
+        """Post the activation of `stage` to the next stage. Errors: ShapeError if its shape changes between micro-batches."""
         to, handles, arrays = self._rank_of[stage + 1], [], []
-        if (stage + 1, batch_shape) not in self._shapes:
-            self._shapes[stage + 1, batch_shape] = array.shape
+        key = stage + 1, self._batch_shapes[micro_batch]
+        if self._shapes.get(key, array.shape) != array.shape:
+            raise ShapeError(f"stage {stage} made an activation of shape {array.shape} from a micro-batch of shape {key[1]}, "
+                             f"but {self._shapes[key]} before; wanted a shape that depends on that of the micro-batch alone")
+        if key not in self._shapes:
+            self._shapes[key] = array.shape
             header = numpy.zeros(_HEADER, numpy.int64)
             header[:array.ndim + 1] = (array.ndim, *array.shape)
             handles.append(self._group.isend(header, to, self._tag(stage + 1, micro_batch, 2)))
@@ -56,23 +94,47 @@ class Transfers:
         for handle in self._on_the_way.pop((kind, stage, micro_batch))[0]:
             handle.wait()
 
-    def receive_activation(self, stage: int, micro_batch: int, batch_shape):
-        """The input of `stage`, from the stage before."""
-        source = self._rank_of[stage - 1]
-        if (stage, batch_shape) not in self._shapes:
-            header = numpy.zeros(_HEADER, numpy.int64)
-            self._group.receive(header, source, self._tag(stage, micro_batch, 2))
-            self._shapes[stage, batch_shape] = tuple(map(int, header[1:header[0] + 1]))
-        return self._receive(self._shapes[stage, batch_shape], source, self._tag(stage, micro_batch, 0))
+    # ---- receiving -----------------------------------------------------------------------------------------------
 
-    def receive_gradient(self, stage: int, micro_batch: int, shape):
-        """The gradient of the output of `stage`, from the next stage."""
-        return self._receive(shape, self._rank_of[stage + 1], self._tag(stage + 1, micro_batch, 1))
-
-    def _receive(self, shape, source, tag):
-        array = self._device.empty(shape, self._dtype, purpose="activations received")
-        self._group.receive(array, source, tag)
+    def receive(self, action: Action):
+        """The array that this RECV waits for: the input of its stage, or the gradient of its stage's output."""
+        message = _Message(action.kind, action.stage, action.micro_batch)
+        if message not in self._posted:                 # the first of its shape, unknown until now
+            self._receive_shape(message)
+            self._post_ahead()
+        handle, array = self._posted[message]
+        handle.wait()
+        del self._posted[message]
+        self._post_ahead()
         return array
+
+    def _post_ahead(self):
+        """Post the next receive of the program, unless one is posted or its shape is still to come."""
+        if self._posted or not self._coming or self._shape_of(self._coming[0]) is None:
+            return
+        message = self._coming.popleft()
+        array = self._arena.empty(self._shape_of(message), self._dtype)
+        what = 0 if message.kind is Kind.RECV_F else 1
+        tag = self._tag(message.crossing, message.micro_batch, what)
+        self._posted[message] = self._group.irecv(array, self._source(message), tag), array
+
+    def _receive_shape(self, message):
+        if self._shape_of(message) is not None:         # of a gradient: its activation has been sent since
+            return
+        header = numpy.zeros(_HEADER, numpy.int64)
+        self._group.receive(header, self._source(message), self._tag(message.crossing, message.micro_batch, 2))
+        self._shapes[self._key(message)] = tuple(map(int, header[1:header[0] + 1]))
+
+    def _shape_of(self, message):
+        return self._shapes.get(self._key(message))
+
+    def _key(self, message):
+        return message.crossing, self._batch_shapes[message.micro_batch]
+
+    def _source(self, message) -> int:
+        return self._rank_of[message.stage - 1 if message.kind is Kind.RECV_F else message.stage + 1]
+
+    # ---- tied weights --------------------------------------------------------------------------------------------
 
     def add_over(self, ranks: tuple[int, ...], array, tag: int) -> None:
         """Sum `array` over these pipeline ranks, in it, in their order. Collective over them."""
@@ -86,11 +148,18 @@ class Transfers:
         for rank in ranks[1:]:
             array += terms[rank]
 
-    @staticmethod
-    def _tag(receiving_stage: int, micro_batch: int, what: int) -> int:
+    def _tag(self, crossing: int, micro_batch: int, what: int) -> int:
         """Different for the messages that can be on the way between two ranks at once."""
-        return (3 * (receiving_stage * 101 + micro_batch) + what) % _MAX_TAG
+        return (3 * (crossing * 101 + micro_batch) + what) % _NUM_TAGS * _NUM_RUNS + self._run
 
-    def forget(self) -> None:
-        """After a step that failed: keep no arrays of it."""
+    def end(self) -> None:
+        """The program has ended."""
+        assert not (self._coming or self._posted or self._on_the_way), "a program left messages behind"
+
+    def give_up(self) -> None:
+        """The program has failed, on all ranks: keep what MPI may still read or write, and begin anew with shapes."""
+        self._lost += [*self._on_the_way.values(), *self._posted.values()]
         self._on_the_way.clear()
+        self._posted.clear()
+        self._coming.clear()
+        self._shapes.clear()

@@ -12,7 +12,7 @@
     program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
     simulate(program).bubble_fraction
 """
-from .actions import COMPUTE, Action, Kind, Program, from_text, receive_of, to_text, wait_of
+from .actions import COMPUTE, RECEIVES, Action, Kind, Program, from_text, receive_of, to_text, wait_of
 from .catalog import ORDERS, Order, order_named, rank_of
 from .check import validate
 from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
@@ -21,7 +21,7 @@ from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
 from .simulate import Event, Timeline, simulate
 from .zero_bubble import v_shape, zero_bubble_v
 
-__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "Timeline", "add_gathers", "add_reductions",
+__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "RECEIVES", "Timeline", "add_gathers", "add_reductions",
            "add_step", "add_transfers", "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe",
            "interleaved_1f1b", "lower", "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text",
            "unit_timeline", "v_shape", "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]
