@@ -15,7 +15,7 @@ from .errors import (AutogradError, CheckpointError, CommunicationError, Communi
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from .parallel import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
-                       ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
+                       ZeRO1Model, ZeRO2Model, ZeRO3Model, measure_blocks, split_batch)
 
 __version__ = "0.1.0"
 
@@ -25,5 +25,5 @@ __all__ = [
     "FeatureError", "HybridShardedModel", "InMemoryCommunicationBackend", "LayoutError", "Linear",
     "MPICommunicationBackend", "Mesh", "MeshError", "Momentum", "PipelineParallelModel", "ReductionOperation", "SGD",
     "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError", "ShardkitError",
-    "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "models", "run_ranks", "split_batch",
+    "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "measure_blocks", "models", "run_ranks", "split_batch",
 ]

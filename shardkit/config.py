@@ -31,6 +31,11 @@ def launched_ranks() -> int | None:
     return None
 
 
+def checked_mode() -> bool:
+    """True if SHARDKIT_CHECK asks for comparisons between ranks, which cost time: anything but nothing, 0, false, no, off."""
+    return os.environ.get("SHARDKIT_CHECK", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
 # ---- sharded models ----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -48,11 +53,16 @@ class ShardingConfiguration:
     micro_batches                 number that each data rank cuts its part of a batch into
     schedule                      name of an order in shardkit.schedule.ORDERS
     virtual_stages                stages on each pipeline rank, for schedules that take several; None: what the schedule runs
+    stage_balance                 what makes pipeline stages equal: "compute", "parameters", "uniform", or one cost per block
+                                  (parallel/balance.py; measure_blocks() gives seconds)
+    blocks_per_stage              blocks of each stage by hand, in the order of the model; None: balanced
     tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py); None: the default of GPT and MLP
     sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only)
     activation_checkpointing      keep only block inputs and run each block again in backward
     deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
                                   own reductions and one accumulation buffer
+    check                         True: checked mode, which compares what ranks pass before they use it; None: as the
+                                  environment says, SHARDKIT_CHECK=1
     device                        "cpu" or "cuda"
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
@@ -70,10 +80,13 @@ class ShardingConfiguration:
     micro_batches: int = 1
     schedule: str = "1f1b"
     virtual_stages: int | None = None
+    stage_balance: Any = "compute"
+    blocks_per_stage: tuple[int, ...] | None = None
     tensor_plan: dict | None = None
     sequence_parallel: bool = False
     activation_checkpointing: bool = False
     deterministic: bool = True
+    check: bool | None = None
     device: str = "cpu"
     seed: int = 0
 
@@ -89,6 +102,11 @@ class ShardingConfiguration:
         _require(self.gradient_compression in (None, "float16"), "gradient_compression",
                  self.gradient_compression, 'None or "float16"')
         _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+
+    @property
+    def is_checked(self) -> bool:
+        """True in checked mode."""
+        return checked_mode() if self.check is None else self.check
 
     @classmethod
     def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
@@ -150,7 +168,7 @@ class Model:
 class Text:
     """What it reads."""
 
-    path: list[str] = key([], "files or folders of text; none: the Python standard library's own sources")
+    path: list[str] = key([], "files or folders of text; none: the Python standard library's own sources", of=str)
     validation_percent: float = key(5.0, "of the text held out for validation", "percent", above=0.0, below=100.0)
     maximum_bytes: int = key(64 * 2**20, "of text to read", "bytes", minimum=1)
 
@@ -187,6 +205,9 @@ class Parallel:
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
     schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"))
+    stage_balance: str = key("compute", "what makes pipeline stages equal; measured: seconds of each block, tried on rank 0",
+                             among=("compute", "parameters", "uniform", "measured"))
+    blocks_per_stage: list[int] = key([], "of each pipeline stage by hand, such as [2,2,1,1]; none: balanced", "blocks", of=int)
     virtual_stages: int = key(0, "on each pipeline rank; 0: what the schedule runs", "stages", minimum=0)
     sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
@@ -302,6 +323,8 @@ def _checked(name: str, value):
         raise ConfigurationError(f"{name} = {value!r} is of type {type(value).__name__}; wanted {type(default).__name__}, "
                                  f"for example {default!r}")
     rules = f.metadata
+    if "of" in rules and any(type(element) is not rules["of"] for element in value):
+        raise ConfigurationError(f"{name} = {value!r}; wanted a list of {rules['of'].__name__}")
     for rule, holds in (("minimum", lambda b: value >= b), ("maximum", lambda b: value <= b),
                         ("above", lambda b: value > b), ("below", lambda b: value < b), ("among", lambda b: value in b)):
         if rule in rules and not holds(rules[rule]):

@@ -34,6 +34,8 @@ class Linear(Module):
 class Embedding(Module):
     """Row `id` of the weight [num_rows, width] for every id; weights initially `init`, or Normal(1)."""
 
+    is_table = True
+
     def __init__(self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"):
         check_sizes("Embedding", num_rows=num_rows, width=width)
         self.weight = Parameter((num_rows, width), init or Normal(1.0), dtype)

@@ -35,6 +35,7 @@ class Module:
     """
 
     features = None                     # its InputFeatures, for models whose input has named columns
+    is_table = False                    # its weight is looked up and not multiplied
     loss = None                         # what training makes small; None: the training configuration names one
     path: str | None = None             # dotted, from the root of the model; "" for the root; None before finish()
 

@@ -6,7 +6,7 @@ Which policy, which schedule, how many ranks: decided here once, when units and 
 sharded_model.py is a face on this one engine.
 """
 import copy
-from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import numpy
@@ -21,8 +21,10 @@ from ..nn.context import ForwardContext
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from ..optim import SGD
-from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named
-from .partition import balanced_stages, plan_units
+from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named, unit_timeline
+from .balance import stage_ranges
+from .batch import Batch, agree_on_batch, check_peers
+from .partition import plan_units
 from .plan import apply_plan, default_plan
 from .policy import Policy
 from .runtime import Runtime, Step
@@ -33,17 +35,6 @@ from .unit import Memory, Unit
 
 _REDUCTION = (Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """This data rank's part of a global batch, and where it lies in the whole."""
-
-    x: object
-    y: object
-    first_sample: int       # number of x[0] in the global batch
-    samples: int            # of the global batch
-    items: float            # that the loss counts in the global batch (tokens, for a language model)
 
 
 class Engine:
@@ -60,7 +51,8 @@ class Engine:
             order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches, config.virtual_stages)
             units = plan_units(model, config.minimum_parameter_group_size)
             num_stages = len({action.stage for actions in order.values() for action in actions})
-            self.stages = Stages.of(units, balanced_stages([plan.num_elements for plan in units], num_stages), order)
+            ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
+            self.stages = Stages.of(units, ranges, order)
             self.program = self._lower(order)
             self.forward_program = self._lower_forward()
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
@@ -93,6 +85,11 @@ class Engine:
         self.runtime = Runtime(units, self.stages, self.mesh, transfers, max_gradient_norm=config.max_gradient_norm,
                                keep_activations=not config.activation_checkpointing)
         self.units = list(units.values())
+
+    @property
+    def own_units(self) -> list[Unit]:
+        """The units of this rank that are not copies of another pipeline rank's."""
+        return [unit for unit in self.units if not unit.plan.is_copy]
 
     def _lower(self, order) -> tuple[Action, ...]:
         program = lower(order, dict(enumerate(self.stages.units_per_stage)), clip=self.config.max_gradient_norm is not None,
@@ -157,17 +154,20 @@ class Engine:
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
-        wanted = (sum(unit.num_updated for unit in self.units),)
+        wanted = (sum(unit.num_updated for unit in self.own_units),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as compute_gradients returns them")
 
     def apply_gradients(self, gradients, learning_rate: float):
-        """Clip and step with given gradients of what this rank updates, end to end over the units."""
-        at = 0
+        """Clip and step with given gradients of what this rank updates, end to end over its own units."""
         for unit in self.units:
             unit.drop_gradients()
-            unit.set_gradient(self.device.from_host(gradients[at:at + unit.num_updated]))
+            unit.set_gradient(0)
+        at = 0
+        for unit in self.own_units:
+            unit.updated_gradient[...] = self.device.from_host(gradients[at:at + unit.num_updated])
             at += unit.num_updated
+        self.runtime.run(self._only((Kind.TIE,)), Step(x=[]))       # copies, which have zero, get the sum
         self.update(learning_rate)
 
     def _only(self, kinds) -> tuple[Action, ...]:
@@ -208,14 +208,7 @@ class Engine:
         return as_loss(loss or self.config.loss or self.model.loss)
 
     def _agree_on_batch(self, x, y, criterion, micro_batches: int) -> Batch:
-        """The batch, checked on all ranks at once, with its place in the global batch."""
-        with collectively(self.mesh.world):
-            x, y = _checked_batch(x, y, micro_batches)
-            mine = numpy.array([len(x), criterion.count(y)], numpy.int64)
-        everyones = numpy.zeros((self.data.world_size, 2), numpy.int64)
-        self.data.all_gather(mine, everyones.reshape(-1))
-        samples, items = everyones.sum(0)
-        return Batch(x, y, int(everyones[:self.data.rank, 0].sum()), int(samples), float(items))
+        return agree_on_batch(self.mesh, x, y, criterion, micro_batches, compare_peers=self.config.is_checked)
 
     def _mean_loss(self, step: Step, items: float) -> float:
         """Losses of micro-batches, then of ranks, summed in the tree order of their gradients."""
@@ -230,10 +223,18 @@ class Engine:
         self.pipeline.broadcast(box, self.stages.last_rank)
         return float(box[0])
 
+    @cached_property
+    def bubble_fraction(self) -> float:
+        """The part of the pipeline's time that is idle if every F, B and W takes equally long; by simulation."""
+        return unit_timeline(self.config.schedule, self.mesh.size("pipeline"), self.config.micro_batches,
+                             self.config.virtual_stages).bubble_fraction
+
     # ---- without learning ----------------------------------------------------------------------------------------
 
     def predict(self, x):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
+        if self.config.is_checked:
+            check_peers(self.mesh, x)
         with whole_outputs():
             prediction = self._predict(numpy.asarray(x))
         shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
@@ -292,7 +293,7 @@ class Engine:
 
     def local_parameters(self):
         """What this rank owns and updates, 1-D, a copy. No communication."""
-        units = [unit for unit in self.units if not unit.plan.is_copy]
+        units = self.own_units
         if self.policy.shard_optimizer_state:
             return numpy.concatenate([to_host(unit.owned_parameters) for unit in units])
         order = list(self.model.named_parameters())
@@ -332,8 +333,7 @@ class Engine:
     def counted_boxes(self):
         """The same without copies: over all ranks they tile every tensor exactly once. What a rank writes."""
         parameters = self.model.named_parameters()
-        units = [unit for unit in self.units if not unit.plan.is_copy]
-        return [box for box in self._boxes_of(self._owned_arrays(), units) if is_counted(parameters[box[1].name])]
+        return [box for box in self._boxes_of(self._owned_arrays(), self.own_units) if is_counted(parameters[box[1].name])]
 
     def _owned_arrays(self) -> dict:
         """{group in the checkpoint: function unit -> what this rank owns of it [num_owned]}."""
@@ -376,13 +376,3 @@ class Engine:
             unit.drop_gradients()
         self._items_pending, self._micro_batches_pending = 0.0, 0
         self._settle()
-
-
-def _checked_batch(x, y, micro_batches: int):
-    x, y = numpy.asarray(x), numpy.asarray(y)
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
-        raise ShapeError(f"x has shape {x.shape} and y {y.shape}; wanted the same number of samples along dim 0")
-    if len(x) == 0 or len(x) % micro_batches:
-        raise ShapeError(f"{len(x)} samples on this rank do not divide into {micro_batches} micro-batches; "
-                         f"pass a multiple of {micro_batches}, at least {micro_batches}")
-    return x, y

@@ -47,6 +47,7 @@ class ShardedModel:
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
         self._last_loss: float | None = None
         self._last_batch: tuple | None = None
+        self._evaluation: dict | None = None
         self._train_seconds = 0.0
 
     def _make_mesh(self, backend) -> Mesh:
@@ -109,7 +110,7 @@ class ShardedModel:
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole units)
         """
         self.engine.compute_gradients(x, y, loss)
-        return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.units])
+        return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.own_units])
 
     def apply_gradients(self, gradients, learning_rate: float):
         """Take a step with these gradients of what this rank updates, as compute_gradients returned them. Collective.
@@ -142,7 +143,9 @@ class ShardedModel:
 
     def evaluate(self, x, y) -> float:
         """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective."""
-        return self.engine.evaluate(x, y)
+        loss = self.engine.evaluate(x, y)
+        self._evaluation = {"loss": loss, "step": self.step_number}
+        return loss
 
     # ---- whole vectors, files ------------------------------------------------------------------------------------
 
@@ -306,9 +309,11 @@ class ShardedModel:
             "optimizer_bytes": live("optimizer state"),
             "peak_bytes": self.engine.device.accounts.peak_bytes(),
             "schedule": self.sharding_configuration.schedule,
+            "bubble_fraction": self.engine.bubble_fraction,
             "micro_batches": self.sharding_configuration.micro_batches,
             "history": {"steps": self.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
                         "wall_seconds": self._train_seconds},
+            "evaluation": dict(self._evaluation) if self._evaluation else None,
         }
 
     def close(self):

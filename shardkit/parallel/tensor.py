@@ -196,6 +196,8 @@ class VocabularyParallelEmbedding(Module):
     Errors: ShapeError on other ids.
     """
 
+    is_table = True
+
     def __init__(self, axis: TensorAxis, weight: Parameter):
         self.weight = weight
         self._axis = axis
@@ -238,6 +240,8 @@ class SequenceSlicedEmbedding(Module):
 
     weight [rows, width], the same on all ranks, its gradient partial; ids [S] -> [S/T, width] local
     """
+
+    is_table = True
 
     def __init__(self, axis: TensorAxis, weight: Parameter):
         self.weight = weight

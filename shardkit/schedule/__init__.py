@@ -21,7 +21,8 @@ from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
 from .simulate import Event, Timeline, simulate
 from .zero_bubble import v_shape, zero_bubble_v
 
-__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "RECEIVES", "Timeline", "add_gathers", "add_reductions",
+__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "RECEIVES", "Timeline",
+           "add_gathers", "add_reductions",
            "add_step", "add_transfers", "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe",
            "interleaved_1f1b", "lower", "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text",
            "unit_timeline", "v_shape", "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]

@@ -23,7 +23,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
-from ..parallel import HybridShardedModel, ShardedModel
+from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
 from .log import BITS_PER_NAT, Reporter, duration_text
 from .sample import fill_parameters, generate_text
@@ -193,16 +193,25 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
     parallel, optimizer = settings.parallel, settings.optimizer
     with collectively(backend):
         gpt = make_gpt(settings)
+    balance = parallel.stage_balance if parallel.stage_balance != "measured" else _measured(gpt, settings, backend)
+    with collectively(backend):
         config = ShardingConfiguration(
             backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
             micro_batches=settings.batch.sequences // settings.batch.micro_batch // num_replicas(settings, backend.world_size),
             schedule=parallel.schedule, virtual_stages=parallel.virtual_stages or None,
+            stage_balance=balance, blocks_per_stage=tuple(parallel.blocks_per_stage) or None,
             sequence_parallel=parallel.sequence_parallel,
             activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
             device=parallel.device, seed=settings.run.seed)
     return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
+
+
+def _measured(gpt: GPT, settings: RunConfiguration, backend: CommunicationBackend) -> tuple[float, ...]:
+    """Seconds of each block on one micro-batch. Collective."""
+    tokens = numpy.zeros((settings.batch.micro_batch, settings.model.sequence_length), numpy.int64)
+    return measure_blocks(gpt, tokens, tokens, backend)
 
 
 def make_rule(settings: RunConfiguration):

@@ -90,8 +90,9 @@ def test_an_activation_whose_shape_does_not_follow_from_its_micro_batch_is_refus
 
     def run(backend):
         layers = sk.nn.Sequential(Widening(), sk.nn.Linear(4, 4))
-        model = sk.PipelineParallelModel(layers, sk.ShardingConfiguration(
-            backend, micro_batches=2, minimum_parameter_group_size=1, loss=lambda prediction, y: (prediction * prediction).mean()))
+        config = sk.ShardingConfiguration(backend, micro_batches=2, minimum_parameter_group_size=1,
+                                          loss=lambda prediction, y: (prediction * prediction).mean())
+        model = sk.PipelineParallelModel(layers, config)
         model.train(numpy.ones((8, 4), "float32"), numpy.ones((8, 4), "float32"))
     with pytest.raises(sk.ShapeError, match="activation of shape"):
         sk.run_ranks(2, run)
