@@ -14,16 +14,22 @@ from .errors import (AutogradError, CheckpointError, CommunicationError, Communi
                      DeviceError, FeatureError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
-from .parallel import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
-                       ZeRO1Model, ZeRO2Model, ZeRO3Model, measure_blocks, split_batch)
+from .parallel import (DDPModel, DDPOptimizer, EvaluationResult, FSDPModel, FSDPOptimizer, HybridShardedModel,
+                       HybridShardedOptimizer, OptimizationInputData, OptimizationResult, PipelineParallelModel,
+                       PipelineParallelOptimizer, ShardedModel, ShardedOptimizer, StateDrift, TensorParallelModel,
+                       TensorParallelOptimizer, ZeRO1Model, ZeRO1Optimizer, ZeRO2Model, ZeRO2Optimizer, ZeRO3Model, measure_blocks,
+                       split_batch)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
-    "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DeviceError", "FSDPModel",
-    "FeatureError", "HybridShardedModel", "InMemoryCommunicationBackend", "LayoutError", "Linear",
-    "MPICommunicationBackend", "Mesh", "MeshError", "Momentum", "PipelineParallelModel", "ReductionOperation", "SGD",
-    "ScheduleError", "ShapeError", "ShardedModel", "ShardingConfiguration", "ShardingError", "ShardkitError",
-    "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "measure_blocks", "models", "run_ranks", "split_batch",
+    "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DDPOptimizer", "DeviceError",
+    "EvaluationResult", "FSDPModel", "FSDPOptimizer", "FeatureError", "HybridShardedModel",
+    "HybridShardedOptimizer", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend",
+    "Mesh", "MeshError", "Momentum", "OptimizationInputData", "OptimizationResult", "PipelineParallelModel",
+    "PipelineParallelOptimizer", "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel",
+    "ShardedOptimizer", "ShardingConfiguration", "ShardingError", "ShardkitError", "StateDrift",
+    "TensorParallelModel", "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model",
+    "ZeRO2Optimizer", "ZeRO3Model", "measure_blocks", "models", "run_ranks", "split_batch",
 ]

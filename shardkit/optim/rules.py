@@ -5,13 +5,14 @@ of parameters, gradients and state. Every rule works element by element, so the 
 parameters are cut.
 """
 from dataclasses import dataclass
-from typing import Callable, ClassVar, Protocol
+from typing import Callable, ClassVar, Protocol, runtime_checkable
 
 from ..array import kernels
 
 LearningRate = float | Callable[[int], float]
 
 
+@runtime_checkable
 class Rule(Protocol):
     """What the sharded models need of an optimizer."""
 

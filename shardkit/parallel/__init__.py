@@ -1,10 +1,16 @@
 """Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a step."""
 from .balance import measure_blocks
+from .copies import StateDrift
+from .optimization import EvaluationResult, OptimizationInputData, OptimizationResult
+from .optimizer import (DDPOptimizer, FSDPOptimizer, HybridShardedOptimizer, PipelineParallelOptimizer, ShardedOptimizer,
+                        TensorParallelOptimizer, ZeRO1Optimizer, ZeRO2Optimizer)
 from .plan import apply_plan, default_plan
 from .policy import POLICIES, Policy
 from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
                             ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
 
-__all__ = ["DDPModel", "FSDPModel", "HybridShardedModel", "POLICIES", "PipelineParallelModel", "Policy", "ShardedModel",
-           "TensorParallelModel", "ZeRO1Model", "ZeRO2Model", "ZeRO3Model", "apply_plan", "default_plan", "measure_blocks",
-           "split_batch"]
+__all__ = ["DDPModel", "DDPOptimizer", "EvaluationResult", "FSDPModel", "FSDPOptimizer", "HybridShardedModel",
+           "HybridShardedOptimizer", "OptimizationInputData", "OptimizationResult", "POLICIES", "PipelineParallelModel",
+           "PipelineParallelOptimizer", "Policy", "ShardedModel", "ShardedOptimizer", "StateDrift", "TensorParallelModel",
+           "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model", "ZeRO2Optimizer", "ZeRO3Model",
+           "apply_plan", "default_plan", "measure_blocks", "split_batch"]

@@ -6,6 +6,7 @@ Which policy, which schedule, how many ranks: decided here once, when units and 
 sharded_model.py is a face on this one engine.
 """
 import copy
+from dataclasses import replace
 from functools import cached_property
 from math import prod
 
@@ -176,17 +177,27 @@ class Engine:
     def _without(self, kinds) -> tuple[Action, ...]:
         return tuple(action for action in self.program if action.kind not in kinds)
 
-    def _finish_step(self):
-        self.step_number += 1
+    @property
+    def has_pending_gradients(self) -> bool:
+        """True if accumulate() left gradients that are not reduced yet."""
+        return self._micro_batches_pending > 0
+
+    def drop_gradients(self):
+        """Forget accumulated and reduced gradients. No communication."""
         for unit in self.units:
             unit.drop_gradients()
+        self._items_pending, self._micro_batches_pending = 0.0, 0
+
+    def _finish_step(self):
+        self.step_number += 1
+        self.drop_gradients()
+        for unit in self.units:
             if not self.policy.shard_parameters:
                 unit.gather()
 
     def _run(self, actions, x, y, loss=None) -> tuple[float, int]:
         batch, step = self._prepare(x, y, loss)
-        for unit in self.units:
-            unit.drop_gradients()
+        self.drop_gradients()
         step.gradient_scale = 1.0 / batch.items
         self.runtime.run(actions, step)
         self.gradient_norm = step.gradient_norm
@@ -246,13 +257,22 @@ class Engine:
 
     def evaluate(self, x, y) -> float:
         """The mean loss over the parts of all data ranks."""
+        total, items = self.total_loss(x, y)
+        return total / items
+
+    def total_loss(self, x, y, *, is_counted: bool = True) -> tuple[float, float]:
+        """The sum of the loss over the parts of all data ranks, and the number of items that it counts.
+
+        is_counted   False: this data rank has no part, and passes samples only because the others gather with it
+        """
         criterion = self._criterion()
         batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
         prediction, total = self._predict(batch.x), 0.0
         if prediction is not None:
             with no_grad():
                 total = float(criterion.total(Tensor(prediction), self.device.from_host(batch.y)).item())
-        return self._from_last_stage(ordered_sum(self.data, [total])[0]) / batch.items
+        sums = ordered_sum(self.data, [total, criterion.count(batch.y)] if is_counted else [0.0, 0.0])
+        return self._from_last_stage(sums[0]), float(sums[1])
 
     def _predict(self, x):
         """The output on the last stage, None elsewhere."""
@@ -372,7 +392,37 @@ class Engine:
     def restore(self, step_number: int, samples_seen: int):
         """After all owned boxes were written from a checkpoint: go on from there."""
         self.step_number, self.samples_seen = step_number, samples_seen
-        for unit in self.units:
-            unit.drop_gradients()
-        self._items_pending, self._micro_batches_pending = 0.0, 0
+        self.drop_gradients()
         self._settle()
+
+    # ---- the rule, and parameters to come back to ----------------------------------------------------------------
+
+    def use_rule(self, rule):
+        """Go on with another rule on the state that is there. Errors: ShardingError if it keeps other state."""
+        if tuple(rule.state_names) != tuple(self.rule.state_names):
+            raise ShardingError(f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, but "
+                                f"{type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded model with that rule")
+        self.config = replace(self.config, optimizer=rule)
+        for user in (self, *self.units):
+            user.rule = rule
+
+    def reset_rule(self):
+        """Optimizer state zero, and the next step is the first; parameters stay."""
+        for unit in self.units:
+            for state in unit.state.values():
+                state.fill(0)
+        self.restore(0, self.samples_seen)
+
+    def copy_parameters(self) -> list:
+        """What this rank owns of each unit, copied. No communication."""
+        return [unit.owned_parameters.copy() for unit in self.units]
+
+    def put_parameters(self, copies):
+        """Take back what copy_parameters() gave on each rank."""
+        for unit, values in zip(self.units, copies):
+            unit.owned_parameters[...] = values
+        self._settle()
+
+
+def _listed(names) -> str:
+    return ", ".join(names) or "nothing"

@@ -10,6 +10,8 @@ Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
 """
 from dataclasses import dataclass
 
+from ..errors import ConfigurationError
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -35,3 +37,10 @@ POLICIES = {
     "zero2": Policy("ZeRO-2", shard_optimizer_state=True,  shard_gradients=True,  shard_parameters=False),
     "fsdp":  Policy("FSDP",   shard_optimizer_state=True,  shard_gradients=True,  shard_parameters=True),
 }
+
+
+def policy_named(name: str) -> Policy:
+    """The policy of this name. Errors: ConfigurationError if there is none."""
+    if name not in POLICIES:
+        raise ConfigurationError(f"policy = {name!r}; wanted {' or '.join(map(repr, POLICIES))}")
+    return POLICIES[name]

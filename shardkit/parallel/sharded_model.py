@@ -13,13 +13,13 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import ConfigurationError, FeatureError
+from ..errors import FeatureError
 from ..layout.mesh_shape import AXES
 from ..nn.module import Module
 from .engine import Engine
 from .features import features_of, permutation_importance
 from .plan import close_groups
-from .policy import POLICIES, Policy
+from .policy import POLICIES, Policy, policy_named
 
 
 class ShardedModel:
@@ -137,6 +137,14 @@ class ShardedModel:
         """
         self.engine.update()
 
+    def use_rule(self, rule):
+        """Go on with another optimizer rule on the optimizer state that is there. No communication.
+
+        Errors: ShardingError if the rule keeps other state than the one so far.
+        """
+        self.engine.use_rule(rule)
+        self.sharding_configuration = self.engine.config
+
     def predict(self, x):
         """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
         return self.engine.predict(x)
@@ -188,7 +196,7 @@ class ShardedModel:
     def _with_own_parameters(self) -> "ShardedModel":
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._assemble(self.engine.fresh_module(), self.sharding_configuration, self.mesh)
+        other._assemble(self.engine.fresh_module(), self.engine.config, self.mesh)
         return other
 
     def serialize(self) -> bytes:
@@ -389,9 +397,7 @@ class HybridShardedModel(ShardedModel):
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration, pipeline_parallel_size: int = 1,
                  tensor_parallel_size: int = 1, data_parallel_size: int = -1, policy: str = "fsdp", order=AXES):
-        if policy not in POLICIES:
-            raise ConfigurationError(f"policy = {policy!r}; wanted {' or '.join(map(repr, POLICIES))}")
-        self.policy = POLICIES[policy]
+        self.policy = policy_named(policy)
         self._sizes = {"pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size, "data": data_parallel_size,
                        "order": order}
         super().__init__(wrapped_model, config)

@@ -13,6 +13,8 @@
 What differs between DDP, ZeRO-1, ZeRO-2 and FSDP is decided once, in __init__, from the three booleans of the policy.
 The flat buffer is storage and a message; a parameter's identity is its name and its box, which `pieces` tells.
 """
+from dataclasses import dataclass
+
 from ..array import kernels
 from ..array.backend import BufferPool, Device
 from ..comm import CommunicationBackend
@@ -20,6 +22,7 @@ from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..errors import ShardingError
 from ..layout.flat import FlatLayout
+from ..layout.piece import Piece
 from .gradient_sum import GradientRunningSum, GradientTree
 from .partition import UnitPlan
 from .policy import Policy
@@ -35,6 +38,22 @@ class Memory:
         self.device = device
         self.whole_parameters = BufferPool(device, dtype, purpose="gathered parameters")
         self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """One array of a unit, as far as this rank keeps it.
+
+    group      in a checkpoint: "model", or "optimizer/first_moment"
+    values     1-D, a view
+    pieces     of the local parameters, at their places in `values`
+    is_whole   every data rank keeps all of it
+    """
+
+    group: str
+    values: object
+    pieces: list[Piece]
+    is_whole: bool
 
 
 class Unit:
@@ -174,14 +193,8 @@ class Unit:
         for total in totals:
             self._memory.whole_gradients.give(total)
         gradient = self.updated_gradient
-        for piece in self._updated_pieces():    # one term each on several tensor ranks
+        for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state):     # one term each on several tensor ranks
             sum_partial(self.plan.parameters[piece.name], gradient[piece.start:piece.stop])
-
-    def _updated_pieces(self):
-        """The pieces of `updated_gradient`."""
-        if self.policy.shard_optimizer_state:
-            return self.pieces()
-        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
 
     def _reduced(self, total):
         """total [size], summed over ranks in place; returns the part of it that is now right on this rank."""
@@ -283,6 +296,20 @@ class Unit:
     def pieces(self):
         """The named boxes that this rank owns: over all data ranks they tile every parameter exactly once."""
         return self.layout.pieces(self.group.rank)
+
+    def _pieces(self, is_whole: bool):
+        """The pieces of all elements, or of this rank's span."""
+        if not is_whole:
+            return self.pieces()
+        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
+
+    def holdings(self) -> list[Holding]:
+        """All that this rank keeps from one step to the next: parameters, and each array of the optimizer state."""
+        has_whole, has_whole_state = not self.policy.shard_parameters, not self.policy.shard_optimizer_state
+        parameters = self.whole[:self.layout.length] if has_whole else self.owned_parameters
+        states = [Holding(f"optimizer/{name}", self._updated(state, not has_whole_state), self._pieces(has_whole_state),
+                          has_whole_state) for name, state in self.state.items()]
+        return [Holding("model", parameters, self._pieces(has_whole), has_whole), *states]
 
     def spread(self):
         """After the owned parameters and state were written from outside: make copies on other ranks follow.
