@@ -17,8 +17,8 @@ from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from .parallel import (DDPModel, DDPOptimizer, EvaluationResult, FSDPModel, FSDPOptimizer, HybridShardedModel,
                        HybridShardedOptimizer, OptimizationInputData, OptimizationResult, PipelineParallelModel,
                        PipelineParallelOptimizer, ShardedModel, ShardedOptimizer, StateDrift, TensorParallelModel,
-                       TensorParallelOptimizer, ZeRO1Model, ZeRO1Optimizer, ZeRO2Model, ZeRO2Optimizer, ZeRO3Model, measure_blocks,
-                       split_batch)
+                       TensorParallelOptimizer, ZeRO1Model, ZeRO1Optimizer, ZeRO2Model, ZeRO2Optimizer, ZeRO3Model,
+                       measure_blocks, split_batch)
 
 __version__ = "0.1.0"
 
