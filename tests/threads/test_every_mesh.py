@@ -1,0 +1,77 @@
+"""Every pipeline x data x tensor mesh of 1, 2, 3, 4, 6 and 8 ranks, every policy and schedule, against the serial run.
+
+    python -m pytest tests/threads/test_every_mesh.py               every mesh with two of the 20 policies x schedules
+    python -m pytest tests/threads/test_every_mesh.py -m sweep      the whole product: 32 meshes x 4 policies x 5 schedules
+
+float64, a GPT as deep as the stages need, five AdamW steps (eps 1e-8) whose clipping is active. What must agree, as the
+largest difference over the largest element:
+
+    losses and norms    1e-12, each of the five
+    gradients           1e-12 of each step, reduced over all axes and not yet clipped; and 1e-11 of each parameter by itself,
+                        since those of queries and keys are 1e-5 of the largest and would not be seen beside it
+    parameters          1e-12 at the end
+
+Key biases are only compared beside the others: they add one number to all scores of a query, which the softmax takes out
+again, so their gradient is zero but for rounding (5e-21), and no two meshes round alike. AdamW divides it by its own size plus
+eps and so moves them by 1e-14 in all, which is nothing beside norm weights of 1: no other eps is needed here.
+"""
+from functools import cache
+
+import numpy
+import pytest
+from hybrids import POLICIES, SCHEDULES, SERIAL, Run, gpt, layers_for, meshes, trained
+
+TOLERANCE = 1e-12
+MESHES = [mesh for num_ranks in (1, 2, 3, 4, 6, 8) for mesh in meshes(num_ranks)]
+PRODUCT = [(mesh, policy, schedule) for mesh in MESHES for policy in POLICIES for schedule in SCHEDULES]
+# Each mesh twice, the serial one five times, while policies (4) and schedules (5) go round: 20 neighbours have all pairs.
+COVERING = [(mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
+            for turn, mesh in enumerate([SERIAL] * 3 + sorted(2 * MESHES, key=numpy.prod))]
+
+
+@cache
+def serial(layers) -> Run:
+    return trained(SERIAL, "ddp", "gpipe", model=lambda: gpt(layers))
+
+
+def relative(got, wanted):
+    """The largest difference over the largest element."""
+    return numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
+
+
+def check_gradient(layers, got, wanted):
+    assert relative(got, wanted) < TOLERANCE
+    at = 0
+    for name, parameter in gpt(layers).named_parameters().items():
+        part = slice(at, at + parameter.size)
+        assert name.endswith("key.bias") or relative(got[part], wanted[part]) < 10 * TOLERANCE, name
+        at += parameter.size
+
+
+def check(mesh, policy, schedule):
+    layers = layers_for(mesh[0], schedule)
+    got, wanted = trained(mesh, policy, schedule), serial(layers)
+    numpy.testing.assert_allclose(got.losses, wanted.losses, rtol=TOLERANCE)
+    numpy.testing.assert_allclose(got.norms, wanted.norms, rtol=TOLERANCE)
+    assert min(got.norms) > 0.1, "wanted steps that are clipped"
+    for mine, of_serial in zip(got.gradients, wanted.gradients, strict=True):
+        check_gradient(layers, mine, of_serial)
+    assert relative(got.parameters, wanted.parameters) < TOLERANCE
+
+
+@pytest.mark.parametrize("mesh, policy, schedule", COVERING, ids=str)
+def test_gradients_and_parameters_of_five_steps_are_those_of_the_serial_run(mesh, policy, schedule):
+    check(mesh, policy, schedule)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mesh, policy, schedule", PRODUCT, ids=str)
+def test_the_whole_product_of_meshes_policies_and_schedules_follows_the_serial_run(mesh, policy, schedule):
+    check(mesh, policy, schedule)
+
+
+def test_the_covering_runs_have_every_mesh_and_every_pair():
+    assert len(MESHES) == len(set(MESHES)) == 32 and len(PRODUCT) == 640
+    assert {mesh for mesh, _, _ in COVERING} == set(MESHES)
+    assert len({(numpy.prod(mesh), schedule) for mesh, _, schedule in COVERING}) == 6 * 5
+    assert len({(policy, schedule) for _, policy, schedule in COVERING}) == 4 * 5
