@@ -226,13 +226,16 @@ class Engine:
         level = [step.losses[m] for m in sorted(step.losses)] or [0.0]         # no losses but on the last stage
         while len(level) > 1:
             level = [sum(level[i:i + 2]) for i in range(0, len(level), 2)]
-        return self._from_last_stage(ordered_sum(self.data, level)[0]) / items
+        return self._sum_of_last_stages([level[0]])[0] / items
 
-    def _from_last_stage(self, number: float) -> float:
-        """The number that the last stage has, on all pipeline ranks."""
-        box = numpy.array([number], numpy.float64)
+    def _sum_of_last_stages(self, numbers: list[float]) -> list[float]:
+        """The sums over data ranks of what the last stage of each has, on all ranks.
+
+        Down each pipeline first: then every rank needs its sum, and none adds numbers that nobody reads.
+        """
+        box = numpy.array(numbers, numpy.float64)
         self.pipeline.broadcast(box, self.stages.last_rank)
-        return float(box[0])
+        return ordered_sum(self.data, box).tolist()
 
     @cached_property
     def bubble_fraction(self) -> float:
@@ -271,8 +274,8 @@ class Engine:
         if prediction is not None:
             with no_grad():
                 total = float(criterion.total(Tensor(prediction), self.device.from_host(batch.y)).item())
-        sums = ordered_sum(self.data, [total, criterion.count(batch.y)] if is_counted else [0.0, 0.0])
-        return self._from_last_stage(sums[0]), float(sums[1])
+        total, items = self._sum_of_last_stages([total, criterion.count(batch.y)] if is_counted else [0.0, 0.0])
+        return total, items
 
     def _predict(self, x):
         """The output on the last stage, None elsewhere."""
