@@ -38,8 +38,8 @@ def layers_for(pipeline, schedule):
 
 
 def micro_batches_for(pipeline, data, samples=SAMPLES):
-    """Of one data rank: enough to fill the pipeline, at least two, and a divisor of its samples."""
-    return next(num for num in range(max(2, pipeline), samples + 1) if samples // data % num == 0)
+    """Of one data rank: a divisor of its samples, and enough to fill the pipeline, at least two, if it has so many."""
+    return next((num for num in range(max(2, pipeline), samples + 1) if samples // data % num == 0), samples // data)
 
 
 def batch(step, samples=SAMPLES):

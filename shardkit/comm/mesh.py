@@ -52,13 +52,15 @@ class Mesh:
         """World ranks of group(axis), by their coordinate along it."""
         return self.shape.group(axis, self.rank)
 
-    def describe(self) -> str:
-        """A table of who is where; the same text on all ranks, no communication."""
-        header = ["rank", *self.shape.order, "host"]
-        rows = [header] + [self._row(rank, host) for rank, host in enumerate(self._hosts)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
-        return "\n".join([f"{self.shape} = {self.shape.size} ranks", *table])
+    def describe(self, **columns) -> str:
+        """A table of who is where; the same text on all ranks, no communication.
+
+        columns   more of them: heading = one text per rank
+        """
+        rows = [["rank", *self.shape.order, "host", *columns]]
+        rows += [self._row(rank, host) + [texts[rank] for texts in columns.values()] for rank, host in enumerate(self._hosts)]
+        lines = zip(*map(_aligned, zip(*rows)))
+        return "\n".join([f"{self.shape} = {self.shape.size} ranks", *("  ".join(line).rstrip() for line in lines)])
 
     def close(self) -> None:
         """Free the groups; the backend stays. Collective over the backend; a second call does nothing."""
@@ -74,6 +76,12 @@ class Mesh:
 
     def __repr__(self):
         return f"Mesh({self.shape}, rank {self.rank})"
+
+
+def _aligned(column):
+    """The cells of a column at one width: numbers to the right, words to the left."""
+    width = max(map(len, column))
+    return [cell.rjust(width) if column[-1].isdigit() else cell.ljust(width) for cell in column]
 
 
 def _agreed_hosts(backend, shape):

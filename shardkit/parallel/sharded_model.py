@@ -324,6 +324,20 @@ class ShardedModel:
             "evaluation": dict(self._evaluation) if self._evaluation else None,
         }
 
+    def describe(self) -> str:
+        """A table of who is where: each rank's coordinates, host, pipeline stages, and the first and last block of each.
+
+        The same text on all ranks, no communication.
+        """
+        names = {id(block): name or type(block).__name__ for name, block in self.wrapped_model.blocks()}
+        runs = [self.engine.stages.blocks_of(rank) for rank in range(self.mesh.size("pipeline"))]
+        of_ranks = [runs[self.mesh.shape.coordinates(rank).pipeline] for rank in range(self.world_size)]
+        table = self.mesh.describe(stages=[", ".join(map(str, run)) for run in of_ranks],
+                                   blocks=[", ".join(_ends(names, blocks) for blocks in run.values()) for run in of_ranks])
+        config = self.sharding_configuration
+        return (f"{self.strategy}: policy {self.policy.name}, schedule {config.schedule}, {config.micro_batches} micro-batches "
+                f"per data rank\n{table}")
+
     def close(self):
         """Give the mesh's communicators back; the model cannot train afterwards. Collective."""
         close_groups(self.wrapped_model)
@@ -413,3 +427,8 @@ def split_batch(mesh: Mesh, *arrays):
     """
     size, rank = mesh.size("data"), mesh.coordinates.data
     return tuple(numpy.array_split(array, size)[rank] for array in arrays)
+
+
+def _ends(names, blocks) -> str:
+    """The name of the only block, or of the first and the last."""
+    return " .. ".join(dict.fromkeys(names[id(block)] for block in (blocks[0], blocks[-1])))

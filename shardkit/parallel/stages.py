@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from ..nn.module import Module
 from ..schedule import Program
 from .partition import UnitPlan
 
@@ -98,6 +99,11 @@ class Stages:
     def of_rank(self, rank: int) -> list[Place]:
         """The places on one pipeline rank, in order."""
         return [place for place in self.places if self.rank_of[place.stage] == rank]
+
+    def blocks_of(self, rank: int) -> dict[int, list[Module]]:
+        """{stage: its blocks} of one pipeline rank, in order."""
+        return {stage: [block for place, plan in self.plans.items() if place.stage == stage for block in plan.blocks]
+                for stage, at in sorted(self.rank_of.items()) if at == rank}
 
     def holder_tag(self, place: Place) -> int:
         """A number that a tied unit shares with its copies and with nothing else."""
