@@ -29,9 +29,17 @@ COVERING = [(mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
             for turn, mesh in enumerate([SERIAL] * 3 + sorted(2 * MESHES, key=numpy.prod))]
 
 
+FORMS = {
+    "tied": {"tied": True}, "llama": {"style": "llama", "heads": 12, "kv_heads": 2}, "dropout": {"dropout": 0.2},
+    "llama tied": {"style": "llama", "heads": 12, "tied": True}}
+RUNS_OF_FORMS = [((2, 2, 2), "fsdp", "interleaved", {}), ((4, 1, 2), "zero1", "zb-v", {"sequence_parallel": True}),
+                 ((2, 1, 4), "zero2", "zb-h1", {"activation_checkpointing": True}),
+                 ((1, 2, 4), "ddp", "1f1b", {"sequence_parallel": True}), ((3, 2, 1), "fsdp", "1f1b", {})]
+
+
 @cache
-def serial(layers) -> Run:
-    return trained(SERIAL, "ddp", "gpipe", model=lambda: gpt(layers))
+def serial(layers, form=None) -> Run:
+    return trained(SERIAL, "ddp", "gpipe", model=lambda: gpt(layers, **FORMS.get(form, {})))
 
 
 def relative(got, wanted):
@@ -39,29 +47,38 @@ def relative(got, wanted):
     return numpy.abs(got - wanted).max() / numpy.abs(wanted).max()
 
 
-def check_gradient(layers, got, wanted):
+def check_gradient(plain, got, wanted):
     assert relative(got, wanted) < TOLERANCE
     at = 0
-    for name, parameter in gpt(layers).named_parameters().items():
+    for name, parameter in plain.named_parameters().items():
         part = slice(at, at + parameter.size)
         assert name.endswith("key.bias") or relative(got[part], wanted[part]) < 10 * TOLERANCE, name
         at += parameter.size
 
 
-def check(mesh, policy, schedule):
+def check(mesh, policy, schedule, form=None, **settings):
     layers = layers_for(mesh[0], schedule)
-    got, wanted = trained(mesh, policy, schedule), serial(layers)
+    plain = gpt(layers, **FORMS.get(form, {}))
+    got = trained(mesh, policy, schedule, model=lambda: gpt(layers, **FORMS.get(form, {})), **settings)
+    wanted = serial(layers, form)
     numpy.testing.assert_allclose(got.losses, wanted.losses, rtol=TOLERANCE)
     numpy.testing.assert_allclose(got.norms, wanted.norms, rtol=TOLERANCE)
     assert min(got.norms) > 0.1, "wanted steps that are clipped"
     for mine, of_serial in zip(got.gradients, wanted.gradients, strict=True):
-        check_gradient(layers, mine, of_serial)
+        check_gradient(plain, mine, of_serial)
     assert relative(got.parameters, wanted.parameters) < TOLERANCE
 
 
 @pytest.mark.parametrize("mesh, policy, schedule", COVERING, ids=str)
 def test_gradients_and_parameters_of_five_steps_are_those_of_the_serial_run(mesh, policy, schedule):
     check(mesh, policy, schedule)
+
+
+@pytest.mark.parametrize("mesh, policy, schedule, settings", RUNS_OF_FORMS, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_model_follows_the_serial_run(form, mesh, policy, schedule, settings):
+    """Copies of tied weights on other stages, and of key heads on other tensor ranks, have the bits of what they copy."""
+    check(mesh, policy, schedule, form, **settings)
 
 
 @pytest.mark.sweep
