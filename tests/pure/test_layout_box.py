@@ -1,5 +1,4 @@
 """Boxes: arithmetic, the fewest boxes of a flat range, and tilings that hold or are refused by name."""
-import time
 from functools import cache
 from itertools import product
 from math import prod
@@ -173,11 +172,13 @@ def test_scalars_and_zero_size_tensors_tile_as_they_should():
         tiles_exactly((), [Box((), ()), Box((), ())])
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.parametrize("cuts", [(4096, 1), (1, 4096), (64, 64)])
-def test_four_thousand_boxes_are_checked_within_two_seconds(cuts):
+def test_four_thousand_boxes_tile_within_the_time_limit_and_one_less_does_not(cuts):
+    """Comparing each box with each other would take minutes."""
     shape = (4099, 4101)
     spans = [[even_span(size, parts, part) for part in range(parts)] for size, parts in zip(shape, cuts)]
     boxes = [Box((a, c), (b - a, d - c)) for a, b in spans[0] for c, d in spans[1]]
-    began = time.perf_counter()
     tiles_exactly(shape, boxes)
-    assert time.perf_counter() - began < 2
+    with pytest.raises(LayoutError):
+        tiles_exactly(shape, boxes[:-1])

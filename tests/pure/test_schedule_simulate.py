@@ -1,5 +1,4 @@
 """Check and simulate: malformed programs are refused by name, programs that never end by where each rank is stuck."""
-import time
 
 import pytest
 
@@ -87,11 +86,12 @@ def test_an_empty_program_takes_no_time():
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_large_schedule_is_lowered_and_simulated_within_five_seconds(name):
-    began = time.perf_counter()
+@pytest.mark.timeout(60)
+def test_a_large_schedule_ends_with_nothing_live_and_little_bubble(name):
+    """Within the time limit: work that grows with the square of the actions would need minutes."""
     order = ORDERS[name]
-    simulate(lower(order(16 // order.stages_per_rank, 128), dict.fromkeys(range(16), 2), clip=True))
-    assert time.perf_counter() - began < 5
+    timeline = simulate(lower(order(16 // order.stages_per_rank, 128), dict.fromkeys(range(16), 2), clip=True))
+    assert timeline.bubble_fraction < 0.15
 
 
 def test_a_timeline_can_be_made_from_a_program_read_from_text():
