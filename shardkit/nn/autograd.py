@@ -47,11 +47,12 @@ class Tensor:
     array          NumPy or CuPy array; anything else is converted by NumPy
     requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if there is one, which may
                    be a view of a flat buffer and stays that view, else a new array is set
+    grad_is_empty  the contents of `.grad` mean nothing yet: the first gradient overwrites them
 
     A subclass may make its array late, by defining `array` as a property and calling `_begin` instead of `__init__`.
     """
 
-    __slots__ = ("array", "grad", "requires_grad", "_node", "_memory", "__weakref__")
+    __slots__ = ("array", "grad", "grad_is_empty", "requires_grad", "_node", "_memory", "__weakref__")
     __array_ufunc__ = None           # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
 
@@ -66,6 +67,7 @@ class Tensor:
     def _begin(self, requires_grad):
         """Everything but the array."""
         self.grad = None
+        self.grad_is_empty = False
         self.requires_grad = requires_grad
         self._node = None
         self._memory = Memory()
@@ -76,6 +78,7 @@ class Tensor:
         self = Tensor.__new__(Tensor)
         self.array = numpy.asarray(array) if isinstance(array, numpy.generic) else array     # 0-d results stay arrays
         self.grad = None
+        self.grad_is_empty = False
         self.requires_grad = node is not None
         self._node = node
         self._memory = memory
@@ -149,6 +152,10 @@ class Tensor:
         fresh = Memory()
         fresh.version = self._memory.version - 1
         self._memory = fresh
+
+    def empty_gradient(self):
+        """`.grad` if the backward may compute its result right there, to return it as the gradient; else None."""
+        return self.grad if self.grad_is_empty and self.is_leaf else None
 
     # Changes in place. They are not recorded, so they are only allowed where no gradient would be lost.
 

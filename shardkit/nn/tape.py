@@ -99,7 +99,7 @@ def _deliver(sources, gradients, pending, heap):
 
 
 def _accumulate(leaf, gradient):
-    """leaf.grad += gradient, in the memory of .grad if there is one."""
+    """leaf.grad += gradient, in the memory of .grad if there is one; the first into memory without contents is a copy."""
     if leaf.grad is None:
         leaf.grad = numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else gradient.copy()
         return
@@ -107,7 +107,11 @@ def _accumulate(leaf, gradient):
     if grad.shape != gradient.shape:
         raise ShapeError(f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; "
                          "bind .grad to a view of the leaf's own shape")
-    grad += gradient
+    if not leaf.grad_is_empty:
+        grad += gradient
+    elif gradient is not grad:                  # an operation may have computed it right there
+        grad[...] = gradient
+    leaf.grad_is_empty = False
 
 
 def _check(backward, saved):

@@ -20,10 +20,8 @@ class GradientTree:
         self._partial_sums: dict[tuple[int, int], object] = {}     # (level, index at that level) -> [size]
 
     def begin(self):
-        """A zeroed buffer [size] for the gradient of one micro-batch."""
-        buffer = self._pool.take(self._size)
-        buffer.fill(0)
-        return buffer
+        """A buffer [size] for the gradient of one micro-batch, and True: its contents mean nothing."""
+        return self._pool.take(self._size), True
 
     def end(self, micro_batch: int, buffer):
         """The gradient of this micro-batch is complete: add it to its neighbour, and on up while pairs are complete."""
@@ -57,11 +55,11 @@ class GradientRunningSum:
         self._sum = None
 
     def begin(self):
-        """The running sum [size], to be added to."""
-        if self._sum is None:
+        """The running sum [size], to be added to, and whether its contents mean nothing yet."""
+        is_empty = self._sum is None
+        if is_empty:
             self._sum = self._pool.take(self._size)
-            self._sum.fill(0)
-        return self._sum
+        return self._sum, is_empty
 
     def end(self, micro_batch: int, buffer):
         """This micro-batch has been added already."""

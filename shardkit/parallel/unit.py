@@ -143,19 +143,25 @@ class Unit:
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def open_gradient(self, user: int):
-        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose backward writes it."""
+        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose backward writes it.
+
+        Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
+        """
         if user not in self._sums:
             kind = GradientTree if self._deterministic else GradientRunningSum
             self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
-        buffer = self._sums[user].begin()
+        buffer, is_empty = self._sums[user].begin()
+        buffer[self.layout.length:] = 0
         for name, parameter in self.plan.parameters.items():
-            parameter.grad = self._view(buffer, name)
+            parameter.grad, parameter.grad_is_empty = self._view(buffer, name), is_empty
         return buffer
 
     def close_gradient(self, user: int, micro_batch: int, buffer):
         """This micro-batch's gradient is complete: add it to the sum."""
         for parameter in self.plan.parameters.values():
-            parameter.grad = None
+            if parameter.grad_is_empty:                     # no operation used it
+                parameter.grad.fill(0)
+            parameter.grad, parameter.grad_is_empty = None, False
         self._sums[user].end(micro_batch, buffer)
 
     def drop_gradients(self):

@@ -25,9 +25,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
         return ((rows @ weight.array).reshape(shape) if wanted[0] else None,
-                rows.T @ kept.array.reshape(num_rows, width) if wanted[1] else None,
+                matmul_into(weight.empty_gradient(), rows.T, kept.array.reshape(num_rows, width)) if wanted[1] else None,
                 rows.sum(axis=0) if wanted[2] else None)
     return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
+
+
+def matmul_into(out, x, y):
+    """x @ y, in `out` unless that is None."""
+    return x @ y if out is None else xp_of(x).matmul(x, y, out=out)
 
 
 def _check_linear(x, weight, bias):
