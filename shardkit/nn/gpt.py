@@ -5,6 +5,7 @@
 Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline stage.
 """
 from dataclasses import asdict, dataclass
+from math import inf
 
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError
@@ -13,7 +14,7 @@ from .init import Normal
 from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy
 from .module import Module, ModuleList
-from .transformer import STYLES, WEIGHT_INIT, Style, TransformerBlock, check_heads
+from .transformer import ROTARY_BASE, STYLES, WEIGHT_INIT, Style, TransformerBlock, check_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class GPTSettings:
     dropout: float
     seed: int
     dtype: str
+    hidden: int | None
+    norm_eps: float | None
+    rotary_base: float
 
     def __post_init__(self):
         check_sizes("GPT", vocabulary_size=self.vocabulary_size, sequence_length=self.sequence_length, layers=self.layers)
@@ -38,6 +42,11 @@ class GPTSettings:
             raise ConfigurationError(f"GPT with style = {self.style!r}; wanted one of {', '.join(STYLES)}")
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads,
                     is_rotary=self.choices.is_rotary)
+        if self.hidden is not None:
+            check_sizes("GPT", hidden=self.hidden)
+        for name, number in {"norm_eps": self.norm_eps, "rotary_base": self.rotary_base}.items():
+            if number is not None and not 0 < number < inf:
+                raise ConfigurationError(f"GPT with {name} = {number}; wanted a number above 0")
 
     @property
     def choices(self) -> Style:
@@ -76,7 +85,7 @@ class Head(Module):
     """x [batch, S, width] -> logits [batch, S, vocabulary]: a last norm, and a product with each token's vector."""
 
     def __init__(self, settings: GPTSettings):
-        self.norm = settings.choices.norm(settings.width, dtype=settings.dtype)
+        self.norm = settings.choices.make_norm(settings.width, settings.norm_eps, settings.dtype)
         self.output = Linear(settings.width, settings.vocabulary_size, bias=False, init=WEIGHT_INIT, dtype=settings.dtype)
 
     def forward(self, x):
@@ -94,6 +103,9 @@ class GPT(Module):
     dropout                probability, after the embedding and after each attention and feed-forward
     seed                   of the initial weights
     dtype                  "float32" or "float64"
+    hidden                 units of each feed-forward; None: 4 width, or near 8/3 width for llama
+    norm_eps               added to the variance in all norms; None: 1e-5, for llama 1e-6
+    rotary_base            of the angles of rotary positions: pair i of D/2 turns by rotary_base^(-2i/D) per position
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in nats.
     Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
@@ -101,14 +113,15 @@ class GPT(Module):
 
     def __init__(self, vocabulary_size: int, sequence_length: int, width: int, layers: int, heads: int,
                  kv_heads: int | None = None, style: str = "gpt2", tied: bool = False, dropout: float = 0.0, seed: int = 0,
-                 dtype="float32"):
+                 dtype="float32", hidden: int | None = None, norm_eps: float | None = None, rotary_base: float = ROTARY_BASE):
         self.settings = settings = GPTSettings(vocabulary_size, sequence_length, width, layers, heads, kv_heads, style, tied,
-                                               dropout, seed, checked_dtype("GPT", dtype))
+                                               dropout, seed, checked_dtype("GPT", dtype), hidden, norm_eps, rotary_base)
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
         self.layers = ModuleList(
-            TransformerBlock(width, heads, kv_heads=kv_heads, style=settings.choices, dropout=dropout,
-                             output_init=residual_init, dtype=settings.dtype) for _ in range(layers))
+            TransformerBlock(width, heads, kv_heads=kv_heads, style=settings.choices, hidden=hidden, norm_eps=norm_eps,
+                             rotary_base=rotary_base, dropout=dropout, output_init=residual_init, dtype=settings.dtype)
+            for _ in range(layers))
         self.head = Head(settings)
         if tied:
             self.head.output.weight = self.embedding.tokens.weight

@@ -22,6 +22,7 @@ from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
 
 WEIGHT_INIT = Normal(0.02)
+ROTARY_BASE = 10000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Style:
     has_bias: bool
     is_rotary: bool         # otherwise positions are learned and added to the embedding
     is_gated: bool          # SwiGLU, otherwise GELU
+
+    def make_norm(self, width: int, eps: float | None, dtype) -> Module:
+        """A norm of this style; eps None: that of its class."""
+        return self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
 
 
 STYLES = {"gpt2": Style(LayerNorm, has_bias=True, is_rotary=False, is_gated=False),
@@ -73,16 +78,17 @@ class SelfAttention(Module):
     width, heads      width = heads * head_dim
     kv_heads          each key and value head serves heads / kv_heads query heads (arXiv 2305.13245); None: as many as heads
     rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head_dim
+    rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
     output_init       initial values of the output projection
     Errors: ConfigurationError on sizes that do not divide.
     """
 
     def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, bias: bool = True, rotary: bool = False,
-                 dropout: float = 0.0, init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT,
-                 dtype="float32"):
+                 rotary_base: float = ROTARY_BASE, dropout: float = 0.0, init: Initializer = WEIGHT_INIT,
+                 output_init: Initializer = WEIGHT_INIT, dtype="float32"):
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, is_rotary=rotary)
-        self.head_dim, self.rotary = width // heads, rotary
+        self.head_dim, self.rotary, self.rotary_base = width // heads, rotary, rotary_base
         kv_width = kv_heads * self.head_dim
         self.query = Linear(width, width, bias=bias, init=init, dtype=dtype)
         self.key = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
@@ -96,7 +102,7 @@ class SelfAttention(Module):
         q, k, v = [self._by_head(projection(x)) for projection in (self.query, self.key, self.value)]
         if self.rotary:
             positions = xp_of(x.array).arange(first, first + x.shape[1])
-            q, k = ops.rotary(q, positions), ops.rotary(k, positions)
+            q, k = [ops.rotary(each, positions, self.rotary_base) for each in (q, k)]
         if cache is not None:
             k, v = cache.append(k, v)
         y = ops.causal_attention(q, k, v, first_query=first)           # [batch, heads, S, head_dim]
@@ -162,18 +168,22 @@ def hidden_width(width: int, style: Style) -> int:
 class TransformerBlock(Module):
     """x + attention(norm(x)), then the same with the feed-forward.
 
+    hidden       units of the feed-forward; None: hidden_width of the style
+    norm_eps     of both norms; None: that of the style's norm
     output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps its variance at
                  the start the same for any depth (GPT-2)
     """
 
     def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, style: Style = STYLES["gpt2"],
+                 hidden: int | None = None, norm_eps: float | None = None, rotary_base: float = ROTARY_BASE,
                  dropout: float = 0.0, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
         common = {"bias": style.has_bias, "dropout": dropout, "output_init": output_init, "dtype": dtype}
         feed_forward = GatedFeedForward if style.is_gated else FeedForward
-        self.attention_norm = style.norm(width, dtype=dtype)
-        self.attention = SelfAttention(width, heads, kv_heads=kv_heads, rotary=style.is_rotary, **common)
-        self.mlp_norm = style.norm(width, dtype=dtype)
-        self.mlp = feed_forward(width, hidden_width(width, style), **common)
+        self.attention_norm = style.make_norm(width, norm_eps, dtype)
+        self.attention = SelfAttention(width, heads, kv_heads=kv_heads, rotary=style.is_rotary, rotary_base=rotary_base,
+                                       **common)
+        self.mlp_norm = style.make_norm(width, norm_eps, dtype)
+        self.mlp = feed_forward(width, hidden_width(width, style) if hidden is None else hidden, **common)
 
     def forward(self, x, cache: KeyValueCache | None = None):
         x = x + self.attention(self.attention_norm(x), cache)

@@ -154,6 +154,14 @@ def test_a_configuration_survives_json_and_builds_an_equal_model(style):
     assert numpy.array_equal(twin.predict(token_ids()), model.predict(token_ids()))
 
 
+@styles
+def test_hidden_units_norm_epsilon_and_rotary_base_are_those_asked_for(style):
+    model = randomized(gpt(style=style, hidden=10, norm_eps=0.1, rotary_base=100.0))
+    wanted = torch_gpt(torch_weights(model), token_ids(), model.settings).detach().numpy()
+    numpy.testing.assert_allclose(model.predict(token_ids()), wanted, rtol=1e-10, atol=1e-10)
+    assert model.layers[0].mlp.up.weight.shape == (10, 16)
+
+
 def test_the_hidden_width_is_four_times_or_for_llama_near_eight_thirds():
     assert gpt(width=48).layers[0].mlp.up.weight.shape == (192, 48)
     for width, hidden in [(48, 128), (64, 168), (4, 8), (1024, 2728)]:
@@ -175,7 +183,8 @@ def test_flops_per_token_are_six_per_multiplied_weight_plus_attention():
     ({"width": 12, "style": "llama"}, "12 / 4 heads = head dim 3, which is odd"),
     ({"layers": 0}, "layers = 0"), ({"heads": 0}, "heads = 0"), ({"vocabulary_size": -1}, "vocabulary_size = -1"),
     ({"sequence_length": 2.5}, "sequence_length = 2.5"), ({"style": "bert"}, "'bert'; wanted one of gpt2, llama"),
-    ({"dtype": "int32"}, "wanted one of float32, float64"), ({"dropout": 1.5}, "p = 1.5"),
+    ({"dtype": "int32"}, "wanted one of float32, float64"), ({"dropout": 1.5}, "p = 1.5"), ({"hidden": 0}, "hidden = 0"),
+    ({"norm_eps": 0.0}, "norm_eps = 0.0"), ({"rotary_base": float("nan")}, "rotary_base = nan"),
 ], ids=str)
 def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(changes, message):
     with pytest.raises(ConfigurationError, match=message) as error:
