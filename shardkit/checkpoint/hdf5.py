@@ -7,9 +7,9 @@
           1    dataset, attribute offset = [96, 0]       first_moment/
         attributes of the group: global_shape              blocks.0.mlp.up.weight
 
-A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. The index has no data of its own; its
-virtual datasets read through to the rank files beside it. A virtual dataset reads fill values where a file is missing, so
-nobody may trust the index before the manifest has been checked (load.py).
+A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. The index has no data of its own but
+scalars; its virtual datasets read through to the rank files beside it. A virtual dataset reads fill values where a file is
+missing, so nobody may trust the index before the manifest has been checked (load.py). FORMAT.md says all of it.
 """
 import io
 import json
@@ -25,6 +25,7 @@ from ..errors import CheckpointError
 from ..layout.box import Box
 
 INDEX_NAME = "index.h5"
+_LIBRARY_VERSIONS = ("v110", "v110")        # what "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def write_boxes(path: Path, owned) -> list[StoredBox]:
     owned  (tensor path, Piece, 1-D array with the elements of its box) each
     """
     stored = []
-    with h5py.File(path, "w", libver="latest") as file:
+    with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
         for tensor, piece, array in owned:
             group = file.require_group(tensor)
             group.attrs["global_shape"] = numpy.array(piece.global_shape, numpy.int64)
@@ -64,22 +65,24 @@ def write_boxes(path: Path, owned) -> list[StoredBox]:
 def write_index(path: Path, boxes: list[StoredBox], attributes: dict) -> None:
     """Write the index: every tensor whole, as a virtual dataset over the boxes.
 
-    attributes  of the file, and repeated on each tensor: step, mesh, ...
+    attributes  of the file, and repeated on each tensor beside its shape and dtype: step, mesh, ...
     """
     by_tensor: dict[str, list[StoredBox]] = {}
     for box in boxes:
         by_tensor.setdefault(box.tensor, []).append(box)
-    with h5py.File(path, "w", libver="latest") as file:
+    with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
         file.attrs.update(attributes)
         for tensor, parts in sorted(by_tensor.items()):
-            _write_whole(file, tensor, parts)
-            file[tensor].attrs.update(attributes)
+            _write_whole(file, path.parent, tensor, parts)
+            file[tensor].attrs.update({"global_shape": numpy.array(parts[0].global_shape, numpy.int64),
+                                       "dtype": parts[0].dtype, **attributes})
 
 
-def _write_whole(file, tensor: str, parts: list[StoredBox]) -> None:
+def _write_whole(file, folder: Path, tensor: str, parts: list[StoredBox]) -> None:
     shape = parts[0].global_shape
-    if shape == ():                      # HDF5 has no virtual scalars; a link to the one box shows it as well
-        file[tensor] = h5py.ExternalLink(parts[0].file, parts[0].dataset)
+    if shape == ():         # HDF5 has no virtual scalars, and attributes of a link would be written into the file it leads to
+        with h5py.File(folder / parts[0].file, "r") as source:
+            file[tensor] = source[parts[0].dataset][()]
         return
     whole = h5py.VirtualLayout(shape, parts[0].dtype)
     for part in parts:
@@ -136,7 +139,7 @@ def write_image(tensors: dict, description: dict) -> bytes:
     tensors  {tensor path: NumPy array}, whole
     """
     memory = io.BytesIO()
-    with h5py.File(memory, "w", libver="latest") as file:
+    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS) as file:
         file.attrs["description"] = json.dumps(description)
         for tensor, array in tensors.items():
             file.create_dataset(tensor, data=array).attrs["crc32"] = zlib.crc32(numpy.ascontiguousarray(array))

@@ -31,16 +31,29 @@ class Checkpoint:
         for name in sorted(self.manifest["files"])[part::num_parts]:
             verify_file(self.folder, name, self.manifest["files"][name])
 
+    @property
+    def is_parameters_only(self) -> bool:
+        """True if it was written without optimizer state, for optimizers that start afresh."""
+        return self.manifest.get("optimizer", {}) is None
+
     def check_model(self, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-        """Errors: CheckpointError unless exactly these tensors are stored, in this dtype."""
+        """Errors: CheckpointError unless exactly these tensors are stored, in this dtype; if only parameters are, those."""
         dtypes = {entry["dtype"] for entry in self.manifest["tensors"].values()}
+        if self.is_parameters_only:
+            shapes = {tensor: shape for tensor, shape in shapes.items() if not tensor.startswith("optimizer/")}
         check_same_tensors(str(self.folder), self.shapes, dtypes, shapes, dtype)
 
     def read_into(self, owned) -> None:
-        """Fill 1-D arrays from the file; owned: (tensor path, Piece, 1-D array) each. No communication."""
+        """Fill 1-D arrays from the file; owned: (tensor path, Piece, 1-D array) each. No communication.
+
+        Optimizer state that a checkpoint of parameters only does not have becomes zero, as at the first step.
+        """
         boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in self.manifest["tensors"].items()}
         with BoxReader(self.folder) as reader:
             for tensor, piece, array in owned:
+                if self.is_parameters_only and tensor.startswith("optimizer/"):
+                    array[...] = 0
+                    continue
                 on_host = numpy.empty(array.shape, array.dtype) if is_device_array(array) else array
                 target = on_host.reshape(piece.box.shape)
                 for stored in boxes[tensor]:
