@@ -5,10 +5,13 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration.
 import argparse
 import os
 import sys
+from math import inf
 from pathlib import Path
 
 from . import __version__
 from .checkpoint.describe import describe
+from .checkpoint.diff import compare, comparison_text
+from .checkpoint.find import find_checkpoint
 from .comm import MPICommunicationBackend
 from .comm.failure import abort_on_error
 from .config import RunConfiguration, help_text, parse_override, read_toml
@@ -45,11 +48,19 @@ def _parser() -> argparse.ArgumentParser:
                                             "[--section.key=value ...]")
     train.add_argument("settings", nargs="?", help="TOML file of [section] tables with the keys below")
     train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
-    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like")
+    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like",
+                                  description="Exit code 1 if a checkpoint there is damaged.")
     inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
                                       "picture of a pipeline schedule (a folder of that name: ./schedule)")
     inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
     _add_schedule_options(inspect.add_argument_group("inspect schedule"))
+    diff = commands.add_parser("diff", help="compare two checkpoints number by number", description="Exit codes: 0 equal, "
+                               "1 different, 2 usage, or one of the two cannot be read.")
+    for name in ("first", "second"):
+        diff.add_argument(name, help="run folder or folder of checkpoints (its newest valid one), or one checkpoint")
+    diff.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X",
+                      help="differences up to X times the tensor's largest magnitude count as equal; default: %(default)s")
+    diff.add_argument("--model-only", action="store_true", help="leave out optimizer state, step and seeds")
     report = commands.add_parser("report", help="draw the loss curve of a run")
     report.add_argument("path", help="run folder")
     report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
@@ -72,6 +83,17 @@ def _add_schedule_options(group) -> None:
     add("--micro-batches", "default: 8", type=int, metavar="N")
     add("--virtual", "stages per rank; default: what the order runs", type=int, metavar="N")
     add("--svg", "also draw it into this file", metavar="FILE")
+
+
+def _tolerance(text: str) -> float:
+    """Errors: ArgumentTypeError on anything but a number >= 0."""
+    try:
+        tolerance = float(text)
+    except ValueError:
+        tolerance = -1.0
+    if not 0 <= tolerance < inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6")
+    return tolerance
 
 
 def _overrides(arguments: list[str]) -> dict:
@@ -112,8 +134,22 @@ def _inspect(known, overrides) -> int:
     if asked:
         raise ConfigurationError(f"--{next(iter(asked)).replace('_', '-')} goes with `inspect schedule`, not with the folder "
                                  f"{known.path!r}")
-    print(describe_run(known.path) + describe(known.path, verify=known.verify))
-    return 0
+    found = describe(known.path, verify=known.verify)
+    print(f"{describe_run(known.path)}{found}")
+    return 1 if found.num_damaged else 0
+
+
+def _diff(known, overrides) -> int:
+    try:
+        chosen = [find_checkpoint(path) for path in (known.first, known.second)]
+        found = compare(*(checkpoint for checkpoint, _ in chosen), tolerance=known.tolerance, model_only=known.model_only)
+    except (ShardkitError, OSError) as error:       # as for other programs that compare, 1 says that they differ
+        print(f"shardkit: {error}", file=sys.stderr)
+        return 2
+    for checkpoint, skipped in chosen:
+        print("\n".join([str(checkpoint.folder), *(f"  skipped: {reason}" for reason in skipped)]))
+    print(comparison_text(found))
+    return 0 if found.is_equal else 1
 
 
 def _inspect_schedule(order="1f1b", stages=4, micro_batches=8, virtual=None, svg=None) -> int:
@@ -137,7 +173,7 @@ def _report(known, overrides) -> int:
     return 0
 
 
-_COMMANDS = {"train": _train, "inspect": _inspect, "generate": _generate, "report": _report}
+_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "generate": _generate, "report": _report}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 """Text from a trained model, on one process."""
-from pathlib import Path
-
 import numpy
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.describe import checkpoint_store
-from ..comm import InMemoryCommunicationBackend
+from ..checkpoint.find import find_checkpoint
 from ..errors import CheckpointError
 from ..nn.models import GPT
 
@@ -23,27 +20,13 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
 
     Errors: FileNotFoundError, CheckpointError.
     """
-    checkpoint = open_checkpoint(folder)
+    checkpoint, _ = find_checkpoint(folder)
     if checkpoint.manifest["model"]["class"] != "GPT":
         raise CheckpointError(f"{checkpoint.folder} holds a {checkpoint.manifest['model']['class']}; only GPT generates text")
     model = GPT.from_checkpoint(checkpoint.folder)
     for name, parameter in model.named_parameters().items():
         parameter.array = checkpoint.read_whole(f"model/{name}")
     return model, checkpoint
-
-
-def open_checkpoint(folder) -> Checkpoint:
-    """The checkpoint in this folder: itself, or the newest valid one of a store or run folder."""
-    if (Path(folder) / "manifest.json").exists():
-        checkpoint = Checkpoint(folder)
-        checkpoint.verify()
-        return checkpoint
-    backend = InMemoryCommunicationBackend(0, 1, environment_id=f"generation from {folder}")
-    backend.initialize()
-    try:
-        return checkpoint_store(folder).newest_valid(backend)
-    finally:
-        backend.shutdown()
 
 
 def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, seed: int) -> str:

@@ -119,7 +119,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
         return manifest["step"], manifest["skipped"]
     for step, skipped in sk.run_ranks(2, on_rank):
         assert step == 2 and len(skipped) == 1
-    assert "DAMAGED" in describe(tmp_path, verify=True).splitlines()[1]
+    assert "DAMAGED" in str(describe(tmp_path, verify=True)).splitlines()[1]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

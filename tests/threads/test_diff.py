@@ -1,0 +1,153 @@
+"""shardkit diff: the first difference, the largest ones, and nothing where there is none."""
+import json
+import tracemalloc
+
+import numpy
+import pytest
+from builders import small_gpt, train
+
+import shardkit as sk
+from shardkit import nn
+from shardkit.checkpoint import Checkpoint
+from shardkit.checkpoint import diff as diff_module
+from shardkit.checkpoint.diff import compare, comparison_text
+from shardkit.nn.init import Normal
+
+
+def save(folder, changes=(), *, num_ranks=2, strategy="FSDP", model=small_gpt, **settings):
+    """A checkpoint of the model, in which `changes` [(parameter, index, value)] were made before."""
+    def on_rank(backend):
+        module = model()
+        for name, index, value in changes:
+            array = module.named_parameters()[name].array
+            array[index] = value
+        sharded, _ = train(strategy, backend, 0, model=module, **settings)
+        return sharded.save_model(folder)
+    return Checkpoint(sk.run_ranks(num_ranks, on_rank)[0])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("original"))
+
+
+UP, NORM = "blocks.0.mlp.up.weight", "head.norm.weight"         # [64, 16] and [16]
+
+
+@pytest.mark.parametrize("strategy, num_ranks", [("FSDP", 3), ("DDP", 1), ("ZeRO-1", 4)])
+def test_the_same_numbers_in_other_files_and_boxes_are_equal(original, strategy, num_ranks, tmp_path):
+    found = compare(original, save(tmp_path, strategy=strategy, num_ranks=num_ranks))
+    assert found.is_equal and found.num_compared == 3 * len(small_gpt().named_parameters())
+    assert found.num_elements == 3 * small_gpt().parameter_count
+    assert "all values equal" in comparison_text(found)
+
+
+@pytest.mark.parametrize("window", [5, 100, 1 << 18])
+def test_first_and_largest_differences_are_found_at_their_places(original, window, tmp_path, monkeypatch):
+    monkeypatch.setattr(diff_module, "WINDOW", window)
+    up = small_gpt().state_dict()[UP]
+    changes = [(UP, (3, 2), up[3, 2] + 1e-3), (UP, (40, 15), up[40, 15] + 0.5), (UP, (7, 7), -up[7, 7]),
+               (NORM, 9, 1.25)]
+    found = compare(original, save(tmp_path, changes), model_only=True)
+    up_difference, norm_difference = found.tensors
+    assert (up_difference.tensor, up_difference.num_different) == (f"model/{UP}", 3)
+    assert up_difference.first.index == (3, 2) and up_difference.first.a == up[3, 2]
+    assert up_difference.absolute_at.index == (40, 15) and up_difference.absolute == pytest.approx(0.5, rel=1e-6)
+    assert up_difference.relative_at.index == (7, 7) and up_difference.relative == 2.0
+    assert norm_difference.first == diff_module.Spot((9,), 1.0, 1.25) and norm_difference.relative == pytest.approx(0.2)
+    text = comparison_text(found)
+    assert f"model/{UP}[3, 2]: " in text and "2 of 37 tensors differ, in 4 of 8,736" in text
+
+
+def test_a_tolerance_is_a_part_of_the_largest_magnitude_of_the_tensor(original, tmp_path):
+    changed = save(tmp_path, [(NORM, 3, 1.001), (NORM, 5, 4.0)])
+    assert compare(original, changed, tolerance=0.76).is_equal
+    found, = compare(original, changed, tolerance=0.74).tensors
+    assert found.num_different == 1 and found.first.index == (5,)
+    found, = compare(original, changed, tolerance=0.0002).tensors           # 0.0002 x 4 < 0.001
+    assert found.num_different == 2 and found.first.index == (3,)
+
+
+def test_nan_equals_nan_and_differs_from_every_number(original, tmp_path):
+    first = save(tmp_path / "a", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
+    second = save(tmp_path / "b", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
+    assert compare(first, second).is_equal
+    found, = compare(original, first, tolerance=1e6).tensors
+    assert found.num_different == 2 and found.first.index == (2,) and found.absolute == numpy.inf
+
+
+def test_tensors_on_one_side_other_forms_and_other_settings_are_listed(original, tmp_path):
+    other = save(tmp_path, model=lambda: small_gpt(layers=3, width=18, dtype="float64"), optimizer=sk.Momentum(lr=0.1))
+    found = compare(original, other)
+    assert not found.is_equal and len(found.only_a) == 2 * 37 and len(found.only_b) == 53 + 16
+    assert (f"model/{UP}", "64x16 float32", "72x18 float64") in found.forms
+    assert ("optimizer", "AdamW", "Momentum") in found.descriptions and ("model.layers", 2, 3) in found.descriptions
+    text = comparison_text(found)
+    assert "only in the first: 74 tensors" in text and "... and 66 more" in text
+
+
+def test_another_dtype_is_a_difference_even_where_the_values_are_equal(original, tmp_path):
+    ones = [(name, ..., 1.0) for name in small_gpt().named_parameters()]
+    single = save(tmp_path / "a", ones)
+    double = save(tmp_path / "b", ones, model=lambda: small_gpt(dtype="float64"))
+    found = compare(single, double, model_only=True)
+    assert len(found.forms) == 37 and not found.tensors and not found.is_equal
+
+
+def test_model_only_leaves_out_optimizer_step_and_seeds(tmp_path):
+    def on_rank(backend):
+        model, _ = train("FSDP", backend, 2)
+        vector = model.gather_full_parameters()
+        first = model.save_model(tmp_path / "a")
+        twin, _ = train("FSDP", backend, 0, model=small_gpt(seed=99), optimizer=sk.SGD(lr=1.0), seed=5)
+        twin.set_parameters(vector)
+        return first, twin.save_model(tmp_path / "b")
+    a, b = map(Checkpoint, sk.run_ranks(2, on_rank)[0])
+    assert compare(a, b, model_only=True).is_equal
+    assert [name for name, *_ in compare(a, b).descriptions] == ["step", "seed", "optimizer", "model.seed"]
+
+
+class Scalar(nn.Module):
+    def __init__(self):
+        self.scale = nn.Parameter((), Normal(1.0))
+        self.table = nn.Parameter((0, 3), Normal(1.0))
+        self.loss = nn.MeanSquaredError()
+        self.finish(0)
+
+    def forward(self, x):
+        return x * self.scale
+
+
+def test_scalars_and_empty_tensors_compare_too(tmp_path):
+    first, same = (save(tmp_path / name, model=Scalar, num_ranks=1) for name in "ab")
+    assert compare(first, same).is_equal
+    found, = compare(first, save(tmp_path / "c", [("scale", (), 7.0)], model=Scalar, num_ranks=1)).tensors
+    assert found.first.index == () and found.first.b == 7.0 and found.num_elements == 1
+
+
+def test_memory_is_bounded_by_the_window_and_not_by_the_tensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(diff_module, "WINDOW", 1 << 12)
+    make = lambda: small_gpt(width=128, layers=1)                   # noqa: E731 -- one matrix alone has 65,536 elements, 256 KiB
+    first, second = (save(tmp_path / name, model=make, optimizer=sk.SGD(lr=1.0)) for name in "ab")
+    compare(first, second)
+    tracemalloc.start()
+    compare(first, second)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 18 < 4 * max(parameter.size for parameter in make().parameters()) + 1
+
+
+def test_tensors_are_listed_with_their_numbers_in_order(tmp_path):
+    deep = [(f"blocks.{layer}.mlp_norm.weight", 0, 2.0) for layer in (10, 9, 2)]
+    make = lambda: small_gpt(layers=11)                             # noqa: E731
+    found = compare(save(tmp_path / "a", model=make), save(tmp_path / "b", deep, model=make))
+    assert [difference.tensor.split(".")[1] for difference in found.tensors] == ["2", "9", "10"]
+
+
+def test_a_damaged_file_is_an_error_and_not_a_difference(original, tmp_path):
+    other = save(tmp_path)
+    manifest = json.loads((other.folder / "manifest.json").read_text())
+    manifest["tensors"][f"model/{NORM}"]["boxes"][0][1] = "model/nowhere/0"
+    (other.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(sk.CheckpointError, match="nowhere"):
+        compare(original, Checkpoint(other.folder))
