@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from . import __version__
+from .checkpoint.convert import from_safetensors, to_safetensors
 from .checkpoint.describe import describe
 from .checkpoint.diff import compare, comparison_text
 from .checkpoint.find import find_checkpoint
@@ -61,6 +62,15 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X",
                       help="differences up to X times the tensor's largest magnitude count as equal; default: %(default)s")
     diff.add_argument("--model-only", action="store_true", help="leave out optimizer state, step and seeds")
+    convert = commands.add_parser("convert", help="to and from model folders of Hugging Face's transformers",
+                                  description="GPT-2 and Llama models; the optimizer state of a checkpoint stays behind.")
+    convert.add_argument("--to", choices=_CONVERSIONS, required=True, help="safetensors: from a checkpoint to config.json and "
+                         "model.safetensors. shardkit: from such a folder to a folder of checkpoints, which holds step 0")
+    convert.add_argument("source", help="run folder, folder of checkpoints (its newest valid one) or one checkpoint; or the "
+                                        "folder with config.json and safetensors files")
+    convert.add_argument("target", help="folder to write; must not hold a model yet")
+    convert.add_argument("--dtype", choices=("float32", "float64"), help="of the numbers written; default: float32 to shardkit, "
+                         "that of the checkpoint to safetensors")
     report = commands.add_parser("report", help="draw the loss curve of a run")
     report.add_argument("path", help="run folder")
     report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
@@ -152,6 +162,12 @@ def _diff(known, overrides) -> int:
     return 0 if found.is_equal else 1
 
 
+def _convert(known, overrides) -> int:
+    dtype = {} if known.dtype is None else {"dtype": known.dtype}
+    print(_CONVERSIONS[known.to](known.source, known.target, **dtype))
+    return 0
+
+
 def _inspect_schedule(order="1f1b", stages=4, micro_batches=8, virtual=None, svg=None) -> int:
     timeline = unit_timeline(order, stages, micro_batches, virtual)
     if svg is not None:
@@ -173,7 +189,8 @@ def _report(known, overrides) -> int:
     return 0
 
 
-_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "generate": _generate, "report": _report}
+_CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
+_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "generate": _generate, "report": _report}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """inspect, diff and convert as a user meets them: what they print, and their exit codes."""
+import os
 import re
 
 import pytest
@@ -46,6 +47,7 @@ def test_inspect_draws_a_tree_with_sizes_that_add_up(store, capsys):
     assert "model                                      8,736  34,944" in lines
     assert re.search(r"^        up +1,088 +4,352$\n^          bias +64 +float32 +64 +256 +1$\n"
                      r"^          weight +64x16 +float32 +1,024 +4,096 +2$", out, re.M)
+    assert re.search(r"^    output.weight +61x16 +float32 +976 +3,904 +2$", out, re.M)         # a chain is one line
     totals = [int(line.split()[1].replace(",", "")) for line in lines if re.match(r"  (blocks|embedding|head) ", line)]
     assert sum(totals[:3]) == 8736
 
@@ -92,3 +94,41 @@ def test_diff_takes_the_newest_valid_checkpoint_and_says_what_it_passed_over(sto
     assert code == 0 and out.startswith("store/step-00000001\n  skipped: ") and "rank-00001.h5" in out
     code, _, err = shardkit(capsys, "diff", "store", "store/step-00000002")
     assert code == 2 and "rank-00001.h5" in err
+
+
+def test_diff_reads_no_numbers_from_a_file_whose_checksum_does_not_hold(store, capsys):
+    path = store / "step-00000001" / "rank-00000.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    code, out, err = shardkit(capsys, "diff", "store", "store/step-00000001")
+    assert code == 2 and "checksum" in err and "differ" not in out
+
+
+# ---- convert -----------------------------------------------------------------------------------------------------
+
+def test_convert_goes_there_and_back_and_diff_agrees(store, capsys):
+    code, out, _ = shardkit(capsys, "convert", "--to", "safetensors", "store", "gpt2")
+    assert code == 0 and out == "gpt2: 29 tensors, 8,736 parameters\n"
+    assert sorted(os.listdir("gpt2")) == ["config.json", "model.safetensors"]
+    code, out, _ = shardkit(capsys, "convert", "--to", "shardkit", "gpt2", "back")
+    assert code == 0 and out == "back/step-00000000: 37 tensors, 8,736 parameters\n"
+    assert shardkit(capsys, "diff", "store", "back", "--model-only")[0] == 0
+    code, out, _ = shardkit(capsys, "inspect", "back", "--verify")
+    assert code == 0 and "no loss yet" in out and "converted" in out
+    code, out, _ = shardkit(capsys, "inspect", "back/step-00000000")
+    assert code == 0 and "parameters only, no optimizer state" in out
+    code, out, _ = shardkit(capsys, "diff", "store", "back")
+    assert code == 1 and "optimizer: AdamW and None" in out and "only in the first: 74 tensors" in out
+
+
+@pytest.mark.parametrize("arguments, code, words", [
+    (["store", "gpt2"], 2, "--to"), (["--to", "pickle", "store", "gpt2"], 2, "'pickle'"),
+    (["--to", "shardkit", "store", "gpt2"], 1, "store holds neither model.safetensors"),
+    (["--to", "safetensors", "nowhere", "gpt2"], 1, "nowhere"), (["--to", "shardkit", "nowhere", "gpt2"], 1, "nowhere"),
+    (["--to", "safetensors", "store", "store"], 0, ""), (["--to", "safetensors", "store", "store/newest"], 1, "newest"),
+    (["--to", "safetensors", "--dtype", "float16", "store", "gpt2"], 2, "'float16'"),
+], ids=str)
+def test_bad_arguments_of_convert_are_one_sentence_and_an_exit_code(arguments, code, words, store, capsys):
+    got, _, err = shardkit(capsys, "convert", *arguments)
+    assert got == code and words in err
