@@ -15,6 +15,7 @@ from .checkpoint.diff import compare, comparison_text
 from .checkpoint.find import find_checkpoint
 from .comm import MPICommunicationBackend
 from .comm.failure import abort_on_error
+from .comm.hang import hang_report
 from .config import RunConfiguration, help_text, parse_override, read_toml
 from .errors import ConfigurationError, ShardkitError
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
@@ -52,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like",
                                   description="Exit code 1 if a checkpoint there is damaged.")
     inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
-                                      "picture of a pipeline schedule (a folder of that name: ./schedule)")
+                                      "picture of a pipeline schedule, or the word hang and a run folder, for what its ranks "
+                                      "wait for, or did when they were ended (folders of these names: ./schedule, ./hang)")
+    inspect.add_argument("run", nargs="?", help="after the word hang: the run folder")
     inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
     _add_schedule_options(inspect.add_argument_group("inspect schedule"))
     diff = commands.add_parser("diff", help="compare two checkpoints number by number", description="Exit codes: 0 equal, "
@@ -139,7 +142,13 @@ def _run_settings(known, overrides: dict) -> RunConfiguration:
 
 def _inspect(known, overrides) -> int:
     asked = {name.removeprefix("schedule_"): value for name, value in vars(known).items() if name.startswith("schedule_")}
+    if known.path == "hang" and known.run is not None:
+        return _inspect_hang(Path(known.run))
+    if known.run is not None:
+        raise ConfigurationError(f"unexpected argument {known.run!r}; a second folder goes with `inspect hang` only")
     if known.path == "schedule":
+        if known.verify:
+            raise ConfigurationError("--verify goes with checkpoints, not with `inspect schedule`")
         return _inspect_schedule(**asked)
     if asked:
         raise ConfigurationError(f"--{next(iter(asked)).replace('_', '-')} goes with `inspect schedule`, not with the folder "
@@ -173,6 +182,11 @@ def _inspect_schedule(order="1f1b", stages=4, micro_batches=8, virtual=None, svg
     if svg is not None:
         Path(svg).write_text(draw_svg(timeline, f"{order}, {micro_batches} micro-batches"), encoding="utf-8")
     print(describe_timeline(timeline))
+    return 0
+
+
+def _inspect_hang(run: Path) -> int:
+    print(hang_report(run / "ledger" if (run / "ledger").is_dir() else run))
     return 0
 
 

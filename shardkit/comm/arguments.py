@@ -56,11 +56,14 @@ class Arguments:
                                      "and no verb after shutdown()")
 
     def _port(self, what, array, *, writes=False):
-        return open_port(what, array, self.staging, writes=writes)
+        port = open_port(what, array, self.staging, writes=writes)
+        self.progress.describe(port.dtype, port.size)
+        return port
 
     def _reduction_port(self, what, array, op, *, writes=False):
         port = open_port(what, array, self.staging, writes=writes, reduces=True)
         checks.check_operation(op, port.dtype)
+        self.progress.describe(port.dtype, port.size)
         return port
 
     def _all_gather_parts(self, send, receive, counts):

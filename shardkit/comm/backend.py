@@ -19,10 +19,12 @@ everywhere. `counts`, `root` and `op` must be the same on all ranks.
 import sys
 from abc import ABC, abstractmethod
 from operator import index
+from pathlib import Path
 
 from . import checks
 from .arguments import Arguments, summing, unstage, with_starts
 from .device import NoPort
+from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
 from .operations import Handle, ReductionOperation, Traffic
 from .progress import Progress
@@ -34,9 +36,12 @@ SUM = ReductionOperation.SUM
 class CommunicationBackend(Arguments, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
+    timeout   seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on arguments that are
     wrong on this rank alone, raised before anything is sent.
     """
+
+    timeout: float
 
     def __init__(self, rank: int, world_size: int, world_ranks=None):
         self._rank, self._world_size = rank, world_size
@@ -85,6 +90,15 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
 
         For ranks that fail or leave: it does not disturb a collective that is under way. None: no time limit.
         """
+
+    def keep_ledger(self, folder) -> None:
+        """From now on note every call of this rank in a file there (ledger.py); on a backend that initialize() made.
+
+        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` tells of all ranks
+        Errors: OSError.
+        """
+        self._check_alive("keep_ledger")
+        self.progress.ledger = Ledger(Path(folder) / LEDGER_NAME.format(self.rank), self.rank, self.world_size)
 
     def say(self, message: str) -> None:
         """A message on standard error, in one write, so that the words of several ranks do not mix."""

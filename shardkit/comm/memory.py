@@ -64,6 +64,15 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     def is_initialized(self) -> bool:
         return self._is_initialized
 
+    @property
+    def timeout(self) -> float:
+        """Seconds that a rank waits for the others in one verb; one number for all ranks of the environment."""
+        return self._group.environment.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float):
+        self._group.environment.timeout = seconds
+
     def initialize(self) -> None:
         self._is_initialized = True
 

@@ -11,18 +11,23 @@ Counts beyond `count_limit` elements, which one MPI call cannot take, go in seve
 depends on what all ranks of the call know, so they take the same road.
 """
 import os
+import shutil
+import tempfile
 import time
+from pathlib import Path
 
 from ..errors import CommunicationError
 from .backend import CommunicationBackend
 from .checks import MAX_TAG, starts_of
 from .guard import JobGuard
 from .operations import Handle, ReductionOperation
+from .watchdog import Watchdog
 
 PIECE_TAG = MAX_TAG + 1
 INT_MAX = 2**31 - 1
 FORWARDING_SECONDS = 0.1         # MPICH's launcher drops what it has not forwarded when the job is aborted
 LAUNCHER_SECONDS = 5.0
+TIMEOUT_SECONDS = 600.0
 
 
 def import_mpi():
@@ -38,14 +43,18 @@ def import_mpi():
 class MPICommunicationBackend(CommunicationBackend):
     """One MPI rank's end of a communicator.
 
-    comm   an mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or srun started,
-           whose job this backend then guards: no rank waits for a dead one
+    comm      an mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or srun started,
+              whose job this backend then guards: no rank waits for a dead one, or for ever
+    timeout   seconds that one call may take, and the slowest rank may come late, before the job is ended with a report
     Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI sees.
     """
 
     count_limit = INT_MAX
 
-    def __init__(self, comm=None):
+    def __init__(self, comm=None, *, timeout: float = TIMEOUT_SECONDS):
+        if not timeout > 0:
+            raise ValueError(f"timeout = {timeout!r}; wanted seconds > 0, or math.inf for none")
+        self.timeout = timeout
         self._mpi = import_mpi()
         self._parent = self._mpi.COMM_WORLD if comm is None else comm
         if comm is None:
@@ -55,6 +64,8 @@ class MPICommunicationBackend(CommunicationBackend):
         self._is_world = True                            # False for what split() makes
         self._comm = None
         self._guard = None
+        self._watchdog = None
+        self._own_ledger: Path | None = None             # a temporary folder for the ledger, until keep_ledger() names one
         self._ops = {
             ReductionOperation.SUM: self._mpi.SUM, ReductionOperation.PRODUCT: self._mpi.PROD,
             ReductionOperation.MIN: self._mpi.MIN, ReductionOperation.MAX: self._mpi.MAX,
@@ -70,14 +81,37 @@ class MPICommunicationBackend(CommunicationBackend):
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)         # as exceptions, also on a user's communicator
             self._guard = JobGuard(self, self._mpi, self._parent.Dup(), is_active=self._owns_job)
             self._guard.start()
+            if self._owns_job:
+                self._own_ledger = Path(self.broadcast_object(tempfile.mkdtemp(prefix="shardkit-") if self.rank == 0 else None))
+                self.keep_ledger(self._own_ledger)
 
     def shutdown(self) -> None:
         if self._comm is None:
             return
         if self._is_world:
             self._guard.stop()
+        self._close_watchdog()
         self._comm.Free()
         self._comm = None
+
+    def keep_ledger(self, folder) -> None:
+        """From now on note every call in a file there, and watch over how long calls take. No communication.
+
+        folder   one that all ranks see, if there is one: then reports, and `shardkit inspect hang FOLDER`, tell of all ranks
+        Errors: OSError.
+        """
+        self._check_alive("keep_ledger")
+        self._close_watchdog(is_kept=Path(folder) == self._own_ledger)
+        self._watchdog = Watchdog(self.progress, folder, self.rank, self.world_size, seconds=self.timeout, abort=self.abort)
+
+    def _close_watchdog(self, is_kept: bool = False):
+        """A temporary folder goes with it; every rank of a node tries, since nobody knows which is the last."""
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
+        if self._own_ledger is not None and not is_kept:
+            shutil.rmtree(self._own_ledger, ignore_errors=True)
+            self._own_ledger = None
 
     def abort(self, message: str, code: int = 1) -> None:
         if self._guard.may_speak():

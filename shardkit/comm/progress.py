@@ -3,6 +3,7 @@
 All ranks of a group make the same collective calls in the same order, so "rank 2 left after 11 calls on this group" and
 "rank 0 is in call 12" together prove that rank 0 waits in vain.
 """
+import time
 from collections import Counter
 from dataclasses import dataclass
 
@@ -30,21 +31,36 @@ class Progress:
 
     def __init__(self):
         self.current: Call | None = None
+        self.began = 0.0                                 # time.monotonic() when the call under way began, or was resumed
+        self.ledger = None                               # Ledger that notes every call, if one is kept
         self.num_calls: Counter[str] = Counter()         # group key -> collective calls begun
 
     def begin_collective(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
         """A collective verb begins; end() must follow."""
         self.num_calls[group] += 1
-        self.current = Call(verb, group, ranks, self.num_calls[group])
+        self._begin(Call(verb, group, ranks, self.num_calls[group]))
 
     def begin_message(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
         """A verb between two ranks begins; end() must follow."""
-        self.current = Call(verb, group, ranks, None)
+        self._begin(Call(verb, group, ranks, None))
 
     def resume(self, call: Call) -> None:
         """Waiting for a call that was begun earlier; end() must follow."""
+        self._begin(call, f"wait for {call.verb}")
+
+    def _begin(self, call: Call, verb: str | None = None):
+        self.began = time.monotonic()
         self.current = call
+        if self.ledger is not None:
+            self.ledger.begin(verb or call.verb, call.group, call.ranks, call.number)
+
+    def describe(self, dtype, count: int) -> None:
+        """What the call under way carries, in elements."""
+        if self.ledger is not None:
+            self.ledger.describe(dtype, count)
 
     def end(self) -> None:
         """The verb is over."""
         self.current = None
+        if self.ledger is not None:
+            self.ledger.end()

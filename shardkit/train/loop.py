@@ -55,6 +55,9 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
         if backend.rank == 0:
             _prepare_folder(folder, settings, resume)
             build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
+    backend.timeout = settings.run.timeout
+    with collectively(backend):
+        backend.keep_ledger(folder / "ledger")
     with threadpool_limits(settings.run.threads):
         run = _Run(settings, folder, backend, resume)
         if program is not None:

@@ -1,0 +1,96 @@
+"""The watchdog: a call that takes longer than the time limit ends the job with a report instead of node-hours.
+
+    every rank keeps a ledger (ledger.py), and a thread that looks at it now and then
+
+    a call outlives the limit --> the first rank that notices makes the file `hang`, asks the processes of its node for their
+                                  stacks by a signal (ranks of other nodes see the file), reads all ledgers, and aborts with
+                                  the report of hang.py
+
+The folder must be one that all ranks see for a report that names all of them; with a folder of its own on each node it names
+those of the node. Source: the idea of a flight recorder is from torch.distributed.
+"""
+import faulthandler
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+from .hang import HANG_NAME, STACKS_NAME, hang_report, read_ledgers
+from .ledger import LEDGER_NAME, Ledger
+
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+STACKS_SECONDS = 0.7                        # until the stacks of this node are written
+MAX_POLL_SECONDS = 5.0
+
+
+class Watchdog:
+    """One rank's ledger, and the thread that watches the call under way.
+
+    progress   whose calls are written into the ledger
+    folder     for the files of all ranks; made if it is missing
+    seconds    that a call may take
+    abort      function (message) that ends the job
+    """
+
+    def __init__(self, progress, folder, rank: int, world_size: int, *, seconds: float, abort):
+        self.folder, self.rank, self.seconds = Path(folder), rank, seconds
+        self._progress, self._abort = progress, abort
+        self._stopped = threading.Event()
+        self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
+        self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
+        self._hang = self.folder / HANG_NAME
+        self._hang.unlink(missing_ok=True)                  # of an earlier run in this folder
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        progress.ledger = self.ledger
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more calls come; the files stay."""
+        self._progress.ledger = None
+        self._stopped.set()
+        self._thread.join()
+        faulthandler.unregister(STACKS_SIGNAL)
+        self._stacks.close()
+        self.ledger.close()
+
+    def _watch(self):
+        while not self._stopped.wait(min(MAX_POLL_SECONDS, self.seconds / 8)):
+            if self._has_outlived():
+                self._report()
+            elif self._hang.exists():
+                self._dump_stacks()
+
+    def _has_outlived(self) -> bool:
+        call, began = self._progress.current, self._progress.began
+        return call is not None and time.monotonic() - began > self.seconds and self._progress.current is call
+
+    def _report(self):
+        """The first rank to come here speaks; the others give it the time to."""
+        try:
+            self._hang.touch(exist_ok=False)
+        except FileExistsError:
+            self._dump_stacks()
+            self._stopped.wait(3 * STACKS_SECONDS)
+            return
+        call = self._progress.current
+        self._ask_for_stacks()
+        time.sleep(STACKS_SECONDS)
+        report = hang_report(self.folder, time.time())
+        self._abort(f"no progress in {call} within {self.seconds:g} s; the job is ended\n{report}\nfiles: {self.folder}")
+
+    def _ask_for_stacks(self):
+        """A signal to every process of this node; its handler writes the stacks at once, even inside of MPI."""
+        for other in read_ledgers(self.folder):
+            if other.host == socket.gethostname():
+                try:
+                    os.kill(other.pid, STACKS_SIGNAL)
+                except OSError:                             # it has died, or is somebody else's by now
+                    continue
+
+    def _dump_stacks(self):
+        """Once, and not if the signal has done it."""
+        if os.fstat(self._stacks.fileno()).st_size == 0:
+            faulthandler.dump_traceback(self._stacks, all_threads=True)

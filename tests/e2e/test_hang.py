@@ -1,0 +1,76 @@
+"""A job that stands still is named and ended; the files of a job that was killed tell where it was."""
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+PROGRAM = textwrap.dedent("""
+    import os, signal, sys, time, numpy
+    import shardkit as sk
+    backend = sk.MPICommunicationBackend(timeout=2.0)
+    backend.initialize()
+    folder, kind = sys.argv[1:]
+    backend.keep_ledger(folder)
+    array = numpy.ones(10, "float32")
+    for _ in range(5):
+        backend.all_reduce(array)
+    print("ready", backend.rank, flush=True)
+    if kind == "late" and backend.rank == 1:
+        time.sleep(60)
+    if kind == "stopped" and backend.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "other" and backend.rank == 1:
+        backend.barrier()
+    backend.all_reduce(array)
+    if kind == "message" and backend.rank == 1:
+        backend.receive(array, 2)
+    backend.barrier()
+""")
+
+
+def job(tmp_path, kind, **settings):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    return subprocess.Popen([MPIEXEC, "-n", "3", sys.executable, program, tmp_path / "ledger", kind], text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **settings)
+
+
+WAITING = r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d\.\d s, called at .*program.py:\d+"
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("kind, words", [
+    ("late", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 in no call: last seen", r"program.py\", line \d+ in <module>"]),
+    ("stopped", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 wrote no stacks"]),
+    ("other", [WAITING, r"rank 1 in barrier \(call \d on group world\)", "different calls with the same number"]),
+    ("message", ["rank 1 in receive of 10 float32 with rank 2", "missing: rank 1 of 3 ranks"]),
+])
+def test_a_job_that_stands_still_is_ended_with_one_report(tmp_path, kind, words):
+    process = job(tmp_path, kind)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert output.count("no progress in") == 1, output
+    for word in words:
+        assert re.search(word, output), f"{word}\n{output}"
+
+
+@pytest.mark.timeout(90)
+def test_the_ledgers_of_a_job_that_was_killed_can_be_inspected(tmp_path):
+    process = job(tmp_path, "stopped")
+    deadline = time.monotonic() + 30
+    while len(list((tmp_path / "ledger").glob("*.ledger"))) < 3 or time.monotonic() > deadline:
+        time.sleep(0.05)
+    time.sleep(1.0)                                     # the limit of the job is 2 s
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+    inspected = subprocess.run([sys.executable, "-m", "shardkit", "inspect", "hang", tmp_path], text=True, capture_output=True,
+                               timeout=60)
+    assert inspected.returncode == 0, inspected.stderr
+    assert re.search(r"all_reduce of 10 float32 \(call \d on group world\)", inspected.stdout), inspected.stdout

@@ -1,0 +1,125 @@
+"""The ledger of one rank, and the report that is made of all."""
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.comm.hang import hang_report
+from shardkit.comm.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
+
+RANKS = (0, 1, 2)
+
+
+def rank_ledger(folder, rank, num_calls, *, verb="all_reduce", is_stuck=True, count=10, group="world"):
+    """A ledger of a rank that has made some calls and is stuck in the last, or has left it."""
+    ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, len(RANKS))
+    for number in range(1, num_calls + 1):
+        ledger.begin(verb if number == num_calls else "all_reduce", group, RANKS, number)
+        ledger.describe(numpy.dtype("float32"), count)
+        if number < num_calls or not is_stuck:
+            ledger.end()
+    return ledger
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    ledger = rank_ledger(tmp_path, 1, 2, is_stuck=False)
+    ledger.begin("isend", "world/1.0", (2,), None)
+    ledger.describe(numpy.dtype("int64"), 7)
+    found = read_ledger(ledger.path)
+    assert (found.rank, found.world_size, found.pid) == (1, 3, os.getpid())
+    first, second, message = found.calls
+    assert (first.verb, first.group, first.ranks, first.number_on_group) == ("all_reduce", "world", RANKS, 1)
+    assert second.number == 2 and first.began <= first.ended <= second.began
+    assert (message.carries, message.ranks, message.number_on_group) == ("isend of 7 int64", (2,), None)
+    assert found.under_way == message
+    ledger.end()
+    assert read_ledger(ledger.path).under_way is None
+
+
+def test_only_the_last_calls_are_kept(tmp_path):
+    calls = read_ledger(rank_ledger(tmp_path, 0, 3 * NUM_RECORDS + 5).path).calls
+    assert [call.number for call in calls] == list(range(2 * NUM_RECORDS + 6, 3 * NUM_RECORDS + 6))
+
+
+def test_names_that_do_not_fit_any_more_are_unknown_and_nothing_breaks(tmp_path):
+    ledger = rank_ledger(tmp_path, 0, 1)
+    for number in range(3000):
+        ledger.begin("barrier", f"group {number} {'x' * 50}", RANKS, 1)
+    calls = read_ledger(ledger.path).calls
+    assert calls[-1].group == "?" and calls[-1].verb == "barrier"
+
+
+def test_a_call_is_noted_with_the_place_outside_of_the_room_that_made_it(tmp_path):
+    def run(backend):
+        backend.keep_ledger(tmp_path)
+        backend.all_reduce(numpy.ones(4, "float32"))
+        backend.all_gather_object("x")
+        return read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+    for calls in sk.run_ranks(2, run):
+        assert [call.carries for call in calls] == ["all_reduce of 4 float32", "all_gather_object"]
+        assert all("test_ledger.py" in call.site and call.site.endswith(" in run") for call in calls)
+        assert all(call.ended for call in calls)
+
+
+def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
+    program = textwrap.dedent(f"""
+        import os, signal
+        from shardkit.comm.ledger import Ledger
+        ledger = Ledger({str(tmp_path / 'killed')!r}, 0, 2)
+        ledger.begin("broadcast", "world", (0, 1), 1)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGKILL
+    assert read_ledger(tmp_path / "killed").under_way.verb == "broadcast"
+
+
+@pytest.mark.parametrize("spoil", [lambda data: b"", lambda data: data[:-1], lambda data: b"x" + data[1:]],
+                         ids=["empty", "cut", "foreign"])
+def test_another_file_is_refused(tmp_path, spoil):
+    path = rank_ledger(tmp_path, 0, 1).path
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(sk.CheckpointError, match="not a ledger"):
+        read_ledger(path)
+
+
+def test_the_report_names_the_rank_that_has_not_come(tmp_path):
+    for rank in (0, 2):
+        rank_ledger(tmp_path, rank, 5)
+    rank_ledger(tmp_path, 1, 4, is_stuck=False)
+    report = hang_report(tmp_path)
+    assert "ranks 0, 2 in all_reduce of 10 float32 (call 5 on group world)" in report
+    assert "missing: rank 1 of 3 ranks" in report
+    assert "rank 1 in no call: last seen" in report and "(call 4 on group world)" in report
+
+
+def test_the_report_names_the_rank_that_makes_another_call(tmp_path):
+    for rank in (0, 2):
+        rank_ledger(tmp_path, rank, 5)
+    rank_ledger(tmp_path, 1, 5, verb="broadcast")
+    report = hang_report(tmp_path)
+    assert "rank 1 in broadcast of 10 float32 (call 5 on group world)" in report
+    assert "different calls with the same number" in report and "missing" not in report
+
+
+def test_the_report_tells_another_count_and_a_rank_without_a_ledger(tmp_path):
+    rank_ledger(tmp_path, 0, 5)
+    rank_ledger(tmp_path, 1, 5, count=11)
+    report = hang_report(tmp_path)
+    assert "all_reduce of 11 float32" in report and "different calls" in report
+    assert "missing: rank 2 of 3" in report and "rank 2 left no ledger here" in report
+
+
+def test_a_message_that_nobody_sends_is_reported_with_its_peer(tmp_path):
+    ledger = rank_ledger(tmp_path, 0, 1, is_stuck=False)
+    ledger.begin("receive", "world", (2,), None)
+    assert "rank 0 in receive with rank 2" in hang_report(tmp_path)
+
+
+def test_a_folder_without_ledgers_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no ledgers"):
+        hang_report(tmp_path)
