@@ -17,6 +17,7 @@ import weakref
 from ..errors import CommunicationError
 from . import combine
 from .backend import CommunicationBackend
+from .checked import SIGNATURES
 from .operations import Handle
 from .rendezvous import Environment, Group, Wait
 
@@ -116,44 +117,43 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         return backend
 
     def _barrier(self):
-        self._arrive("barrier", None, lambda given: None).wait()
+        self._arrive(SIGNATURES["_barrier"](), None, lambda given: None).wait()
 
     def _all_reduce(self, array, op):
-        self._iall_reduce(array, op, "all_reduce").wait()
+        self._iall_reduce(array, op, "_all_reduce").wait()
 
-    def _iall_reduce(self, array, op, name="iall_reduce"):
-        signature = f"{name}({op.value}, {array.size} {array.dtype})"
+    def _iall_reduce(self, array, op, name="_iall_reduce"):
+        signature = SIGNATURES[name](array, op)
         return self._arrive(signature, array, lambda given: combine.all_reduce(given, op))
 
     def _broadcast(self, array, root):
-        signature = f"broadcast(root {root}, {array.size} {array.dtype})"
-        self._arrive(signature, array, lambda given: combine.broadcast(given, root)).wait()
+        self._arrive(SIGNATURES["_broadcast"](array, root), array, lambda given: combine.broadcast(given, root)).wait()
 
     def _all_gather(self, send, receive, counts):
-        self._iall_gather(send, receive, counts, "all_gather").wait()
+        self._iall_gather(send, receive, counts, "_all_gather").wait()
 
-    def _iall_gather(self, send, receive, counts, name="iall_gather"):
-        signature = f"{name}({_counts_text(counts)} {receive.dtype})"
+    def _iall_gather(self, send, receive, counts, name="_iall_gather"):
+        signature = SIGNATURES[name](send, receive, counts)
         return self._arrive(signature, (send, receive), lambda given: combine.all_gather(given, counts))
 
     def _reduce_scatter(self, send, receive, counts, op):
-        self._ireduce_scatter(send, receive, counts, op, "reduce_scatter").wait()
+        self._ireduce_scatter(send, receive, counts, op, "_reduce_scatter").wait()
 
-    def _ireduce_scatter(self, send, receive, counts, op, name="ireduce_scatter"):
-        signature = f"{name}({op.value}, {_counts_text(counts)} {receive.dtype})"
+    def _ireduce_scatter(self, send, receive, counts, op, name="_ireduce_scatter"):
+        signature = SIGNATURES[name](send, receive, counts, op)
         return self._arrive(signature, (send, receive), lambda given: combine.reduce_scatter(given, counts, op))
 
     def _scatter(self, send, receive, root, counts):
-        signature = f"scatter(root {root}, {_counts_text(counts)} {receive.dtype})"
+        signature = SIGNATURES["_scatter"](send, receive, root, counts)
         self._arrive(signature, (send, receive), lambda given: combine.scatter(given, root, counts)).wait()
 
     def _gather(self, send, receive, root, counts):
-        signature = f"gather(root {root}, {_counts_text(counts)} {send.dtype})"
+        signature = SIGNATURES["_gather"](send, receive, root, counts)
         self._arrive(signature, (send, receive), lambda given: combine.gather(given, root, counts)).wait()
 
     def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
         given = (send, receive, send_counts, receive_counts, send_starts, receive_starts)
-        self._arrive(f"all_to_all({send.dtype})", given, combine.all_to_all).wait()
+        self._arrive(SIGNATURES["_all_to_all"](send), given, combine.all_to_all).wait()
 
     # ---- between two ranks ----------------------------------------------------------------------------------------
 
@@ -237,8 +237,3 @@ def _join(environment, environment_id, rank, world_size):
         if rank in environment.joined:
             raise CommunicationError(f"rank {rank} of environment {environment_id!r} is taken; give another environment_id")
         environment.joined.add(rank)
-
-
-def _counts_text(counts):
-    """Counts for a signature: short when they are equal, as they mostly are."""
-    return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else str(counts)

@@ -16,8 +16,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from ..config import checked_mode, launched_ranks
 from ..errors import CommunicationError
 from .backend import CommunicationBackend
+from .checked import check_collectives
 from .checks import MAX_TAG, starts_of
 from .guard import JobGuard
 from .operations import Handle, ReductionOperation
@@ -70,6 +72,8 @@ class MPICommunicationBackend(CommunicationBackend):
             ReductionOperation.SUM: self._mpi.SUM, ReductionOperation.PRODUCT: self._mpi.PROD,
             ReductionOperation.MIN: self._mpi.MIN, ReductionOperation.MAX: self._mpi.MAX,
         }
+        if checked_mode():
+            check_collectives(self, lambda text: self._comm.allgather(text))
 
     @property
     def is_initialized(self) -> bool:
@@ -306,7 +310,6 @@ class _RequestsHandle(Handle):
 
 def check_launch(world_size: int) -> None:
     """Raise CommunicationError if a launcher started several ranks, but MPI sees one: each would train alone."""
-    from ..config import launched_ranks
     launched = launched_ranks()
     if launched is not None and launched > 1 and world_size == 1:
         raise CommunicationError(

@@ -14,11 +14,13 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 PROGRAM = textwrap.dedent("""
     import os, signal, sys, time, numpy
     import shardkit as sk
-    backend = sk.MPICommunicationBackend(timeout=2.0)
+    backend = sk.MPICommunicationBackend()
     backend.initialize()
     folder, kind = sys.argv[1:]
-    backend.keep_ledger(folder)
     array = numpy.ones(10, "float32")
+    backend.barrier()                       # a busy machine may take long to start all ranks
+    backend.timeout = 2.0
+    backend.keep_ledger(folder)
     for _ in range(5):
         backend.all_reduce(array)
     print("ready", backend.rank, flush=True)
@@ -28,10 +30,11 @@ PROGRAM = textwrap.dedent("""
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "other" and backend.rank == 1:
         backend.barrier()
-    backend.all_reduce(array)
+    backend.all_reduce(array[:9] if kind == "count" and backend.rank == 2 else array)
     if kind == "message" and backend.rank == 1:
         backend.receive(array, 2)
     backend.barrier()
+    backend.shutdown()
 """)
 
 
@@ -62,10 +65,23 @@ def test_a_job_that_stands_still_is_ended_with_one_report(tmp_path, kind, words)
 
 
 @pytest.mark.timeout(90)
+@pytest.mark.parametrize("kind, words", [
+    ("other", r"rank 1 called barrier; rank 0 and 1 more called all_reduce\(sum, 10 float32\)"),
+    ("count", r"rank 2 called all_reduce\(sum, 9 float32\); rank 0 and 1 more called all_reduce\(sum, 10 float32\)"),
+    ("none", ""),
+])
+def test_checked_mode_names_the_rank_that_calls_something_else_at_once(tmp_path, kind, words):
+    process = job(tmp_path, kind, env={**os.environ, "SHARDKIT_CHECK": "1"})
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode == 0) == (kind == "none"), output
+    assert re.search(words, output) and "no progress" not in output, output
+
+
+@pytest.mark.timeout(90)
 def test_the_ledgers_of_a_job_that_was_killed_can_be_inspected(tmp_path):
     process = job(tmp_path, "stopped")
     deadline = time.monotonic() + 30
-    while len(list((tmp_path / "ledger").glob("*.ledger"))) < 3 or time.monotonic() > deadline:
+    while len(list((tmp_path / "ledger").glob("*.ledger"))) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
     time.sleep(1.0)                                     # the limit of the job is 2 s
     os.killpg(process.pid, signal.SIGKILL)
