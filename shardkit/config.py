@@ -146,6 +146,8 @@ class Run:
     validation_batches: int = key(8, "global batches per validation", minimum=1)
     checkpoint_every: int = key(100, "write a checkpoint; one is always written at the end", "steps", minimum=1)
     keep_checkpoints: int = key(3, "older ones are deleted", "checkpoints", minimum=1)
+    keep_every: int = key(0, "checkpoints of steps that this divides are never deleted; 0: no such", "steps", minimum=0)
+    asynchronous_checkpoints: bool = key(True, "training goes on while they are written; costs memory for a copy of the state")
     timeout: float = key(600.0, "that one call between ranks may take before the job is ended with a report", "seconds",
                          above=0.0)
     threads: int = key(1, "BLAS threads of each rank; the trained bits depend on it", "threads", minimum=1)

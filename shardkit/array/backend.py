@@ -42,6 +42,14 @@ def to_host(array):
     return array.get() if is_device_array(array) else numpy.asarray(array)
 
 
+def copy_to_host(array, target) -> None:
+    """Copy an array, on the host or a GPU, into a NumPy array of its shape and dtype; waits for it."""
+    if is_device_array(array):
+        array.get(out=target)
+    else:
+        numpy.copyto(target, array)
+
+
 def _import_cupy():
     """CuPy with a working GPU, or one sentence that says what is missing."""
     try:

@@ -9,9 +9,7 @@ from math import inf, prod
 import numpy
 
 from ..layout.box import flat_range_to_boxes
-from .hdf5 import BoxReader
 from .load import Checkpoint
-from .manifest import stored_boxes
 from .tree import in_order, shape_text
 
 WINDOW = 1 << 18        # elements read at once of each checkpoint
@@ -118,22 +116,11 @@ def compare_tensor(a: Checkpoint, b: Checkpoint, tensor: str, tolerance: float =
 
 def _windows(a, b, tensor):
     """(box, values in a, values in b) in C order; the boxes tile the tensor. A scalar comes as an array of one element."""
-    entries = [checkpoint.manifest["tensors"][tensor] for checkpoint in (a, b)]
-    stored = [stored_boxes(tensor, entry) for entry in entries]
-    shape = tuple(entries[0]["shape"])
+    shape = tuple(a.manifest["tensors"][tensor]["shape"])
     size = prod(shape)
-    with BoxReader(a.folder) as from_a, BoxReader(b.folder) as from_b:
-        for start in range(0, size, WINDOW):
-            for box in flat_range_to_boxes(shape, start, min(start + WINDOW, size)):
-                yield box, *(_read(reader, boxes, box, entry["dtype"])
-                             for reader, boxes, entry in zip((from_a, from_b), stored, entries))
-
-
-def _read(reader, boxes, wanted, dtype):
-    values = numpy.empty(wanted.shape, dtype)
-    for box in boxes:
-        reader.read(box, wanted, values)
-    return numpy.atleast_1d(values)
+    for start in range(0, size, WINDOW):
+        for box in flat_range_to_boxes(shape, start, min(start + WINDOW, size)):
+            yield box, *(numpy.atleast_1d(checkpoint.read_box(tensor, box)) for checkpoint in (a, b))
 
 
 def _distances(x, y):

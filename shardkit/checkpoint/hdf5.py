@@ -7,37 +7,32 @@
           1    dataset, attribute offset = [96, 0]       first_moment/
         attributes of the group: global_shape              blocks.0.mlp.up.weight
 
-A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. The index has no data of its own but
-scalars; its virtual datasets read through to the rank files beside it. A virtual dataset reads fill values where a file is
-missing, so nobody may trust the index before the manifest has been checked (load.py). FORMAT.md says all of it.
+A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. HDF5 lays the file out and says at which
+byte each box begins; the values are then written, and later read, as bytes (files.py). So the library's lock is never held
+while a disk works, and a file that somebody tampered with is never parsed: the manifest knows where everything stands.
+
+The index has no data of its own but scalars; its virtual datasets read through to the rank files beside it. A virtual dataset
+reads fill values where a file is missing, so nobody may trust the index before the manifest has been checked (load.py).
 """
 import io
 import json
-import zlib
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy
 
-from ..array.backend import to_host
 from ..errors import CheckpointError
-from ..layout.box import Box
+from .files import as_text, checksum, write_parts
+from .stored import ITEM_BYTES, StoredBox
 
 INDEX_NAME = "index.h5"
 _LIBRARY_VERSIONS = ("v110", "v110")        # what "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open
-
-
-@dataclass(frozen=True)
-class StoredBox:
-    """One box of one tensor in one file."""
-
-    tensor: str         # path, such as "model/blocks.0.mlp.up.weight"
-    file: str
-    dataset: str        # path in that file
-    box: Box
-    global_shape: tuple[int, ...]
-    dtype: str
+_TEXT = h5py.string_dtype()
+PAGE_BYTES = 4096
+_HOW = {"libver": _LIBRARY_VERSIONS, "meta_block_size": 4 * PAGE_BYTES,
+        "alignment_threshold": 16 * PAGE_BYTES, "alignment_interval": PAGE_BYTES}       # large boxes begin on a page
+_ERRORS = (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, MemoryError)      # of h5py on a bad file
 
 
 def rank_file_name(rank: int) -> str:
@@ -45,121 +40,264 @@ def rank_file_name(rank: int) -> str:
     return f"rank-{rank:05d}.h5"
 
 
-def write_boxes(path: Path, owned) -> list[StoredBox]:
-    """Write the boxes of one rank; returns what was written.
+# ---- files of boxes ----------------------------------------------------------------------------------------------
 
-    owned  (tensor path, Piece, 1-D array with the elements of its box) each
+def lay_out(path: Path, boxes) -> list[StoredBox]:
+    """Make a file with a dataset for each box, the values still missing; returns where they belong. Errors: OSError.
+
+    boxes   (tensor path, Piece, dtype) each
     """
-    stored = []
-    with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
-        for tensor, piece, array in owned:
-            group = file.require_group(tensor)
-            group.attrs["global_shape"] = numpy.array(piece.global_shape, numpy.int64)
-            name = f"{tensor}/{len(group)}"
-            dataset = file.create_dataset(name, data=to_host(array).reshape(piece.box.shape))
-            dataset.attrs["offset"] = numpy.array(piece.box.offset, numpy.int64)
-            stored.append(StoredBox(tensor, path.name, name, piece.box, piece.global_shape, str(array.dtype)))
+    memory = _Pages()
+    with h5py.File(memory, "w", **_HOW) as file:
+        stored = _make_datasets(file, path.name, boxes)
+    memory.save(path)
     return stored
 
 
-def write_index(path: Path, boxes: list[StoredBox], attributes: dict) -> None:
+class _Pages(io.RawIOBase):
+    """A file in memory in which most bytes are never written: what HDF5 thinks is its disk.
+
+    So a full disk is an OSError of our own write. HDF5 itself, when it cannot flush, neither closes a file nor lets it go.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self._pages: dict[int, bytearray] = {}
+        self._at = self._size = 0
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def truncate(self, size=None):
+        self._size = self._at if size is None else size
+        return self._size
+
+    def write(self, data):
+        view = memoryview(data).cast("B")
+        for start, place, page in self._split(len(view)):
+            part = view[start:start + PAGE_BYTES - place]
+            self._pages.setdefault(page, bytearray(PAGE_BYTES))[place:place + len(part)] = part
+        self._at += len(view)
+        self._size = max(self._size, self._at)
+        return len(view)
+
+    def readinto(self, buffer):
+        view = memoryview(buffer).cast("B")
+        view = view[:max(0, self._size - self._at)]
+        for start, place, page in self._split(len(view)):
+            part = view[start:start + PAGE_BYTES - place]
+            part[:] = self._pages.get(page, bytes(PAGE_BYTES))[place:place + len(part)]
+        self._at += len(view)
+        return len(view)
+
+    def _split(self, num_bytes):
+        """(byte of the transfer, byte of the page, page) wherever a transfer of this size from here begins a page."""
+        first = self._at % PAGE_BYTES
+        return [(start, 0 if start else first, (self._at + start) // PAGE_BYTES)
+                for start in (0, *range(PAGE_BYTES - first, num_bytes, PAGE_BYTES)) if start < num_bytes]
+
+    def save(self, path: Path) -> None:
+        """Write what was written. Errors: OSError."""
+        write_parts(path, self._size, {page * PAGE_BYTES: content for page, content in sorted(self._pages.items())})
+
+
+def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
+    stored, room = [], _contiguous()
+    for tensor, piece, dtype in boxes:
+        group = file.get(tensor)
+        if group is None:
+            group = file.create_group(tensor)
+            _attach_all(group.id, {"global_shape": piece.global_shape})
+        number = str(len(group))
+        kind = h5py.h5t.py_create(numpy.dtype(dtype))
+        dataset = h5py.h5d.create(group.id, number.encode(), kind, _space(piece.box.shape), room)
+        _attach_all(dataset, {"offset": piece.box.offset})
+        stored.append(StoredBox(tensor, name, f"{tensor}/{number}", piece.box, piece.global_shape, str(dtype),
+                                dataset.get_offset()))
+    return stored
+
+
+def _contiguous():
+    room = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    room.set_layout(h5py.h5d.CONTIGUOUS)
+    room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return room
+
+
+def _space(shape):
+    return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+
+
+def _attach_all(item, attributes: dict) -> None:
+    """Attributes: text, an integer, or a tuple of integers (int64). The low level takes a quarter of the time of `attrs`."""
+    for name, value in attributes.items():
+        if isinstance(value, str):
+            kind, values = h5py.h5t.py_create(_TEXT, logical=True), numpy.array(value, _TEXT)
+        else:
+            kind, values = h5py.h5t.NATIVE_INT64, numpy.array(value, numpy.int64)
+        h5py.h5a.create(item, name.encode(), kind, _space(values.shape)).write(values)
+
+
+def write_index(path: Path, boxes: list[StoredBox], scalars: dict, attributes: dict) -> None:
     """Write the index: every tensor whole, as a virtual dataset over the boxes.
 
+    scalars     {tensor of shape (): its value}, as HDF5 has no virtual scalars
     attributes  of the file, and repeated on each tensor beside its shape and dtype: step, mesh, ...
     """
     by_tensor: dict[str, list[StoredBox]] = {}
     for box in boxes:
         by_tensor.setdefault(box.tensor, []).append(box)
-    with h5py.File(path, "w", libver=_LIBRARY_VERSIONS) as file:
-        file.attrs.update(attributes)
+    memory = _Pages()
+    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS) as file:
+        _attach_all(file.id, attributes)
         for tensor, parts in sorted(by_tensor.items()):
-            _write_whole(file, path.parent, tensor, parts)
-            file[tensor].attrs.update({"global_shape": numpy.array(parts[0].global_shape, numpy.int64),
-                                       "dtype": parts[0].dtype, **attributes})
+            whole = _make_whole(file, tensor, parts)
+            if tensor in scalars:
+                whole.write(h5py.h5s.ALL, h5py.h5s.ALL, numpy.array(scalars[tensor], parts[0].dtype))
+            _attach_all(whole, {"global_shape": parts[0].global_shape, "dtype": parts[0].dtype, **attributes})
+    memory.save(path)
 
 
-def _write_whole(file, folder: Path, tensor: str, parts: list[StoredBox]) -> None:
-    shape = parts[0].global_shape
-    if shape == ():         # HDF5 has no virtual scalars, and attributes of a link would be written into the file it leads to
-        with h5py.File(folder / parts[0].file, "r") as source:
-            file[tensor] = source[parts[0].dataset][()]
-        return
-    whole = h5py.VirtualLayout(shape, parts[0].dtype)
-    for part in parts:
-        whole[part.box.slices()] = h5py.VirtualSource(part.file, part.dataset, part.box.shape, part.dtype)
-    file.create_virtual_dataset(tensor, whole)
+def _make_whole(file, tensor: str, parts: list[StoredBox]):
+    """A dataset of the whole tensor; its low-level identifier."""
+    group, (*_, name) = _group(file, tensor), tensor.split("/")
+    whole, virtual = _space(parts[0].global_shape), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    for part in parts if parts[0].global_shape else ():
+        whole.select_hyperslab(part.box.offset, part.box.shape)
+        virtual.set_virtual(whole, part.file.encode(), part.dataset.encode(), _space(part.box.shape))
+    whole.select_all()
+    return h5py.h5d.create(group.id, name.encode(), h5py.h5t.py_create(numpy.dtype(parts[0].dtype)), whole, virtual)
 
 
-class BoxReader:
-    """Reads parts of stored boxes of one checkpoint folder; opens each file once. Use as a context manager."""
+def _group(file, tensor: str):
+    """The group that the last part of the path is in."""
+    return file.require_group(f"/{tensor.rpartition('/')[0]}")
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._files: dict[str, h5py.File] = {}
 
-    def __enter__(self):
-        return self
+def located(path: Path, boxes: list[StoredBox]) -> list[StoredBox]:
+    """The boxes of one file of format version 1 with the bytes at which they begin, as HDF5 tells them.
 
-    def __exit__(self, *error):
-        for file in self._files.values():
-            file.close()
+    Errors: CheckpointError unless each is an ordinary dataset in this very file, of the shape and dtype given.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            return [replace(box, at=_plain(file, box.dataset, box.box.shape, box.dtype).id.get_offset()) for box in boxes]
+    except _ERRORS as error:
+        raise CheckpointError(f"{path} is not a file of boxes: {error}") from None
 
-    def read(self, stored: StoredBox, wanted: Box, target) -> None:
-        """Copy what lies in both boxes from the file into `target`, a NumPy array of the wanted box's shape.
 
-        Errors: CheckpointError if the dataset is not what the manifest says.
-        """
-        common = stored.box.intersection(wanted)
-        if common is None:
-            return
-        dataset = self._dataset(stored)
-        if common.shape == ():
-            target[()] = dataset[()]
-        else:
-            dataset.read_direct(target, common.relative_to(stored.box).slices(), common.relative_to(wanted).slices())
+def _plain(file, name: str, shape, dtype: str):
+    """The dataset of this name, if its values stand in this file as they are."""
+    path = ""
+    for part in name.split("/"):
+        path = f"{path}/{part}"
+        if not isinstance(file.get(path, getlink=True), h5py.HardLink):
+            raise CheckpointError(f"{file.filename}: {path} is a link, or missing")
+    dataset = file[name]
+    if not isinstance(dataset, h5py.Dataset) or not _is_plain(dataset):
+        raise CheckpointError(f"{file.filename}: {name} is not an ordinary contiguous dataset")
+    if dataset.shape != shape or dataset.dtype != dtype:
+        raise CheckpointError(f"{file.filename}: {name} is {dataset.dtype} {dataset.shape}, but the manifest says "
+                              f"{dtype} {shape}")
+    return dataset
 
-    def _dataset(self, stored: StoredBox):
-        try:
-            if stored.file not in self._files:
-                self._files[stored.file] = h5py.File(self._folder / stored.file, "r")
-            dataset = self._files[stored.file][stored.dataset]
-            if dataset.shape == stored.box.shape and dataset.dtype == stored.dtype:
-                return dataset
-        except (OSError, KeyError) as error:
-            raise CheckpointError(f"{self._folder / stored.file}: cannot read {stored.dataset}: {error}") from None
-        raise CheckpointError(f"{self._folder / stored.file}: {stored.dataset} is {dataset.dtype} {dataset.shape}, but the "
-                              f"manifest says {stored.dtype} {stored.box.shape}")
+
+def _is_plain(dataset) -> bool:
+    """True if the values stand in one piece in the file: no chunks, filters, other files or references, no objects."""
+    layout = dataset.id.get_create_plist().get_layout()
+    return (layout == h5py.h5d.CONTIGUOUS and not dataset.external and str(dataset.dtype) in ITEM_BYTES
+            and dataset.id.get_offset() is not None and dataset.id.get_storage_size() == dataset.size * dataset.dtype.itemsize)
+
+
+# ---- one file of all ranks ---------------------------------------------------------------------------------------
+
+SHARED_NAME = "boxes.h5"
+
+
+def check_parallel() -> None:
+    """Errors: CheckpointError, with what to do, unless this h5py is built with MPI."""
+    if not h5py.get_config().mpi:
+        raise CheckpointError('driver "mpio" needs an h5py that is built with parallel HDF5, but this one is serial; leave '
+                              'driver="files" (one file per rank, which every h5py can), or build h5py with HDF5_MPI=ON')
+
+
+def write_together(path: Path, boxes, arrays: list, first: int, communicator) -> list[StoredBox]:
+    """Make one file of all ranks' boxes and write those of this rank. Collective over the communicator.
+
+    boxes   (tensor path, Piece, dtype) each, of all ranks, the same on all of them
+    arrays  1-D NumPy arrays of this rank's boxes, which are boxes[first:first + len(arrays)]
+    """
+    with h5py.File(path, "w", driver="mpio", comm=communicator, **_HOW) as file:
+        stored = _make_datasets(file, path.name, boxes)
+        for box, array in zip(stored[first:first + len(arrays)], arrays):
+            file[box.dataset].id.write(h5py.h5s.ALL, h5py.h5s.ALL, array.reshape(box.box.shape))
+    return stored
 
 
 # ---- images in memory --------------------------------------------------------------------------------------------
 
+_HEADER_BYTES = 512             # of HDF5's user block, which other programs skip
+_HEADER = "shardkit-image 2\nbytes {:d}\ncrc32 {}\n"        # of what follows the header
+
+
 def write_image(tensors: dict, description: dict) -> bytes:
-    """A whole HDF5 file in memory: one dataset per tensor with its checksum, and the description as JSON in an attribute.
+    """A whole HDF5 file in memory: one dataset per tensor, the description as JSON, and a header with a checksum.
 
     tensors  {tensor path: NumPy array}, whole
     """
     memory = io.BytesIO()
-    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS) as file:
+    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS, userblock_size=_HEADER_BYTES) as file:
         file.attrs["description"] = json.dumps(description)
         for tensor, array in tensors.items():
-            file.create_dataset(tensor, data=array).attrs["crc32"] = zlib.crc32(numpy.ascontiguousarray(array))
+            file.create_dataset(tensor, data=array)
+    body = memory.getbuffer()[_HEADER_BYTES:]
+    header = _header(body)
+    memory.getbuffer()[:len(header)] = header
+    body.release()
     return memory.getvalue()
 
 
+def _header(body) -> bytes:
+    return _HEADER.format(len(body), as_text(checksum(body))).encode()
+
+
 def read_image(data: bytes) -> tuple[dict, dict]:
-    """(tensors, description) of what write_image made; every checksum is compared.
+    """(tensors, description) of what write_image made, after its checksum held.
 
     Errors: CheckpointError if the bytes are damaged or something else.
     """
-    tensors: dict = {}
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise CheckpointError(f"an image of a sharded model is bytes; got {type(data).__name__}")
+    view = memoryview(data)
+    if not bytes(view[:_HEADER_BYTES]).startswith(b"shardkit-image"):
+        raise CheckpointError(f"these {len(view)} bytes are no image of a sharded model")
+    header = _header(view[_HEADER_BYTES:])
+    if bytes(view[:_HEADER_BYTES]) != header.ljust(_HEADER_BYTES, b"\0"):
+        raise CheckpointError("the image of the model is damaged, or of another version: its header is not "
+                              f"{header.decode().split()}")
     try:
         with h5py.File(io.BytesIO(data), "r") as file:
-            description = json.loads(file.attrs["description"])
-            file.visititems(lambda name, item: tensors.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-            damaged = [name for name, array in tensors.items()
-                       if zlib.crc32(numpy.ascontiguousarray(array)) != file[name].attrs["crc32"]]
-    except (OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise CheckpointError(f"these {len(data)} bytes are no image of a sharded model: {error}") from None
-    if damaged:
-        raise CheckpointError(f"the image of the model is damaged: checksum of {damaged[0]} does not hold")
-    return tensors, description
+            return _image_tensors(file, len(view)), _image_description(file)
+    except (*_ERRORS, RecursionError) as error:
+        raise CheckpointError(f"these {len(view)} bytes are no image of a sharded model: {error}") from None
+
+
+def _image_description(file) -> dict:
+    attribute = file.attrs.get_id("description")
+    if attribute.shape != () or h5py.check_string_dtype(attribute.dtype) is None:
+        raise CheckpointError(f"the description of the image is {attribute.dtype} {attribute.shape}; wanted one string")
+    return json.loads(file.attrs["description"])
+
+
+def _image_tensors(file, most_bytes: int) -> dict:
+    """The tensors below the groups of the file; only what visititems reaches, so nothing behind links."""
+    found: dict = {}
+    file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+    strange = next((name for name, dataset in found.items() if not _is_plain(dataset)), None)
+    if strange is not None:
+        raise CheckpointError(f"{strange} of the image is not an ordinary contiguous dataset of floats")
+    if sum(dataset.nbytes for dataset in found.values()) > most_bytes:
+        raise CheckpointError(f"the tensors of the image are larger than its {most_bytes} bytes")
+    return {name: dataset[()] if dataset.shape == () else dataset[...] for name, dataset in found.items()}

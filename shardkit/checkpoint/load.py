@@ -2,39 +2,61 @@
 
     written by 2 ranks   |------ rank 0 ------|------ rank 1 ------|
     wanted by 3 ranks    |-- rank 0 --|-- rank 1 --|-- rank 2 --|         each reads the intersections, nothing is merged
+
+What lies in one piece both in the file and in memory goes straight there. The rest (columns of a box that was written by
+rows) passes through a window of SEGMENT_BYTES per reading thread, so a load takes that much memory and no more.
 """
 from pathlib import Path
 
 import numpy
 
 from ..array.backend import is_device_array
-from ..comm import CommunicationBackend, collectively
+from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
-from .hdf5 import BoxReader
-from .manifest import read_manifest, stored_boxes, verify_file
+from ..layout.box import Box
+from ..layout.piece import Piece
+from .files import READERS, Reader, read_all
+from .hdf5 import located
+from .manifest import read_manifest, stored_boxes
+from .reads import Check, reads_of
+from .stored import SegmentTable, StoredBox, ranges_outside
 
 
 class Checkpoint:
-    """One checkpoint folder that is complete. Errors: CheckpointError if it is not."""
+    """One checkpoint folder that is complete.
 
-    def __init__(self, folder):
+    manifest  as read_manifest() returned it on another rank; None: read it
+    Errors: CheckpointError if it is not complete, PermissionError.
+    """
+
+    def __init__(self, folder, manifest: dict | None = None):
         self.folder = Path(folder)
-        self.manifest = read_manifest(self.folder)
+        self.manifest = read_manifest(self.folder) if manifest is None else manifest
+        self._boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in self.manifest["tensors"].items()}
+        self._is_located = self.has_segments
+        self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes if box.at is not None])
+
+    @classmethod
+    def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
+        """Rank 0 looks, all ranks have it. Collective. Errors, on all ranks: CheckpointError, PermissionError."""
+        with collectively(backend):
+            manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
+        return cls(folder, backend.broadcast_object(manifest, 0))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """{tensor path: global shape}."""
         return {tensor: tuple(entry["shape"]) for tensor, entry in self.manifest["tensors"].items()}
 
-    def verify(self, part: int = 0, num_parts: int = 1) -> None:
-        """Read this part of the files and compare checksums. Errors: CheckpointError naming the damaged file."""
-        for name in sorted(self.manifest["files"])[part::num_parts]:
-            verify_file(self.folder, name, self.manifest["files"][name])
+    @property
+    def has_segments(self) -> bool:
+        """True if parts of it can be verified by themselves: version 1 had checksums of whole files only."""
+        return self.manifest["version"] > 1
 
     @property
     def is_parameters_only(self) -> bool:
         """True if it was written without optimizer state, for optimizers that start afresh."""
-        return self.manifest.get("optimizer", {}) is None
+        return self.manifest["optimizer"] is None
 
     def check_model(self, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
         """Errors: CheckpointError unless exactly these tensors are stored, in this dtype; if only parameters are, those."""
@@ -43,33 +65,96 @@ class Checkpoint:
             shapes = {tensor: shape for tensor, shape in shapes.items() if not tensor.startswith("optimizer/")}
         check_same_tensors(str(self.folder), self.shapes, dtypes, shapes, dtype)
 
+    # ---- checksums -----------------------------------------------------------------------------------------------
+
+    def verify(self, part: int = 0, num_parts: int = 1) -> None:
+        """Read this part of the checkpoint and compare checksums. Errors: CheckpointError naming what is damaged."""
+        first, stop = (len(self._segments) * (part + i) // num_parts for i in (0, 1))
+        self._verify(range(first, stop), part, num_parts)
+
+    def _verify(self, segments, part: int, num_parts: int) -> None:
+        """Compare these segments, and this part of what stands between the boxes."""
+        names = sorted(self.manifest["files"])[part::num_parts]
+        checks = [Check(*self._segments[number]) for number in segments]
+        num_bytes = sum(check.high - check.low for check in checks)
+        if not self.has_segments:
+            num_bytes = sum(self.manifest["files"][name]["bytes"] for name in names)
+        read_all(self.folder, [*checks, *(self._rest_of(name) for name in names)], num_bytes)
+
+    def _rest_of(self, name: str):
+        """A task: compare the bytes of this file that belong to no box (version 1: all its bytes)."""
+        record = self.manifest["files"][name]
+        ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
+
+        def compare(reader: Reader):
+            found = reader.checksum(name, ranges)
+            if found != record["crc32"]:
+                raise CheckpointError(f"{self.folder / name} is damaged: checksum {found}, but the manifest says "
+                                      f"{record['crc32']}")
+        return compare
+
+    # ---- values --------------------------------------------------------------------------------------------------
+
     def read_into(self, owned) -> None:
-        """Fill 1-D arrays from the file; owned: (tensor path, Piece, 1-D array) each. No communication.
+        """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No communication, no checksums.
 
         Optimizer state that a checkpoint of parameters only does not have becomes zero, as at the first step.
         """
-        boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in self.manifest["tensors"].items()}
-        with BoxReader(self.folder) as reader:
-            for tensor, piece, array in owned:
-                if self.is_parameters_only and tensor.startswith("optimizer/"):
-                    array[...] = 0
-                    continue
-                on_host = numpy.empty(array.shape, array.dtype) if is_device_array(array) else array
-                target = on_host.reshape(piece.box.shape)
-                for stored in boxes[tensor]:
-                    reader.read(stored, piece.box, target)
-                if is_device_array(array):
-                    array.set(on_host)
+        self._read(owned)
+
+    def read_verified(self, owned, backend: CommunicationBackend) -> None:
+        """Fill 1-D arrays and compare every checksum of the checkpoint, reading each byte once. Collective.
+
+        A rank verifies the segments that it reads whole; what is left over then is shared out over the ranks.
+        Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold anything.
+        """
+        verified = numpy.zeros(len(self._segments), numpy.uint8)
+        with collectively(backend):
+            self._read(owned, verified)
+        backend.all_reduce(verified, ReductionOperation.MAX)
+        with collectively(backend):
+            left_over = numpy.flatnonzero(verified == 0).tolist()
+            self._verify(left_over[backend.rank::backend.world_size], backend.rank, backend.world_size)
+
+    def _read(self, owned, verified=None) -> None:
+        boxes = self._located_boxes()
+        owned = [(boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
+                 for tensor, piece, array in owned]
+        reads = (read for stored, piece, array in owned for read in reads_of(stored, piece.box, array, self._segments, verified))
+        on_device = any(is_device_array(array) for _, _, array in owned)
+        num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in owned)
+        read_all(self.folder, reads, num_bytes, num_readers=1 if on_device else READERS)
+
+    def _left_out(self, tensor: str, array) -> list:
+        """No boxes: state of an optimizer that starts afresh is zero. Errors: CheckpointError if there should be some."""
+        if not (self.is_parameters_only and tensor.startswith("optimizer/")):
+            raise CheckpointError(f"{self.folder} holds no {tensor}")
+        array[...] = 0
+        return []
+
+    def _located_boxes(self) -> dict[str, list[StoredBox]]:
+        """The boxes with their places, which in version 1 only HDF5 knows."""
+        if not self._is_located:
+            by_file: dict[str, list[StoredBox]] = {}
+            for box in (box for boxes in self._boxes.values() for box in boxes):
+                by_file.setdefault(box.file, []).append(box)
+            found = [box for file, boxes in by_file.items() for box in located(self.folder / file, boxes)]
+            self._boxes = {tensor: [box for box in found if box.tensor == tensor] for tensor in self._boxes}
+            self._is_located = True
+        return self._boxes
 
     def read_whole(self, tensor: str):
-        """One tensor, whole, as a NumPy array. No communication."""
-        entry = self.manifest["tensors"][tensor]
-        stored = stored_boxes(tensor, entry)
-        whole = numpy.empty(tuple(entry["shape"]), entry["dtype"])
-        with BoxReader(self.folder) as reader:
-            for box in stored:
-                reader.read(box, type(box.box)((0,) * whole.ndim, whole.shape), whole)
-        return whole
+        """One tensor, whole, as a NumPy array. No communication, no checksums. Errors: CheckpointError if it is not stored."""
+        if tensor not in self._boxes:
+            raise CheckpointError(f"{self.folder} holds no {tensor}")
+        return self.read_box(tensor, Box.whole(self._boxes[tensor][0].global_shape))
+
+    def read_box(self, tensor: str, box: Box):
+        """A part of one tensor, as a NumPy array; otherwise as read_whole."""
+        stored = self._boxes[tensor][0]
+        values = numpy.empty(box.shape, stored.dtype)
+        self._read([(tensor, Piece(tensor, box, 0, values.size, stored.global_shape), values.reshape(-1))])
+        return values
 
 
 def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str) -> None:
@@ -84,7 +169,7 @@ def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes
 
 
 def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
-    """Check all checksums, the files shared out over the ranks. Collective. Errors: CheckpointError on all ranks."""
+    """Check all checksums, shared out over the ranks. Collective. Errors: CheckpointError on all ranks."""
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)
 

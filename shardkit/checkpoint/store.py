@@ -3,22 +3,26 @@
     checkpoints/
       step-00000100/   manifest.json  index.h5  rank-00000.h5 ...
       step-00000200/
-      step-00000300.tmp/      being written, or left by a job that died: never read, removed by the next save of that step
+      step-00000300.tmp/      being written, or left by a job that died: not read, removed by the next save
       newest                  text: step-00000200
+
+A step that is saved again is put aside as step-00000200.old until the new one has its name. A job that dies in between leaves
+step-00000200.tmp, complete, and step-00000200.old: both are read, and the next save goes on where it stopped.
 """
-import json
-import os
 import re
 import shutil
+import warnings
 from pathlib import Path
 
 from ..comm import CommunicationBackend, collectively
-from ..errors import CheckpointError, PeerError
-from .hdf5 import INDEX_NAME, rank_file_name, write_boxes, write_index
+from ..errors import CheckpointError
+from .files import make_folder, sync, write_text
 from .load import Checkpoint, verify_together
-from .manifest import FORMAT, MANIFEST_NAME, VERSION, file_record, tensor_table
+from .saving import Retention, Saving, check_driver
 
-_STEP_FOLDER = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(r"step-(\d{8,})(\.deleted)?\.tmp")
+_ASIDE = re.compile(r"step-(\d{8,})\.old")
 
 
 class CheckpointStore:
@@ -26,50 +30,98 @@ class CheckpointStore:
 
     def __init__(self, folder):
         self.folder = Path(folder)
-        self.skipped: list[str] = []        # why newest_valid() passed over others
+        self.skipped: list[str] = []        # why the last search for a valid one passed over others
+
+    def folder_of(self, step: int) -> Path:
+        """Where the checkpoint of this step is."""
+        return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[Path]:
         """The folders of finished checkpoints, oldest first; whether they are valid is another question."""
-        if not self.folder.is_dir():
-            return []
-        return sorted((p for p in self.folder.iterdir() if _STEP_FOLDER.fullmatch(p.name)),
-                      key=lambda p: int(_STEP_FOLDER.fullmatch(p.name)[1]))
+        return [path for path in self._all() if path.suffix != ".tmp"]
+
+    def _all(self) -> list[Path]:
+        """All that a loader may look at, the best last: a step, or what a job that died left in the middle of a replacement."""
+        found = {}
+        for path in self._named(_STEP):
+            found[_step(path), 3] = path
+        for aside in self._named(_ASIDE):
+            step = _step(aside)
+            found[step, 1] = aside
+            complete = aside.with_suffix(".tmp")
+            if (step, 3) not in found and complete.is_dir():
+                found[step, 2] = complete
+        return [found[key] for key in sorted(found)]
+
+    def _named(self, pattern) -> list[Path]:
+        return [p for p in self.folder.iterdir() if pattern.fullmatch(p.name)] if self.folder.is_dir() else []
 
     # ---- writing -------------------------------------------------------------------------------------------------
 
-    def save(self, owned, backend: CommunicationBackend, description: dict, *, keep: int | None = None) -> str:
+    def save(self, owned, backend: CommunicationBackend, description: dict, *, keep: int | None = None,
+             keep_every: int | None = None, driver: str = "files") -> str:
         """Write a checkpoint and return its folder. Collective over `backend`.
 
         owned        (tensor path, Piece, 1-D array) each: over all ranks these must tile every tensor exactly once
-        description  goes into the manifest; "step" names the folder
+        description  goes into the manifest (see check_description); "step" names the folder
         keep         delete older ones but this many
+        keep_every   and but those of steps that this divides
+        driver       "files": one per rank; "mpio": one for all, which needs an h5py built with MPI
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was before.
         """
-        final = self.folder / f"step-{description['step']:08d}"
-        temporary = final.with_name(final.name + ".tmp")
-        try:
-            with collectively(backend):
-                if backend.rank == 0:
-                    shutil.rmtree(temporary, ignore_errors=True)
-                    temporary.mkdir(parents=True)
-            with collectively(backend):
-                boxes, record = _write_rank_file(temporary / rank_file_name(backend.rank), owned)
-            everyones = backend.gather_object((boxes, record), 0)
-            with collectively(backend):
-                if backend.rank == 0:
-                    _write_index_and_manifest(temporary, everyones, description)
-                    _replace(temporary, final)
-                    _write_atomically(self.folder / "newest", final.name + "\n")
-                    self._delete_old(keep)
-        except BaseException:
-            if backend.rank == 0:
-                shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        return str(final)
+        with collectively(backend):
+            check_driver(driver, backend)
+        return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(owned, driver)
 
-    def _delete_old(self, keep: int | None) -> None:
-        for folder in self.steps()[:-keep] if keep else []:
-            shutil.rmtree(folder)
+    def begin(self, temporary: Path) -> None:
+        """Make this folder, after whatever a job that died has left is cleared up. On one rank."""
+        make_folder(self.folder)
+        for aside in self._named(_ASIDE):
+            self._settle(aside)
+        for leftover in self._named(_LEFTOVER):
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir()
+
+    def _settle(self, aside: Path) -> None:
+        """End a replacement that was interrupted: with the new one if it is complete, else with the one put aside."""
+        final, temporary = aside.with_suffix(""), aside.with_suffix(".tmp")
+        if not final.exists():
+            (temporary if _is_complete(temporary) else aside).rename(final)
+            sync(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        """Give a complete checkpoint its name, and make it the newest. On one rank."""
+        pointer, aside = self.folder / "newest.tmp", final.with_suffix(".old")
+        write_text(pointer, final.name + "\n")              # first, since it needs room on the disk
+        if final.exists():
+            final.rename(aside)
+        try:
+            temporary.rename(final)
+        except OSError:
+            if aside.exists():
+                aside.rename(final)
+            raise
+        pointer.rename(self.folder / "newest")
+        sync(self.folder)
+        shutil.rmtree(aside, ignore_errors=True)
+
+    def delete_old(self, newest: Path, retention: Retention) -> None:
+        """Delete the checkpoints that need not stay; a warning tells what could not be deleted. On one rank.
+
+        Only what is older than `newest`, which was just written and compared, is looked at. A damaged one does not count as
+        one that is kept, so that valid ones are not deleted for it.
+        """
+        num_kept = 1
+        older = [folder for folder in self.steps() if _step(folder) < _step(newest)]
+        for folder in reversed(older if retention.keep is not None else []):
+            if num_kept < retention.keep:
+                num_kept += _is_complete(folder)
+            elif retention.every is None or _step(folder) % retention.every:
+                try:
+                    shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
+                except OSError as error:            # the new one is there all the same
+                    warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=2)
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
@@ -79,71 +131,64 @@ class CheckpointStore:
         `skipped` tells afterwards which newer ones were passed over, and why.
         Errors, on all ranks: FileNotFoundError if there is none, PermissionError, CheckpointError if none is valid.
         """
-        self.skipped = []
+        return self._newest_that(lambda checkpoint: verify_together(checkpoint, backend), backend)
+
+    def load_newest(self, owned, backend: CommunicationBackend, check, *, expendable: bool) -> Checkpoint:
+        """Fill the owned arrays from the newest valid checkpoint, and return that. Collective over `backend`.
+
+        owned       (tensor path, Piece, 1-D array) each
+        check       function (Checkpoint): raises if it is of another model, which is then not passed over
+        expendable  the arrays may hold anything after an error: each byte is then read once, and verified on the way.
+                    Otherwise everything is verified before anything is filled.
+        Errors: as newest_valid.
+        """
+        def load(checkpoint: Checkpoint):
+            if expendable and checkpoint.has_segments:
+                return checkpoint.read_verified(owned, backend)
+            verify_together(checkpoint, backend)
+            with collectively(backend):
+                checkpoint.read_into(owned)
+        return self._newest_that(load, backend, check)
+
+    def _newest_that(self, is_good, backend: CommunicationBackend, check=lambda checkpoint: None) -> Checkpoint:
+        """The newest complete checkpoint on which `is_good`, which is collective, raises no CheckpointError."""
         with collectively(backend):
-            names = self._candidates() if backend.rank == 0 else None
-        for name in backend.broadcast_object(names, 0):
+            found = self._candidates() if backend.rank == 0 else None
+        names, self.skipped = backend.broadcast_object(found, 0)
+        for name in names:
             try:
-                with collectively(backend):
-                    checkpoint = Checkpoint(self.folder / name)
-                verify_together(checkpoint, backend)
+                checkpoint = Checkpoint.opened_together(self.folder / name, backend)
+            except CheckpointError as error:
+                self.skipped.append(str(error))
+                continue
+            with collectively(backend):
+                check(checkpoint)
+            try:
+                is_good(checkpoint)
                 return checkpoint
-            except (CheckpointError, PeerError) as error:
+            except CheckpointError as error:
                 self.skipped.append(str(error))
         raise CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(self.skipped))
 
-    def _candidates(self) -> list[str]:
+    def _candidates(self) -> tuple[list[str], list[str]]:
+        """The names of those to try, and why others are not tried."""
         if not self.folder.exists():
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
-        names = [path.name for path in reversed(self.steps())]
+        names = [path.name for path in reversed(self._all())]
         if not names:
             raise FileNotFoundError(f"no checkpoints in {self.folder}")
-        return names
+        unfinished = sorted(path for path in self._named(_LEFTOVER) if _LEFTOVER.fullmatch(path.name)[2] is None)
+        return names, [f"{path} was never finished: its writing was cut short" for path in unfinished if path.name not in names]
 
 
-def _write_rank_file(path: Path, owned):
-    boxes = write_boxes(path, owned)
-    _sync(path)
-    return boxes, (path.name, file_record(path))
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
-def _write_index_and_manifest(folder: Path, everyones, description: dict) -> None:
-    boxes = [box for part, _ in everyones for box in part]
-    files = dict(record for _, record in everyones)
-    tensors = tensor_table(boxes)
-    index = folder / INDEX_NAME
-    write_index(index, boxes, {"format": FORMAT, "version": VERSION, "step": description["step"],
-                               "mesh": json.dumps(description.get("mesh", {}))})
-    _sync(index)
-    files[INDEX_NAME] = file_record(index)
-    manifest = {"format": FORMAT, "version": VERSION, **description, "files": files, "tensors": tensors}
-    (folder / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    _sync(folder / MANIFEST_NAME)
-    _sync(folder)
-
-
-def _replace(temporary: Path, final: Path) -> None:
-    """Rename into place; what was there under that name is put aside first and deleted last."""
-    old = final.with_name(final.name + ".old.tmp")
-    if final.exists():
-        final.rename(old)
-    temporary.rename(final)
-    _sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    _sync(temporary)
-    temporary.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    """Wait until the file, or the names in the folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _is_complete(folder: Path) -> bool:
+    """True if the manifest says so, and all files are there in the right size."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        Checkpoint(folder)
+        return True
+    except (CheckpointError, OSError):
+        return False

@@ -64,6 +64,11 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         return self._world_size
 
     @property
+    def communicator(self):
+        """The mpi4py communicator that carries the verbs, for libraries that talk MPI themselves; None if there is none."""
+        return None
+
+    @property
     @abstractmethod
     def is_initialized(self) -> bool:
         """True between initialize() and shutdown()."""

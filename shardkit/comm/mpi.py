@@ -79,6 +79,10 @@ class MPICommunicationBackend(CommunicationBackend):
     def is_initialized(self) -> bool:
         return self._comm is not None
 
+    @property
+    def communicator(self):
+        return self._comm
+
     def initialize(self) -> None:
         if self._comm is None:
             self._comm = self._parent.Dup()

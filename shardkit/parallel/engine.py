@@ -49,6 +49,7 @@ class Engine:
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
             self._cut_layers()
+            self.is_initial = all(parameter.is_fresh for parameter in model.parameters())   # start_over() gives the same again
             order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches, config.virtual_stages)
             units = plan_units(model, config.minimum_parameter_group_size)
             num_stages = len({action.stage for actions in order.values() for action in actions})
@@ -190,6 +191,7 @@ class Engine:
 
     def _finish_step(self):
         self.step_number += 1
+        self.is_initial = False
         self.drop_gradients()
         for unit in self.units:
             if not self.policy.shard_parameters:
@@ -333,6 +335,7 @@ class Engine:
         views = self._canonical_views(vector)
         for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}, self.units):
             array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
+        self.is_initial = False
         self._settle()
 
     def _canonical_views(self, vector) -> dict:
@@ -394,7 +397,7 @@ class Engine:
 
     def restore(self, step_number: int, samples_seen: int):
         """After all owned boxes were written from a checkpoint: go on from there."""
-        self.step_number, self.samples_seen = step_number, samples_seen
+        self.step_number, self.samples_seen, self.is_initial = step_number, samples_seen, False
         self.drop_gradients()
         self._settle()
 
@@ -424,6 +427,13 @@ class Engine:
         """Take back what copy_parameters() gave on each rank."""
         for unit, values in zip(self.units, copies):
             unit.owned_parameters[...] = values
+        self.is_initial = False
+        self._settle()
+
+    def start_over(self):
+        """Parameters and optimizer state as the seed makes them, which they were if `is_initial`."""
+        for unit in self.units:
+            unit.start_over()
         self._settle()
 
 

@@ -6,14 +6,15 @@
 DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of policy.POLICIES.
 """
 import time
+from math import isfinite
 
 import numpy
 
 from ..array.backend import to_host
-from ..checkpoint import CheckpointStore, load_image, make_image
+from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import FeatureError
+from ..errors import CheckpointError, FeatureError
 from ..layout.mesh_shape import AXES
 from ..nn.module import Module
 from .engine import Engine
@@ -45,6 +46,7 @@ class ShardedModel:
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
+        self._saver = Saver(mesh.world, self.engine.device)
         self._last_loss: float | None = None
         self._last_batch: tuple | None = None
         self._evaluation: dict | None = None
@@ -94,8 +96,10 @@ class ShardedModel:
         returns  the mean loss of the global batch before the step, the same on all ranks
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank; synchronize_gradients() and
         step() complete the step.
-        Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches.
+        Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches; those of a checkpoint
+        that is being written, before anything else is done.
         """
+        self._saver.poll()
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
         self._last_loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
@@ -119,6 +123,7 @@ class ShardedModel:
         learning_rate  instead of the rule's own
         Errors, on all ranks: ShapeError on another length.
         """
+        self._saver.poll()
         with collectively(self.mesh.world):
             self.engine.check_gradients(gradients)
         self.engine.apply_gradients(gradients, learning_rate)
@@ -133,8 +138,9 @@ class ShardedModel:
     def step(self):
         """Clip if configured, and apply the rule to the synchronised gradients. Collective.
 
-        Errors: ShardingError if there are none.
+        Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """
+        self._saver.poll()
         self.engine.update()
 
     def use_rule(self, rule):
@@ -225,26 +231,45 @@ class ShardedModel:
             data = file.read() if self.rank == 0 else None
         self.deserialize(self.mesh.world.broadcast_object(data, 0))
 
-    def save_model(self, path, *, keep: int | None = None, data_position: dict | None = None) -> str:
+    def save_model(self, path, *, keep: int | None = None, keep_every: int | None = None, data_position: dict | None = None,
+                   driver: str = "files") -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
-        keep           delete older checkpoints there but this many
+        keep           delete older checkpoints there but this many, the new one counted; None: delete nothing
+        keep_every     and but those of steps that this divides
         data_position  stored as it is, for whoever feeds the data
+        driver         "files": each rank writes its own; "mpio": one file for all, if h5py is built with parallel HDF5
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
-        description = {**self._description(), "data_position": data_position or {}}
-        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, description, keep=keep)
+        self._saver.wait()
+        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, self._description(data_position),
+                                          keep=keep, keep_every=keep_every, driver=driver)
 
-    def _description(self) -> dict:
+    def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
+                         data_position: dict | None = None) -> PendingCheckpoint:
+        """Begin to write a checkpoint of this step and return when its numbers are copied; training may go on. Collective.
+
+        The copies are in host memory, as large as what this rank owns, and used again the next time. The checkpoint is there
+        once all ranks have written and met again: in a train() or step() afterwards, or in wait() of what is returned, or in
+        close(). One at a time: the next save waits for it. Arguments as for save_model.
+        Errors, on all ranks: as save_model, also from those later calls; nothing is left of the checkpoint then.
+        """
+        return self._saver.start(CheckpointStore(path), self.engine.counted_boxes(), self._description(data_position),
+                                 Retention(keep, keep_every))
+
+    def _description(self, data_position: dict | None = None) -> dict:
         """What a checkpoint says beside the tensors."""
+        loss = self._last_loss
         return {
-            "step": self.engine.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
+            "step": self.engine.step_number, "samples_seen": self.engine.samples_seen,
+            "last_loss": loss if loss is None or isfinite(loss) else None,         # JSON has no NaN
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
             "active_features": None if self.wrapped_model.features is None else self.get_active_feature_indices(),
             "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
             "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
+            "data_position": data_position or {},
         }
 
     def _go_on_from(self, description: dict):
@@ -260,14 +285,20 @@ class ShardedModel:
                  checkpoints were passed over
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; the model is unchanged then.
         """
-        store = CheckpointStore(path)
-        checkpoint = store.newest_valid(self.mesh.world)
-        with collectively(self.mesh.world):
-            checkpoint.check_model(self.engine.shapes(), self.engine.units[0].dtype)
-        with collectively(self.mesh.world):
-            checkpoint.read_into(self.engine.owned_boxes())
+        self._saver.wait()
+        store, engine = CheckpointStore(path), self.engine
+        try:
+            checkpoint = store.load_newest(engine.owned_boxes(), self.mesh.world, self._check_checkpoint,
+                                           expendable=engine.is_initial)
+        except (CheckpointError, PermissionError):      # on all ranks
+            if engine.is_initial:                       # then arrays may be half filled, and are made again
+                engine.start_over()
+            raise
         self._go_on_from(checkpoint.manifest)
         return {**checkpoint.manifest, "skipped": store.skipped}
+
+    def _check_checkpoint(self, checkpoint):
+        checkpoint.check_model(self.engine.shapes(), self.engine.units[0].dtype)
 
     # ---- input features ------------------------------------------------------------------------------------------
 
@@ -339,7 +370,11 @@ class ShardedModel:
                 f"per data rank\n{table}")
 
     def close(self):
-        """Give the mesh's communicators back; the model cannot train afterwards. Collective."""
+        """Wait for a checkpoint that is being written, and give the mesh's communicators back. Collective.
+
+        The model cannot train afterwards. Errors: those of the checkpoint.
+        """
+        self._saver.wait()
         close_groups(self.wrapped_model)
         self.mesh.close()
 

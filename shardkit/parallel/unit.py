@@ -103,6 +103,15 @@ class Unit:
         for parameter in self.plan.parameters.values():
             parameter.release()
 
+    def start_over(self):
+        """Initial values and no optimizer state again; spread() comes next. No communication."""
+        self.unbind()
+        for parameter in self.plan.parameters.values():
+            parameter.renew()
+        self._fill_with_initial_values()
+        for state in self.state.values():
+            state.fill(0)
+
     @property
     def num_owned(self) -> int:
         """Elements of this rank's span."""

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 from threadpoolctl import threadpool_limits
 
-from ..checkpoint import CheckpointStore
+from ..checkpoint import CheckpointStore, PendingCheckpoint
 from ..comm import CommunicationBackend, collectively
 from ..comm.failure import Program
 from ..config import RunConfiguration, ShardingConfiguration
@@ -77,6 +77,7 @@ class _Run:
             self.fingerprint = corpus_fingerprint(folder / "data")
         self.model = make_model(settings, backend)
         self.reporter = Reporter(folder, settings.run.steps, is_writer=backend.rank == 0)
+        self.pending: tuple[int, PendingCheckpoint] | None = None       # step and checkpoint that is being written
         if resume:
             self._resume()
         rank = self.model.mesh.coordinates.data
@@ -106,6 +107,7 @@ class _Run:
             while self.model.step_number < run.steps:
                 train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
                 step, now = self.model.step_number, time.perf_counter()
+                self._report_checkpoint()
                 self.reporter.progress(step)
                 if step % run.report_every == 0 or step == run.steps:
                     seconds_left = (now - began) / (step - first_step) * (run.steps - step)
@@ -119,6 +121,9 @@ class _Run:
                     now = time.perf_counter()
                     self._save()
                     reported_at += time.perf_counter() - now
+            if self.pending is not None:
+                self.pending[1].wait()
+                self._report_checkpoint()
         if validation_loss is None:
             validation_loss = self._validate(self.model.step_number)
         self._report_memory(time.perf_counter() - began)
@@ -162,9 +167,26 @@ class _Run:
     # ---- what is kept --------------------------------------------------------------------------------------------
 
     def _save(self):
-        folder = self.model.save_model(self.folder / "checkpoints", keep=self.settings.run.keep_checkpoints,
-                                       data_position={"corpus_sha256": self.fingerprint, "next_step": self.model.step_number})
-        self.reporter.line(f"step {self.model.step_number}/{self.settings.run.steps}  checkpoint {folder}")
+        run, step, began = self.settings.run, self.model.step_number, time.perf_counter()
+        how = {"keep": run.keep_checkpoints, "keep_every": run.keep_every or None,
+               "data_position": {"corpus_sha256": self.fingerprint, "next_step": step}}
+        if run.asynchronous_checkpoints:
+            pending = self.model.save_model_async(self.folder / "checkpoints", **how)
+            self._report_checkpoint()               # the one before, if it was still being written
+            self.pending = step, pending
+        else:
+            folder = self.model.save_model(self.folder / "checkpoints", **how)
+            self.reporter.line(f"step {step}/{run.steps}  checkpoint {folder}")
+        self.reporter.record(step=step, checkpoint_pause_seconds=time.perf_counter() - began)
+
+    def _report_checkpoint(self):
+        """Say that the checkpoint which was being written is there, once it is."""
+        if self.pending is None or not self.pending[1].is_committed:
+            return
+        step, checkpoint = self.pending
+        self.pending = None
+        self.reporter.line(f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
+                           f"{checkpoint.write_seconds:.2f} s, training stood still for {checkpoint.pause_seconds:.3f} s")
 
     def _write_sample(self) -> str:
         sample = self.settings.sample

@@ -6,10 +6,12 @@ import h5py
 import numpy
 import pytest
 from builders import STRATEGIES, sha256, small_gpt, token_batch, train
+from checkpoints import edit_manifest, flip_bit, save_boxes
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
 from shardkit.checkpoint.describe import describe
+from shardkit.layout.box import Box
 
 
 def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12, **settings):
@@ -54,6 +56,14 @@ def test_plain_hdf5_tools_see_every_tensor_whole(tmp_path):
     numpy.testing.assert_array_equal(whole, vector)
 
 
+def test_scalars_are_in_the_index_too(tmp_path):
+    folder = save_boxes(tmp_path, {"model/scale": (numpy.float64(2.5).reshape(()), [[], [Box((), ())]])})
+    with h5py.File(folder / "index.h5") as index:
+        assert index["model/scale"][()] == 2.5 and index["model/scale"].attrs["dtype"] == "float64"
+        assert index["model/scale"].attrs["global_shape"].tolist() == []
+    assert Checkpoint(folder).read_whole("model/scale") == 2.5
+
+
 def test_the_manifest_describes_the_model_so_that_it_can_be_built_again(tmp_path):
     run("FSDP", 2, 1, save=tmp_path)
     model = sk.models.GPT.from_checkpoint(tmp_path)
@@ -87,24 +97,16 @@ DAMAGE = {
     "a flipped bit in a rank file": lambda f: flip_bit(f / "rank-00001.h5"),
     "a truncated rank file": lambda f: (f / "rank-00000.h5").write_bytes((f / "rank-00000.h5").read_bytes()[:-10]),
     "a missing rank file": lambda f: (f / "rank-00001.h5").unlink(),
+    "a flipped bit in what HDF5 says about a rank file": lambda f: flip_bit(f / "rank-00000.h5", at=20),
+    "a flipped bit in the index": lambda f: flip_bit(f / "index.h5"),
+    "a flipped bit in the manifest": lambda f: flip_bit(f / "manifest.json", at=300),
+    "another step in the manifest": lambda f: edit_manifest(f, lambda m: m.update(step=2), sealed=False),
     "a missing manifest": lambda f: (f / "manifest.json").unlink(),
     "half a manifest": lambda f: (f / "manifest.json").write_text((f / "manifest.json").read_text()[:500]),
     "a foreign manifest": lambda f: (f / "manifest.json").write_text('{"format": "other"}'),
     "a lost box": lambda f: edit_manifest(f, lambda m: next(iter(m["tensors"].values()))["boxes"].pop()),
     "another version": lambda f: edit_manifest(f, lambda m: m.update(version=99)),
 }
-
-
-def flip_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def edit_manifest(folder, edit):
-    manifest = json.loads((folder / "manifest.json").read_text())
-    edit(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -160,9 +162,9 @@ def test_nothing_there_is_a_file_not_found_error_on_all_ranks(tmp_path):
 def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one(tmp_path, monkeypatch):
     run("FSDP", 2, 1, save=tmp_path)
 
-    def no_room(path, owned):
+    def no_room(path, boxes):
         raise OSError(28, "No space left on device", str(path))
-    monkeypatch.setattr("shardkit.checkpoint.store.write_boxes", no_room)
+    monkeypatch.setattr("shardkit.checkpoint.saving.lay_out", no_room)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2)

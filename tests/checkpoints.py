@@ -1,0 +1,81 @@
+"""Checkpoints that tests look into, damage and forge."""
+import json
+import zlib
+from pathlib import Path
+
+import numpy
+
+import shardkit as sk
+from shardkit.checkpoint import CheckpointStore
+from shardkit.layout.box import Box
+from shardkit.layout.piece import Piece
+
+DESCRIPTION = {"samples_seen": 0, "seed": 0, "last_loss": None, "mesh": {"data": 1}, "strategy": "none",
+               "active_features": None, "model": {"class": "GPT", "configuration": {}}, "optimizer": {"rule": "SGD"}}
+
+
+def described(step=1, **changes):
+    """A description that save() takes."""
+    return {**DESCRIPTION, "step": step, **changes}
+
+
+def owned_part(tensor, array, box):
+    """What the owner of this box of a whole array hands to save(), and to a load for it to fill."""
+    values = numpy.ascontiguousarray(array[box.slices()]).reshape(-1)
+    return tensor, Piece(tensor, box, 0, values.size, array.shape), values
+
+
+def save_boxes(path, tensors, step=1, **how):
+    """A checkpoint of {tensor: (array, [boxes of rank 0, boxes of rank 1, ...])}, written by that many ranks; its folder."""
+    num_ranks = len(next(iter(tensors.values()))[1])
+
+    def on_rank(backend):
+        owned = [owned_part(tensor, array, box) for tensor, (array, parts) in tensors.items() for box in parts[backend.rank]]
+        return CheckpointStore(path).save(owned, backend, described(step), **how)
+    return Path(sk.run_ranks(num_ranks, on_rank)[0])
+
+
+def load_box(checkpoint, tensor, shape, box, dtype="float32"):
+    """The values of one box, read from a checkpoint."""
+    values = numpy.full(box.size, numpy.nan, dtype)
+    checkpoint.read_into([(tensor, Piece(tensor, box, 0, box.size, tuple(shape)), values)])
+    return values.reshape(box.shape)
+
+
+def rows(shape, num_parts):
+    """The boxes of a cut along dim 0, one list per rank."""
+    marks = [shape[0] * i // num_parts for i in range(num_parts + 1)]
+    return [[Box((a,) + (0,) * (len(shape) - 1), (b - a, *shape[1:]))] for a, b in zip(marks, marks[1:])]
+
+
+def flip_bit(path, at=None):
+    """Change one bit, in the middle unless told."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    path.write_bytes(content)
+
+
+def edit_manifest(folder, edit, *, sealed=True):
+    """Change the manifest as somebody would who knows the rules; not sealed: without making its checksum right again."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    edit(manifest)
+    stated = manifest.pop("crc32", "00000000")
+    text = json.dumps({"crc32": "00000000", **manifest})
+    (folder / "manifest.json").write_text(seal(text) if sealed else text.replace("00000000", stated, 1))
+
+
+def seal(text):
+    """The text of a manifest whose first member is "crc32": "00000000", with the right digits."""
+    return text.replace("00000000", f"{zlib.crc32(text.encode()):08x}", 1)
+
+
+def as_version_1(folder):
+    """Write the manifest as the first version of the format had it."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["crc32"], manifest["segment_bytes"]
+    manifest["version"] = 1
+    for name, record in manifest["files"].items():
+        record["crc32"] = f"{zlib.crc32((folder / name).read_bytes()):08x}"
+    for entry in manifest["tensors"].values():
+        entry["boxes"] = [box[:4] for box in entry["boxes"]]
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
