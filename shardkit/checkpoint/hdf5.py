@@ -23,7 +23,7 @@ import h5py
 import numpy
 
 from ..errors import CheckpointError
-from .files import as_text, checksum, write_parts
+from .files import write_parts
 from .stored import ITEM_BYTES, StoredBox
 
 INDEX_NAME = "index.h5"
@@ -238,66 +238,14 @@ def write_together(path: Path, boxes, arrays: list, first: int, communicator) ->
 
 # ---- images in memory --------------------------------------------------------------------------------------------
 
-_HEADER_BYTES = 512             # of HDF5's user block, which other programs skip
-_HEADER = "shardkit-image 2\nbytes {:d}\ncrc32 {}\n"        # of what follows the header
-
-
-def write_image(tensors: dict, description: dict) -> bytes:
-    """A whole HDF5 file in memory: one dataset per tensor, the description as JSON, and a header with a checksum.
+def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray, dict[str, int]]:
+    """A whole HDF5 file in memory, one dataset per tensor and the description as JSON; and the bytes where tensors begin.
 
     tensors  {tensor path: NumPy array}, whole
+    room     bytes left free at the beginning, HDF5's user block: 512 times a power of two
     """
     memory = io.BytesIO()
-    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS, userblock_size=_HEADER_BYTES) as file:
-        file.attrs["description"] = json.dumps(description)
-        for tensor, array in tensors.items():
-            file.create_dataset(tensor, data=array)
-    body = memory.getbuffer()[_HEADER_BYTES:]
-    header = _header(body)
-    memory.getbuffer()[:len(header)] = header
-    body.release()
-    return memory.getvalue()
-
-
-def _header(body) -> bytes:
-    return _HEADER.format(len(body), as_text(checksum(body))).encode()
-
-
-def read_image(data: bytes) -> tuple[dict, dict]:
-    """(tensors, description) of what write_image made, after its checksum held.
-
-    Errors: CheckpointError if the bytes are damaged or something else.
-    """
-    if not isinstance(data, (bytes, bytearray, memoryview)):
-        raise CheckpointError(f"an image of a sharded model is bytes; got {type(data).__name__}")
-    view = memoryview(data)
-    if not bytes(view[:_HEADER_BYTES]).startswith(b"shardkit-image"):
-        raise CheckpointError(f"these {len(view)} bytes are no image of a sharded model")
-    header = _header(view[_HEADER_BYTES:])
-    if bytes(view[:_HEADER_BYTES]) != header.ljust(_HEADER_BYTES, b"\0"):
-        raise CheckpointError("the image of the model is damaged, or of another version: its header is not "
-                              f"{header.decode().split()}")
-    try:
-        with h5py.File(io.BytesIO(data), "r") as file:
-            return _image_tensors(file, len(view)), _image_description(file)
-    except (*_ERRORS, RecursionError) as error:
-        raise CheckpointError(f"these {len(view)} bytes are no image of a sharded model: {error}") from None
-
-
-def _image_description(file) -> dict:
-    attribute = file.attrs.get_id("description")
-    if attribute.shape != () or h5py.check_string_dtype(attribute.dtype) is None:
-        raise CheckpointError(f"the description of the image is {attribute.dtype} {attribute.shape}; wanted one string")
-    return json.loads(file.attrs["description"])
-
-
-def _image_tensors(file, most_bytes: int) -> dict:
-    """The tensors below the groups of the file; only what visititems reaches, so nothing behind links."""
-    found: dict = {}
-    file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-    strange = next((name for name, dataset in found.items() if not _is_plain(dataset)), None)
-    if strange is not None:
-        raise CheckpointError(f"{strange} of the image is not an ordinary contiguous dataset of floats")
-    if sum(dataset.nbytes for dataset in found.values()) > most_bytes:
-        raise CheckpointError(f"the tensors of the image are larger than its {most_bytes} bytes")
-    return {name: dataset[()] if dataset.shape == () else dataset[...] for name, dataset in found.items()}
+    with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS, userblock_size=room) as file:
+        _attach_all(file.id, {"description": json.dumps(description)})
+        places = {tensor: file.create_dataset(tensor, data=array).id.get_offset() for tensor, array in tensors.items()}
+    return bytearray(memory.getbuffer()), places

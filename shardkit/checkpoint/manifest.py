@@ -30,7 +30,8 @@ MOST_BYTES = 1 << 28            # of a manifest: room for two million boxes
 MOST_DIMS = 32
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _CHECKSUM = re.compile(r"[0-9a-f]{8}")
-_BEGINNING = '{"crc32": "00000000", '
+UNSEALED = '{"crc32": "00000000", '          # the beginning, before its checksum is known
+_SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
@@ -42,7 +43,7 @@ def write_manifest(folder: Path, description: dict, files: dict, boxes: list[Sto
     """
     tensors = tensor_table(boxes)
     head = json.dumps({"format": FORMAT, "version": VERSION, "segment_bytes": SEGMENT_BYTES, **description}, allow_nan=False)
-    text = (f'{_BEGINNING}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n')
+    text = f'{UNSEALED}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
     write_text(folder / MANIFEST_NAME, text.replace("00000000", as_text(checksum(text.encode())), 1))
 
 
@@ -119,7 +120,7 @@ def read_manifest(folder: Path) -> dict:
                               f"{' and '.join(map(str, READ_VERSIONS))}")
     try:
         if manifest["version"] > 1:
-            _check_checksum(text)
+            check_seal(text)
         check_description(manifest)
         _check_files(folder, manifest["files"])
         _check_tensors(manifest)
@@ -142,19 +143,28 @@ def _text_of(path: Path) -> bytes:
 
 def _parsed(path: Path, text: bytes) -> dict:
     try:
-        manifest = json.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
+        return parsed(text)
+    except CheckpointError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{path} is not the manifest of a shardkit checkpoint")
-    return manifest
 
 
-def _check_checksum(text: bytes) -> None:
-    at = len(_BEGINNING) - len('00000000", ')
-    stated, zeros = text[at:at + 8], text[:at] + b"0" * 8 + text[at + 8:]
-    if not zeros.startswith(_BEGINNING.encode()) or as_text(checksum(zeros)).encode() != stated:
-        raise CheckpointError(f"its checksum is {as_text(checksum(zeros))}, but it says {stated!r}")
+def parsed(text: bytes) -> dict:
+    """The object that this JSON is. Errors: CheckpointError."""
+    try:
+        table = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(str(error)) from None
+    if not isinstance(table, dict):
+        raise CheckpointError(f"it is no JSON object but a {type(table).__name__}")
+    return table
+
+
+def check_seal(content) -> None:
+    """Errors: CheckpointError unless the checksum with which these bytes begin is that of all of them, with zeros for it."""
+    zeros = checksum(memoryview(content)[_SEAL.stop:], checksum(UNSEALED.encode()[:_SEAL.stop]))
+    stated = bytes(content[:_SEAL.stop])
+    if stated != UNSEALED.encode()[:_SEAL.start] + as_text(zeros).encode():
+        raise CheckpointError(f"its checksum is {as_text(zeros)}, but it begins with {stated!r}")
 
 
 def _check_files(folder: Path, files: dict) -> None:
@@ -170,11 +180,17 @@ def _check_files(folder: Path, files: dict) -> None:
 
 def stored_boxes(tensor: str, entry: dict) -> list[StoredBox]:
     """The boxes of one tensor, as the manifest lists them. Errors: CheckpointError, TypeError, ValueError, KeyError."""
+    shape, dtype = checked_shape(tensor, entry)
+    return [StoredBox(tensor, file, dataset, Box(_numbers(offset), _numbers(size)), shape, dtype, *_place(place))
+            for file, dataset, offset, size, *place in entry["boxes"]]
+
+
+def checked_shape(tensor: str, entry: dict) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of an entry. Errors: CheckpointError, KeyError, TypeError."""
     shape, dtype = _numbers(entry["shape"]), entry["dtype"]
     if dtype not in ITEM_BYTES:
         raise CheckpointError(f"{tensor} is of dtype {dtype!r:.40}; wanted one of {', '.join(ITEM_BYTES)}")
-    return [StoredBox(tensor, file, dataset, Box(_numbers(offset), _numbers(size)), shape, dtype, *_place(place))
-            for file, dataset, offset, size, *place in entry["boxes"]]
+    return shape, dtype
 
 
 def _check_tensors(manifest: dict) -> None:
