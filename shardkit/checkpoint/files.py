@@ -199,15 +199,19 @@ def file_bytes(path: Path) -> int:
 
 
 class Reader:
-    """Reads ranges of the files in one folder. For one thread.
-
-    window   memoryview of SEGMENT_BYTES to read into, when there is no better place
-    """
+    """Reads ranges of the files in one folder. For one thread."""
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.window = memoryview(numpy.empty(SEGMENT_BYTES, numpy.uint8))
+        self._window: memoryview | None = None
         self._open: dict[str, int] = {}
+
+    @property
+    def window(self) -> memoryview:
+        """SEGMENT_BYTES to read into, when there is no better place."""
+        if self._window is None:
+            self._window = memoryview(numpy.empty(SEGMENT_BYTES, numpy.uint8))
+        return self._window
 
     def __enter__(self):
         return self

@@ -67,13 +67,17 @@ def tensor_table(boxes: list[StoredBox]) -> dict:
 
 
 def check_description(description) -> None:
-    """Errors: CheckpointError unless this says all that a model needs to go on, in the right types, as JSON can."""
+    """Errors: CheckpointError unless this says all that a model needs to go on, in the right types."""
     if not isinstance(description, dict):
         raise CheckpointError(f"the description of a checkpoint is a {type(description).__name__}; wanted a dict")
     for name, (is_right, wanted) in _DESCRIPTION.items():
         if name not in description or not is_right(description[name]):
             raise CheckpointError(f"the description of the checkpoint has {name} = {description.get(name)!r:.100}; "
                                   f"wanted {wanted}")
+
+
+def check_storable(description: dict) -> None:
+    """Errors: CheckpointError unless JSON can say this."""
     try:
         json.dumps(description, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -21,10 +21,11 @@ import numpy
 from ..array.backend import Device, copy_to_host, to_host
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
+from ..layout.piece import Piece
 from .files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
 from .hdf5 import INDEX_NAME, SHARED_NAME, check_parallel, lay_out, rank_file_name, write_index, write_together
 from .load import Checkpoint
-from .manifest import FORMAT, VERSION, check_description, write_manifest
+from .manifest import FORMAT, VERSION, check_description, check_storable, write_manifest
 from .stored import StoredBox, ranges_outside
 
 
@@ -55,6 +56,7 @@ class Saving:
         self.backend, self._store, self._description, self._retention = backend, store, description, retention
         with collectively(backend):
             check_description(description)
+            check_storable(description)
             retention.check()
         self.folder = store.folder_of(description["step"])
         self._temporary = self.folder.with_name(self.folder.name + ".tmp")
@@ -99,27 +101,26 @@ class Saving:
 
     def lay_out(self, owned) -> None:
         """Make this rank's file, with room for the values. No communication."""
-        self._boxes = lay_out(self._path, ((tensor, piece, array.dtype) for tensor, piece, array in owned))
+        self._boxes = lay_out(self._path, (self._form(*part) for part in owned))
         self._records = {self._path.name: _record(self._path, self._boxes)}
-        self._note_scalars(owned)
 
     def _lay_out_together(self, owned) -> None:
         """Make and fill one file of all ranks, by parallel HDF5; write() then only compares. Collective."""
         backend = self.backend
         self._path, self._put = self._temporary / SHARED_NAME, settle
-        everyones = backend.all_gather_object([(tensor, piece, str(array.dtype)) for tensor, piece, array in owned])
+        everyones = backend.all_gather_object([self._form(*part) for part in owned])
         first = sum(map(len, everyones[:backend.rank]))
         boxes = write_together(self._path, [box for part in everyones for box in part],
                                [numpy.ascontiguousarray(to_host(array)) for _, _, array in owned], first, backend.communicator)
         self._boxes = boxes[first:first + len(everyones[backend.rank])]
         with collectively(backend):
             self._records = {SHARED_NAME: _record(self._path, boxes)} if backend.rank == 0 else {}
-            self._note_scalars(owned)
 
-    def _note_scalars(self, owned) -> None:
-        for box, (_, _, array) in zip(self._boxes, owned):
-            if box.global_shape == ():
-                self._scalars[box.tensor] = float(to_host(array)[0])
+    def _form(self, tensor: str, piece: Piece, array) -> tuple:
+        """(tensor path, Piece, dtype); the value of a scalar is noted on the way."""
+        if piece.global_shape == ():
+            self._scalars[tensor] = float(to_host(array)[0])
+        return tensor, piece, str(array.dtype)
 
     def write(self, owned, cancelled: threading.Event | None = None, meanwhile=None) -> None:
         """Write the values that lay_out() made room for; they are on disk when this returns. No communication."""

@@ -18,7 +18,7 @@ def read_description(path) -> dict:
     try:
         model = json.loads(manifest.read_text(encoding="utf-8"))["model"]
         is_description = isinstance(model["class"], str) and isinstance(model["configuration"], dict)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{manifest} does not describe a model: {type(error).__name__}: {error}") from None
     if not is_description or not model["configuration"]:
         raise CheckpointError(f"{manifest} does not say how to build its {model['class']}: its class has no configuration()")

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from builders import token_batch, train
+from checkpoints import edit_manifest
 
 import shardkit as sk
 from shardkit.__main__ import main
@@ -67,8 +68,7 @@ def test_inspect_lists_the_checkpoints_of_a_folder_with_why_some_are_damaged(sto
 
 
 def test_inspect_says_damaged_where_a_manifest_leaves_something_out(store, capsys):
-    path = store / "step-00000001" / "manifest.json"
-    path.write_text(path.read_text().replace('"strategy"', '"tragedy"'))
+    edit_manifest(store / "step-00000001", lambda manifest: manifest.pop("strategy"))
     code, out, _ = shardkit(capsys, "inspect", "store")
     assert code == 1 and "step-00000001  DAMAGED" in out and "strategy" in out
 

@@ -115,7 +115,10 @@ def test_a_scalar_parameter_is_saved_whole_and_its_attributes_change_no_other_fi
 
 # ---- written by another program ----------------------------------------------------------------------------------
 
-def write_by_the_page(store, model, *, step, optimizer):
+SEGMENT = 1 << 20
+
+
+def write_by_the_page(store, model, *, step, optimizer, version=2):
     """A checkpoint made from the rules of the page with h5py and json: two files of odd names, boxes cut at will."""
     folder = store / f"step-{step:08d}.tmp"
     folder.mkdir(parents=True)
@@ -131,21 +134,47 @@ def write_by_the_page(store, model, *, step, optimizer):
                 offset = [row] + [0] * (array.ndim - 1)
                 dataset.attrs["offset"] = numpy.array(offset)
                 dataset.parent.attrs["global_shape"] = numpy.array(array.shape)
-                tensors[path]["boxes"].append([("even.h5", "odd.h5")[row % 2], name, offset, list(box.shape)])
-    files = {path.name: {"bytes": path.stat().st_size, "crc32": f"{zlib.crc32(path.read_bytes()):08x}"}
-             for path in folder.iterdir()}
-    manifest = {"format": "shardkit-checkpoint", "version": 1, "step": step, "samples_seen": 0, "last_loss": None, "seed": 0,
-                "mesh": {"pipeline": 1, "data": 1, "tensor": 1}, "strategy": "by hand", "active_features": None,
+                sums = [crc(box.tobytes()[at:at + SEGMENT]) for at in range(0, box.nbytes, SEGMENT)]
+                tensors[path]["boxes"].append([("even.h5", "odd.h5")[row % 2], name, offset, list(box.shape),
+                                               dataset.id.get_offset(), sums])
+    counted = (lambda path: bytes_outside(path, tensors)) if version == 2 else Path.read_bytes
+    files = {path.name: {"bytes": path.stat().st_size, "crc32": crc(counted(path))} for path in folder.iterdir()}
+    if version == 1:
+        for entry in tensors.values():
+            entry["boxes"] = [box[:4] for box in entry["boxes"]]
+    manifest = {"format": "shardkit-checkpoint", "version": version, "step": step, "samples_seen": 0, "last_loss": None,
+                "seed": 0, "mesh": {"pipeline": 1, "data": 1, "tensor": 1}, "strategy": "by hand", "active_features": None,
                 "model": {"class": "GPT", "configuration": model.configuration()}, "optimizer": optimizer, "data_position": {},
                 "files": files, "tensors": tensors}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    if version == 2:
+        manifest = {"crc32": "00000000", "segment_bytes": SEGMENT, **manifest}
+    text = json.dumps(manifest)
+    (folder / "manifest.json").write_text(text.replace("00000000", crc(text.encode()), 1) if version == 2 else text)
     folder.rename(folder.with_suffix(""))
 
 
+def crc(content):
+    return f"{zlib.crc32(content):08x}"
+
+
+def bytes_outside(path, tensors):
+    """The bytes of the file that are in no box."""
+    content = numpy.frombuffer(path.read_bytes(), numpy.uint8)
+    is_outside = numpy.ones(len(content), bool)
+    for entry in tensors.values():
+        for file, _, _, shape, at, _ in entry["boxes"]:
+            if file == path.name:
+                is_outside[at:at + numpy.prod(shape) * numpy.dtype(entry["dtype"]).itemsize] = False
+    return content[is_outside].tobytes()
+
+
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
-def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, tmp_path):
+def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, version, tmp_path):
     model = small_gpt(seed=11)
-    write_by_the_page(tmp_path, model, step=5, optimizer={"rule": "AdamW", "state": ["first_moment", "second_moment"]})
+    write_by_the_page(tmp_path, model, step=5, optimizer={"rule": "AdamW", "state": ["first_moment", "second_moment"]},
+                      version=version)
+    Checkpoint(tmp_path / "step-00000005").verify()
     wanted = numpy.concatenate([values.ravel() for values in model.state_dict().values()])
 
     def on_rank(backend):
