@@ -19,7 +19,7 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.box import Box
 from ..layout.piece import Piece
 from ..nn.gpt import GPT
-from .find import find_checkpoint
+from .find import find_checkpoint, gpt_of
 from .hugging_face import Link, configuration_of, found_names, links, read_configuration
 from .load import Checkpoint
 from .safetensors import READABLE, StoredTensor, read_header, write_tensors
@@ -57,7 +57,7 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
     folder = Path(folder)
     _check_free(folder, [folder / name for name in (CONFIGURATION_NAME, TENSORS_NAME, _INDEX_NAME)])
     checkpoint, skipped = find_checkpoint(path)
-    model = _model_of(checkpoint)
+    model = gpt_of(checkpoint, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
     configuration, notes = configuration_of(model.settings, dtype)
     parts: dict[str, list[Link]] = {}
@@ -70,19 +70,6 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
         file, shapes, dtype, (_assembled(checkpoint, some) for some in parts.values())))
     _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(json.dumps(configuration, indent=2) + "\n", "utf-8"))
     return Conversion(str(folder), model, len(shapes), [f"skipped: {reason}" for reason in skipped] + notes)
-
-
-def _model_of(checkpoint: Checkpoint) -> GPT:
-    """The model that a checkpoint holds all parameters of. Errors: CheckpointError."""
-    described = checkpoint.manifest["model"]["class"]
-    if described != "GPT":
-        raise CheckpointError(f"{checkpoint.folder} holds a {described}; only GPT has a counterpart in transformers")
-    model = GPT.from_checkpoint(checkpoint.folder)
-    for name, parameter in model.named_parameters().items():
-        stored = checkpoint.shapes.get(f"model/{name}")
-        if stored != parameter.shape:
-            raise CheckpointError(f"{checkpoint.folder} describes a model whose {name} is {parameter.shape}, but holds {stored}")
-    return model
 
 
 def _assembled(checkpoint: Checkpoint, some: list[Link]):

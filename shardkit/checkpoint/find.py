@@ -3,6 +3,8 @@ import re
 from pathlib import Path
 
 from ..comm import run_ranks
+from ..errors import CheckpointError
+from ..nn.gpt import GPT
 from .load import Checkpoint
 from .manifest import MANIFEST_NAME
 from .store import CheckpointStore
@@ -32,3 +34,23 @@ def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
         return checkpoint, []
     store = checkpoint_store(path)
     return run_ranks(1, store.newest_valid)[0], store.skipped
+
+
+def gpt_of(checkpoint: Checkpoint, what_only_gpt_does: str) -> GPT:
+    """The model that a checkpoint describes and holds all parameters of, with its initial values.
+
+    Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.
+    """
+    described, configuration = checkpoint.manifest["model"]["class"], checkpoint.manifest["model"]["configuration"]
+    if described != "GPT":
+        raise CheckpointError(f"{checkpoint.folder} holds a {described}; only GPT {what_only_gpt_does}")
+    layers = configuration.get("layers")
+    if type(layers) is not int or layers > len(checkpoint.shapes):      # before so many are made
+        raise CheckpointError(f"{checkpoint.folder} describes a model of layers = {layers!r:.40}, but holds "
+                              f"{len(checkpoint.shapes)} tensors")
+    model = GPT.from_checkpoint(checkpoint.folder)
+    for name, parameter in model.named_parameters().items():
+        stored = checkpoint.shapes.get(f"model/{name}")
+        if stored != parameter.shape:
+            raise CheckpointError(f"{checkpoint.folder} describes a model whose {name} is {parameter.shape}, but holds {stored}")
+    return model

@@ -26,6 +26,7 @@ class Checkpoint:
     """One checkpoint folder that is complete.
 
     manifest  as read_manifest() returned it on another rank; None: read it
+    shapes    {tensor path: global shape}
     Errors: CheckpointError if it is not complete, PermissionError.
     """
 
@@ -33,6 +34,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder) if manifest is None else manifest
         self._boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in self.manifest["tensors"].items()}
+        self.shapes = {tensor: boxes[0].global_shape for tensor, boxes in self._boxes.items()}
         self._is_located = self.has_segments
         self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes if box.at is not None])
 
@@ -42,11 +44,6 @@ class Checkpoint:
         with collectively(backend):
             manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
         return cls(folder, backend.broadcast_object(manifest, 0))
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """{tensor path: global shape}."""
-        return {tensor: tuple(entry["shape"]) for tensor, entry in self.manifest["tensors"].items()}
 
     @property
     def has_segments(self) -> bool:

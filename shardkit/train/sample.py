@@ -2,8 +2,7 @@
 import numpy
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.find import find_checkpoint
-from ..errors import CheckpointError
+from ..checkpoint.find import find_checkpoint, gpt_of
 from ..nn.models import GPT
 
 
@@ -21,9 +20,7 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
     Errors: FileNotFoundError, CheckpointError.
     """
     checkpoint, _ = find_checkpoint(folder)
-    if checkpoint.manifest["model"]["class"] != "GPT":
-        raise CheckpointError(f"{checkpoint.folder} holds a {checkpoint.manifest['model']['class']}; only GPT generates text")
-    model = GPT.from_checkpoint(checkpoint.folder)
+    model = gpt_of(checkpoint, "generates text")
     for name, parameter in model.named_parameters().items():
         parameter.array = checkpoint.read_whole(f"model/{name}")
     return model, checkpoint

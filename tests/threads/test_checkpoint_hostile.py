@@ -15,10 +15,11 @@ from checkpoints import as_version_1, described, edit_manifest, rows, save_boxes
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
 from shardkit.checkpoint.image import image_of, read_image
+from shardkit.train import load_for_generation
 
 SHAPE = (40, 30)
 A = "model/a"
-MOST_BYTES = 1 << 20
+MOST_BYTES = 2 << 20         # the window of one reader, and some
 
 
 @pytest.fixture
@@ -224,6 +225,15 @@ def test_a_model_is_unchanged_by_a_checkpoint_that_is_forged(tmp_path):
             model.load_model(tmp_path)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
     sk.run_ranks(2, on_rank)
+
+
+@pytest.mark.parametrize("size", [10**9, -1, "many", None])
+def test_a_description_of_a_model_that_is_not_stored_is_refused_before_it_is_made(size, tmp_path):
+    def on_rank(backend):
+        return train("FSDP", backend, 1)[0].save_model(tmp_path)
+    folder = Path(sk.run_ranks(1, on_rank)[0])
+    edit_manifest(folder, lambda m: m["model"]["configuration"].update(layers=size))
+    refused(lambda: load_for_generation(tmp_path), "layers|describes")
 
 
 # ---- images ------------------------------------------------------------------------------------------------------
