@@ -81,6 +81,20 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(
     assert losses[0] == losses[1]
 
 
+def test_checkpoints_are_written_beside_the_training_or_at_once_and_every_nth_is_kept(folder):
+    for run, settings in (("beside", []), ("at-once", ["--run.asynchronous_checkpoints=false"])):
+        done = train(folder, "--run.checkpoint_every=2", "--run.keep_checkpoints=1", "--run.keep_every=4", *settings, run=run)
+        assert done.returncode == 0, done.stderr
+        kept = sorted(path.name for path in (folder / run / "checkpoints").iterdir())
+        assert kept == ["newest", "step-00000004", "step-00000008"]
+        assert done.stdout.count("  checkpoint ") == 4 and done.stdout.count("training stood still") == 4 * (run == "beside")
+        pauses = [r["checkpoint_pause_seconds"] for r in metrics(folder, run) if "checkpoint_pause_seconds" in r]
+        assert len(pauses) == 4 and min(pauses) > 0
+    assert curve(folder, "beside") == curve(folder, "at-once")
+    compared = shardkit(folder, "diff", "beside", "at-once")
+    assert compared.returncode == 0, compared.stdout
+
+
 def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
     first = train(folder, "--mesh.pipeline=2", "--mesh.tensor=2", steps=4, ranks=4)
     assert first.returncode == 0 and "pipeline 2 x data 1 x tensor 2" in first.stdout, first.stderr
