@@ -1,6 +1,7 @@
-"""The reference kernels: sums in a fixed order, optimizer rules as in PyTorch, bits that depend on content alone.
+"""The kernels through their door: sums in a fixed order, rules as in PyTorch, bits that depend on content alone.
 
-The maths of the layer kernels is tested through the ops (test_ops_gradients); here is what only whole arrays show.
+The maths of the layer kernels is tested through the ops (test_ops_gradients), the fast twins against the plain ones in
+test_kernel_parity; here is what only whole arrays show.
 """
 import tracemalloc
 

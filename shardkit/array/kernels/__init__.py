@@ -1,15 +1,75 @@
 """The inner loops of training: one name and one signature each, whoever computes them.
 
-`reference` holds the plain NumPy / CuPy twins, which define what is right.
+`reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for NumPy arrays of float32 and
+float64, loops compiled by Numba. Which of the two computes depends on the kind and dtype of the arrays alone, so ranks never
+differ in it. Numba is imported by the first kernel that needs it; where there is none, the plain twins compute everything.
 """
-from .reference import (
-    adam, block_squares, causal_attention, causal_attention_backward, cross_entropy, cross_entropy_backward, dropout_mask,
-    embedding_backward, gelu, gelu_backward, layer_norm, layer_norm_backward, momentum, rms_norm, rms_norm_backward, rotary,
-    rotary_tables, sgd, sigmoid, silu, silu_backward, softmax, softmax_backward, tree_sum)
+import functools
 
-__all__ = [
-    "adam", "block_squares", "causal_attention", "causal_attention_backward", "cross_entropy", "cross_entropy_backward",
-    "dropout_mask", "embedding_backward", "gelu", "gelu_backward", "layer_norm", "layer_norm_backward", "momentum",
-    "rms_norm", "rms_norm_backward", "rotary", "rotary_tables", "sgd", "sigmoid", "silu", "silu_backward", "softmax",
-    "softmax_backward", "tree_sum",
-]
+import numpy
+
+from . import reference
+
+__all__ = reference.__all__
+
+
+@functools.cache
+def fast_twins():
+    """The module of the fast twins; the plain ones where Numba is missing or turned off (NUMBA_DISABLE_JIT)."""
+    try:
+        import numba
+    except ImportError:
+        return reference
+    if numba.config.DISABLE_JIT:
+        return reference
+    from . import cpu
+    return cpu
+
+
+def _chosen(name, deciding=lambda args: args[0]):
+    """The kernel of this name: the fast twin computes where `deciding` finds a NumPy array of float32 or float64."""
+    plain = getattr(reference, name)
+
+    @functools.wraps(plain)
+    def kernel(*args, **kwargs):
+        x = deciding(args)
+        if type(x) is numpy.ndarray and x.dtype.char in "fd" and x.dtype.isnative:
+            return getattr(fast_twins(), name)(*args, **kwargs)
+        return plain(*args, **kwargs)
+    return kernel
+
+
+adam = _chosen("adam")
+add_layer_norm = _chosen("add_layer_norm")
+add_rms_norm = _chosen("add_rms_norm")
+bias_gelu = _chosen("bias_gelu")
+bias_gelu_backward = _chosen("bias_gelu_backward")
+block_squares = _chosen("block_squares")
+causal_attention = _chosen("causal_attention")
+causal_attention_backward = _chosen("causal_attention_backward")
+cross_entropy = _chosen("cross_entropy")
+cross_entropy_backward = _chosen("cross_entropy_backward", lambda args: args[1])          # args[0] is one number
+dropout = _chosen("dropout")
+embedding_backward = _chosen("embedding_backward")
+gelu = _chosen("gelu")
+gelu_backward = _chosen("gelu_backward")
+layer_norm = _chosen("layer_norm")
+layer_norm_backward = _chosen("layer_norm_backward")
+momentum = _chosen("momentum")
+rms_norm = _chosen("rms_norm")
+rms_norm_backward = _chosen("rms_norm_backward")
+rotary = _chosen("rotary")
+sgd = _chosen("sgd")
+sigmoid = _chosen("sigmoid")
+silu = _chosen("silu")
+silu_backward = _chosen("silu_backward")
+softmax = _chosen("softmax")
+softmax_backward = _chosen("softmax_backward")
+swiglu = _chosen("swiglu")
+swiglu_backward = _chosen("swiglu_backward")
+tree_sum = _chosen("tree_sum", lambda args: args[0][0])
+rotary_tables = reference.rotary_tables
+
+
+def dropout_mask(key, start, stop, p, xp=numpy):
+    return (fast_twins() if xp is numpy else reference).dropout_mask(key, start, stop, p, xp)

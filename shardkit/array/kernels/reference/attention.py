@@ -2,16 +2,18 @@
 import numpy
 
 from ...backend import xp_of
+from .chunks import empty_like
 
 
-def causal_attention(q, k, v, scale, first_query):
+def causal_attention(q, k, v, scale, first_query, out=None):
     """q [B, H, S, D], k and v [B, KV, T, D] -> y [B, H, S, D], log_sums [B, H, S].
 
     The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax denominators: with them
     the backward computes the probabilities again. The scores of one sample exist at a time.
+    out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
-    y, log_sums = xp.empty(q.shape, q.dtype), xp.empty(q.shape[:3], q.dtype)
+    y, log_sums = empty_like(q, out), xp.empty(q.shape[:3], q.dtype)
     hidden = _hidden(q, k, first_query)
     for b in range(q.shape[0] if q.size else 0):
         scores = _scores(q[b], k[b], scale, hidden)                    # [KV, group, S, T]
@@ -24,13 +26,17 @@ def causal_attention(q, k, v, scale, first_query):
     return y, log_sums
 
 
-def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query):
+def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)):
     """gradient [B, H, S, D] and what the forward took and returned -> gradients of q, k, v.
 
     With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of gradient y).
+    out  three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
     """
     xp = xp_of(q)
-    for_q, for_k, for_v = [xp.zeros(array.shape, array.dtype) for array in (q, k, v)]
+    for_q, for_k, for_v = [empty_like(array, buffer) for array, buffer in zip((q, k, v), out)]
+    if q.size == 0:
+        for gradient_of in (for_q, for_k, for_v):
+            gradient_of[...] = 0
     hidden = _hidden(q, k, first_query)
     for b in range(q.shape[0] if q.size else 0):
         grouped = _by_key_head(gradient[b], k.shape[1])                # [KV, group S, D]
@@ -86,11 +92,14 @@ def rotary_tables(positions, head_dim, base, dtype):
     return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
 
 
-def rotary(x, cos, sin):
-    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle; -sin turns back."""
+def rotary(x, cos, sin, out=None):
+    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle; -sin turns back.
+
+    out  not x; it may be strided if its rows [D] are contiguous
+    """
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
-    y = xp_of(x).empty(x.shape, x.dtype)
+    y = empty_like(x, out)
     y[..., :half] = first * cos - second * sin
     y[..., half:] = second * cos + first * sin
     return y

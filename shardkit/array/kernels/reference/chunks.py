@@ -19,10 +19,15 @@ def spans(array, row_size: int = 1):
         yield slice(start, min(start + step, num_rows))
 
 
-def elementwise(rule, *inputs):
+def elementwise(rule, *inputs, out=None):
     """rule(*inputs), element by element, for inputs of one shape -> that shape, in the dtype of the first."""
-    flat = [array.reshape(-1) for array in inputs]
-    out = xp_of(*inputs).empty_like(flat[0])
-    for span in spans(out):
-        out[span] = rule(*[array[span] for array in flat])
-    return out.reshape(inputs[0].shape)
+    out = empty_like(inputs[0], out)
+    flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
+    for span in spans(result):
+        result[span] = rule(*[array[span] for array in flat])
+    return out
+
+
+def empty_like(x, out=None):
+    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    return xp_of(x).empty(x.shape, x.dtype) if out is None else out

@@ -1,12 +1,13 @@
 """Where rows meet class numbers: cross-entropy, and the gradient of an embedding."""
 from ...backend import xp_of
-from .chunks import spans
+from .chunks import empty_like, spans
 
 
 def cross_entropy(logits, targets, counts=None):
     """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of exp over V).
 
-    counts  [N] bool or None (all): rows that do not count have loss 0, whatever their target
+    targets  one that is not in [0, V) stands in columns that others hold: its logit is taken as 0
+    counts   [N] bool or None (all): rows that do not count have loss 0, whatever their target
     """
     xp, width = xp_of(logits), logits.shape[1]
     losses, log_sums = xp.empty(targets.shape, logits.dtype), xp.empty(targets.shape, logits.dtype)
@@ -14,35 +15,45 @@ def cross_entropy(logits, targets, counts=None):
         top = logits[rows].max(axis=1)
         total = xp.exp(logits[rows] - top[:, None]).sum(axis=1)
         log_sums[rows] = top + xp.log(total)
-        chosen = targets[rows] if counts is None else xp.where(counts[rows], targets[rows], 0)
-        losses[rows] = log_sums[rows] - logits[rows][xp.arange(chosen.size), chosen]
+        losses[rows] = log_sums[rows]
+        places, columns = _chosen(targets[rows], width)
+        losses[rows][places] -= logits[rows][places, columns]
     if counts is not None:
         losses[~counts] = 0
     return losses, log_sums
 
 
-def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None):
-    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax - one-hot) gradient."""
+def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
+    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax - one-hot) gradient.
+
+    A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than are here.
+    """
     xp, width = xp_of(logits), logits.shape[1]
-    out = xp.empty(logits.shape, logits.dtype)
+    out = empty_like(logits, out)
     for rows in spans(logits, width):
         part = xp.subtract(logits[rows], log_sums[rows, None], out=out[rows])
         xp.exp(part, out=part)
-        chosen = targets[rows] if counts is None else xp.where(counts[rows], targets[rows], 0)
-        part[xp.arange(chosen.size), chosen] -= 1
+        part[_chosen(targets[rows], width)] -= 1
         part *= gradient
     if counts is not None:
         out[~counts] = 0
     return out
 
 
-def embedding_backward(gradient, ids, num_rows):
+def _chosen(targets, width):
+    """(rows, columns) of the targets in [0, width)."""
+    rows = xp_of(targets).flatnonzero((targets >= 0) & (targets < width))
+    return rows, targets[rows]
+
+
+def embedding_backward(gradient, ids, num_rows, out=None):
     """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients whose id is v.
 
-    Each row is summed in the order of N, so its bits depend on nothing but its own gradients.
+    Each row is summed in the order of N, so its bits depend on nothing but its own gradients. out is overwritten.
     """
     xp = xp_of(gradient)
-    out = xp.zeros((num_rows, gradient.shape[1]), gradient.dtype)
+    out = xp.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
+    out.fill(0)
     if ids.size == 0:
         return out
     order = xp.argsort(ids, kind="stable")                             # equal ids side by side, in the order they came

@@ -1,0 +1,183 @@
+"""Compiled code is kept where it can be, read back by the next process, and never a reason not to start."""
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy
+import pytest
+
+import shardkit
+from shardkit.array import kernels
+from shardkit.array.kernels.cpu import compiled
+from shardkit.array.kernels.cpu.compiled import CodeFiles, candidate_folders, inlined
+from shardkit.array.kernels.cpu.scalar import exp, larger, like, logistic, plus
+
+NO_FOLDER = "/dev/null/folder"          # nobody can make it, not even root
+
+
+def doubled(x):
+    return x + x
+
+
+def fresh(*folders):
+    """The function above, not compiled yet, with its code in these folders."""
+    dispatcher = inlined(doubled)
+    dispatcher._cache = CodeFiles(doubled, [Path(folder) for folder in folders])
+    return dispatcher
+
+
+def test_the_second_process_reads_what_the_first_has_compiled(tmp_path):
+    first, second = fresh(tmp_path), fresh(tmp_path)
+    assert first(1.5) == 3.0 and not first.stats.cache_hits
+    assert second(1.5) == 3.0 and second.stats.cache_hits
+    assert first(2) == 4 and len(list(tmp_path.iterdir())) == 2          # a file for each signature, no leftovers
+
+
+def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):
+    function = fresh(NO_FOLDER, tmp_path / "new" / "folder", tmp_path)
+    assert function(1.5) == 3.0
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert fresh(NO_FOLDER, tmp_path, tmp_path / "new" / "folder")(1.5) == 3.0
+
+
+def test_without_any_folder_the_code_is_compiled_and_runs():
+    function = fresh(NO_FOLDER)
+    assert function(1.5) == 3.0 and function(1) == 2 and not function.stats.cache_hits
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-100], lambda content: b"", lambda content: b"x" + content[1:],
+                                    lambda content: content[:200] + b"?" + content[201:]])
+def test_a_damaged_file_is_compiled_again(tmp_path, damage):
+    fresh(tmp_path)(1.5)
+    file, = tmp_path.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    again = fresh(tmp_path)
+    assert again(1.5) == 3.0 and not again.stats.cache_hits
+    assert fresh(tmp_path)(2.5) == 5.0 and len(file.read_bytes()) == len(whole)
+
+
+def test_code_of_other_sources_is_not_used(tmp_path, monkeypatch):
+    fresh(tmp_path)(1.5)
+    monkeypatch.setattr(compiled, "_source_digest", lambda: "of another version")
+    changed = fresh(tmp_path)
+    assert changed(1.5) == 3.0 and not changed.stats.cache_hits
+
+
+def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiled.tempfile, "gettempdir", lambda: str(tmp_path))
+    private = tmp_path / f"shardkit-kernels-{os.getuid()}"
+    candidate_folders.cache_clear()
+    try:
+        assert candidate_folders()[-1] == private and private.stat().st_mode & 0o777 == 0o700
+        private.chmod(0o777)
+        candidate_folders.cache_clear()
+        assert private not in candidate_folders()
+    finally:
+        candidate_folders.cache_clear()
+
+
+# ---- in a process of its own ---------------------------------------------------------------------------------------
+
+def run(code, folder=".", **environment):
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, cwd=folder, capture_output=True,
+                          text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+GELU = "import numpy, shardkit; from shardkit.array import kernels; y = kernels.gelu(numpy.ones(3, 'float32')); "
+
+
+def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(tmp_path):
+    package = tmp_path / "installed" / "shardkit"
+    shutil.copytree(Path(shardkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "array/kernels/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
+    (tmp_path / "temporary").mkdir()
+    code = GELU + "print(shardkit.__file__, y[0], sum(kernels.cpu.activation._gelu.stats.cache_hits.values()))"
+    for hits in "01":
+        assert run(code, tmp_path / "installed", NUMBA_CACHE_DIR=NO_FOLDER, HOME=NO_FOLDER, PYTHONPATH="",
+                   TMPDIR=str(tmp_path / "temporary")) == [str(package / "__init__.py"), "0.841192", hits]
+    assert (tmp_path / "temporary" / f"shardkit-kernels-{os.getuid()}").is_dir()
+
+
+def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
+    plain = ["shardkit.array.kernels.reference", "0.841192"]
+    assert run("import sys; sys.modules['numba'] = None; " + GELU + "print(kernels.fast_twins().__name__, y[0])") == plain
+    assert run(GELU + "print(kernels.fast_twins().__name__, y[0])", NUMBA_DISABLE_JIT="1") == plain
+
+
+def test_importing_shardkit_does_not_import_numba():
+    assert run("import sys, shardkit; print('numba' in sys.modules)") == ["False"]
+
+
+# ---- which twin ----------------------------------------------------------------------------------------------------
+
+def test_other_dtypes_and_byte_orders_go_to_the_plain_twin():
+    x = numpy.linspace(-1, 1, 7)
+    for dtype in ("float16", ">f4", "longdouble"):
+        y = kernels.gelu(x.astype(dtype))
+        assert y.dtype == numpy.dtype(dtype).newbyteorder("=") or y.dtype == dtype
+        numpy.testing.assert_allclose(y.astype("f8"), kernels.gelu(x), atol=1e-3)
+    assert kernels.tree_sum([numpy.arange(3), numpy.arange(3)]).tolist() == [0, 2, 4]
+
+
+def test_threads_that_call_a_kernel_for_the_first_time_together_agree(tmp_path):
+    function, x, seen = fresh(tmp_path), numpy.arange(1000.0), []
+    start = threading.Barrier(4)
+
+    def call():
+        start.wait()
+        seen.append(function(x).tobytes())
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 4 and set(seen) == {(2 * x).tobytes()}
+
+
+# ---- numbers -------------------------------------------------------------------------------------------------------
+
+@inlined
+def map_exp(x, out):
+    for i in range(x.size):
+        out[i] = exp(x[i])
+
+
+@pytest.mark.parametrize("dtype, lowest, highest", [("float32", -87.3, 88.3), ("float64", -708.3, 709.4)])
+def test_exp_is_right_to_two_units_in_the_last_place(dtype, lowest, highest):
+    x = numpy.linspace(lowest, highest, 200_003).astype(dtype)
+    y, wanted = numpy.empty_like(x), numpy.exp(x.astype("longdouble"))
+    map_exp(x, y)
+    assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps           # a unit is eps/2 to eps
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exp_of_what_is_not_finite_and_beyond_the_range(dtype):
+    x = numpy.array([-numpy.inf, -1e9, -0.0, 0.0, 1e9, numpy.inf, numpy.nan], dtype)
+    y = numpy.empty_like(x)
+    map_exp(x, y)
+    numpy.testing.assert_array_equal(y, numpy.array([0, 0, 1, 1, numpy.inf, numpy.inf, numpy.nan], dtype))
+
+
+@inlined
+def reduced(x):
+    top, total = x[0], like(0.0, x[0])
+    for i in range(x.size):
+        top, total = larger(top, x[i]), plus(total, logistic(x[i]))
+    return top, total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_largest_and_the_sum_see_every_element(dtype):
+    for size in (1, 2, 7, 16, 33, 1000):
+        for place in {0, size // 2, size - 1}:
+            x = numpy.full(size, -numpy.inf, dtype)
+            x[place] = 0
+            assert reduced(x) == (0, 0.5)
+            x[place] = numpy.nan
+            assert all(numpy.isnan(reduced(x)))
