@@ -27,8 +27,9 @@ class Linear(Module):
         self.weight = Parameter((out_features, in_features), init or Uniform(in_features ** -0.5), dtype)
         self.bias = Parameter((out_features,), Constant(0.0), dtype) if bias else None
 
-    def forward(self, x):
-        return ops.linear(x, self.weight, self.bias)
+    def forward(self, x, activation=None):
+        """activation, an op, is applied to the result; None: nothing is."""
+        return ops.linear(x, self.weight, self.bias, activation)
 
 
 class Embedding(Module):
@@ -56,6 +57,10 @@ class LayerNorm(Module):
     def forward(self, x):
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
+    def after_adding(self, x, branch):
+        """x + branch, and this norm of it."""
+        return ops.add_layer_norm(x, branch, self.weight, self.bias, self.eps)
+
 
 class RMSNorm(Module):
     """Each vector of x scaled to mean square 1, times weight (arXiv 1910.07467)."""
@@ -67,6 +72,10 @@ class RMSNorm(Module):
 
     def forward(self, x):
         return ops.rms_norm(x, self.weight, self.eps)
+
+    def after_adding(self, x, branch):
+        """x + branch, and this norm of it."""
+        return ops.add_rms_norm(x, branch, self.weight, self.eps)
 
 
 class Dropout(Module):

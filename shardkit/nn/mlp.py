@@ -18,8 +18,7 @@ class DenseLayer(Linear):
         self._activation = activation
 
     def forward(self, x):
-        y = super().forward(input_tensor(x, self.weight.dtype))
-        return y if self._activation is None else self._activation(y)
+        return super().forward(input_tensor(x, self.weight.dtype), self._activation)
 
 
 class MLP(Module):

@@ -121,8 +121,9 @@ def _check(backward, saved):
                             "pass retain_graph=True to the first, or compute the forward again")
     for holder, version in saved:
         if holder.version != version:
-            raise AutogradError(f"an array that the backward of {backward.__qualname__.split('.')[0]} needs was changed in "
-                                f"place {holder.version - version} time(s) since; change a copy, or run backward first")
+            operation = backward.__qualname__.split(".")[0].lstrip("_")
+            raise AutogradError(f"an array that the backward of {operation} needs was changed in place "
+                                f"{holder.version - version} time(s) since; change a copy, or run backward first")
 
 
 def _defer(node, gradient, deferred):

@@ -140,7 +140,7 @@ class FeedForward(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        return self.dropout(self.down(ops.gelu(self.up(x))))
+        return self.dropout(self.down(self.up(x, ops.gelu)))
 
 
 class GatedFeedForward(Module):
@@ -186,5 +186,5 @@ class TransformerBlock(Module):
         self.mlp = feed_forward(width, hidden_width(width, style) if hidden is None else hidden, **common)
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        x = x + self.attention(self.attention_norm(x), cache)
-        return x + self.mlp(self.mlp_norm(x))
+        x, normalised = self.mlp_norm.after_adding(x, self.attention(self.attention_norm(x), cache))
+        return x + self.mlp(normalised)

@@ -154,10 +154,9 @@ class ColumnParallelLinear(Module):
         self.weight, self.bias = weight, bias
         self._axis, self._enters, self._activation = axis, enters, activation
 
-    def forward(self, x):
+    def forward(self, x, activation=None):
         x = input_tensor(x, self.weight.dtype)
-        y = ops.linear(self._axis.enter(x) if self._enters else x, self.weight, self.bias)
-        return y if self._activation is None else self._activation(y)
+        return ops.linear(self._axis.enter(x) if self._enters else x, self.weight, self.bias, activation or self._activation)
 
 
 class VocabularyParallelLinear(ColumnParallelLinear):
@@ -182,10 +181,8 @@ class RowParallelLinear(Module):
         self.weight, self.bias = weight, bias
         self._axis, self._activation = axis, activation
 
-    def forward(self, x):
-        y = self._axis.leave(ops.linear(x, self.weight))
-        y = y if self.bias is None else y + self.bias
-        return y if self._activation is None else self._activation(y)
+    def forward(self, x, activation=None):
+        return ops.add_bias(self._axis.leave(ops.linear(x, self.weight)), self.bias, activation or self._activation)
 
 
 class VocabularyParallelEmbedding(Module):
@@ -306,13 +303,9 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
     log_sums, at_target = _reduced_rows(logits.array.reshape(rows), local, is_mine, axis.group)
 
     def backward(gradient, wanted):
-        xp, one_hot = xp_of(gradient), is_mine & counts
-        softmax = xp.subtract(logits.array.reshape(rows), log_sums[:, None])
-        xp.exp(softmax, out=softmax)
-        softmax[xp.flatnonzero(one_hot), local[one_hot]] -= 1
-        softmax *= gradient
-        softmax[~counts] = 0
-        return (softmax.reshape(logits.shape),)
+        own_targets = xp_of(local).where(is_mine, local, -1)
+        for_rows = kernels.cross_entropy_backward(gradient, logits.array.reshape(rows), own_targets, log_sums, counts)
+        return (for_rows.reshape(logits.shape),)
     losses = xp_of(flat).where(counts, log_sums - at_target, 0)
     return record(losses.sum(), (logits,), backward, needs=(logits,))
 

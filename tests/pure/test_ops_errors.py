@@ -44,6 +44,8 @@ REFUSED = {
     "embedding": (lambda: ops.embedding(t(5, 2), [0, 5]), r"ids from 0 to 5; wanted 0 <= id < 5"),
     "embedding negative": (lambda: ops.embedding(t(5, 2), [-1]), "ids from -1"),
     "embedding dtype": (lambda: ops.embedding(t(5, 2), [0.0]), "float64; wanted integers"),
+    "bias_gelu": (lambda: ops.bias_gelu(t(2, 3), t(4)), r"wanted \[..., D\] and \[D\]"),
+    "add_rms_norm": (lambda: ops.add_rms_norm(t(2, 3), t(3), t(3)), "wanted one shape and dtype"),
     "swiglu": (lambda: ops.swiglu(t(2, 3), t(2, 4)), "one shape"),
     "softmax": (lambda: ops.softmax(t(2, 3), 2), "dim 2"),
     "layer_norm": (lambda: ops.layer_norm(t(2, 3), t(2), t(3)), r"wanted x \[..., D\]"),

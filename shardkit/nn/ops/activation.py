@@ -1,4 +1,6 @@
 """Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer passes."""
+from math import prod
+
 from ...array import kernels
 from ...array.backend import xp_of
 from ...errors import ShapeError
@@ -31,6 +33,19 @@ def gelu(x: Tensor) -> Tensor:
     return record(kernels.gelu(x.array), (x,), backward, needs=(x,))
 
 
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """gelu(x + bias) without the sum in between. x [..., D], bias [D] of one dtype."""
+    if x.ndim < 1 or bias.shape != x.shape[-1:] or bias.dtype != x.dtype:
+        raise ShapeError(f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., D] and [D] "
+                         "of one dtype")
+    by_row = (prod(x.shape[:-1]), x.shape[-1])
+
+    def backward(gradient, wanted):
+        for_x, for_bias = kernels.bias_gelu_backward(gradient.reshape(by_row), x.array.reshape(by_row), bias.array, wanted)
+        return None if for_x is None else for_x.reshape(gradient.shape), for_bias
+    return record(kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape), (x, bias), backward, needs=(x, bias))
+
+
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
     def backward(gradient, wanted):
@@ -45,9 +60,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
                          "wanted one shape and dtype")
 
     def backward(gradient, wanted):
-        return (kernels.silu_backward(gradient * up.array, gate.array) if wanted[0] else None,
-                gradient * kernels.silu(gate.array) if wanted[1] else None)
-    return record(kernels.silu(gate.array) * up.array, (gate, up), backward, needs=(gate, up))
+        return kernels.swiglu_backward(gradient, gate.array, up.array)
+    return record(kernels.swiglu(gate.array, up.array), (gate, up), backward, needs=(gate, up))
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:

@@ -5,17 +5,21 @@ from ...array import kernels
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from .activation import bias_gelu, gelu
 from .elementwise import fit, form
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias, as one product of two matrices whatever the number of leading dimensions.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
+    """activation(x weight^T + bias), as one product of two matrices whatever the number of leading dimensions.
 
     x [..., in], weight [out, in], bias [out] -> [..., out], all of one dtype
-    gradients: x: g weight, weight: g^T x, bias: g summed over all rows
+    activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
+    gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
     Errors: ShapeError if in, out or the dtypes differ.
     """
     shape, num_out = _check_linear(x, weight, bias)
+    if activation is not None:
+        return add_bias(linear(x, weight), bias, activation)
     width, num_rows = shape[-1], prod(shape[:-1])
     y = x.array.reshape(num_rows, width) @ weight.array.T                       # [rows, out]
     if bias is not None:
@@ -33,6 +37,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def matmul_into(out, x, y):
     """x @ y, in `out` unless that is None."""
     return x @ y if out is None else xp_of(x).matmul(x, y, out=out)
+
+
+def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
+    """activation(x + bias), where both may be None. x [..., D], bias [D] -> [..., D]."""
+    if activation is gelu and bias is not None:
+        return bias_gelu(x, bias)
+    y = x if bias is None else x + bias
+    return y if activation is None else activation(y)
 
 
 def _check_linear(x, weight, bias):

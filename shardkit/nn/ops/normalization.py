@@ -1,7 +1,6 @@
 """Layer norms, and dropout."""
 from ...array import kernels
 from ...array.random import key_of
-from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from ..context import ForwardContext
@@ -13,8 +12,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Te
     x [..., D], weight [D], bias [D] -> [..., D]; the variance is the mean square, not the sample variance
     """
     rows = _rows("layer_norm", x, weight, bias)
-    by_row = rows.shape                                                # [N, D]
-    y, mean, inverse = kernels.layer_norm(rows, weight.array, bias.array, eps)
+    return _layer_norm(x, weight, bias, *kernels.layer_norm(rows, weight.array, bias.array, eps))
+
+
+def _layer_norm(x, weight, bias, y, mean, inverse):
+    """The output y [N, D] of the kernel, recorded."""
+    by_row = y.shape
 
     def backward(gradient, wanted):
         for_x, for_weight, for_bias = kernels.layer_norm_backward(
@@ -29,14 +32,37 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
     x [..., D], weight [D] -> [..., D]
     """
     rows = _rows("rms_norm", x, weight)
-    by_row = rows.shape                                                # [N, D]
-    y, inverse = kernels.rms_norm(rows, weight.array, eps)
+    return _rms_norm(x, weight, *kernels.rms_norm(rows, weight.array, eps))
+
+
+def _rms_norm(x, weight, y, inverse):
+    """The output y [N, D] of the kernel, recorded."""
+    by_row = y.shape
 
     def backward(gradient, wanted):
         for_x, for_weight = kernels.rms_norm_backward(
             gradient.reshape(by_row), x.array.reshape(by_row), weight.array, inverse, wanted)
         return None if for_x is None else for_x.reshape(gradient.shape), for_weight
     return record(y.reshape(x.shape), (x, weight), backward, needs=(x, weight))
+
+
+def add_layer_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
+    """x + branch, and its layer_norm, in one pass: where a residual connection ends and the next one begins.
+
+    x, branch [..., D] of one shape and dtype, weight [D], bias [D] -> two of [..., D]
+    """
+    rows, branch_rows = _summands("add_layer_norm", x, branch, weight, bias)
+    total, y, mean, inverse = kernels.add_layer_norm(rows, branch_rows, weight.array, bias.array, eps)
+    total = _sum(total, x, branch)
+    return total, _layer_norm(total, weight, bias, y, mean, inverse)
+
+
+def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+    """x + branch, and its rms_norm, in one pass. x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]."""
+    rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
+    total, y, inverse = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
+    total = _sum(total, x, branch)
+    return total, _rms_norm(total, weight, y, inverse)
 
 
 def _rows(name, x, *parameters):
@@ -47,13 +73,26 @@ def _rows(name, x, *parameters):
     return x.array.reshape(x.size // x.shape[-1], x.shape[-1])
 
 
+def _summands(name, x, branch, *parameters):
+    """x and branch as [rows, D]. Errors: ShapeError unless they have one shape and dtype, and the parameters fit."""
+    if branch.shape != x.shape or branch.dtype != x.dtype:
+        raise ShapeError(f"{name} of x {x.shape} {x.dtype} and branch {branch.shape} {branch.dtype}; wanted one shape and dtype")
+    return _rows(name, x, *parameters), _rows(name, branch, *parameters)
+
+
+def _sum(total, x, branch):
+    """total [N, D], recorded as x + branch."""
+    return record(total.reshape(x.shape), (x, branch), lambda gradient, wanted: (gradient, gradient))
+
+
 def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
     """x with each element zeroed with probability p, the others times 1 / (1 - p); x itself if not training.
 
     x        [samples, ...]; row i is sample context.first_sample + i of the global batch
     path     of the layer in the model; two dropouts of one model must not share it
     The mask depends on (seed, path, step, global sample, place in the sample) alone, so it is the same however the batch
-    is cut. Errors: ShapeError unless 0 <= p < 1 and x has samples to count.
+    is cut, and it is made again in the backward instead of kept.
+    Errors: ShapeError unless 0 <= p < 1 and x has samples to count.
     """
     if not 0 <= p < 1:
         raise ShapeError(f"dropout with p = {p}; wanted 0 <= p < 1")
@@ -63,11 +102,7 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
     key = key_of(context.seed, "dropout", path, context.step)
     start = context.first_sample * (x.size // max(x.shape[0], 1))
-    keep = kernels.dropout_mask(key, start, start + x.size, p, xp=xp_of(x.array)).reshape(x.shape)
-    scale = 1 / (1 - p)
 
-    def scaled(array):
-        y = array * keep
-        y *= scale
-        return y
-    return record(scaled(x.array), (x,), lambda gradient, wanted: (scaled(gradient),))
+    def backward(gradient, wanted):
+        return (kernels.dropout(gradient, key, start, p),)
+    return record(kernels.dropout(x.array, key, start, p), (x,), backward)
