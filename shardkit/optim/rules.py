@@ -18,11 +18,13 @@ class Rule(Protocol):
 
     state_names: ClassVar[tuple[str, ...]]      # one zero-initialised array per name, as long as the span
 
-    def update(self, parameters, gradients, state: dict, step: int, learning_rate: float | None = None) -> None:
+    def update(self, parameters, gradients, state: dict, step: int, learning_rate: float | None = None,
+               gradient_scale: float = 1.0) -> None:
         """Apply step number `step` (the first is 1) to this span, in place.
 
         parameters, gradients  [n] same dtype     state  {name: [n] same dtype}
         learning_rate          overrides the rule's own
+        gradient_scale         each gradient counts times this: the factor of clipping; gradients are not written to
         """
 
 
@@ -46,8 +48,9 @@ class SGD(_Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ()
 
-    def update(self, parameters, gradients, state, step, learning_rate=None):
-        kernels.sgd(parameters, gradients, lr=self.rate(step, learning_rate), weight_decay=self.weight_decay)
+    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
+        kernels.sgd(parameters, gradients, lr=self.rate(step, learning_rate), weight_decay=self.weight_decay,
+                    gradient_scale=gradient_scale)
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ class Momentum(_Scheduled):
     weight_decay: float = 0.0
     state_names: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def update(self, parameters, gradients, state, step, learning_rate=None):
+    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.momentum(parameters, gradients, state["velocity"], lr=self.rate(step, learning_rate), beta=self.beta,
-                         nesterov=self.nesterov, weight_decay=self.weight_decay)
+                         nesterov=self.nesterov, weight_decay=self.weight_decay, gradient_scale=gradient_scale)
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,10 @@ class Adam(_Scheduled):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
     decoupled: ClassVar[bool] = False
 
-    def update(self, parameters, gradients, state, step, learning_rate=None):
+    def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.adam(parameters, gradients, state["first_moment"], state["second_moment"], step=step,
                      lr=self.rate(step, learning_rate), beta1=self.beta1, beta2=self.beta2, eps=self.eps,
-                     weight_decay=self.weight_decay, decoupled=self.decoupled)
+                     weight_decay=self.weight_decay, decoupled=self.decoupled, gradient_scale=gradient_scale)
 
 
 @dataclass(frozen=True)

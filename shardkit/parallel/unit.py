@@ -277,15 +277,13 @@ class Unit:
     def step(self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None):
         """Apply the rule to the elements that this rank updates. No communication: the next gather spreads the result.
 
-        number  of the optimisation step, the first is 1
+        number          of the optimisation step, the first is 1
+        gradient_scale  each gradient counts times this, the factor of clipping
         """
-        gradient = self.updated_gradient
-        if gradient_scale != 1.0:
-            gradient *= gradient.dtype.type(gradient_scale)
         is_shard = self.policy.shard_parameters
-        self.rule.update(self._updated(self.shard if is_shard else self.whole, is_shard), gradient,
+        self.rule.update(self._updated(self.shard if is_shard else self.whole, is_shard), self.updated_gradient,
                          {name: self._updated(s, self.policy.shard_optimizer_state) for name, s in self.state.items()},
-                         number, learning_rate)
+                         number, learning_rate, gradient_scale)
         if self.policy.shard_optimizer_state:
             self.is_whole = False
 
