@@ -49,6 +49,20 @@ def test_the_result_does_not_depend_on_how_the_parameters_are_cut(name):
     assert (run(rule, [(0, 256), (256, 256), (256, 999), (999, 1000)]) == whole).all()
 
 
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "longdouble"])
+def test_a_scaled_update_is_the_update_of_scaled_gradients(name, dtype):
+    rule, gradient = RULES[name][0], gradients(1).astype(dtype)
+    results = []
+    for sent, scale in ((gradient, 0.3), (gradient * numpy.dtype(dtype).type(0.3), 1.0)):
+        parameters = numpy.linspace(-1, 1, 1000).astype(dtype)
+        state = {name: numpy.ones(1000, dtype) for name in rule.state_names}
+        rule.update(parameters, sent, state, 1, gradient_scale=scale)
+        results.append([parameters.tolist(), *[array.tolist() for array in state.values()]])
+    assert results[0] == results[1]
+    assert (gradient == gradients(1).astype(dtype)).all()
+
+
 def test_rules_are_values():
     assert AdamW(lr=0.1) == AdamW(lr=0.1) != AdamW(lr=0.2)
     with pytest.raises(AttributeError):
