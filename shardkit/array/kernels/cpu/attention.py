@@ -21,12 +21,13 @@ import numpy
 
 from ..reference.attention import rotary_tables
 from .arrays import plain
-from .compiled import compiled
+from .compiled import compiled, inlined
 from .scalar import exp, fma, larger, like, plus
 
 KEYS = 512
 FEW_QUERIES, MANY_QUERIES = 64, 128                                    # rows of a tile: more are skipped with few, and
 LONG = 1024                                                            # products are faster with many; measured on Zen 5
+VECTORS = 64                                                           # elements of a turn of an unrolled loop
 TILE_ELEMENTS = 1 << 17                                                # heads are taken together up to this many scores
 
 __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_tables"]
@@ -85,6 +86,13 @@ def _scores(tile, buffer, left, right):
     return numpy.matmul(left, right[tile.key_heads, None, tile.keys].swapaxes(2, 3), out=scores)
 
 
+@inlined
+def _visible(count, width):
+    """How many of `width` keys are seen, and where to stop: some hidden ones are computed too, to fill the last vectors."""
+    seen = max(0, min(count, width))
+    return seen, min((seen + VECTORS - 1) // VECTORS * VECTORS, width)
+
+
 # ---- forward -------------------------------------------------------------------------------------------------------
 
 def causal_attention(q, k, v, scale, first_query, out=None):
@@ -123,17 +131,20 @@ def _softmax_tile(scores, scale, num_visible, num_queries, top, total, factor):
     factor      [rows] what sums over earlier tiles have to be multiplied with, since they were made with a smaller top
     """
     for i in range(scores.shape[0]):
-        count = max(0, min(num_visible + i % num_queries, scores.shape[1]))
+        seen, stop = _visible(num_visible + i % num_queries, scores.shape[1])
         old = highest = top[i]
         times, added = like(scale, old), like(0.0, old)
-        for j in range(count):
+        one_seen = scores[i, 0]
+        for j in range(seen, stop):
+            scores[i, j] = one_seen                                    # so that the highest stays right
+        for j in range(stop):
             highest = larger(highest, scores[i, j] * times)
-        for j in range(count):
+        for j in range(stop):
             scores[i, j] = exp(fma(scores[i, j], times, -highest))
-        for j in range(count):
-            added = plus(added, scores[i, j])
-        for j in range(count, scores.shape[1]):
+        for j in range(seen, scores.shape[1]):
             scores[i, j] = 0
+        for j in range(stop):
+            added = plus(added, scores[i, j])
         factor[i] = exp(old - highest)
         top[i], total[i] = highest, total[i] * factor[i] + added
 
@@ -189,13 +200,13 @@ def _rows(x):
 def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, along):
     """p [rows, keys]: scores -> probabilities. for_scores: gradients of the probabilities -> gradients of the scores."""
     for i in range(p.shape[0]):
-        count = max(0, min(num_visible + i % num_queries, p.shape[1]))
+        seen, stop = _visible(num_visible + i % num_queries, p.shape[1])
         times, level = like(scale, along[i]), along[i]
-        for j in range(count):
+        for j in range(stop):
             p[i, j] = exp(fma(p[i, j], times, -log_sums[i]))
-        for j in range(count):
+        for j in range(stop):
             for_scores[i, j] = p[i, j] * (for_scores[i, j] - level) * times
-        for j in range(count, p.shape[1]):
+        for j in range(seen, p.shape[1]):
             p[i, j] = for_scores[i, j] = 0
 
 

@@ -36,11 +36,11 @@ def fma(typing_context, x, y, z):
 
 @intrinsic
 def larger(typing_context, x, y):
-    """The larger one, NaN if one is NaN. In a loop, the order does not change the result, so LLVM may choose it."""
+    """The larger one, NaN if one is NaN, any of two zeros. In a loop LLVM may choose the order: it changes nothing else."""
     def generate(context, builder, signature, arguments):
         kind = arguments[0].type
         maximum = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(maximum, arguments)
+        return builder.call(maximum, arguments, fastmath=("nsz",))
     return x(x, x), generate
 
 
