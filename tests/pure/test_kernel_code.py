@@ -43,6 +43,19 @@ def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):
     assert fresh(NO_FOLDER, tmp_path, tmp_path / "new" / "folder")(1.5) == 3.0
 
 
+def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_folder_is_taken(tmp_path, monkeypatch):
+    write = Path.write_bytes
+
+    def full(path, content):
+        write(path, content[:100])
+        if path.parent.name == "full":
+            raise OSError(28, "No space left on device")
+        return write(path, content)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert fresh(tmp_path / "full", tmp_path / "free")(1.5) == 3.0
+    assert not list((tmp_path / "full").iterdir()) and len(list((tmp_path / "free").iterdir())) == 1
+
+
 def test_without_any_folder_the_code_is_compiled_and_runs():
     function = fresh(NO_FOLDER)
     assert function(1.5) == 3.0 and function(1) == 2 and not function.stats.cache_hits

@@ -16,6 +16,7 @@ If none can be written to, each process compiles what it needs. One file holds o
 and carries a checksum: ranks that compile at the same time write equal files, and a torn file is compiled again. (Numba's own
 cache numbers its files in an index, which two processes that save different signatures can leave pointing at each other's.)
 """
+import contextlib
 import functools
 import hashlib
 import os
@@ -122,12 +123,14 @@ def _read(path):
 
 
 def _write(folder, name, content) -> bool:
-    """Make the file at once or not at all; False if the folder cannot be written to."""
+    """Make the file at once or not at all; False if the folder cannot be written to, or is full."""
+    temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / f"{name}.{uuid.uuid4().hex}"
         temporary.write_bytes(hashlib.sha256(content).digest() + content)
         temporary.replace(folder / name)
     except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         return False
     return True
