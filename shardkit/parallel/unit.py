@@ -222,7 +222,7 @@ class Unit:
     def _reduce_scatter(self, whole, out):
         """whole [size] -> out [shard], which may be this rank's own part of `whole`."""
         if self._wire_dtype:
-            compressed_reduce_scatter(self.group, whole, out, self._wire_dtype)
+            compressed_reduce_scatter(self.group, whole, out)
         elif self._deterministic:
             ordered_reduce_scatter(self.group, whole, out)
         else:
@@ -233,7 +233,7 @@ class Unit:
 
     def _all_reduce(self, whole):
         if self._wire_dtype:
-            compressed_all_reduce(self.group, whole, self._wire_dtype)
+            compressed_all_reduce(self.group, whole)
         elif self._deterministic:
             ordered_all_reduce(self.group, whole)
         else:

@@ -85,8 +85,10 @@ TABLE = {
                 Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10 ** 10 + 2, 0.0), in_place=(0,))],
     "dropout_mask": [Line(VECTORS, lambda n, s: (2 ** 64 - 1, 6, 6 + s[0], 0.3))],
     "embedding_backward": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
+    "from_half": [Line(VECTORS, lambda n, s: ((3 * n(s)).astype("float16"), n(1).dtype))],
     "gelu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "gelu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
+    "largest_magnitude": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (-abs(n(s)),))],
     "layer_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0,))],
     "layer_norm_backward": [Line(ROWS, layer_norm_backward, in_place=(0, 1))],
     "momentum": [Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
@@ -105,9 +107,11 @@ TABLE = {
                          Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
+    "to_half": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s) * 10 ** (4 * n(s)), 0.7))],
     "tree_sum": [Line(VECTORS, lambda n, s, count=count: ([n(s) for _ in range(count)],)) for count in (1, 2, 3, 4, 5, 7, 8)],
 }
-EXACT = {"adam", "dropout", "dropout_mask", "embedding_backward", "momentum", "rotary_tables", "sgd", "tree_sum"}
+EXACT = {"adam", "dropout", "dropout_mask", "embedding_backward", "from_half", "largest_magnitude", "momentum",
+         "rotary_tables", "sgd", "to_half", "tree_sum"}
 IN_PLACE_RULES = {"adam", "momentum", "sgd"}
 CASES = [(name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes]
 every_case = pytest.mark.parametrize("name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES])
@@ -122,8 +126,8 @@ def made(line, shape, dtype):
 
 def results(kernel, arguments, line):
     """Everything that comes out, and the arguments after the call: rules work in place, and nothing else may write."""
-    returned = as_tuple(kernel(*arguments, **line.keywords))
-    return [array for array in [*returned, *flat(arguments)] if isinstance(array, numpy.ndarray)]
+    returned = [numpy.float64(x) if isinstance(x, float) else x for x in as_tuple(kernel(*arguments, **line.keywords))]
+    return [array for array in [*returned, *flat(arguments)] if isinstance(array, (numpy.ndarray, numpy.float64))]
 
 
 def as_tuple(returned):
@@ -164,6 +168,7 @@ def test_the_fast_twin_computes_what_the_plain_one_does(name, line, shape, dtype
     assert [(array.shape, array.dtype) for array in got] == [(array.shape, array.dtype) for array in wanted]
     if name in EXACT:
         assert bits(got) == bits(wanted)
+        return
     for found, expected in zip(got, wanted, strict=True):
         tolerance = 100 * numpy.finfo(dtype).eps * max(1, abs(expected).max(initial=0))
         numpy.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
@@ -235,7 +240,7 @@ def test_every_loop_is_compiled_once_for_a_dtype_whatever_the_strides():
                 results(getattr(cpu, name), mapped(change, made(line, shape, dtype)), line)
     loops = [loop for module in vars(cpu).values() if inspect.ismodule(module) for loop in vars(module).values()
              if isinstance(getattr(loop, "_cache", None), CodeFiles)]
-    assert len(loops) > 30 and {len(loop.signatures) for loop in loops} == {2}
+    assert len(loops) > 30 and all(1 <= len(loop.signatures) <= 2 for loop in loops)
 
 
 WITH_OUT = [name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters]

@@ -26,14 +26,14 @@ def fast_twins():
     return cpu
 
 
-def _chosen(name, deciding=lambda args: args[0]):
+def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
     """The kernel of this name: the fast twin computes where `deciding` finds a NumPy array of float32 or float64."""
     plain = getattr(reference, name)
 
     @functools.wraps(plain)
     def kernel(*args, **kwargs):
         x = deciding(args)
-        if type(x) is numpy.ndarray and x.dtype.char in "fd" and x.dtype.isnative:
+        if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
             return getattr(fast_twins(), name)(*args, **kwargs)
         return plain(*args, **kwargs)
     return kernel
@@ -51,8 +51,10 @@ cross_entropy = _chosen("cross_entropy")
 cross_entropy_backward = _chosen("cross_entropy_backward", lambda args: args[1])          # args[0] is one number
 dropout = _chosen("dropout")
 embedding_backward = _chosen("embedding_backward")
+from_half = _chosen("from_half", kinds="e")
 gelu = _chosen("gelu")
 gelu_backward = _chosen("gelu_backward")
+largest_magnitude = _chosen("largest_magnitude")
 layer_norm = _chosen("layer_norm")
 layer_norm_backward = _chosen("layer_norm_backward")
 momentum = _chosen("momentum")
@@ -67,6 +69,7 @@ softmax = _chosen("softmax")
 softmax_backward = _chosen("softmax_backward")
 swiglu = _chosen("swiglu")
 swiglu_backward = _chosen("swiglu_backward")
+to_half = _chosen("to_half")
 tree_sum = _chosen("tree_sum", lambda args: args[0][0])
 rotary_tables = reference.rotary_tables
 

@@ -9,6 +9,7 @@ from .activation import (bias_gelu, bias_gelu_backward, gelu, gelu_backward, sig
 from .attention import causal_attention, causal_attention_backward, rotary, rotary_tables
 from .dropout import dropout, dropout_mask
 from .flat import block_squares, tree_sum
+from .half import from_half, largest_magnitude, to_half
 from .normalization import add_layer_norm, add_rms_norm, layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from .rules import adam, momentum, sgd
 from .vocabulary import cross_entropy, cross_entropy_backward, embedding_backward
@@ -16,7 +17,7 @@ from .vocabulary import cross_entropy, cross_entropy_backward, embedding_backwar
 __all__ = [
     "adam", "add_layer_norm", "add_rms_norm", "bias_gelu", "bias_gelu_backward", "block_squares", "causal_attention",
     "causal_attention_backward", "cross_entropy", "cross_entropy_backward", "dropout", "dropout_mask", "embedding_backward",
-    "gelu", "gelu_backward", "layer_norm", "layer_norm_backward", "momentum", "rms_norm", "rms_norm_backward", "rotary",
-    "rotary_tables", "sgd", "sigmoid", "silu", "silu_backward", "softmax", "softmax_backward", "swiglu", "swiglu_backward",
-    "tree_sum",
+    "from_half", "gelu", "gelu_backward", "largest_magnitude", "layer_norm", "layer_norm_backward", "momentum", "rms_norm",
+    "rms_norm_backward", "rotary", "rotary_tables", "sgd", "sigmoid", "silu", "silu_backward", "softmax", "softmax_backward",
+    "swiglu", "swiglu_backward", "to_half", "tree_sum",
 ]
