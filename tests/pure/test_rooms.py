@@ -52,3 +52,15 @@ def test_only_config_reads_the_environment():
 def test_every_room_is_known():
     rooms = {room_of(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
     assert rooms <= set(LEVEL)
+
+
+def test_every_matrix_product_goes_through_its_one_place():
+    wrong = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+            is_call = (isinstance(node, ast.Attribute) and node.attr in ("matmul", "dot", "einsum", "tensordot", "inner")
+                       and not (isinstance(node.value, ast.Name) and node.value.id in ("products", "ops")))
+            if (is_operator or is_call) and path.name != "products.py":
+                wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert not wrong, "use products.matmul, which is counted and timed: " + ", ".join(wrong)

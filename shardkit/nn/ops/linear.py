@@ -1,7 +1,7 @@
 """Matrix products, and rows taken from a matrix."""
 from math import prod
 
-from ...array import kernels
+from ...array import kernels, products
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
@@ -21,22 +21,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     if activation is not None:
         return add_bias(linear(x, weight), bias, activation)
     width, num_rows = shape[-1], prod(shape[:-1])
-    y = x.array.reshape(num_rows, width) @ weight.array.T                       # [rows, out]
+    y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)        # [rows, out]
     if bias is not None:
         y += bias.array
     kept = x if weight.requires_grad else None
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
-        return ((rows @ weight.array).reshape(shape) if wanted[0] else None,
-                matmul_into(weight.empty_gradient(), rows.T, kept.array.reshape(num_rows, width)) if wanted[1] else None,
+        by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
+        return (products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
+                products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
                 rows.sum(axis=0) if wanted[2] else None)
     return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
-
-
-def matmul_into(out, x, y):
-    """x @ y, in `out` unless that is None."""
-    return x @ y if out is None else xp_of(x).matmul(x, y, out=out)
 
 
 def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
@@ -79,10 +75,10 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     for_y, for_x = (x if form_y else None), (y if form_x else None)
 
     def backward(gradient, wanted):
-        return (fit(gradient @ for_x.array.swapaxes(-1, -2), form_x) if wanted[0] else None,
-                fit(for_y.array.swapaxes(-1, -2) @ gradient, form_y) if wanted[1] else None)
+        return (fit(products.matmul(gradient, for_x.array.swapaxes(-1, -2)), form_x) if wanted[0] else None,
+                fit(products.matmul(for_y.array.swapaxes(-1, -2), gradient), form_y) if wanted[1] else None)
     try:
-        product = x.array @ y.array
+        product = products.matmul(x.array, y.array)
     except ValueError:
         raise ShapeError(f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the right, "
                          "sizes must be equal or 1") from None

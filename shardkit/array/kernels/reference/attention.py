@@ -1,6 +1,7 @@
 """Causal attention with its gradient, and rotary positions."""
 import numpy
 
+from ... import products
 from ...backend import xp_of
 from .chunks import empty_like
 
@@ -22,7 +23,7 @@ def causal_attention(q, k, v, scale, first_query, out=None):
         total = scores.sum(axis=-1, keepdims=True)
         scores /= total
         log_sums[b] = (top + xp.log(total)).reshape(log_sums[b].shape)
-        y[b] = (_stack(scores) @ v[b]).reshape(q[b].shape)
+        y[b] = products.matmul(_stack(scores), v[b]).reshape(q[b].shape)
     return y, log_sums
 
 
@@ -43,13 +44,13 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
         p = _scores(q[b], k[b], scale, hidden)                         # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
-        for_v[b] = _stack(p).swapaxes(1, 2) @ grouped
-        for_scores = (grouped @ v[b].swapaxes(1, 2)).reshape(p.shape)
+        for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
+        for_scores = products.matmul(grouped, v[b].swapaxes(1, 2)).reshape(p.shape)
         for_scores -= (gradient[b] * y[b]).sum(axis=-1).reshape(p.shape[:3])[..., None]
         for_scores *= p
         for_scores *= scale
-        for_q[b] = (_stack(for_scores) @ k[b]).reshape(q[b].shape)
-        for_k[b] = _stack(for_scores).swapaxes(1, 2) @ _by_key_head(q[b], k.shape[1])
+        for_q[b] = products.matmul(_stack(for_scores), k[b]).reshape(q[b].shape)
+        for_k[b] = products.matmul(_stack(for_scores).swapaxes(1, 2), _by_key_head(q[b], k.shape[1]))
     return for_q, for_k, for_v
 
 
@@ -57,7 +58,7 @@ def _scores(q, k, scale, hidden):
     """q [H, S, D], k [KV, T, D] -> scaled scores [KV, group, S, T], minus infinity where hidden."""
     num_heads, num_queries, _ = q.shape
     num_key_heads, num_keys, _ = k.shape
-    scores = _by_key_head(q, num_key_heads) @ k.swapaxes(1, 2)         # [KV, group S, T]
+    scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))    # [KV, group S, T]
     scores *= scale
     scores = scores.reshape(num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
     scores += hidden
