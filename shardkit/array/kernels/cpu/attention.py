@@ -3,7 +3,7 @@ r"""Causal attention by tiles: only scores that some query sees are computed, an
     queries
       |####\            |      a tile: 64 or 128 rows x up to KEYS columns of scores of some heads, in a buffer that stays
       |#####\           |      in cache. What lies right of the diagonal is skipped; inside a tile on the diagonal it is
-      |########\        |      set to 0 after the product. Products are NumPy's, one call for all heads of a tile.
+      |########\        |      set to 0 after the product. Products are BLAS's, one call for all heads of a tile.
       |#########\       |
       +-------- keys ---+
 
@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy
 
+from ... import products
 from ..reference.attention import rotary_tables
 from .arrays import plain
 from .compiled import compiled, inlined
@@ -83,7 +84,7 @@ def _by_key_head(x, k):
 def _scores(tile, buffer, left, right):
     """left [key heads, group, queries, D] times right [KV, T, D] transposed, in the buffer."""
     scores = buffer[:prod(tile.shape)].reshape(tile.shape)
-    return numpy.matmul(left, right[tile.key_heads, None, tile.keys].swapaxes(2, 3), out=scores)
+    return products.matmul(left, right[tile.key_heads, None, tile.keys].swapaxes(2, 3), out=scores)
 
 
 @inlined
@@ -117,7 +118,7 @@ def _attend(row, k, v, q, y, log_sums, scale, buffer):
     for tile in row:
         p = _scores(tile, buffer, q[here], k)
         _softmax_tile(_rows(p), scale, tile.num_visible, tile.shape[2], *[x.reshape(-1) for x in (top, total, factor)])
-        product = p @ v[tile.key_heads, None, tile.keys]
+        product = products.matmul(p, v[tile.key_heads, None, tile.keys])
         weighted = product if weighted is None else weighted * factor[..., None] + product
     numpy.divide(weighted, total[..., None], out=y[here])
     log_sums[here] = top + numpy.log(total)
@@ -186,9 +187,9 @@ def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for
 def _add_product(left, right, out, is_first):
     """out = left right the first time, out += left right from then on."""
     if is_first:
-        numpy.matmul(left, right, out=out)
+        products.matmul(left, right, out=out)
     else:
-        out += left @ right
+        out += products.matmul(left, right)
 
 
 def _rows(x):
