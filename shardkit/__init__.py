@@ -11,7 +11,8 @@ from .comm import (CommunicationBackend, InMemoryCommunicationBackend, Mesh, MPI
                    run_ranks)
 from .config import ShardingConfiguration
 from .errors import (AutogradError, CheckpointError, CommunicationError, CommunicationTimeout, ConfigurationError,
-                     DeviceError, FeatureError, LayoutError, MeshError, ScheduleError, ShapeError, ShardingError, ShardkitError)
+                     DeviceError, FeatureError, LayoutError, MeshError, NonFiniteError, OutOfMemoryError, ScheduleError,
+                     ShapeError, ShardingError, ShardkitError, StopVoted)
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from .parallel import (DDPModel, DDPOptimizer, EvaluationResult, FSDPModel, FSDPOptimizer, HybridShardedModel,
@@ -27,9 +28,9 @@ __all__ = [
     "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DDPOptimizer", "DeviceError",
     "EvaluationResult", "FSDPModel", "FSDPOptimizer", "FeatureError", "HybridShardedModel",
     "HybridShardedOptimizer", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend",
-    "Mesh", "MeshError", "Momentum", "OptimizationInputData", "OptimizationResult", "PipelineParallelModel",
-    "PipelineParallelOptimizer", "ReductionOperation", "SGD", "ScheduleError", "ShapeError", "ShardedModel",
-    "ShardedOptimizer", "ShardingConfiguration", "ShardingError", "ShardkitError", "StateDrift",
+    "Mesh", "MeshError", "Momentum", "NonFiniteError", "OptimizationInputData", "OptimizationResult", "OutOfMemoryError",
+    "PipelineParallelModel", "PipelineParallelOptimizer", "ReductionOperation", "SGD", "ScheduleError", "ShapeError",
+    "ShardedModel", "ShardedOptimizer", "ShardingConfiguration", "ShardingError", "ShardkitError", "StateDrift", "StopVoted",
     "TensorParallelModel", "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model",
     "ZeRO2Optimizer", "ZeRO3Model", "measure_blocks", "models", "run_ranks", "split_batch",
 ]

@@ -2,7 +2,7 @@
 
 A message says what was wrong, what was got, what was wanted, and what to do. Errors that a caller made by passing a bad
 value are also ValueError or TypeError, so that ordinary `except ValueError` works. `exit_code` is what the command line
-returns for the error: 2 for usage and configuration, 1 for everything else.
+returns for the error: 2 for usage and configuration, 75 for a stop that can be resumed, 1 for everything else.
 """
 
 
@@ -56,6 +56,28 @@ class ShapeError(ShardkitError, ValueError):
 
 class ShardingError(ShardkitError, RuntimeError):
     """A sharded model used out of order, for example gradients asked for when none are pending."""
+
+
+class NonFiniteError(ShardkitError, ArithmeticError):
+    """Loss or gradients were NaN or infinite in too many steps in a row."""
+
+
+class OutOfMemoryError(ShardkitError, MemoryError):
+    """A rank ran out of memory; names the rank and the bytes, and is raised on all ranks where they could be told."""
+
+
+class StopVoted(ShardkitError):
+    """The ranks have voted to stop before this step; `reasons` are the names of what was decided. Nothing is lost."""
+
+    exit_code = 75
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """What was decided, by name."""
+        return self.args
+
+    def __str__(self):
+        return f"stopped before the next step: {', '.join(self.args)}"
 
 
 class FeatureError(ShardkitError, ValueError):

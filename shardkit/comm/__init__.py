@@ -3,6 +3,7 @@
 backend.py is the contract and the place to begin; memory.py (ranks are threads) and mpi.py carry it.
 """
 from .backend import CommunicationBackend
+from .ballot import Ballot
 from .failure import abort_on_error, agree, collectively
 from .memory import InMemoryCommunicationBackend, run_ranks
 from .mesh import Mesh
@@ -11,7 +12,7 @@ from .operations import Handle, ReductionOperation, Traffic
 from .ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
 
 __all__ = [
-    "CommunicationBackend", "Handle", "InMemoryCommunicationBackend", "Mesh", "MPICommunicationBackend", "ReductionOperation",
-    "Traffic", "abort_on_error", "agree", "collectively", "ordered_all_reduce", "ordered_reduce_scatter", "ordered_sum",
-    "run_ranks",
+    "Ballot", "CommunicationBackend", "Handle", "InMemoryCommunicationBackend", "Mesh", "MPICommunicationBackend",
+    "ReductionOperation", "Traffic", "abort_on_error", "agree", "collectively", "ordered_all_reduce", "ordered_reduce_scatter",
+    "ordered_sum", "run_ranks",
 ]

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy
 
 from ..errors import CommunicationTimeout, PeerError, ShardkitError
+from .ballot import Ballot
 from .operations import ReductionOperation
 
 TOGETHER_SECONDS = 5.0           # ranks that find the same user error do so within this time, on a busy machine too
@@ -30,16 +31,22 @@ ALONE_SECONDS = 1.0              # other errors are mostly of one rank alone; wa
 
 def agree(backend, flag: bool) -> bool:
     """True on all ranks if the flag is true on any. Collective over the backend."""
-    vote = numpy.array([bool(flag)], numpy.uint8)
-    backend.all_reduce(vote, ReductionOperation.MAX)
-    return bool(vote[0])
+    return agree_on_each(backend, [flag])[0]
+
+
+def agree_on_each(backend, flags: list[bool]) -> list[bool]:
+    """For each flag: True on all ranks if it is true on any. Collective over the backend, one message."""
+    votes = numpy.array(flags, numpy.uint8)
+    backend.all_reduce(votes, ReductionOperation.MAX)
+    return [bool(vote) for vote in votes]
 
 
 @contextmanager
-def collectively(backend):
+def collectively(backend, ballot: Ballot | None = None):
     """Around local work: if it raises on one rank, it raises on all. Also a decorator.
 
     Collective over the backend, at the end of the block; no verb inside the block may follow what can raise.
+    ballot   voted on in the same message, if nothing is raised; all ranks give one or none does
     Errors: the rank's own error where it happened. Elsewhere the same error again if it is of the kind that callers handle
     (ShardkitError, OSError, ValueError, TypeError), from a PeerError that names the rank; else that PeerError itself.
     KeyboardInterrupt and SystemExit pass untouched, and so does CommunicationTimeout: after it the ranks are not together.
@@ -51,8 +58,11 @@ def collectively(backend):
         raise
     except Exception as caught:
         error = caught
-    if agree(backend, error is not None):
+    has_failed, *decided = agree_on_each(backend, [error is not None, *(ballot.cast() if ballot else ())])
+    if has_failed:
         _raise_together(backend, error)
+    if ballot:
+        ballot.count(decided)
 
 
 def _raise_together(backend, error):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy
 
-from ..comm import Mesh, collectively
-from ..errors import ShapeError, ShardingError
+from ..comm import Ballot, Mesh, collectively
+from ..errors import ShapeError, ShardingError, StopVoted
 from ..nn.loss import Loss
 
 
@@ -23,16 +23,20 @@ class Batch:
     items: float            # that the loss counts in the global batch (tokens, for a language model)
 
 
-def agree_on_batch(mesh: Mesh, x, y, criterion: Loss, micro_batches: int, *, compare_peers: bool) -> Batch:
+def agree_on_batch(mesh: Mesh, x, y, criterion: Loss, micro_batches: int, *, compare_peers: bool,
+                   ballot: Ballot | None = None) -> Batch:
     """The batch of this step. Collective over the mesh.
 
     compare_peers   checked mode: pipeline and tensor peers must have passed the same part
-    Errors, on all ranks: ShapeError if it is empty or does not divide into the micro-batches, ShardingError naming the
-    ranks that passed another part than their peers.
+    ballot          whether to stop, decided in the message that the ranks need anyway to agree that the batch is good
+    Errors, on all ranks: ShapeError if it is empty or does not divide into the micro-batches, StopVoted, ShardingError naming
+    the ranks that passed another part than their peers.
     """
-    with collectively(mesh.world):
+    with collectively(mesh.world, ballot):
         x, y = _checked(x, y, micro_batches)
         mine = numpy.array([len(x), criterion.count(y)], numpy.int64)
+    if ballot is not None and ballot.outcome:
+        raise StopVoted(*ballot.outcome)
     if compare_peers:
         check_peers(mesh, x, y)
     data = mesh.group("data")

@@ -8,12 +8,12 @@ sharded_model.py is a face on this one engine.
 import copy
 from dataclasses import replace
 from functools import cached_property
-from math import prod
+from math import isfinite, prod
 
 import numpy
 
 from ..array.backend import Device, to_host
-from ..comm import Mesh, collectively
+from ..comm import Ballot, Mesh, agree, collectively
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
 from ..errors import ShapeError, ShardingError
@@ -33,6 +33,7 @@ from .stages import Stages
 from .tensor import global_piece, is_counted, whole_outputs
 from .transfer import Transfers
 from .unit import Memory, Unit
+from .votes import Skips, describe_skip, is_agreed_good, tell_shortage
 
 _REDUCTION = (Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
@@ -60,7 +61,9 @@ class Engine:
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = self.tensor.all_gather_object(boxes)      # of each tensor rank, in the whole parameters
         self._make_units()
-        self.step_number = 0            # optimisation steps taken
+        self.step_number = 0            # global batches trained on; where the data goes on
+        self.skips = Skips()            # of these, the steps that changed nothing
+        self.ballot: Ballot | None = None           # whether to stop, voted on before each step of train()
         self.samples_seen = 0           # trained on, over all data ranks
         self.gradient_norm: float | None = None     # of the last step, before clipping; None if nothing clips
         self._items_pending = 0.0       # whose gradients are accumulated but not reduced
@@ -120,20 +123,25 @@ class Engine:
 
     def train(self, x, y) -> float:
         """One whole step; returns the mean loss of the global batch before it."""
-        loss, samples = self._run(self.program, x, y)
-        self.samples_seen += samples
-        self._finish_step()
+        batch, step = self._prepare(x, y, None, self.ballot)
+        loss = self._run(self._without(_UPDATE), batch, step)
+        self._take_step(step, loss)
+        self.samples_seen += batch.samples
         return loss
 
     def compute_gradients(self, x, y, loss=None) -> float:
         """Everything up to the reduction: afterwards units hold the mean gradient of what this rank owns."""
-        return self._run(self._without(_UPDATE), x, y, loss)[0]
+        batch, step = self._prepare(x, y, loss)
+        mean_loss = self._run(self._without(_UPDATE), batch, step)
+        self._check_memory(step)
+        return mean_loss
 
     def accumulate(self, x, y) -> float:
         """Forward and backward only; the local gradients are added to those of earlier calls."""
-        batch, step = self._prepare(x, y, None)
+        batch, step = self._prepare(x, y)
         step.first_gradient = self._micro_batches_pending
         self.runtime.run(self._without((*_REDUCTION, *_UPDATE)), step)
+        self._check_memory(step)
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
         self.samples_seen += batch.samples
@@ -150,9 +158,36 @@ class Engine:
         """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are none."""
         for unit in self.units:
             unit.updated_gradient       # raises before anything has changed
-        step = self.runtime.run(self._only(_UPDATE), Step(x=[], number=self.step_number + 1, learning_rate=learning_rate))
+        self._take_step(Step(x=[], number=self._next_update, learning_rate=learning_rate))
+
+    @property
+    def _next_update(self) -> int:
+        """The number that the rule sees: skipped steps do not count, neither for moments nor for the learning rate."""
+        return self.step_number - self.skips.total + 1
+
+    def _take_step(self, step: Step, loss: float | None = None):
+        """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or infinite.
+
+        With clipping the gradient norm is the vote, without it one small message is.
+        Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory; nothing has changed then.
+        """
+        step.is_good = step.is_good and (loss is None or isfinite(loss))
+        self.runtime.run(self._only((Kind.CLIP,)), step)
         self.gradient_norm = step.gradient_norm
+        is_taken = is_agreed_good(self.mesh.world, step, self.units)
+        if is_taken:
+            self.runtime.run(self._only((Kind.STEP,)), step)
+        else:
+            self.drop_gradients()
+            tell_shortage(self.mesh.world, step.shortage)
+        self.skips.count(None if is_taken else describe_skip(self.mesh.world, step, self.step_number + 1, loss))
         self._finish_step()
+
+    def _check_memory(self, step):
+        """Errors, on all ranks: OutOfMemoryError if one had to go on without memory. The gradients are of no use then."""
+        if agree(self.mesh.world, step.shortage is not None):
+            self.drop_gradients()
+            tell_shortage(self.mesh.world, step.shortage)
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
@@ -197,17 +232,16 @@ class Engine:
             if not self.policy.shard_parameters:
                 unit.gather()
 
-    def _run(self, actions, x, y, loss=None) -> tuple[float, int]:
-        batch, step = self._prepare(x, y, loss)
+    def _run(self, actions, batch: Batch, step: Step) -> float:
+        """Forward, backward and reduction; the mean loss."""
         self.drop_gradients()
         step.gradient_scale = 1.0 / batch.items
         self.runtime.run(actions, step)
-        self.gradient_norm = step.gradient_norm
-        return self._mean_loss(step, batch.items), batch.samples
+        return self._mean_loss(step, batch.items)
 
-    def _prepare(self, x, y, loss) -> tuple[Batch, Step]:
+    def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
         criterion = self._criterion(loss)
-        batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches)
+        batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches, ballot)
         num = self.config.micro_batches
         size = len(batch.x) // num
         parts = [slice(m * size, (m + 1) * size) for m in range(num)]
@@ -215,13 +249,13 @@ class Engine:
                                    first_sample=batch.first_sample + part.start) for part in parts]
         return batch, Step(x=[self.device.from_host(batch.x[part]) for part in parts],
                            y=[self.device.from_host(batch.y[part]) for part in parts],
-                           contexts=contexts, loss=criterion, number=self.step_number + 1)
+                           contexts=contexts, loss=criterion, number=self._next_update)
 
     def _criterion(self, loss=None):
         return as_loss(loss or self.config.loss or self.model.loss)
 
-    def _agree_on_batch(self, x, y, criterion, micro_batches: int) -> Batch:
-        return agree_on_batch(self.mesh, x, y, criterion, micro_batches, compare_peers=self.config.is_checked)
+    def _agree_on_batch(self, x, y, criterion, micro_batches: int, ballot=None) -> Batch:
+        return agree_on_batch(self.mesh, x, y, criterion, micro_batches, compare_peers=self.config.is_checked, ballot=ballot)
 
     def _mean_loss(self, step: Step, items: float) -> float:
         """Losses of micro-batches, then of ranks, summed in the tree order of their gradients."""
@@ -393,11 +427,12 @@ class Engine:
         """Take over parameters, optimizer state and step of an engine on the same mesh, policy and model."""
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
-        self.restore(other.step_number, other.samples_seen)
+        self.restore(other.step_number, other.samples_seen, other.skips.total)
 
-    def restore(self, step_number: int, samples_seen: int):
+    def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0):
         """After all owned boxes were written from a checkpoint: go on from there."""
         self.step_number, self.samples_seen, self.is_initial = step_number, samples_seen, False
+        self.skips = Skips(skipped_steps)
         self.drop_gradients()
         self._settle()
 

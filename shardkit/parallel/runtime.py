@@ -11,19 +11,22 @@ last W is done, and the step is taken when all are. Nothing here knows a policy 
 other in the program.
 """
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import numpy
 
 from ..array.backend import xp_of
 from ..comm import Mesh
+from ..errors import OutOfMemoryError
 from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ..nn.context import ForwardContext, forward_context
 from ..optim import clip_factor
-from ..schedule import Action, Kind
+from ..schedule import COMPUTE, Action, Kind
 from .stages import Place, Stages
 from .transfer import Transfers
 from .unit import NORM_BLOCK, Unit
+from .votes import describe_shortage
 
 
 @dataclass
@@ -37,6 +40,8 @@ class Step:
     gradient_scale  the sum of gradients is multiplied by this when it is reduced: 1 / items of the global batch
     first_gradient  number of micro-batch 0 among all whose gradients are being summed
     learning_rate   overrides the rule's own
+    is_good         False: this rank knows that the step must not be taken; CLIP makes it known to all
+    shortage        what this rank ran out of; the rest of the program then went on with zeros
     """
 
     x: list
@@ -47,6 +52,8 @@ class Step:
     gradient_scale: float = 1.0
     first_gradient: int = 0
     learning_rate: float | None = None
+    is_good: bool = True
+    shortage: str | None = None
     losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items
     predictions: dict[int, Any] = field(default_factory=dict)        # micro-batch -> output of the last unit
     gradient_norm: float | None = None                               # before clipping
@@ -85,13 +92,25 @@ class Runtime:
                        Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step,
                        Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
                        Kind.SEND_B: self._send_b, Kind.RECV_B: self._recv_b, Kind.WAIT_F: self._wait, Kind.WAIT_B: self._wait}
+        self._table_without_memory = {
+            **self._table, Kind.FORWARD: self._nothing, Kind.BACKWARD: self._nothing,
+            Kind.SEND_F: self._send_zeros_f, Kind.SEND_B: self._send_zeros_b, Kind.RECV_F: self._receive_and_drop,
+            Kind.RECV_B: self._receive_and_drop}
 
     def run(self, actions: tuple[Action, ...], step: Step) -> Step:
-        """Execute the actions in order and return the filled-in step. Collective over the mesh."""
+        """Execute the actions in order and return the filled-in step. Collective over the mesh.
+
+        A rank that runs out of memory while it computes says so in step.shortage, and goes through the rest with zeros, since
+        the others wait for its messages. The caller must ask all ranks before the result is used.
+        Errors, on this rank alone: OutOfMemoryError where that cannot be done.
+        """
         try:
             self.transfers.begin(actions, [x.shape for x in step.x])
             for action in actions:
-                self._table[action.kind](action, step)
+                try:
+                    (self._table if step.shortage is None else self._table_without_memory)[action.kind](action, step)
+                except MemoryError as error:
+                    self._go_on_without_memory(action, step, error)
             self.transfers.end()
         except BaseException:
             self.transfers.give_up()
@@ -158,9 +177,47 @@ class Runtime:
         owners = [] if unit.plan.is_copy else [unit, *(self.units[lender] for lender in self.stages.lenders[place])]
         user = self.stages.places.index(place)
         buffers = [owner.open_gradient(user) for owner in owners]
-        self._graphs.pop((place, m)).weight_gradients.run()
-        for owner, buffer in zip(owners, buffers):
-            owner.close_gradient(user, step.first_gradient + m, buffer)
+        graph = self._graphs.pop((place, m), None)
+        try:
+            if graph is not None:                       # None: memory ran out before; the gradient is zero
+                graph.weight_gradients.run()
+        finally:
+            for owner, buffer in zip(owners, buffers):
+                owner.close_gradient(user, step.first_gradient + m, buffer)
+
+    # ---- when memory runs out ------------------------------------------------------------------------------------
+
+    def _go_on_without_memory(self, action, step, error):
+        """Let go of what this step has computed and say so in the step; or raise, where the others cannot be served."""
+        if isinstance(error, OutOfMemoryError):
+            raise error
+        step.shortage = describe_shortage(self.mesh.rank, f"{action} of step {step.number}", error, self.transfers.device)
+        if step.loss is None or self.mesh.size("tensor") > 1 or self._is_within_messages(action):
+            raise OutOfMemoryError(step.shortage) from error
+        step.is_good = False
+        for results in (self._graphs, self._activations, self._gradients):
+            results.clear()
+
+    def _is_within_messages(self, action) -> bool:
+        """True if others may be in the midst of this action with this rank, or if its gradient buffer was not to be had."""
+        is_unopened = action.kind is Kind.WEIGHT and (_place(action), action.micro_batch) in self._graphs
+        return action.kind not in COMPUTE or is_unopened
+
+    def _nothing(self, action, step):
+        """Instead of computing."""
+
+    def _send_zeros_f(self, action, step):
+        zeros = self.transfers.zeros(Kind.RECV_F, action.stage + 1, action.micro_batch)
+        if zeros is None:                               # the next rank waits for a shape that nobody knows yet
+            raise OutOfMemoryError(step.shortage)
+        self.transfers.send_activation(action.stage, action.micro_batch, zeros)
+
+    def _send_zeros_b(self, action, step):
+        zeros = self.transfers.zeros(Kind.RECV_B, action.stage - 1, action.micro_batch)
+        self.transfers.send_gradient(action.stage, action.micro_batch, zeros)
+
+    def _receive_and_drop(self, action, step):
+        self.transfers.receive(action)
 
     # ---- between pipeline ranks ----------------------------------------------------------------------------------
 
@@ -194,11 +251,11 @@ class Runtime:
         self.transfers.add_over(self.stages.holders[place], gradient, self.stages.holder_tag(place))
 
     def _clip(self, action, step):
-        step.gradient_norm = self.gradient_norm()
+        step.gradient_norm = self.gradient_norm(is_good=step.is_good)
         self._clip_factor = clip_factor(step.gradient_norm, self._max_gradient_norm)
 
-    def gradient_norm(self) -> float:
-        """The norm of the reduced gradient, each element counted once. Collective over the whole mesh.
+    def gradient_norm(self, *, is_good: bool = True) -> float:
+        """The norm of the reduced gradient, each element counted once; NaN if any rank is not good. Collective over the mesh.
 
         Squares are summed per block of NORM_BLOCK elements, blocks in order, units in order: blocks never straddle two
         ranks, so the bits do not depend on the number of ranks.
@@ -206,8 +263,9 @@ class Runtime:
         data, pipeline = self.mesh.group("data"), self.mesh.group("pipeline")
         units = list(self.units.values())
         local = [unit.squares() for unit in units]                             # [blocks of this rank's shard] each
-        mine = xp_of(*local).concatenate(local)
-        everyones = xp_of(mine).empty((data.world_size, mine.size), mine.dtype)
+        xp = xp_of(*local)
+        mine = xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)])
+        everyones = xp.empty((data.world_size, mine.size), mine.dtype)
         data.all_gather(mine, everyones.reshape(-1))
         of_units, column = numpy.zeros(len(self.stages.places)), 0             # zero where another pipeline rank has the unit
         for place, unit, blocks in zip(self.units, units, local):
@@ -215,6 +273,7 @@ class Runtime:
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
             of_units[self.stages.places.index(place)] = 0.0 if unit.plan.is_copy else float(in_order[:used].sum())
             column += blocks.size
+        of_units += float(everyones[:, -1].sum())
         for group in (self.mesh.group("tensor"), pipeline):
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)

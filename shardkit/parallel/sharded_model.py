@@ -262,6 +262,7 @@ class ShardedModel:
         loss = self._last_loss
         return {
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen,
+            "skipped_steps": self.engine.skips.total,
             "last_loss": loss if loss is None or isfinite(loss) else None,         # JSON has no NaN
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
@@ -273,7 +274,7 @@ class ShardedModel:
         }
 
     def _go_on_from(self, description: dict):
-        self.engine.restore(description["step"], description["samples_seen"])
+        self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0))
         self._last_loss = description["last_loss"]
         if self.wrapped_model.features is not None and description["active_features"] is not None:
             self.wrapped_model.features.activate(description["active_features"])
@@ -351,7 +352,7 @@ class ShardedModel:
             "bubble_fraction": self.engine.bubble_fraction,
             "micro_batches": self.sharding_configuration.micro_batches,
             "history": {"steps": self.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
-                        "wall_seconds": self._train_seconds},
+                        "skipped_steps": self.engine.skips.total, "wall_seconds": self._train_seconds},
             "evaluation": dict(self._evaluation) if self._evaluation else None,
         }
 

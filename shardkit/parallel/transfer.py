@@ -46,7 +46,7 @@ class Transfers:
     """
 
     def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], device: Device, dtype: str):
-        self._group, self._rank_of, self._device, self._dtype = group, rank_of, device, dtype
+        self._group, self._rank_of, self.device, self._dtype = group, rank_of, device, dtype
         self._arena = Arena(device, purpose="activations received")
         self._shapes: dict[tuple, tuple[int, ...]] = {}         # (stage, shape of the micro-batch) -> of its input
         self._on_the_way: dict[tuple, tuple] = {}               # (kind, stage, micro-batch) -> (handles, arrays)
@@ -85,7 +85,7 @@ class Transfers:
         self._post("B", stage, micro_batch, array, self._rank_of[stage - 1], self._tag(stage, micro_batch, 1), [], [])
 
     def _post(self, kind, stage, micro_batch, array, to, tag, handles, arrays):
-        array = self._device.xp.ascontiguousarray(array)
+        array = self.device.xp.ascontiguousarray(array)
         handles.append(self._group.isend(array, to, tag))
         self._on_the_way[kind, stage, micro_batch] = (handles, [*arrays, array])
 
@@ -134,11 +134,18 @@ class Transfers:
     def _source(self, message) -> int:
         return self._rank_of[message.stage - 1 if message.kind is Kind.RECV_F else message.stage + 1]
 
+    def zeros(self, kind: Kind, stage: int, micro_batch: int):
+        """What this message would carry, filled with zero: for RECV_F the input of `stage`, for RECV_B the gradient of its
+        output. None if its shape is not known yet.
+        """
+        shape = self._shape_of(_Message(kind, stage, micro_batch))
+        return None if shape is None else self.device.zeros(shape, self._dtype, purpose="activations received")
+
     # ---- tied weights --------------------------------------------------------------------------------------------
 
     def add_over(self, ranks: tuple[int, ...], array, tag: int) -> None:
         """Sum `array` over these pipeline ranks, in it, in their order. Collective over them."""
-        terms = {rank: array.copy() if rank == self._group.rank else self._device.xp.empty_like(array) for rank in ranks}
+        terms = {rank: array.copy() if rank == self._group.rank else self.device.xp.empty_like(array) for rank in ranks}
         others = [rank for rank in ranks if rank != self._group.rank]
         handles = [self._group.irecv(terms[rank], rank, tag) for rank in others]
         handles += [self._group.isend(terms[self._group.rank], rank, tag) for rank in others]

@@ -1,0 +1,39 @@
+"""A model in which one rank goes wrong at one place of one step: NaN, an infinite gradient, or memory that runs out."""
+import numpy
+
+from shardkit.nn.autograd import Tensor, record
+
+WAYS = ("nan", "infinite gradient", "memory in forward", "memory in backward", "memory in weight gradient")
+
+
+def no_memory():
+    """As NumPy says it. numpy.empty(2**60) itself would do on most machines, but some lend it."""
+    raise MemoryError("Unable to allocate 8.00 EiB for an array with shape (1152921504606846976,) and data type float64")
+
+
+def sabotage(model, block_number, how, is_due):
+    """From now on this block of an nn.Module does `how` in every forward where is_due() is true."""
+    block = model.blocks()[block_number][1]
+    forward = block.forward
+
+    def spoilt(x, *arguments):
+        if not is_due():
+            return forward(x, *arguments)
+        if how == "memory in forward":
+            no_memory()
+        return _spoilt(forward(x, *arguments), how, block.parameters()[0])
+    block.forward = spoilt
+
+
+def _spoilt(out: Tensor, how, parameter) -> Tensor:
+    """The output of the block, or something that looks like it."""
+    if how == "nan":
+        return out * numpy.float32("nan")
+
+    def backward(gradient, wanted):
+        if how == "memory in backward" and wanted[0] or how == "memory in weight gradient" and wanted[1]:
+            no_memory()
+        if how == "infinite gradient":
+            gradient = numpy.full_like(gradient, numpy.inf)
+        return gradient, numpy.zeros_like(parameter.array) if wanted[1] else None
+    return record(out.array.copy(), (out, parameter), backward)
