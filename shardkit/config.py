@@ -18,22 +18,71 @@ from .errors import ConfigurationError
 
 # ---- the environment ---------------------------------------------------------------------------------------------
 
-_WORLD_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE")
+_WORLD_SIZE_VARIABLES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "PMI", "PMIX_SIZE": "PMIx"}
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What started this process, as far as it left a word in the environment.
+
+    name       "Open MPI", "PMI" (MPICH, Intel MPI, Cray, srun --mpi=pmi2), "PMIx", "srun" (without any of them), or None
+    num_ranks  that it started; None if none did
+    num_tasks  that SLURM granted to the whole job; None outside of one
+    """
+
+    name: str | None
+    num_ranks: int | None
+    num_tasks: int | None
+
+
+def launcher() -> Launcher:
+    """Who started this process: mpiexec, srun or neither."""
+    tasks = _number("SLURM_NTASKS")
+    for variable, name in _WORLD_SIZE_VARIABLES.items():
+        if _number(variable) is not None:
+            return Launcher(name, _number(variable), tasks)
+    if "SLURM_PROCID" in os.environ and _number("SLURM_STEP_NUM_TASKS") is not None:
+        return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), tasks)
+    return Launcher(None, None, tasks)
 
 
 def launched_ranks() -> int | None:
     """How many ranks the launcher (mpiexec, srun) says it started; None if no launcher left a word."""
-    for name in _WORLD_SIZE_VARIABLES:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    if "SLURM_PROCID" in os.environ and os.environ.get("SLURM_STEP_NUM_TASKS", "").isdigit():
-        return int(os.environ["SLURM_STEP_NUM_TASKS"])
-    return None
+    return launcher().num_ranks
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
+def blas_threads_are_set() -> bool:
+    """True if the environment says how many threads BLAS has."""
+    return any(os.environ.get(variable) for variable in _THREAD_VARIABLES)
 
 
 def checked_mode() -> bool:
     """True if SHARDKIT_CHECK asks for comparisons between ranks, which cost time: anything but nothing, 0, false, no, off."""
     return os.environ.get("SHARDKIT_CHECK", "").strip().lower() not in ("", "0", "false", "no", "off")
+
+
+def allocation_end() -> float | None:
+    """When the batch system ends this job, Unix time in seconds, as the job script or SLURM says; None if nobody does."""
+    for name in ("SHARDKIT_END_TIME", "SLURM_JOB_END_TIME"):
+        if _number(name) is not None:
+            return float(_number(name))
+    return None
+
+
+def slurm_job() -> str | None:
+    """The number of the SLURM job that this process belongs to; None outside of one."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def slurm_node() -> str | None:
+    """The name that SLURM gives to the node of this process; None outside of a job."""
+    return os.environ.get("SLURMD_NODENAME")
 
 
 # ---- sharded models ----------------------------------------------------------------------------------------------
@@ -151,6 +200,14 @@ class Run:
     timeout: float = key(600.0, "that one call between ranks may take before the job is ended with a report", "seconds",
                          above=0.0)
     threads: int = key(1, "BLAS threads of each rank; the trained bits depend on it", "threads", minimum=1)
+    patience: int = key(0, "validations without a lower loss after which the run ends early; 0: it does not", "validations",
+                        minimum=0)
+    stop_after_bad_steps: int = key(10, "a step whose loss or gradients are NaN or infinite is skipped; so many in a row end "
+                                        "the run", "steps", minimum=1)
+    time_limit_seconds: float = key(0.0, "save and stop before this; 0: before the batch system ends the job", "seconds",
+                                    minimum=0.0)
+    stop_margin_seconds: float = key(15.0, "to spare then, beside twice the time of a save and the longest step", "seconds",
+                                     minimum=0.0)
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,7 @@ class Accounts:
 class Device:
     """A place for arrays: `kind` is "cpu" or "cuda"; `xp` is the module that computes there.
 
+    ordinal  which GPU, counted over those that are visible, and round again: a rank gives its number on its node
     Errors: DeviceError if "cuda" is asked for and CuPy, the driver or the GPU is missing; ValueError on another name.
     """
 
@@ -131,10 +132,10 @@ class Device:
             raise ValueError(f'device {kind!r} is unknown; wanted "cpu" or "cuda"')
         self.kind = kind
         self.xp = numpy if kind == "cpu" else _import_cupy()
-        self.ordinal = ordinal
+        self.ordinal = ordinal % self.xp.cuda.runtime.getDeviceCount() if kind == "cuda" else 0
         self.accounts = Accounts()
         if kind == "cuda":
-            self.xp.cuda.Device(ordinal).use()
+            self.xp.cuda.Device(self.ordinal).use()
 
     def empty(self, shape, dtype="float32", *, purpose: str):
         """An uninitialised array of this shape, counted under `purpose`, starting on a cache line."""

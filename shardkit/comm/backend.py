@@ -46,6 +46,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
     def __init__(self, rank: int, world_size: int, world_ranks=None):
         self._rank, self._world_size = rank, world_size
         self.world_ranks = tuple(range(world_size) if world_ranks is None else world_ranks)    # of the first backend
+        self.local_rank = rank                           # among the ranks of its node; threads share one
         self.group_key = "world"                         # the same on all ranks of a group, different between groups
         self.traffic = Traffic()
         self.staging = Staging()
@@ -121,7 +122,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
                 raise ValueError(f"color {color} is negative; wanted 0 or more, or None to stay out")
             group = self._split(color, index(key))
             if group is not None:
-                group.staging, group.progress = self.staging, self.progress
+                group.staging, group.progress, group.local_rank = self.staging, self.progress, self.local_rank
                 group.group_key = f"{self.group_key}/{self.progress.num_calls[self.group_key]}.{color}"
         return group
 

@@ -126,24 +126,30 @@ def report_failure(backend, error, program: Program = Program()) -> int:
     trace = "" if is_expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
     if program.run_folder is not None and trace and not isinstance(error, SystemExit):
         write_error_file(program.run_folder, rank, program.doing(), trace)
-    note = Failure(rank, program.doing(), describe_error(error), _is_echo(error))
+    note = Failure(rank, program.doing(), describe_error(error), _is_echo(error), time.time())
     notes = backend.exchange_within(note, TOGETHER_SECONDS if is_expected else ALONE_SECONDS)
     if notes is None:
         backend.abort(f"{note}{trace}")
     failures = [other for other in notes if other is not None]         # None: that rank reached its end without an error
-    if note == min(failures, key=lambda failure: (failure.is_echo, failure.rank)) and not isinstance(error, SystemExit):
+    first = min(failures, key=lambda failure: (failure.is_echo, failure.time, failure.rank))
+    if note == first and not isinstance(error, SystemExit):
         backend.say(_summary(note, failures) + trace)
     return error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failing rank says. is_echo: it repeats another rank's failure, which has the better message."""
+    """What a failing rank says.
+
+    is_echo   it repeats another rank's failure, which has the better message
+    time      Unix time of the failure, in seconds: of several, the first is the cause
+    """
 
     rank: int
     doing: str
     message: str
     is_echo: bool
+    time: float
 
     def __str__(self):
         return f"rank {self.rank}{f' ({self.doing})' if self.doing else ''} failed: {self.message}"

@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from ..config import checked_mode, launched_ranks
+from ..config import checked_mode
 from ..errors import CommunicationError
 from .backend import CommunicationBackend
 from .checked import check_collectives
 from .checks import MAX_TAG, starts_of
 from .guard import JobGuard
+from .launch import check_launch, settle_threads
 from .operations import Handle, ReductionOperation
 from .watchdog import Watchdog
 
@@ -60,7 +61,7 @@ class MPICommunicationBackend(CommunicationBackend):
         self._mpi = import_mpi()
         self._parent = self._mpi.COMM_WORLD if comm is None else comm
         if comm is None:
-            check_launch(self._parent.size)
+            check_launch(self._parent.size, self._mpi.get_vendor()[0])
         super().__init__(self._parent.rank, self._parent.size)
         self._owns_job = comm is None
         self._is_world = True                            # False for what split() makes
@@ -87,11 +88,20 @@ class MPICommunicationBackend(CommunicationBackend):
         if self._comm is None:
             self._comm = self._parent.Dup()
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)         # as exceptions, also on a user's communicator
+            self._find_node()
             self._guard = JobGuard(self, self._mpi, self._parent.Dup(), is_active=self._owns_job)
             self._guard.start()
             if self._owns_job:
                 self._own_ledger = Path(self.broadcast_object(tempfile.mkdtemp(prefix="shardkit-") if self.rank == 0 else None))
                 self.keep_ledger(self._own_ledger)
+
+    def _find_node(self):
+        """Learn this rank's place on its node, and share the node's cores. Collective."""
+        node = self._parent.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_rank = node.rank
+        if self._owns_job:
+            settle_threads(node)
+        node.Free()
 
     def shutdown(self) -> None:
         if self._comm is None:
@@ -310,16 +320,6 @@ class _RequestsHandle(Handle):
             if got != array.nbytes:
                 raise CommunicationError(f"a message of {got} bytes arrived for an array of {array.nbytes} bytes; the two "
                                          "ranks disagree about its size")
-
-
-def check_launch(world_size: int) -> None:
-    """Raise CommunicationError if a launcher started several ranks, but MPI sees one: each would train alone."""
-    launched = launched_ranks()
-    if launched is not None and launched > 1 and world_size == 1:
-        raise CommunicationError(
-            f"the launcher started {launched} ranks, but MPI sees a world of 1: mpi4py uses another MPI than the launcher. "
-            "Start with the mpiexec of the MPI that mpi4py loads (python -m mpi4py --mpi-lib-version shows it), or with "
-            "srun --mpi=pmi2 or --mpi=pmix as that MPI needs")
 
 
 def _pieces(array, counts, starts=None):

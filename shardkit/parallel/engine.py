@@ -46,7 +46,7 @@ class Engine:
         self.model, self.config, self.mesh, self.policy = model, config, mesh, policy
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
-            self.device = Device(config.device)
+            self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
             self._cut_layers()

@@ -91,6 +91,24 @@ def test_cuda_without_a_driver_is_one_clear_sentence(monkeypatch):
         Device("cuda")
 
 
+def test_ranks_of_a_node_take_the_visible_gpus_in_turn(monkeypatch):
+    used = []
+
+    class Gpu:
+        def __init__(self, ordinal):
+            self.ordinal = ordinal
+
+        def use(self):
+            used.append(self.ordinal)
+
+    runtime = type("runtime", (), {"CUDARuntimeError": RuntimeError, "getDeviceCount": staticmethod(lambda: 2)})
+    module = type(sys)("cupy")
+    module.cuda = type("cuda", (), {"runtime": runtime, "Device": Gpu})
+    monkeypatch.setitem(sys.modules, "cupy", module)
+    devices = [Device("cuda", ordinal=local_rank) for local_rank in range(4)]
+    assert used == [0, 1, 0, 1] == [device.ordinal for device in devices]
+
+
 def test_device_arrays_are_told_from_host_arrays(monkeypatch):
     fake = FakeDeviceArray(numpy.arange(3.0))
     assert is_device_array(fake) and not is_device_array(numpy.arange(3.0))

@@ -233,6 +233,21 @@ def test_an_error_on_one_rank_alone_aborts_and_writes_an_error_file(tmp_path):
     assert "doing  step 12" in text and "Traceback" in text and "time   2" in text
 
 
+def test_of_several_failures_the_first_in_time_leads(capsys):
+    """Rank 2 fails first, the others because of it, in words that do not say so."""
+    def work(backend):
+        with pytest.raises(SystemExit), abort_on_error(backend):
+            time.sleep(0 if backend.rank == 2 else 0.2)
+            raise FileNotFoundError("the cause" if backend.rank == 2 else f"a consequence on rank {backend.rank}")
+    run_ranks(3, work)
+    words = capsys.readouterr().err
+    assert words == "shardkit: rank 2 failed: FileNotFoundError: the cause\n"
+
+
+def test_a_group_knows_the_places_of_its_ranks_on_the_node():
+    assert run_ranks(4, lambda backend: backend.split(backend.rank % 2).local_rank) == [0, 1, 2, 3]
+
+
 # ---- environments ------------------------------------------------------------------------------------------------------
 
 def test_backends_of_one_environment_meet_and_others_do_not():

@@ -7,7 +7,7 @@ import pytest
 
 from shardkit.comm import MPICommunicationBackend
 from shardkit.comm.guard import JobGuard
-from shardkit.comm.mpi import check_launch
+from shardkit.comm.launch import check_launch, launch_warnings
 from shardkit.comm.progress import Call
 from shardkit.errors import CommunicationError
 
@@ -18,19 +18,48 @@ def test_a_missing_mpi4py_is_an_error_that_says_what_to_install_and_no_silent_si
         MPICommunicationBackend()
 
 
-@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_a_launcher_of_another_mpi_is_found_and_named(monkeypatch, variable):
-    monkeypatch.setenv(variable, "4")
-    with pytest.raises(CommunicationError, match="launcher started 4 ranks, but MPI sees a world of 1.*srun --mpi"):
-        check_launch(1)
-    check_launch(4)
-    check_launch(2)                                  # a part of the job is a communicator like any other
+LAUNCH_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 
 
-def test_a_single_process_without_a_launcher_is_a_world_of_one(monkeypatch):
-    for variable in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_PROCID"):
-        monkeypatch.delenv(variable, raising=False)
-    check_launch(1)
+@pytest.fixture
+def launched(monkeypatch):
+    """A function that makes the environment look as if a launcher had started this process."""
+    def launch(**variables):
+        for variable in LAUNCH_VARIABLES:
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+    return launch
+
+
+@pytest.mark.parametrize("variables, library, fix", [
+    ({"OMPI_COMM_WORLD_SIZE": "4"}, "MPICH", "started by Open MPI, but mpi4py loads MPICH; start with "),
+    ({"PMI_SIZE": "4"}, "Open MPI", "started by PMI, but mpi4py loads Open MPI; start with "),
+    ({"PMI_SIZE": "4"}, "MPICH", "another MPICH than the launcher's"),
+    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "MPICH", "srun --mpi=pmi2"),
+    ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "Open MPI", "srun --mpi=pmix"),
+])
+def test_singletons_are_refused_with_the_fix(launched, variables, library, fix):
+    launched(**variables)
+    with pytest.raises(CommunicationError, match="launcher started 4 ranks, but MPI sees a world of 1") as caught:
+        check_launch(1, library)
+    assert fix in str(caught.value)
+    check_launch(4, library)
+    check_launch(2, library)                         # a part of the job is a communicator like any other
+
+
+def test_a_single_process_without_a_launcher_is_a_world_of_one(launched):
+    launched()
+    check_launch(1, "MPICH")
+    assert launch_warnings(1) == []
+
+
+def test_one_rank_in_a_job_of_several_tasks_is_a_warning(launched):
+    launched(SLURM_NTASKS="8")
+    assert launch_warnings(1) == ["SLURM gave this job 8 tasks, but 1 rank runs; start with srun or mpiexec"]
+    assert launch_warnings(8) == []
+    launched(SLURM_NTASKS="8", PMI_SIZE="2")         # mpiexec -n 2: somebody meant it
+    assert launch_warnings(2) == []
 
 
 def test_importing_shardkit_imports_no_mpi():
