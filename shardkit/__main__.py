@@ -1,6 +1,6 @@
 """The command line: `python -m shardkit <command>`, also installed as `shardkit`.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint: `train --resume` goes on.
 """
 import argparse
 import os
@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from . import __version__
+from .checkpoint import CheckpointStore
 from .checkpoint.convert import from_safetensors, to_safetensors
 from .checkpoint.describe import describe
 from .checkpoint.diff import compare, comparison_text
@@ -17,11 +18,12 @@ from .comm import MPICommunicationBackend
 from .comm.failure import abort_on_error
 from .comm.hang import hang_report
 from .config import RunConfiguration, help_text, parse_override, read_toml
-from .errors import ConfigurationError, ShardkitError
+from .errors import ConfigurationError, ShardkitError, StopVoted
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .train import generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
+from .train.stopping import StopSignals
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
                                             "[--section.key=value ...]")
     train.add_argument("settings", nargs="?", help="TOML file of [section] tables with the keys below")
     train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
+    train.add_argument("--resume-if-any", action="store_true", help="the same if there is one, else start: for jobs that are "
+                                                                    "queued again")
     inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like",
                                   description="Exit code 1 if a checkpoint there is damaged.")
     inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
@@ -125,19 +129,24 @@ def _overrides(arguments: list[str]) -> dict:
 
 
 def _train(known, overrides) -> int:
+    signals = StopSignals().listen()
     backend = MPICommunicationBackend()
     backend.initialize()
     with abort_on_error(backend) as program:
-        train_run(_run_settings(known, _overrides(overrides)), backend, resume=known.resume, program=program)
+        given = {**(read_toml(known.settings) if known.settings else {}), **_overrides(overrides)}
+        settings = RunConfiguration().replace(given)            # defaults, then the file, then the command line
+        resume = known.resume or known.resume_if_any and _has_run(settings, backend)
+        if resume:
+            settings = stored_settings(Path(settings.run.folder)).replace(given)
+        result = train_run(settings, backend, resume=resume, program=program, signals=signals)
     backend.shutdown()
-    return 0
+    signals.ignore()
+    return StopVoted.exit_code if result.is_interrupted else 0
 
 
-def _run_settings(known, overrides: dict) -> RunConfiguration:
-    """Defaults, or what the run was started with; then the file; then the command line."""
-    given = {**(read_toml(known.settings) if known.settings else {}), **overrides}
-    settings = RunConfiguration().replace(given)
-    return stored_settings(Path(settings.run.folder)).replace(given) if known.resume else settings
+def _has_run(settings: RunConfiguration, backend) -> bool:
+    """True if the run folder holds a checkpoint, as rank 0 sees it. Collective."""
+    return backend.broadcast_object(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()), 0)
 
 
 def _inspect(known, overrides) -> int:

@@ -1,7 +1,12 @@
-"""Reports of a run: people read lines or a progress bar, programs read metrics.jsonl. Only rank 0 writes."""
+"""Reports of a run: people read the lines or the progress bar of rank 0, programs read metrics.jsonl, and each rank has a log.
+
+    metrics.jsonl               one record per report, written by rank 0
+    logs/rank-00003.log         what this rank did and when; a resumed run goes on in the same file
+"""
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 from rich.console import Console
@@ -10,14 +15,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 BITS_PER_NAT = 1 / math.log(2)
 
 
+class RankLog:
+    """The log file of one rank, line by line on disk. A context manager, which notes an error and closes the file."""
+
+    def __init__(self, folder: Path, rank: int):
+        path = folder / "logs" / f"rank-{rank:05d}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(path, "a", buffering=1, encoding="utf-8")
+
+    def line(self, text: str):
+        """The text behind date and time."""
+        now = time.time()
+        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  {text}\n")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if error is not None:
+            self.line(f"failed: {kind.__name__}: {error}")
+        self._file.close()
+
+
 class Reporter:
     """Says how a run is going. On a terminal a progress bar stands below the lines; elsewhere there are only lines.
 
-    is_writer  False on all ranks but one: everything is then silent
+    log        of this rank, which gets the lines too
+    is_writer  False on all ranks but one: only the log is written then
     """
 
-    def __init__(self, folder: Path, total_steps: int, *, is_writer: bool, stream=None):
-        self._is_writer = is_writer
+    def __init__(self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None):
+        self._is_writer, self._log = is_writer, log
         self._metrics_path = folder / "metrics.jsonl"
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
         self._bar = None
@@ -37,6 +65,7 @@ class Reporter:
 
     def line(self, text: str):
         """One line for people."""
+        self._log.line(text)
         if self._is_writer:
             self._console.print(text, markup=False)
 
@@ -46,10 +75,16 @@ class Reporter:
             self._bar.update(self._task, completed=step, **({} if text is None else {"description": text}))
 
     def record(self, **values):
-        """One line of metrics.jsonl."""
+        """One line of metrics.jsonl. JSON has no NaN and no infinity: such values are left out."""
+        values = {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
         if self._is_writer:
             with open(self._metrics_path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
+
+    def recorded(self, name: str) -> list:
+        """The values of this name in metrics.jsonl, in their order."""
+        records = read_metrics(self._metrics_path) if self._metrics_path.exists() else []
+        return [record[name] for record in records if name in record]
 
     def drop_records_after(self, step: int):
         """A resumed run writes these steps again: what was recorded of them goes."""

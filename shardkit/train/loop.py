@@ -4,9 +4,11 @@
       configuration.json    the settings, so that --resume needs none
       data/                 the text as tokens
       metrics.jsonl         the curve: one record per report
+      logs/                 one file per rank
       checkpoints/          see checkpoint/store.py
 """
 import json
+import os
 import resource
 import time
 from dataclasses import dataclass
@@ -16,37 +18,44 @@ import numpy
 from threadpoolctl import threadpool_limits
 
 from ..checkpoint import CheckpointStore, PendingCheckpoint
-from ..comm import CommunicationBackend, collectively
+from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure import Program
-from ..config import RunConfiguration, ShardingConfiguration
-from ..errors import CheckpointError, ConfigurationError
+from ..comm.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..config import RunConfiguration, ShardingConfiguration, slurm_node
+from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
-from .log import BITS_PER_NAT, Reporter, duration_text
+from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
+from .stopping import Clock, Patience, StopSignals
 
 _DECAYS = {"cosine": Cosine, "linear": Linear, "constant": Constant}
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: its last losses in nats per byte, and the sample it wrote."""
+    """How a run ended: its last losses in nats per byte, and the sample it wrote.
+
+    is_interrupted  it was told to stop, or its time ran out: a checkpoint is there, and --resume goes on
+    """
 
     steps: int
     train_loss: float | None
-    validation_loss: float
+    validation_loss: float | None
     sample: str
+    is_interrupted: bool = False
 
 
 def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool = False,
-              program: Program | None = None) -> RunResult:
+              program: Program | None = None, signals: StopSignals | None = None) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
     program  of the abort_on_error around this call, which learns the run folder and the step from here
-    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError.
+    signals  that end the run early, with a checkpoint
+    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError, OutOfMemoryError, NonFiniteError.
     """
     settings = _settle_decay(settings)
     folder = Path(settings.run.folder)
@@ -58,8 +67,9 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
     backend.timeout = settings.run.timeout
     with collectively(backend):
         backend.keep_ledger(folder / "ledger")
-    with threadpool_limits(settings.run.threads):
-        run = _Run(settings, folder, backend, resume)
+        log = RankLog(folder, backend.rank)
+    with threadpool_limits(settings.run.threads), log:
+        run = _Run(settings, folder, backend, resume, signals or StopSignals(), log)
         if program is not None:
             program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
         return run.go()
@@ -68,18 +78,21 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
 class _Run:
     """One training run in progress."""
 
-    def __init__(self, settings: RunConfiguration, folder: Path, backend: CommunicationBackend, resume: bool):
-        self.settings, self.folder, self.backend = settings, folder, backend
+    def __init__(self, settings: RunConfiguration, folder: Path, backend: CommunicationBackend, resume: bool,
+                 signals: StopSignals, log: RankLog):
+        self.settings, self.folder, self.backend, self.log = settings, folder, backend, log
         length, seed = settings.model.sequence_length, settings.run.seed
         with collectively(backend):
             self.text = Windows.open(folder / "data" / "train.bin", length, seed)
             self.held_out = Windows.open(folder / "data" / "validation.bin", length, seed, "validation")
             self.fingerprint = corpus_fingerprint(folder / "data")
         self.model = make_model(settings, backend)
-        self.reporter = Reporter(folder, settings.run.steps, is_writer=backend.rank == 0)
+        self.reporter = Reporter(folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.pending: tuple[int, PendingCheckpoint] | None = None       # step and checkpoint that is being written
+        self.saved_step: int | None = None                              # of the newest checkpoint, written or being written
         if resume:
             self._resume()
+        self._listen(signals)
         rank = self.model.mesh.coordinates.data
         self.part = settings.batch.sequences // self.model.mesh.size("data")
         self.first = rank * self.part
@@ -95,19 +108,33 @@ class _Run:
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(f"resumed at step {self.model.step_number}")
+        self.saved_step = self.model.step_number
+
+    def _listen(self, signals: StopSignals):
+        """From now on every step begins with the question whether to stop."""
+        run, is_first = self.settings.run, self.backend.rank == 0
+        losses = self.reporter.recorded("validation_loss") if is_first else None
+        self.signals, self.clock = signals, Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
+        self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
+        self.model.engine.ballot = Ballot(signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over)
 
     def go(self) -> RunResult:
-        """Train to the last step, then write a sample."""
+        """Train to the last step, then write a sample; or stop before, as the ranks vote."""
         run = self.settings.run
         self._introduce()
         began, first_step = time.perf_counter(), self.model.step_number
         reported_at, reported_step = began, first_step
-        train_loss = validation_loss = None
+        train_loss = validation_loss = stop = None
         with self.reporter:
             while self.model.step_number < run.steps:
-                train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
+                try:
+                    train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
+                except StopVoted as vote:
+                    stop = vote
+                    break
                 step, now = self.model.step_number, time.perf_counter()
                 self._report_checkpoint()
+                self._look_at_skip()
                 self.reporter.progress(step)
                 if step % run.report_every == 0 or step == run.steps:
                     seconds_left = (now - began) / (step - first_step) * (run.steps - step)
@@ -121,13 +148,18 @@ class _Run:
                     now = time.perf_counter()
                     self._save()
                     reported_at += time.perf_counter() - now
+            if stop is not None:
+                self._say_why(stop)
+                self._save()
             if self.pending is not None:
                 self.pending[1].wait()
                 self._report_checkpoint()
-        if validation_loss is None:
+        is_interrupted = stop is not None and stop.reasons != ("patience",)
+        if validation_loss is None and not is_interrupted:
             validation_loss = self._validate(self.model.step_number)
         self._report_memory(time.perf_counter() - began)
-        return RunResult(self.model.step_number, train_loss, validation_loss, self._write_sample())
+        sample = "" if is_interrupted else self._write_sample()
+        return RunResult(self.model.step_number, train_loss, validation_loss, sample, is_interrupted)
 
     # ---- reports -------------------------------------------------------------------------------------------------
 
@@ -139,6 +171,13 @@ class _Run:
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
             f"run folder {self.folder}")
+        seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
+        seat, node = seats[self.backend.rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
+        self.log.line(f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
+                      f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores {ranks_text(seat.cores)}, "
+                      f"{seat.threads} BLAS threads")
+        for text in [*launch_warnings(self.backend.world_size), *crowding(seats)]:
+            self.reporter.line(f"warning: {text}")
 
     def _report(self, step, loss, tokens_per_second, seconds_left):
         learning_rate = self.model.engine.rule.rate(step)
@@ -148,10 +187,32 @@ class _Run:
         self.reporter.record(step=step, train_loss=loss, learning_rate=learning_rate, tokens_per_second=tokens_per_second,
                              gradient_norm=self.model.engine.gradient_norm)
 
+    def _look_at_skip(self):
+        """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too often."""
+        skips, limit = self.model.engine.skips, self.settings.run.stop_after_bad_steps
+        if skips.last is None:
+            return
+        self.reporter.line(f"{skips.last} ({skips.in_a_row} in a row)")
+        self.reporter.record(step=self.model.step_number, skipped_steps=skips.total)
+        if skips.in_a_row >= limit:
+            raise NonFiniteError(f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters are those "
+                                 f"of step {self.model.step_number - limit}; try a lower optimizer.learning_rate or "
+                                 "optimizer.max_gradient_norm with --resume, or look at the data of these steps")
+
+    def _say_why(self, vote: StopVoted):
+        """One line on what was decided, and by whom. Collective."""
+        names = self.backend.all_gather_object(self.signals.name)
+        words = {"signal": ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(names) if name)[:100],
+                 "time": self.clock.left(),
+                 "patience": f"{self.settings.run.patience} validations without a lower loss"}
+        self.reporter.line(f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "
+                           f"{'; '.join(words[reason] for reason in vote.reasons)}")
+
     def _validate(self, step) -> float:
         count = self.settings.run.validation_batches
         losses = [self.model.evaluate(*self.held_out.batch(i, self.first, self.part)) for i in range(count)]
         loss = sum(losses) / count
+        self.patience.note(loss)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  validation loss {loss:.4f} nats per byte  "
                            f"({loss * BITS_PER_NAT:.3f} bits per byte)")
         self.reporter.record(step=step, validation_loss=loss, bits_per_byte=loss * BITS_PER_NAT)
@@ -167,7 +228,10 @@ class _Run:
     # ---- what is kept --------------------------------------------------------------------------------------------
 
     def _save(self):
+        """Write a checkpoint of this step, unless it is there already."""
         run, step, began = self.settings.run, self.model.step_number, time.perf_counter()
+        if step == self.saved_step:
+            return
         how = {"keep": run.keep_checkpoints, "keep_every": run.keep_every or None,
                "data_position": {"corpus_sha256": self.fingerprint, "next_step": step}}
         if run.asynchronous_checkpoints:
@@ -176,7 +240,9 @@ class _Run:
             self.pending = step, pending
         else:
             folder = self.model.save_model(self.folder / "checkpoints", **how)
+            self.clock.note_save(time.perf_counter() - began)
             self.reporter.line(f"step {step}/{run.steps}  checkpoint {folder}")
+        self.saved_step = step
         self.reporter.record(step=step, checkpoint_pause_seconds=time.perf_counter() - began)
 
     def _report_checkpoint(self):
@@ -185,6 +251,7 @@ class _Run:
             return
         step, checkpoint = self.pending
         self.pending = None
+        self.clock.note_save(checkpoint.pause_seconds + checkpoint.write_seconds)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
                            f"{checkpoint.write_seconds:.2f} s, training stood still for {checkpoint.pause_seconds:.3f} s")
 

@@ -1,0 +1,132 @@
+"""Why a run stops before its last step: a signal, the end of its allocation, or a loss that does not fall any more.
+
+    rank 0   clock is short?  --+
+    rank k   signal raised?   --+--> Ballot, before each step --> all ranks save the same step and end with exit code 75
+    all      patience over?   --+                                 (patience: with 0, the run is done)
+
+Every rank answers for itself and all act on the outcome, so it does not matter which of them a signal reaches.
+"""
+import signal
+import subprocess
+import time
+from collections import deque
+from math import inf
+
+from ..config import Run, allocation_end, slurm_job
+from .log import duration_text
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_ASK_SECONDS = 10.0             # longest wait for squeue
+_GAPS = 64                      # the longest of the last so many times between two boundaries is kept free
+
+
+class StopSignals:
+    """SIGTERM, SIGUSR1 and SIGUSR2 as a flag that is looked at between steps. More of them change nothing."""
+
+    def __init__(self):
+        self.name: str | None = None            # of the first that came
+
+    def listen(self) -> "StopSignals":
+        """Take the signals from now on, so that none can cut a save short. In the main thread."""
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        return self
+
+    def ignore(self) -> None:
+        """All is done: nothing may change the exit code now. The interpreter's own end would bring the default, death, back."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number, frame):
+        self.name = self.name or signal.Signals(number).name
+
+    def is_raised(self) -> bool:
+        """True once a signal has come."""
+        return self.name is not None
+
+
+class Clock:
+    """Whether the time that is left still holds another step and a save. For one rank of the job.
+
+    end             Unix time, in seconds; None: the job has no end
+    margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to the next
+    ask_again       function () -> Unix time or None: asked before the answer is that time is short, since limits are extended
+    """
+
+    def __init__(self, end: float | None, margin_seconds: float, ask_again=lambda: None):
+        self._end, self._margin, self._ask_again = end, margin_seconds, ask_again
+        self._save_seconds = 0.0
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        self._asked_at: float | None = None
+
+    @classmethod
+    def of_run(cls, run: Run) -> "Clock":
+        """The clock of run.time_limit_seconds, counted from now, or else of the allocation, as far as anybody says."""
+        if run.time_limit_seconds:
+            return cls(time.time() + run.time_limit_seconds, run.stop_margin_seconds)
+        end = allocation_end()
+        return cls(end_of_slurm_job() if end is None else end, run.stop_margin_seconds, end_of_slurm_job)
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the end."""
+        return inf if self._end is None else self._end - time.time()
+
+    def left(self) -> str:
+        """The time that is left, in words."""
+        return "no end in sight" if self._end is None else f"{duration_text(max(self.seconds_left, 0))} of the allocation left"
+
+    @property
+    def reserve_seconds(self) -> float:
+        """What must be left for another step: as long as the longest, two saves and the margin."""
+        return max(self._gaps, default=0.0) + 2 * self._save_seconds + self._margin
+
+    def note_save(self, seconds: float) -> None:
+        """A checkpoint took so long, from its begin until it was on disk."""
+        self._save_seconds = max(self._save_seconds, seconds)
+
+    def is_short(self) -> bool:
+        """True if the run should save now. To be asked at every boundary between steps, since it measures their distance."""
+        now = time.monotonic()
+        if self._asked_at is not None:
+            self._gaps.append(now - self._asked_at)
+        self._asked_at = now
+        if self.seconds_left > self.reserve_seconds:
+            return False
+        self._end = self._ask_again() or self._end
+        return self.seconds_left <= self.reserve_seconds
+
+
+def end_of_slurm_job() -> float | None:
+    """When SLURM will end this job, as squeue says; None outside of a job, without limit, or if it cannot be asked."""
+    job = slurm_job()
+    if job is None:
+        return None
+    try:
+        answer = subprocess.run(["squeue", "--noheader", "--jobs", job, "--format=%e"], capture_output=True, text=True,
+                                stdin=subprocess.DEVNULL, timeout=_ASK_SECONDS).stdout.strip()
+        return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
+class Patience:
+    """Whether the validation loss has not fallen for too long.
+
+    patience  validations without a lower loss than all before; 0: endless
+    losses    of validations so far
+    """
+
+    def __init__(self, patience: int, losses=()):
+        self._patience, self._best, self._waited = patience, inf, 0
+        for loss in losses:
+            self.note(loss)
+
+    def note(self, loss: float) -> None:
+        """One more validation; NaN is no improvement."""
+        improves = loss < self._best
+        self._best, self._waited = (loss, 0) if improves else (self._best, self._waited + 1)
+
+    def is_over(self) -> bool:
+        """True if it is time to end."""
+        return 0 < self._patience <= self._waited

@@ -1,0 +1,106 @@
+"""When a run stops: clocks, patience and signals, without a run."""
+import os
+import signal
+import stat
+import time
+from math import inf, nan
+
+import pytest
+
+from shardkit.config import Run, allocation_end
+from shardkit.train import stopping
+from shardkit.train.stopping import Clock, Patience, StopSignals, end_of_slurm_job
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """A function that sets the time, in seconds, for all clocks."""
+    def set_time(seconds):
+        monkeypatch.setattr(stopping.time, "time", lambda: 1000.0 + seconds)
+        monkeypatch.setattr(stopping.time, "monotonic", lambda: seconds)
+    set_time(0)
+    return set_time
+
+
+def test_a_clock_keeps_two_saves_the_longest_step_and_the_margin_free(at):
+    clock = Clock(1100.0, 10.0)
+    clock.note_save(3.0)
+    clock.note_save(5.0)
+    clock.note_save(1.0)
+    for now in (0, 2, 9, 10):           # steps of 2, 7 and 1 seconds
+        at(now)
+        assert not clock.is_short()
+    assert clock.reserve_seconds == 7 + 2 * 5 + 10
+    at(72)
+    clock.is_short()                    # a long step: 62 seconds
+    assert clock.reserve_seconds == 62 + 20
+
+
+@pytest.mark.parametrize("now, is_short", [(0, False), (89, False), (90, True), (200, True)])
+def test_time_is_short_when_no_more_than_the_reserve_is_left(at, now, is_short):
+    clock = Clock(1100.0, 10.0)
+    at(now)
+    assert clock.is_short() == is_short
+
+
+def test_a_limit_that_was_extended_is_found_before_the_run_is_stopped(at):
+    answers = [1300.0, 1300.0, None]
+    clock = Clock(1100.0, 10.0, lambda: answers.pop(0))
+    at(95)
+    assert not clock.is_short() and len(answers) == 2
+    at(295)
+    assert clock.is_short() and clock.is_short() and not answers      # None: nobody knows better
+
+
+def test_a_job_without_an_end_is_never_short_of_time():
+    clock = Clock(None, 1e9)
+    assert not clock.is_short() and clock.seconds_left == inf
+
+
+def test_the_end_is_that_of_the_run_or_of_the_job_script_or_of_slurm(monkeypatch, at):
+    monkeypatch.setenv("SHARDKIT_END_TIME", "1500")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "1600")
+    assert allocation_end() == 1500.0 and Clock.of_run(Run()).seconds_left == 500
+    assert Clock.of_run(Run(time_limit_seconds=30.0)).seconds_left == 30
+    monkeypatch.delenv("SHARDKIT_END_TIME")
+    assert Clock.of_run(Run()).seconds_left == 600
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    assert allocation_end() is None
+
+
+@pytest.mark.parametrize("answer, seconds", [("2026-11-21T10:17:28", None), ("N/A", 0), ("", 0)])
+def test_squeue_is_asked_where_the_environment_is_silent(monkeypatch, tmp_path, answer, seconds):
+    fake = tmp_path / "squeue"
+    fake.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs 17 --format=%e" ] && echo "{answer}"\n')
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    expected = time.mktime((2026, 11, 21, 10, 17, 28, 0, 0, -1)) if seconds is None else None
+    assert end_of_slurm_job() == expected
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert end_of_slurm_job() is None
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert end_of_slurm_job() is None
+
+
+@pytest.mark.parametrize("patience, losses, is_over", [
+    (2, [3.0, 2.0, 2.0], False), (2, [3.0, 2.0, 2.0, 2.5], True), (2, [3.0, 4.0, 2.9, 3.0], False), (1, [1.0, nan], True),
+    (0, [1.0] * 50, False), (3, [], False)])
+def test_patience_ends_after_so_many_validations_without_a_lower_loss(patience, losses, is_over):
+    assert Patience(patience, losses).is_over() == is_over
+
+
+def test_a_signal_is_a_flag_and_the_first_one_is_named():
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        signals = StopSignals().listen()
+        assert not signals.is_raised()
+        for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        assert signals.is_raised() and signals.name == "SIGUSR2"
+        signals.ignore()
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
