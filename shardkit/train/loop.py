@@ -59,7 +59,7 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
     """
     settings = _settle_decay(settings)
     folder = Path(settings.run.folder)
-    _check_batch(settings, backend.world_size)
+    check_batch(settings, backend.world_size)
     with collectively(backend):
         if backend.rank == 0:
             _prepare_folder(folder, settings, resume)
@@ -327,7 +327,8 @@ def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor).data
 
 
-def _check_batch(settings: RunConfiguration, num_ranks: int) -> None:
+def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
+    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the global batch evenly."""
     sequences, micro_batch, replicas = settings.batch.sequences, settings.batch.micro_batch, num_replicas(settings, num_ranks)
     unit = micro_batch * replicas
     if sequences % unit:

@@ -1,0 +1,16 @@
+# What is particular to a site: every job script reads this file. Edit it once, or copy it and render with --env FILE.
+# Here NODES, RANKS_PER_NODE, RANKS and THREADS are known, and GPUS_PER_NODE in gpu_node (else empty).
+# shellcheck shell=bash disable=SC2034  # launch.sh and the job scripts read these variables
+
+# Modules, and the Python that has shardkit:
+#   module load mpich
+#   . "$HOME/shardkit/bin/activate"
+PYTHON=(python3)
+
+# srun: --mpi=pmi2 for MPICH, Intel MPI and Cray, --mpi=pmix for Open MPI; `srun --mpi=list` shows what the site has.
+SRUN=(srun --mpi=pmi2 --cpu-bind=cores)
+
+# mpiexec, of the MPI that mpi4py loads. MPICH and Intel MPI:
+MPIEXEC=(mpiexec -ppn "$RANKS_PER_NODE" -bind-to "core:$THREADS")
+# Open MPI:
+#   MPIEXEC=(mpiexec --map-by "ppr:$RANKS_PER_NODE:node:PE=$THREADS" --bind-to core)

@@ -1,0 +1,91 @@
+# What all job scripts have in common: start the ranks, pass signals on, and queue the job again if the run is not done.
+#
+#   . launch.sh                    needs NODES, RANKS_PER_NODE, THREADS, LAUNCHER, RESTARTS; reads ENV_FILE
+#   run_ranks COMMAND ...          start it on all ranks and wait; CODE is its exit code
+#   end_slurm                      (end_pbs, end_lsf, end_chain) queue again if CODE is 75, and exit with CODE
+#
+# Exit code 75 means: a checkpoint is there, and the same command goes on with it.
+# shellcheck shell=bash disable=SC2153  # variables of the job scripts
+
+RANKS=$((NODES * RANKS_PER_NODE))
+
+# The job is all there is on its cores, so BLAS has as many threads as a rank has cores; the trained bits depend on it.
+export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$THREADS
+
+# shellcheck source=/dev/null
+. "$ENV_FILE"
+
+run_ranks() {
+    local start interrupted
+    case $LAUNCHER in
+        srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS") ;;
+        mpiexec) start=("${MPIEXEC[@]}" -n "$RANKS") ;;
+    esac
+    "${start[@]}" "$@" &
+    local launcher=$!
+    # USR1 and USR2 reach this script alone: both launchers hand them on to all ranks. TERM has reached the ranks already;
+    # they save and end by themselves, and this script waits for them.
+    trap 'interrupted=yes; kill -USR1 "$launcher" 2>/dev/null || true' USR1 USR2
+    trap 'interrupted=yes; CANCELLED=yes' TERM
+    while :; do
+        interrupted=
+        CODE=0
+        wait "$launcher" || CODE=$?
+        [ -n "$interrupted" ] || break
+    done
+    trap - USR1 USR2
+    echo "$(date '+%F %T')  job ${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-}}}: the ranks ended with exit code $CODE"
+}
+
+# may_go_on COUNT: true if the run asks for it and the job was not queued again too often.
+may_go_on() {
+    [ "$CODE" = 75 ] || return 1
+    if [ -n "${CANCELLED:-}" ]; then
+        echo "the job was cancelled: a checkpoint is there; submit this script again to go on"
+        return 1
+    fi
+    if [ "$1" -ge "$RESTARTS" ]; then
+        echo "not done after $1 restarts; submit this script again to go on"
+        return 1
+    fi
+}
+
+# When the batch system will end this job, for the first rank, which looks at the clock between steps.
+slurm_end_time() {
+    local end
+    if end=$(squeue --noheader --jobs "$SLURM_JOB_ID" --format=%e) && end=$(date --date "$end" +%s 2>/dev/null); then
+        export SHARDKIT_END_TIME=$end
+    fi
+}
+
+limit_end_time() {
+    SHARDKIT_END_TIME=$(($(date +%s) + LIMIT_SECONDS))
+    export SHARDKIT_END_TIME
+}
+
+end_slurm() {
+    if may_go_on "${SLURM_RESTART_COUNT:-0}"; then
+        scontrol requeue "$SLURM_JOB_ID"        # ends this script; the job keeps its number and its output file
+    fi
+    exit "$CODE"
+}
+
+# For sites that do not requeue: the next link of the chain is a job of its own.
+end_chain() {
+    if may_go_on "${LINK:-0}"; then
+        LINK=$((${LINK:-0} + 1)) sbatch --dependency="afterany:$SLURM_JOB_ID" --export=ALL "$SCRIPT"
+    fi
+    exit "$CODE"
+}
+
+end_pbs() {
+    if may_go_on "${LINK:-0}"; then
+        qsub -W depend="afterany:$PBS_JOBID" -v LINK="$((${LINK:-0} + 1))" "$SCRIPT"
+    fi
+    exit "$CODE"
+}
+
+# LSF queues the job again by itself: #BSUB -Q 75.
+end_lsf() {
+    exit "$CODE"
+}
