@@ -16,24 +16,24 @@ export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$T
 . "$ENV_FILE"
 
 run_ranks() {
-    local start interrupted
+    local start interrupted launcher=
     case $LAUNCHER in
         srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS") ;;
         mpiexec) start=("${MPIEXEC[@]}" -n "$RANKS") ;;
     esac
-    "${start[@]}" "$@" &
-    local launcher=$!
     # USR1 and USR2 reach this script alone: both launchers hand them on to all ranks. TERM has reached the ranks already;
     # they save and end by themselves, and this script waits for them.
-    trap 'interrupted=yes; kill -USR1 "$launcher" 2>/dev/null || true' USR1 USR2
+    trap 'interrupted=yes; [ -z "$launcher" ] || kill -USR1 "$launcher" 2>/dev/null || true' USR1 USR2
     trap 'interrupted=yes; CANCELLED=yes' TERM
+    "${start[@]}" "$@" &
+    launcher=$!
     while :; do
         interrupted=
         CODE=0
         wait "$launcher" || CODE=$?
         [ -n "$interrupted" ] || break
     done
-    trap - USR1 USR2
+    trap : USR1 USR2                # too late to matter, and not to kill this script before it has queued the job again
     echo "$(date '+%F %T')  job ${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-}}}: the ranks ended with exit code $CODE"
 }
 
