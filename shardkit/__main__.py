@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+import time
 from math import inf
 from pathlib import Path
 
@@ -15,17 +16,20 @@ from .checkpoint.convert import from_safetensors, to_safetensors
 from .checkpoint.describe import describe
 from .checkpoint.diff import compare, comparison_text
 from .checkpoint.find import find_checkpoint
-from .comm import MPICommunicationBackend
+from .comm import InMemoryCommunicationBackend, MPICommunicationBackend
 from .comm.failure import abort_on_error
 from .comm.hang import hang_report
-from .config import RunConfiguration, help_text, parse_override, read_toml
-from .errors import ConfigurationError, ShardkitError, StopVoted
+from .config import RunConfiguration, help_text, launcher, parse_override, read_toml
+from .doctor import as_json, as_text, examine, exit_code
+from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render
 from .train import generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
 from .train.stopping import StopSignals
+
+_FIRST_WORD_SECONDS = 1.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ShardkitError, OSError) as error:
-        print(f"shardkit: {error}", file=sys.stderr)
+        if isinstance(error, LaunchError) and launcher().rank:
+            time.sleep(_FIRST_WORD_SECONDS)     # the first says it for all; nor shall an exit end it before
+        else:
+            print(f"shardkit: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
 
 
@@ -83,6 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--dtype", choices=("float32", "float64"), help="of the numbers written; default: float32 to shardkit, "
                          "that of the checkpoint to safetensors")
     _add_render(commands)
+    doctor = commands.add_parser("doctor", help="is this machine fit for a run?", allow_abbrev=False, description="Look at MPI, "
+                                 "cores, files and network, alone or under mpiexec or srun. Exit code 1 if something does not "
+                                 "work. --mesh.pipeline=P --mesh.tensor=T: the axes to measure.")
+    doctor.add_argument("--folder", default=".", help="of the run; default: where you are")
+    doctor.add_argument("--json", action="store_true", help="for programs")
     report = commands.add_parser("report", help="draw the loss curve of a run")
     report.add_argument("path", help="run folder")
     report.add_argument("--output", help=".svg, .png or .pdf; default: curve.svg in the run folder")
@@ -205,6 +217,23 @@ def _render(known, arguments) -> int:
     return 0
 
 
+def _doctor(known, overrides) -> int:
+    mesh, problem = RunConfiguration().replace(_overrides(overrides)).mesh, None
+    try:
+        backend = MPICommunicationBackend()
+    except CommunicationError as error:
+        if launcher().rank:
+            raise
+        backend, problem = InMemoryCommunicationBackend(0, 1, environment_id="doctor"), str(error)
+    backend.initialize()
+    with abort_on_error(backend):
+        findings = examine(backend, Path(known.folder), pipeline=mesh.pipeline, tensor=mesh.tensor, mpi_problem=problem)
+    if backend.rank == 0:
+        print(as_json(findings) if known.json else as_text(findings))
+    backend.shutdown()
+    return exit_code(findings)
+
+
 def _inspect(known, overrides) -> int:
     asked = {name.removeprefix("schedule_"): value for name, value in vars(known).items() if name.startswith("schedule_")}
     if known.path == "hang" and known.run is not None:
@@ -269,9 +298,9 @@ def _report(known, overrides) -> int:
 
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
-_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render, "generate": _generate,
-             "report": _report}
-_TAKE_SETTINGS = ("train", "render")        # --section.key=value
+_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render, "doctor": _doctor,
+             "generate": _generate, "report": _report}
+_TAKE_SETTINGS = ("train", "render", "doctor")        # --section.key=value
 
 
 if __name__ == "__main__":

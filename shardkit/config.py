@@ -28,11 +28,13 @@ class Launcher:
 
     name       "Open MPI", "PMI" (MPICH, Intel MPI, Cray, srun --mpi=pmi2), "PMIx", "srun" (without any of them), or None
     num_ranks  that it started; None if none did
+    rank       of this process among them, 0 if it is the only one
     num_tasks  that SLURM granted to the whole job; None outside of one
     """
 
     name: str | None
     num_ranks: int | None
+    rank: int
     num_tasks: int | None
 
 
@@ -41,15 +43,22 @@ def launcher() -> Launcher:
     tasks = _number("SLURM_NTASKS")
     for variable, name in _WORLD_SIZE_VARIABLES.items():
         if _number(variable) is not None:
-            return Launcher(name, _number(variable), tasks)
-    if "SLURM_PROCID" in os.environ and _number("SLURM_STEP_NUM_TASKS") is not None:
-        return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), tasks)
-    return Launcher(None, None, tasks)
+            return Launcher(name, _number(variable), _number(variable.replace("SIZE", "RANK")) or 0, tasks)
+    if _number("SLURM_PROCID") is not None and _number("SLURM_STEP_NUM_TASKS") is not None:
+        return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID"), tasks)
+    return Launcher(None, None, 0, tasks)
 
 
 def launched_ranks() -> int | None:
     """How many ranks the launcher (mpiexec, srun) says it started; None if no launcher left a word."""
     return launcher().num_ranks
+
+
+def environment_without_launcher() -> dict[str, str]:
+    """The environment for a process that is no rank of this job: without what mpiexec or srun told this one."""
+    told = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PRTE_LAUNCHED", "HYDI_", "MPI_LOCAL", "SLURM_PROCID",
+            "SLURM_STEP")
+    return {name: value for name, value in os.environ.items() if not name.startswith(told) or "_MCA_" in name}
 
 
 def _number(variable: str) -> int | None:

@@ -38,6 +38,10 @@ class CommunicationError(ShardkitError):
     """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that failed."""
 
 
+class LaunchError(CommunicationError):
+    """The ranks were started in a way in which they cannot find each other; says how to start them."""
+
+
 class CommunicationTimeout(CommunicationError, TimeoutError):
     """A peer never came; names the operation, its sequence number and the ranks that are missing."""
 

@@ -249,3 +249,19 @@ def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray,
         _attach_all(file.id, {"description": json.dumps(description)})
         places = {tensor: file.create_dataset(tensor, data=array).id.get_offset() for tensor, array in tensors.items()}
     return bytearray(memory.getbuffer()), places
+
+
+# ---- the library -------------------------------------------------------------------------------------------------
+
+def library_text() -> str:
+    """Versions of h5py and HDF5, and whether several ranks could write to one file."""
+    build = "parallel" if h5py.get_config().mpi else "serial, which is enough: each rank writes a file of its own"
+    return f"h5py {h5py.version.version}, HDF5 {h5py.version.hdf5_version}, {build}"
+
+
+def try_locking(path: Path) -> None:
+    """Make, lock and read a small file as checkpoints do. Errors: OSError if the file system does not lock."""
+    with h5py.File(path, "w") as file:
+        file["x"] = 1.0
+    with h5py.File(path, "r", locking=True) as file:
+        file["x"][()]

@@ -16,18 +16,30 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from ..config import Launcher, blas_threads_are_set, launcher
-from ..errors import CommunicationError
+from ..errors import LaunchError
 
 
 def check_launch(world_size: int, library: str) -> None:
-    """Errors: CommunicationError, with the fix, if a launcher started several ranks, but MPI sees one.
+    """Errors: LaunchError, with the fix, if a launcher started several ranks, but MPI sees one.
 
     library   name of the MPI that mpi4py loads: "MPICH", "Open MPI", ...
     """
     found = launcher()
     if found.num_ranks is not None and found.num_ranks > 1 and world_size == 1:
-        raise CommunicationError(f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each would train "
-                                 f"alone: {_mismatch(found, library)}")
+        raise LaunchError(f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each would train "
+                          f"alone: {_mismatch(found, library)}")
+
+
+def is_from_open_mpi() -> bool:
+    """True if Open MPI's mpiexec started this process. Other libraries may abort there before anybody can say why."""
+    return launcher().name == "Open MPI"
+
+
+def check_library(library: str) -> None:
+    """Errors: LaunchError, with the fix, if this MPI, which is not initialised yet, is not that of the launcher."""
+    found = launcher()
+    if found.name == "Open MPI" and library != "Open MPI":
+        raise LaunchError(f"the {found.num_ranks} ranks cannot find each other: {_mismatch(found, library)}")
 
 
 def _mismatch(found: Launcher, library: str) -> str:

@@ -10,6 +10,7 @@ through a third communicator (see guard.py).
 Counts beyond `count_limit` elements, which one MPI call cannot take, go in several calls ("large road"). The decision
 depends on what all ranks of the call know, so they take the same road.
 """
+import atexit
 import os
 import shutil
 import tempfile
@@ -22,7 +23,7 @@ from .backend import CommunicationBackend
 from .checked import check_collectives
 from .checks import MAX_TAG, starts_of
 from .guard import JobGuard
-from .launch import check_launch, settle_threads
+from .launch import check_launch, check_library, is_from_open_mpi, settle_threads
 from .operations import Handle, ReductionOperation
 from .watchdog import Watchdog
 
@@ -34,13 +35,28 @@ TIMEOUT_SECONDS = 600.0
 
 
 def import_mpi():
-    """mpi4py's MPI module, initialised. Errors: CommunicationError that says what to install."""
+    """mpi4py's MPI module, initialised.
+
+    Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another MPI.
+    """
     try:
+        import mpi4py
+        if is_from_open_mpi():
+            mpi4py.rc.initialize = False                 # once the library is known to fit
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:         # RuntimeError: mpi4py is there, but no MPI library
         raise CommunicationError(f'MPI is not available ({error}); on a laptop install "shardkit[mpich]", on a cluster load '
                                  "the site's MPI module and install mpi4py; for threads in one process use run_ranks") from None
+    if not MPI.Is_initialized():
+        check_library(MPI.get_vendor()[0])
+        MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}") if mpi4py.rc.threads else MPI.THREAD_SINGLE)
+        atexit.register(_finalize, MPI)                  # mpi4py finalizes only what it has initialised itself
     return MPI
+
+
+def _finalize(mpi):
+    if not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 class MPICommunicationBackend(CommunicationBackend):

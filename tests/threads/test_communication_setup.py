@@ -7,9 +7,9 @@ import pytest
 
 from shardkit.comm import MPICommunicationBackend
 from shardkit.comm.guard import JobGuard
-from shardkit.comm.launch import check_launch, launch_warnings
+from shardkit.comm.launch import check_launch, check_library, launch_warnings
 from shardkit.comm.progress import Call
-from shardkit.errors import CommunicationError
+from shardkit.errors import CommunicationError, LaunchError
 
 
 def test_a_missing_mpi4py_is_an_error_that_says_what_to_install_and_no_silent_single_process(monkeypatch):
@@ -41,11 +41,20 @@ def launched(monkeypatch):
 ])
 def test_singletons_are_refused_with_the_fix(launched, variables, library, fix):
     launched(**variables)
-    with pytest.raises(CommunicationError, match="launcher started 4 ranks, but MPI sees a world of 1") as caught:
+    with pytest.raises(LaunchError, match="launcher started 4 ranks, but MPI sees a world of 1") as caught:
         check_launch(1, library)
     assert fix in str(caught.value)
     check_launch(4, library)
     check_launch(2, library)                         # a part of the job is a communicator like any other
+
+
+def test_another_mpi_than_open_mpis_is_refused_before_it_aborts_under_open_mpis_launcher(launched):
+    launched(OMPI_COMM_WORLD_SIZE="4")
+    with pytest.raises(LaunchError, match="4 ranks cannot find each other: .* by Open MPI, but mpi4py loads MPICH"):
+        check_library("MPICH")
+    check_library("Open MPI")
+    launched(PMI_SIZE="4")
+    check_library("Open MPI")                        # some Open MPI builds speak PMI: its own start will show
 
 
 def test_a_single_process_without_a_launcher_is_a_world_of_one(launched):

@@ -1,0 +1,125 @@
+"""The file system of the run folder: what checkpoints need of it, tried out with small files that are removed again."""
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from ..checkpoint.hdf5 import try_locking
+from ..comm import CommunicationBackend, agree
+from .finding import Finding, error, ok, warning
+
+_BYTES = 16 * 2**20             # written by each rank
+_LITTLE_ROOM_BYTES = 2**30
+_SLOW_BYTES_PER_SECOND = 5e7
+_SLOW_SYNC_SECONDS = 0.5
+
+
+def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
+    """Whether the folder is there for all ranks, holds files as checkpoints need it, and how fast. Collective."""
+    above, trial, problem = _nearest(folder), None, None
+    if backend.rank == 0:
+        try:
+            trial = Path(tempfile.mkdtemp(prefix=".shardkit-doctor-", dir=above))
+        except OSError as caught:
+            problem = caught
+    trial, problem = backend.broadcast_object((trial, problem), 0)
+    if trial is None:
+        return [error("folder", f"{above} cannot be written: {problem.strerror}", "choose another --run.folder")]
+    try:
+        return _try_out(backend, above, trial)
+    finally:
+        backend.barrier()
+        if backend.rank == 0:
+            shutil.rmtree(trial, ignore_errors=True)
+
+
+def _nearest(folder: Path) -> Path:
+    """The folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    return next(path for path in (folder, *folder.parents) if path.is_dir())
+
+
+def _try_out(backend, above, trial):
+    blind = [rank for rank, sees in enumerate(backend.all_gather_object(trial.is_dir())) if not sees]
+    if blind:
+        return [error("folder", f"{above} on rank 0 is not the folder of rank {', '.join(map(str, blind))}",
+                      "the run folder must be on a file system that all nodes share")]
+    findings = backend.broadcast_object(_look(above, trial) if backend.rank == 0 else None, 0)
+    seconds = _write_seconds(trial / f"rank-{backend.rank}")
+    if agree(backend, seconds is None):
+        return [*findings, error("folder", f"{_BYTES >> 20} MiB for each rank could not be written", "make room, or choose "
+                                 "another --run.folder")]
+    return findings + _judge_speed(backend.all_gather_object(seconds))
+
+
+def _look(above: Path, trial: Path) -> list[Finding]:
+    """Kind, room, rename and locks. For one rank."""
+    free = shutil.disk_usage(above).free
+    text = f"{above} on {_file_system(above)}, {free / 2**30:.1f} GiB free"
+    room = ok("folder", text) if free > _LITTLE_ROOM_BYTES else warning("folder", text, "make room for checkpoints")
+    return [room, _try_rename(trial), _try_locks(trial)]
+
+
+def _file_system(folder: Path) -> str:
+    """The type of the file system, as the kernel names it."""
+    best, kind = "", "an unknown file system"
+    try:
+        for line in Path("/proc/mounts").read_text().splitlines():
+            _, mounted, name, *_ = line.split()
+            if (f"{folder}/".startswith(f"{mounted.rstrip('/')}/")) and len(mounted) >= len(best):
+                best, kind = mounted, name
+    except OSError:                     # no such file on this system
+        pass
+    return kind
+
+
+def _try_rename(trial: Path) -> Finding:
+    """A checkpoint appears by one rename of its folder, which must replace nothing and be seen at once."""
+    (trial / "before").mkdir()
+    (trial / "before" / "file").write_text("x")
+    try:
+        (trial / "before").rename(trial / "after")
+        holds = (trial / "after" / "file").read_text() == "x" and not (trial / "before").exists()
+    except OSError:
+        holds = False
+    return ok("rename", "a folder gets its name at once") if holds else error(
+        "rename", "a folder that was renamed is not there at once", "checkpoints are not safe here; choose another --run.folder")
+
+
+def _try_locks(trial: Path) -> Finding:
+    try:
+        with open(trial / "lock", "w") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try_locking(trial / "lock.h5")
+    except OSError as problem:
+        return warning("locks", f"files cannot be locked: {problem.strerror or problem}", "set HDF5_USE_FILE_LOCKING=FALSE; no "
+                       "two runs may then share a folder")
+    return ok("locks", "files can be locked")
+
+
+def _write_seconds(path: Path) -> tuple[float, float] | None:
+    """(seconds to write and sync, of which to sync a few bytes more); None if it failed."""
+    block, began = os.urandom(2**20), time.perf_counter()
+    try:
+        with open(path, "wb") as file:
+            for _ in range(_BYTES >> 20):
+                file.write(block)
+            os.fsync(file.fileno())
+            written = time.perf_counter()
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+            return written - began, time.perf_counter() - written
+    except OSError:
+        return None
+
+
+def _judge_speed(everyones) -> list[Finding]:
+    rate = _BYTES * len(everyones) / max(seconds for seconds, _ in everyones)
+    sync = max(seconds for _, seconds in everyones)
+    text = f"all ranks together write {rate / 1e6:.0f} MB/s with fsync, which alone takes {sync * 1e3:.0f} ms"
+    if rate < _SLOW_BYTES_PER_SECOND or sync > _SLOW_SYNC_SECONDS:
+        return [warning("speed", text, "checkpoints will take long; use the parallel file system, or save less often")]
+    return [ok("speed", text)]
