@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = Path(__file__).with_name("failing_rank.py")
+VOTING = Path(__file__).with_name("voting_ranks.py")
 ROOT = Path(__file__).parents[2]
 TIME_LIMIT_SECONDS = 20
 OPEN_MPI_SETTINGS = {
@@ -37,14 +38,14 @@ def python_of(library):
 
 @pytest.fixture(params=["MPICH", "Open MPI"])
 def launch(request):
-    """Run the script on 4 ranks -> (exit code, standard error, seconds); a job that hangs fails the test."""
+    """Run a script on 4 ranks -> (the finished process, seconds); a job that hangs fails the test."""
     python = python_of(request.param)
 
-    def run(how, num_ranks=4):
+    def run(*arguments, num_ranks=4, script=SCRIPT, time_limit=TIME_LIMIT_SECONDS):
         environment = os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [python.with_name("mpiexec"), "-n", str(num_ranks), python, SCRIPT, how]
+        command = [python.with_name("mpiexec"), "-n", str(num_ranks), python, script, *map(str, arguments)]
         start = time.monotonic()
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit)
         return done, time.monotonic() - start
     return run
 
@@ -99,3 +100,27 @@ def test_one_rank_fails_like_any_other_number_of_ranks(launch):
     done, _ = launch("all-guarded", num_ranks=1)
     assert words_of_shardkit(done) == ["shardkit: ConfigurationError: batch of 3 does not divide (on rank 0)"]
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize("pipeline, tensor", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("how", ["nan", "infinite gradient"])
+def test_a_bad_number_on_one_rank_is_a_step_that_all_skip(launch, how, pipeline, tensor):
+    done, _ = launch(how, pipeline, tensor, script=VOTING, time_limit=60)
+    endings = re.findall(r"ends with (\d) skipped, loss ([\d.]+)", done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert len(endings) == 4 and len(set(endings)) == 1 and endings[0][0] == "1", done.stdout
+
+
+@pytest.mark.parametrize("how, pipeline, tensor", [
+    *((f"memory in {place}", *mesh) for place in ("forward", "backward", "weight gradient") for mesh in ((1, 1), (2, 1))),
+    ("memory in forward", 1, 2), ("memory in saving", 1, 1)])
+def test_memory_that_runs_out_on_one_rank_ends_the_job_with_one_message_that_names_it(launch, how, pipeline, tensor):
+    """Raised on all ranks; or, where they are in the midst of a layer or of saving, on the one that ends the job."""
+    done, _ = launch(how, pipeline, tensor, script=VOTING, time_limit=60)
+    words = words_of_shardkit(done)
+    is_told_to_all = tensor == 1 and how != "memory in saving"
+    assert done.returncode != 0 and len(words) == 1, done.stderr
+    assert "Unable to allocate 8.00 EiB" in words[0] and words[0].endswith("(on all 4 ranks)") == is_told_to_all
+    assert ("rank 1 ran out of memory in 0." in words[0] and "of step 3: " in words[0] if how != "memory in saving"
+            else words[0].startswith("shardkit: rank 1 failed: MemoryError")), words[0]
+    assert "Traceback" not in done.stderr or not is_told_to_all
