@@ -24,7 +24,7 @@ from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render
-from .train import generate_text, load_for_generation, train_run
+from .train import bench_run, generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
 from .train.stopping import StopSignals
@@ -65,6 +65,15 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
     train.add_argument("--resume-if-any", action="store_true", help="the same if there is one, else start: for jobs that are "
                                                                     "queued again")
+    bench = commands.add_parser("bench", help="where the time of a training step goes", allow_abbrev=False,
+                                formatter_class=argparse.RawDescriptionHelpFormatter,
+                                description="Take a few steps on random text and say where their time goes:  "
+                                            "mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
+                                            "The settings are those of `shardkit train`; nothing is kept.")
+    bench.add_argument("settings", nargs="?", help="TOML file, as for train")
+    bench.add_argument("--steps", type=_at_least_one, default=7, help="steps to measure, each also once without the "
+                                                                      "stopwatch; default: %(default)s")
+    bench.add_argument("--json", metavar="FILE", help="write all figures into this file")
     inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like",
                                   description="Exit code 1 if a checkpoint there is damaged.")
     inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
@@ -165,6 +174,13 @@ def _without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
     return rest, settings
 
 
+def _at_least_one(text: str) -> int:
+    """Errors: ArgumentTypeError on anything but an integer >= 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of steps; wanted an integer, at least 1")
+    return int(text)
+
+
 def _overrides(arguments: list[str]) -> dict:
     """{"section.key": value} of --section.key=value and --section.key value."""
     settings, rest = {}, list(arguments)
@@ -185,8 +201,8 @@ def _train(known, overrides) -> int:
     backend = MPICommunicationBackend()
     backend.initialize()
     with abort_on_error(backend) as program:
-        given = {**(read_toml(known.settings) if known.settings else {}), **_overrides(overrides)}
-        settings = RunConfiguration().replace(given)            # defaults, then the file, then the command line
+        given = _given_settings(known, overrides)
+        settings = RunConfiguration().replace(given)
         resume = known.resume or known.resume_if_any and _has_run(settings, backend)
         if resume:
             settings = stored_settings(Path(settings.run.folder)).replace(given)
@@ -232,6 +248,21 @@ def _doctor(known, overrides) -> int:
         print(as_json(findings) if known.json else as_text(findings))
     backend.shutdown()
     return exit_code(findings)
+
+
+def _bench(known, overrides) -> int:
+    backend = MPICommunicationBackend()
+    backend.initialize()
+    with abort_on_error(backend):
+        settings = RunConfiguration().replace(_given_settings(known, overrides))
+        bench_run(settings, backend, steps=known.steps, json_path=known.json)
+    backend.shutdown()
+    return 0
+
+
+def _given_settings(known, overrides) -> dict:
+    """Those of the file, then those of the command line."""
+    return {**(read_toml(known.settings) if known.settings else {}), **_overrides(overrides)}
 
 
 def _inspect(known, overrides) -> int:
@@ -298,9 +329,9 @@ def _report(known, overrides) -> int:
 
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
-_COMMANDS = {"train": _train, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render, "doctor": _doctor,
-             "generate": _generate, "report": _report}
-_TAKE_SETTINGS = ("train", "render", "doctor")        # --section.key=value
+_COMMANDS = {"train": _train, "bench": _bench, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render,
+             "doctor": _doctor, "generate": _generate, "report": _report}
+_TAKE_SETTINGS = ("train", "bench", "render", "doctor")        # --section.key=value
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ from .optimizer import (DDPOptimizer, FSDPOptimizer, HybridShardedOptimizer, Pip
                         TensorParallelOptimizer, ZeRO1Optimizer, ZeRO2Optimizer)
 from .plan import apply_plan, default_plan
 from .policy import POLICIES, Policy
+from .profile import StepProfile, profile_steps
 from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
                             ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
 
 __all__ = ["DDPModel", "DDPOptimizer", "EvaluationResult", "FSDPModel", "FSDPOptimizer", "HybridShardedModel",
            "HybridShardedOptimizer", "OptimizationInputData", "OptimizationResult", "POLICIES", "PipelineParallelModel",
-           "PipelineParallelOptimizer", "Policy", "ShardedModel", "ShardedOptimizer", "StateDrift", "TensorParallelModel",
-           "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model", "ZeRO2Optimizer", "ZeRO3Model",
-           "apply_plan", "default_plan", "measure_blocks", "split_batch"]
+           "PipelineParallelOptimizer", "Policy", "ShardedModel", "ShardedOptimizer", "StateDrift", "StepProfile",
+           "TensorParallelModel", "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model", "ZeRO2Optimizer",
+           "ZeRO3Model", "apply_plan", "default_plan", "measure_blocks", "profile_steps", "split_batch"]
