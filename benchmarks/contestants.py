@@ -1,0 +1,128 @@
+"""The contestants of a training race: shardkit and PyTorch, each as it is meant to be used, on the same model and batches.
+
+Each class makes its model from Sizes and the common weights, and has one method: step(number) -> mean loss of this rank's part
+of the batch, after one whole optimisation step (AdamW, gradients clipped to norm 1).
+"""
+import importlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+import numpy
+
+LEARNING_RATE = 3e-4
+CLIP_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A model, its batch, and how a pipeline cuts them; the same for every contender."""
+
+    name: str
+    vocabulary: int
+    width: int
+    heads: int
+    layers: int
+    sequence: int
+    batch: int                      # sequences of the global batch
+    style: str = "gpt2"
+    micro_batches: int = 4          # of the pipeline contenders; the others compute their part of the batch at once
+    first_stage_blocks: int = 0     # transformer blocks of the first of two pipeline stages
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.batch * self.sequence
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Who runs, on how many ranks.
+
+    library    "shardkit" or "torch"
+    strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
+    attention, fused, compiled   torch only: form of attention, fused AdamW instead of the default, torch.compile
+    """
+
+    name: str
+    library: str
+    ranks: int = 1
+    strategy: str = "ddp"
+    attention: str = "eager"
+    fused: bool = False
+    compiled: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def token_batch(sizes, number: int):
+    """The global batch of a step: x, y [batch, sequence] int64, from the number of the step alone."""
+    tokens = numpy.random.default_rng(number).integers(0, sizes.vocabulary, (sizes.batch, sizes.sequence + 1))
+    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
+
+
+def import_library(spec: Spec) -> None:
+    """Load what this contestant runs on. The other library stays away: its memory would be counted."""
+    importlib.import_module("shardkit" if spec.library == "shardkit" else "torch_contestants")
+
+
+def make_contestant(spec: Spec, sizes, weights_path: str, rank: int):
+    """The contestant of this rank."""
+    if spec.library == "shardkit":
+        return Shardkit(spec, sizes)
+    from torch_contestants import make_torch_contestant
+    return make_torch_contestant(spec, sizes, weights_path, rank)
+
+
+class Shardkit:
+    """shardkit; its weights follow from the seed, and the others are given the same."""
+
+    def __init__(self, spec: Spec, sizes):
+        import shardkit as sk
+        models = {"ddp": sk.DDPModel, "zero1": sk.ZeRO1Model, "zero2": sk.ZeRO2Model, "fsdp": sk.FSDPModel,
+                  "tensor": sk.TensorParallelModel, "pipeline": sk.PipelineParallelModel}
+        is_pipeline = spec.strategy == "pipeline" and spec.ranks == 2
+        split = sizes.first_stage_blocks
+        self.backend = sk.MPICommunicationBackend()
+        config = sk.ShardingConfiguration(
+            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
+            micro_batches=sizes.micro_batches if spec.strategy == "pipeline" else 1,
+            blocks_per_stage=(1 + split, sizes.layers - split + 1) if is_pipeline and split else None)
+        self.model, self.sizes, self.split_batch = models[spec.strategy](shardkit_gpt(sizes), config), sizes, sk.split_batch
+
+    def step(self, number: int) -> float:
+        return self.model.train(*self.split_batch(self.model.mesh, *token_batch(self.sizes, number)))
+
+    def facts(self) -> dict:
+        """What it accounts for itself, in bytes on this rank."""
+        about = self.model.get_model_metadata()
+        return {key: about[key] for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")}
+
+    def close(self) -> None:
+        self.model.close()
+        self.backend.shutdown()
+
+
+def shardkit_gpt(sizes):
+    """The unsharded model, seed 0."""
+    import shardkit as sk
+    return sk.models.GPT(sizes.vocabulary, sizes.sequence, width=sizes.width, layers=sizes.layers, heads=sizes.heads,
+                         style=sizes.style)
+
+
+def write_weights(sizes, path: str) -> int:
+    """Write the common initial weights; returns num_flops_per_token."""
+    model = shardkit_gpt(sizes)
+    numpy.savez(path, **model.state_dict())
+    return model.num_flops_per_token
+
+
+def bind(rank: int) -> None:
+    """Run on one core from now on, if there are as many as ranks; more ranks than cores are left to the system."""
+    cores = sorted(os.sched_getaffinity(0))
+    if rank < len(cores):
+        os.sched_setaffinity(0, {cores[rank]})

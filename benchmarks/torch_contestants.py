@@ -1,0 +1,176 @@
+"""PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel, and 1F1B pipelining.
+
+Each follows the tutorial of its technique: pytorch.org/tutorials, "DDP", "FSDP2 (fully_shard)", "Tensor Parallel",
+"Pipeline Parallelism". Gradients of replicated parameters are counted once in the norm that clips.
+"""
+import torch
+import torch.distributed as dist
+from contestants import CLIP_NORM, LEARNING_RATE, Sizes, Spec, token_batch
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from twins import GPT, mean_loss
+
+
+class Alone:
+    """One rank: a module, a loss, an optimizer."""
+
+    def __init__(self, spec: Spec, sizes: Sizes, weights: dict, rank: int):
+        self.sizes, self.rank, self.ranks = sizes, rank, spec.ranks
+        self.module = self.parallel(self.twin(spec, weights))
+        if spec.compiled:
+            self.module = torch.compile(self.module)
+        self.parameters = list(self.module.parameters())
+        self.optimizer = torch.optim.AdamW(self.groups(), lr=LEARNING_RATE, **({"fused": True} if spec.fused else {}))
+
+    def twin(self, spec, weights):
+        twin = GPT(self.sizes, spec.attention)
+        twin.load_state_dict(weights)
+        return twin
+
+    def parallel(self, twin):
+        return twin
+
+    def groups(self) -> list:
+        return self.parameters
+
+    def batch(self, number):
+        """This rank's rows of the global batch."""
+        x, y = token_batch(self.sizes, number)
+        part = slice(len(x) * self.rank // self.ranks, len(x) * (self.rank + 1) // self.ranks)
+        return torch.from_numpy(x[part]), torch.from_numpy(y[part])
+
+    def step(self, number: int) -> float:
+        x, y = self.batch(number)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.backward(x, y)
+        self.clip()
+        self.optimizer.step()
+        return loss
+
+    def backward(self, x, y) -> float:
+        loss = mean_loss(self.module(x), y)
+        loss.backward()
+        return loss.item()
+
+    def clip(self):
+        clip_grad_norm_(self.parameters, CLIP_NORM)
+
+    def scale_to(self, norm: float):
+        """Clip by a norm that is known."""
+        factor = min(1.0, CLIP_NORM / (norm + 1e-6))
+        for parameter in self.parameters:
+            parameter.grad.mul_(factor)
+
+    def facts(self) -> dict:
+        return {}
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class DDP(Alone):
+    """torch.nn.parallel.DistributedDataParallel as it is by default."""
+
+    def parallel(self, twin):
+        return torch.nn.parallel.DistributedDataParallel(twin)
+
+
+class FSDP2(Alone):
+    """fully_shard on each block and on the whole, parameters let go after the forward."""
+
+    def parallel(self, twin):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        mesh = init_device_mesh("cpu", (self.ranks,))
+        for block in twin.blocks.values():
+            fully_shard(block, mesh=mesh)
+        return fully_shard(twin, mesh=mesh)
+
+
+class Tensor(Alone):
+    """parallelize_module: column and row parallel layers, a vocabulary-parallel embedding, head and loss."""
+
+    def parallel(self, twin):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate, Shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        mesh = init_device_mesh("cpu", (self.ranks,))
+        columns = ("attention.query", "attention.key", "attention.value", "mlp.up")
+        for block in twin.blocks.values():
+            plan = {name: ColwiseParallel() for name in columns} | {
+                "attention.output": RowwiseParallel(), "mlp.down": RowwiseParallel()}
+            if hasattr(block.mlp, "gate"):
+                plan["mlp.gate"] = ColwiseParallel()
+            parallelize_module(block, mesh, plan)
+        return parallelize_module(twin, mesh, {
+            "embedding.tokens": RowwiseParallel(input_layouts=Replicate()),
+            "head.output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+
+    def groups(self):
+        """DTensors and plain tensors apart: one fused update takes one kind."""
+        from torch.distributed.tensor import DTensor
+        self.cut = [p for p in self.parameters if isinstance(p, DTensor)]
+        self.plain = [p for p in self.parameters if not isinstance(p, DTensor)]
+        return [{"params": self.cut}, {"params": self.plain}]
+
+    def batch(self, number):
+        return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
+
+    def backward(self, x, y):
+        from torch.distributed.tensor import DTensor
+        from torch.distributed.tensor.parallel import loss_parallel
+        with loss_parallel():
+            loss = mean_loss(self.module(x), y)
+            loss.backward()
+        return (loss.full_tensor() if isinstance(loss, DTensor) else loss).item()
+
+    def clip(self):
+        of_cut = get_total_norm([p.grad for p in self.cut]).full_tensor()
+        of_plain = get_total_norm([p.grad for p in self.plain])
+        self.scale_to(float(of_cut ** 2 + of_plain ** 2) ** 0.5)
+
+
+class Pipeline(Alone):
+    """Two stages of torch.distributed.pipelining under Schedule1F1B."""
+
+    def twin(self, spec, weights):
+        split = self.sizes.first_stage_blocks
+        blocks = range(split) if self.rank == 0 else range(split, self.sizes.layers)
+        stage = GPT(self.sizes, spec.attention, blocks=blocks, first=self.rank == 0, last=self.rank == self.ranks - 1)
+        stage.load_state_dict({name: weights[name] for name in stage.state_dict()})
+        return stage
+
+    def parallel(self, twin):
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+        stage = PipelineStage(twin, self.rank, self.ranks, torch.device("cpu"))
+        self.schedule = Schedule1F1B(stage, self.sizes.micro_batches, loss_fn=mean_loss)
+        return twin
+
+    def batch(self, number):
+        return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
+
+    def backward(self, x, y):
+        losses = []
+        if self.rank == 0:
+            self.schedule.step(x)
+        else:
+            self.schedule.step(target=y, losses=losses)
+        return torch.stack(losses).mean().item() if losses else None
+
+    def clip(self):
+        square = get_total_norm([p.grad for p in self.parameters]) ** 2
+        dist.all_reduce(square)
+        self.scale_to(float(square) ** 0.5)
+
+
+STRATEGIES = {"ddp": DDP, "fsdp": FSDP2, "tensor": Tensor, "pipeline": Pipeline}
+
+
+def make_torch_contestant(spec: Spec, sizes: Sizes, weights_path: str, rank: int) -> Alone:
+    """The PyTorch contestant of this rank; several meet through MASTER_ADDR, as torchrun would have it."""
+    import numpy
+    torch.set_num_threads(1)
+    weights = {name: torch.from_numpy(array) for name, array in numpy.load(weights_path).items()}
+    if spec.ranks > 1:
+        dist.init_process_group("gloo", rank=rank, world_size=spec.ranks)
+    return (STRATEGIES[spec.strategy] if spec.ranks > 1 else Alone)(spec, sizes, weights, rank)

@@ -1,0 +1,121 @@
+"""The training step: shardkit against PyTorch, the same weights, the same batches, the same losses to 1e-4.
+
+    python benchmarks/train_step.py [--models M,S] [--groups alone,ddp,fsdp,tensor,pipeline] [--budget 600]
+
+One thread per rank, ranks bound to a core each where there are enough. A step is everything: batch, forward, backward,
+clipping to norm 1, AdamW, and the loss as a number. Two ranks share the global batch (ddp, fsdp) or compute the same batch
+together (tensor, pipeline). PyTorch runs with scaled_dot_product_attention and fused AdamW on two ranks, and in several
+forms on one.
+"""
+import argparse
+import sys
+import time
+from statistics import median
+
+from contestants import Sizes, Spec
+from race import Race
+from report import Table, machine, machine_text, save
+
+MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4),
+          "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2)}
+STEPS_PER_TURN = {"M": 1, "S": 5}
+TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
+TOLERANCE = 1e-4            # relative, of losses
+BEST = {"attention": "sdpa", "fused": True}
+ALONE = [Spec("shardkit", "shardkit"),
+         Spec("torch eager", "torch"),
+         Spec("torch eager, sdpa", "torch", attention="sdpa"),
+         Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
+         Spec("torch.compile", "torch", compiled=True),
+         Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST)]
+GROUPS = {                  # the first is compared with the others
+    "alone": ALONE,
+    "ddp": [Spec("shardkit DDP", "shardkit", 2, "ddp"),
+            Spec("shardkit, 1 rank", "shardkit"),
+            Spec("torch DDP", "torch", 2, "ddp", **BEST),
+            Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa")],
+    "fsdp": [Spec("shardkit FSDP", "shardkit", 2, "fsdp"),
+             Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
+             Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa")],
+    "tensor": [Spec("shardkit tensor", "shardkit", 2, "tensor"), Spec("torch DTensor", "torch", 2, "tensor", **BEST)],
+    "pipeline": [Spec("shardkit pipeline", "shardkit", 2, "pipeline"),
+                 Spec("torch pipelining", "torch", 2, "pipeline", **BEST)],
+}
+TITLES = {"alone": "1 rank", "ddp": "2 ranks, data parallel", "fsdp": "2 ranks, fully sharded",
+          "tensor": "2 ranks, tensor parallel", "pipeline": "2 ranks, pipeline 1F1B, {micro_batches} micro-batches"}
+WEIGHTS = {("M", "alone"): 10, ("M", "ddp"): 5, ("M", "fsdp"): 4, ("M", "tensor"): 4, ("M", "pipeline"): 3,
+           ("S", "alone"): 4}           # parts of the budget; 1 for the others
+COLUMNS = ["contestant", "ms per step", "tokens/s", "GFLOP/s", "step time / first", "processor ms, all ranks",
+           "peak MiB per rank", "loss difference"]
+
+
+def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, list[str]]:
+    """Race one group; returns its table, its raw numbers, and what went wrong, in words."""
+    print(f"{sizes.name} {group}", flush=True)
+    began = time.monotonic()
+    with Race(sizes) as race:
+        for spec in GROUPS[group]:
+            race.enter(spec)
+        left = seconds - (time.monotonic() - began)
+        race.run_for(left, steps=STEPS_PER_TURN[sizes.name], turns_at_least=TURNS_AT_LEAST, turns_at_most=TURNS_AT_MOST)
+        rows = [row(race, spec, GROUPS[group][0].name) for spec in GROUPS[group]]
+        raw = {name: {"turns": c.turns, "losses": c.losses, "memory": c.memory} for name, c in race.contestants.items()}
+        wrong = [f"{sizes.name} {group}: {name} failed: {reason}" for name, reason in race.failed.items()]
+        wrong += [f"{sizes.name} {group}: losses of {cells[0]} differ by {cells[-1]:.1e}, more than {TOLERANCE:g}"
+                  for cells in rows if cells[-1] is not None and not cells[-1] <= TOLERANCE]
+    title = f"{sizes.name}, {TITLES[group].format(micro_batches=sizes.micro_batches)}"
+    return Table(title, COLUMNS, rows, note=efficiency(race) if group == "ddp" else ""), {**raw, "failed": race.failed}, wrong
+
+
+def row(race: Race, spec: Spec, first: str) -> list:
+    """A contestant's line: what was not measured is None."""
+    contestant, seconds = race.contestants[spec.name], race.seconds(spec.name)
+    if seconds is None:
+        return [spec.name, f"failed: {race.failed[spec.name][:60]}", *[None] * (len(COLUMNS) - 2)]
+    tokens_per_second = race.sizes.tokens / seconds
+    return [spec.name, seconds * 1e3, tokens_per_second, tokens_per_second * race.flops_per_token / 1e9,
+            ratio(race, spec.name, first), race.processor_seconds(spec.name) * 1e3,
+            max(of_rank["peak"] for of_rank in contestant.memory) / 2**20, race.loss_difference(spec.name, first)]
+
+
+def ratio(race: Race, name: str, first: str) -> float | None:
+    """Median over turns of this contestant's step time by that of the first in the same turn: neighbours meet the same noise."""
+    pairs = list(zip(race.contestants[name].turns, race.contestants[first].turns))
+    return median(theirs / ours for theirs, ours in pairs) if pairs else None
+
+
+def efficiency(race: Race) -> str:
+    one_over_two = ratio(race, "shardkit, 1 rank", "shardkit DDP")
+    return "" if one_over_two is None else f"Efficiency of shardkit DDP: {one_over_two / 2:.3f} of twice one rank."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="M,S")
+    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--budget", type=float, default=600, help="seconds for everything; default: %(default)s")
+    parser.add_argument("--style", default="gpt2", choices=("gpt2", "llama"))
+    asked = parser.parse_args()
+    races = [(model, group) for model in asked.models.split(",") for group in asked.groups.split(",")]
+    about, deadline = machine(), time.monotonic() + asked.budget
+    tables, measured, wrong = [], {}, []
+    for at, (model, group) in enumerate(races):
+        weights = [WEIGHTS.get(race, 1) for race in races[at:]]
+        seconds = (deadline - time.monotonic()) * weights[0] / sum(weights)
+        if seconds <= 0:
+            wrong.append(f"{model} {group}: not run, the budget of {asked.budget:g} s is used up")
+            continue
+        sizes = Sizes(**{**vars(MODELS[model]), "style": asked.style})
+        table, measured[f"{model} {group}"], trouble = run_group(sizes, group, seconds)
+        print(table.markdown(), flush=True)
+        tables.append(table)
+        wrong += trouble
+        save("train_step" if asked.style == "gpt2" else f"train_step_{asked.style}", f"Training step ({asked.style})", tables,
+             about=about, settings={"threads per rank": 1, **{name: str(MODELS[name]) for name in asked.models.split(",")}},
+             measured={**measured, "wrong": wrong})
+    print("\n".join([machine_text(about), *wrong]), flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
