@@ -34,7 +34,7 @@ counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT
 
 echo "== style"
-"$python" -m flake8 shardkit tests
+"$python" -m flake8 shardkit tests benchmarks
 
 echo "== pure, threads"
 "$python" -m pytest -q -n "${WORKERS:-2}" tests/pure tests/threads tests/gpu
