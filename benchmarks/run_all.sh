@@ -6,21 +6,30 @@
 # For a quiet machine, about half an hour on two cores. Needs shardkit with an MPI library, and PyTorch for the comparisons:
 #   python -m pip install --editable '.[mpich]' torch
 # Environment: PYTHON (default python3). A benchmark that fails is named at the end, and the others run.
-set -uo pipefail
+set -uo pipefail            # not -e: a benchmark that fails does not stop the others
 cd "$(dirname "$0")/.."
 
 PYTHON=${PYTHON:-python3}
-export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1
+mpiexec=$(dirname "$(command -v "$PYTHON")")/mpiexec            # the one that came with this Python, or the system's
+[ -x "$mpiexec" ] || mpiexec=mpiexec
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 NUMBA_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
-failed=()
-for name in "${@:-}"; do
-    [ -z "$name" ] || [ -f "benchmarks/$name.py" ] || { echo "there is no benchmarks/$name.py" >&2; exit 2; }
-done
+run() {         # run NAME: as the first line of usage in its docstring says, under mpiexec or not
+    local ranks
+    ranks=$(sed -nE "s|^    mpiexec -n ([0-9]+) python benchmarks/$1.py.*|\\1|p" "benchmarks/$1.py" | head -n 1)
+    ${ranks:+"$mpiexec" -n "$ranks"} "$PYTHON" "benchmarks/$1.py" | tee "benchmarks/results/$1.txt"
+}
+
 [ $# -gt 0 ] || set -- train_step memory scaling kernels collectives checkpoint
+mkdir -p benchmarks/results
+failed=()
 for name in "$@"; do
-    [ -f "benchmarks/$name.py" ] || continue
     echo "== $name"
-    "$PYTHON" "benchmarks/$name.py" || failed+=("$name")
+    if [ ! -f "benchmarks/$name.py" ]; then
+        echo "there is no benchmarks/$name.py"
+    elif ! run "$name"; then
+        failed+=("$name")
+    fi
 done
 "$PYTHON" benchmarks/report.py
 if [ ${#failed[@]} -gt 0 ]; then
