@@ -4,8 +4,7 @@
             <--{begin, end, losses, memory}--
 
     with Race(sizes) as race:
-        race.enter(Spec("shardkit DDP", "shardkit", 2, "ddp"))
-        race.enter(Spec("torch DDP", "torch", 2, "ddp"))
+        race.enter(Spec("shardkit DDP", "shardkit", 2, "ddp"), Spec("torch DDP", "torch", 2, "ddp"))
         race.run(turns=7, steps=1)
         race.seconds("torch DDP")                  # of a step, one per turn
 
@@ -155,13 +154,15 @@ class Race:
             contestant.close()
         self._temporary.cleanup()
 
-    def enter(self, spec: Spec) -> None:
-        """Start a contestant and wait until it is ready; a failure is noted."""
-        folder = self._folder / str(len(self.contestants))
-        folder.mkdir()
-        print(f"  starting {spec.name}", flush=True)
-        self.contestants[spec.name] = contestant = Contestant(spec, self.sizes, folder, self._folder / "weights.npz")
-        self._guarded(contestant, contestant.wait_until_ready)
+    def enter(self, *specs: Spec) -> None:
+        """Start contestants, all at once, and wait until they are ready; a failure is noted."""
+        for spec in specs:
+            folder = self._folder / str(len(self.contestants))
+            folder.mkdir()
+            print(f"  starting {spec.name}", flush=True)
+            self.contestants[spec.name] = Contestant(spec, self.sizes, folder, self._folder / "weights.npz")
+        for spec in specs:
+            self._guarded(self.contestants[spec.name], self.contestants[spec.name].wait_until_ready)
 
     @property
     def running(self) -> list[Contestant]:

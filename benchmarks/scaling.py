@@ -25,8 +25,7 @@ def run_group(sizes, ranks: int, strategies: tuple, turns: int) -> tuple[list[li
     specs, rows = [Spec(name, "shardkit", ranks, name) for name in strategies], []
     at_once = min(ranks, len(os.sched_getaffinity(0)))
     with Race(sizes) as race:
-        for spec in (ONE, *specs):
-            race.enter(spec)
+        race.enter(ONE, *specs)
         race.run(turns=2, steps=1, counts=False)
         race.run(turns=turns, steps=STEPS_PER_TURN[sizes.name])
         for spec in specs:

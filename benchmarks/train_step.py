@@ -56,8 +56,7 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
     print(f"{sizes.name} {group}", flush=True)
     began, specs = time.monotonic(), [spec for spec in GROUPS[group] if not spec.compiled or has_compiler()]
     with Race(sizes) as race:
-        for spec in specs:
-            race.enter(spec)
+        race.enter(*specs)
         left = seconds - (time.monotonic() - began)
         race.run_for(left, steps=STEPS_PER_TURN[sizes.name], turns_at_least=TURNS_AT_LEAST, turns_at_most=TURNS_AT_MOST)
         rows = [row(race, spec, specs[0].name) for spec in specs]
