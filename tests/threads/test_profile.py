@@ -104,8 +104,8 @@ def test_the_parts_add_up_to_the_step_and_everything_is_found(strategy):
     assert set(found.parts) == set(profile.PARTS) and all(seconds >= 0 for seconds in found.parts.values())
     assert sum(found.parts.values()) == pytest.approx(found.watched_seconds, rel=0.02)
     assert found.parts["products"] == pytest.approx(sum(seconds for seconds, _ in found.products.values()))
-    assert {"gelu", "gelu_backward", "causal_attention", "cross_entropy_backward", "adam"} <= set(found.kernels)
-    assert found.kernels["gelu"][1] == 2 * 2                    # two blocks, two micro-batches
+    assert {"causal_attention", "causal_attention_backward", "cross_entropy", "adam"} <= set(found.kernels)
+    assert found.kernels["causal_attention"][1] == 2 * 2                    # two blocks, two micro-batches
     in_optimizer = sum(found.kernels[name][0] for name in ("adam", "block_squares"))
     assert found.parts["optimizer"] > in_optimizer
     assert found.parts["kernels"] == pytest.approx(sum(seconds for seconds, _ in found.kernels.values()) - in_optimizer)
