@@ -103,19 +103,26 @@ class _Pages(io.RawIOBase):
 
 
 def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
-    stored, room = [], _contiguous()
+    stored, groups, room = [], {}, _contiguous()
     for tensor, piece, dtype in boxes:
-        group = file.get(tensor)
-        if group is None:
-            group = file.create_group(tensor)
-            _attach_all(group.id, {"global_shape": piece.global_shape})
-        number = str(len(group))
+        if tensor not in groups:
+            groups[tensor] = [_make_group(file, tensor), 0]
+            _attach_all(groups[tensor][0], {"global_shape": piece.global_shape})
+        group, number = groups[tensor]
+        groups[tensor][1] += 1
         kind = h5py.h5t.py_create(numpy.dtype(dtype))
-        dataset = h5py.h5d.create(group.id, number.encode(), kind, _space(piece.box.shape), room)
+        dataset = h5py.h5d.create(group, str(number).encode(), kind, _space(piece.box.shape), room)
         _attach_all(dataset, {"offset": piece.box.offset})
         stored.append(StoredBox(tensor, name, f"{tensor}/{number}", piece.box, piece.global_shape, str(dtype),
                                 dataset.get_offset()))
     return stored
+
+
+def _make_group(file, path: str):
+    """A group, with those above it that are missing; its low-level identifier."""
+    above = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    above.set_create_intermediate_group(True)
+    return h5py.h5g.create(file.id, path.encode(), above)
 
 
 def _contiguous():
