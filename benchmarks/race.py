@@ -84,8 +84,10 @@ class Contestant:
     def run(self, numbers: range, *, counts: bool = True) -> float:
         """Take these steps and return the seconds of one. Errors: Failed."""
         for _, file in self._files:
-            file.write(json.dumps({"first": numbers.start, "stop": numbers.stop}) + "\n")
-            file.flush()
+            try:
+                send_line(file, {"first": numbers.start, "stop": numbers.stop})
+            except OSError:
+                raise Failed(self._last_words("ended")) from None
         answers = self._answers(STEP_SECONDS)
         seconds = (max(a["end"] for a in answers) - min(a["begin"] for a in answers)) / len(numbers)
         for at, number in enumerate(numbers):
@@ -105,6 +107,8 @@ class Contestant:
                 line = file.readline()
             except TimeoutError:
                 raise Failed(self._last_words(f"did not answer within {seconds} s")) from None
+            except OSError:
+                line = ""
             if not line:
                 raise Failed(self._last_words("ended"))
             answers.append(json.loads(line))
@@ -113,8 +117,9 @@ class Contestant:
     def _last_words(self, what: str) -> str:
         self._log.seek(0)
         lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
-        return f"{what}: {said.strip()[:200]}"
+        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no words")
+        codes = [process.poll() for process in self._processes]
+        return f"{what}, exit codes {codes} (None: still there): {said.strip()[:200]}"
 
     def close(self, patience: float = 20.0) -> None:
         """Hang up, and end those of its processes that have not ended after so many seconds. A second call does nothing."""
@@ -235,18 +240,18 @@ def serve(spec: Spec, sizes: Sizes, weights: str, path: str) -> None:
     before = memory()
     contestant = make_contestant(spec, sizes, weights, rank)
     with connection.makefile("rw") as file:
-        answer(file, {"rank": rank})
+        send_line(file, {"rank": rank})
         for line in file:
             order = json.loads(line)
             begin, processor_begin = time.monotonic(), time.process_time()
             losses = [contestant.step(number) for number in range(order["first"], order["stop"])]
-            answer(file, {"rank": rank, "begin": begin, "end": time.monotonic(),
-                          "processor_seconds": time.process_time() - processor_begin, "losses": losses,
-                          "memory": {**memory(), "before": before["peak"], **contestant.facts()}})
+            send_line(file, {"rank": rank, "begin": begin, "end": time.monotonic(),
+                             "processor_seconds": time.process_time() - processor_begin, "losses": losses,
+                             "memory": {**memory(), "before": before["peak"], **contestant.facts()}})
     contestant.close()
 
 
-def answer(file, what: dict) -> None:
+def send_line(file, what: dict) -> None:
     file.write(json.dumps(what) + "\n")
     file.flush()
 
