@@ -47,6 +47,13 @@ def test_under_mpiexec_one_rank_reports_for_all_with_each_axis_of_the_mesh(tmp_p
     assert all(finding["advice"] for finding in findings.values() if finding["level"] != "ok")
 
 
+def test_ranks_share_the_cores_of_their_node_unless_the_environment_sets_the_threads(tmp_path):
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    unset = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "")
+    assert f", {share} threads, set by nobody" in doctor(ranks=2, cwd=tmp_path, **unset).stdout
+    assert ", 1 threads, set by the environment" in doctor(ranks=2, cwd=tmp_path, OMP_NUM_THREADS="1").stdout
+
+
 def test_a_folder_that_cannot_be_written_is_an_error_and_exit_code_1():
     done = doctor("--folder=/proc/sys")
     assert done.returncode == 1 and "error    folder       /proc/sys cannot be written" in done.stdout, done.stdout

@@ -45,6 +45,13 @@ def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
     assert inner.rank == backend.world_size - 1 - backend.rank
 
 
+def test_every_rank_knows_its_place_on_the_node_in_groups_too(backend):
+    group = backend.split(backend.rank % 2)
+    places = backend.all_gather_object((backend.local_rank, group.local_rank))
+    group.close()
+    assert places == [(rank, rank) for rank in range(backend.world_size)]      # the tests run on one machine
+
+
 def test_the_exception_hook_is_restored_by_shutdown(backend):
     hook = sys.excepthook
     second = MPICommunicationBackend()
