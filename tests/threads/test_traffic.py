@@ -12,8 +12,9 @@ activation [micro-batch, sequence, width]:
     pipeline   A each way per boundary between ranks and micro-batch
 
 Small ones, 8 bytes a number, to each other rank of the axis: data 2 (samples and items of the batch) + 1 (loss) + if clipped
-one per 256 elements of the shard; tensor and pipeline one per unit of the model if clipped; pipeline 1 (loss) from the last
-stage; and over all ranks one vote of a byte. They are part of what must be equal.
+one per 256 elements of the shard and one for whether the step is good; tensor and pipeline one per unit of the model if
+clipped; pipeline 1 (loss) from the last stage; and over all ranks a vote of a byte on the batch and, unless clipped, one on
+whether the step is good. They are part of what must be equal.
 """
 import numpy
 import pytest
@@ -65,7 +66,7 @@ def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False):
     """The formula for the data axis. unit_sizes: elements of each unit; gathers: of units in elements, under FSDP."""
     whole = ITEM * sum(unit_sizes)
     times = {"ddp": 2 * whole, "zero1": 2 * whole, "zero2": 2 * whole, "fsdp": whole + ITEM * (gathers or 0)}[policy]
-    squares = sum(size // num_ranks // NORM_BLOCK for size in unit_sizes) if clips else 0
+    squares = sum(size // num_ranks // NORM_BLOCK for size in unit_sizes) + 1 if clips else 0
     return shared(times, num_ranks) + NUMBER * (num_ranks - 1) * (2 + 1 + squares)
 
 
@@ -86,7 +87,7 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
         assert model.parameter_count == 3 * UNIT == sum(unit.layout.size for unit in model.engine.units), "padding"
         return sent(model, x, y)
     wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, clips=clips)
-    assert sk.run_ranks(num_ranks, run) == [{"data": wanted, "world": 1, "pipeline": 0, "tensor": 0}] * num_ranks
+    assert sk.run_ranks(num_ranks, run) == [{"data": wanted, "world": 1 if clips else 2, "pipeline": 0, "tensor": 0}] * num_ranks
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
@@ -140,7 +141,7 @@ def test_one_activation_each_way_per_boundary_and_micro_batch(num_ranks, schedul
                            model=gpt(dtype="float32")), *batch(0))
     activation = 6 * SEQUENCE * WIDTH * ITEM
     ends, loss = [1] + [2] * (num_ranks - 2) + [1], [0] * (num_ranks - 1) + [NUMBER * (num_ranks - 1)]
-    assert sk.run_ranks(num_ranks, run) == [{"pipeline": 4 * activation * ways + last, "world": 1, "data": 0, "tensor": 0}
+    assert sk.run_ranks(num_ranks, run) == [{"pipeline": 4 * activation * ways + last, "world": 2, "data": 0, "tensor": 0}
                                             for ways, last in zip(ends, loss)]
 
 
