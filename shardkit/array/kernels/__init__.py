@@ -75,4 +75,5 @@ rotary_tables = reference.rotary_tables
 
 
 def dropout_mask(key, start, stop, p, xp=numpy):
+    """Elements [start, stop) of the mask of this key, in the memory of xp -> [stop - start] bool, True: keep."""
     return (fast_twins() if xp is numpy else reference).dropout_mask(key, start, stop, p, xp)
