@@ -64,12 +64,18 @@ class State:
         self.own_bytes = sum(array.nbytes for _, _, array in self.owned)
 
     def settle(self, cold=False):
-        """Nothing is on its way to the disk any more, and with `cold` nothing is in the page cache."""
+        """Nothing is on its way to the disk any more, with `cold` nothing is in the page cache, and free memory is at hand.
+
+        A virtual machine gives free memory back to its host after seconds, and whoever takes it next, for the page cache too,
+        pays up to seven times what copying costs. So as much as is needed is taken, touched and freed before each measurement.
+        """
         self.backend.barrier()
         if self.backend.rank == 0:
             os.sync()
             if cold:
                 Path("/proc/sys/vm/drop_caches").write_text("3")
+        self.backend.barrier()
+        numpy.empty(self.own_bytes * 3 // 2, numpy.uint8)[::4096] = 1
         self.backend.barrier()
 
     def timed(self, work) -> float:
@@ -180,15 +186,13 @@ def torch_ways(state, options):
 
 
 def measure(state, ways, repeats) -> dict:
-    """{(what, way): seconds of each repeat}; the ways take turns, and the first round warms up.
-
-    Cold loads come last: on a virtual machine the memory that dropping the page cache gives back may go to the host, and what
-    is written next pays for getting it again.
-    """
+    """{(what, way): seconds of each repeat}; the ways take turns, in another order each time, and the first round warms up."""
     times = {}
     for what in ("save", "load, warm", "load, cold") if state.can_drop_caches else ("save", "load, warm"):
         for repeat in range(repeats + 1):
-            for name, way in ways.items():
+            names = list(ways)
+            for name in names[repeat % len(names):] + names[:repeat % len(names)]:
+                way = ways[name]
                 if what == "save":
                     way.prepare()
                 state.settle(cold=what == "load, cold")

@@ -1,5 +1,6 @@
 """Checkpoints that tests look into, damage and forge."""
 import json
+import math
 import zlib
 from pathlib import Path
 
@@ -69,6 +70,11 @@ def seal(text):
     return text.replace("00000000", f"{zlib.crc32(text.encode()):08x}", 1)
 
 
+def as_version(version, folder):
+    """Write the manifest as an older version of the format had it."""
+    {1: as_version_1, 2: as_version_2}[version](folder)
+
+
 def as_version_1(folder):
     """Write the manifest as the first version of the format had it."""
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -79,3 +85,15 @@ def as_version_1(folder):
     for entry in manifest["tensors"].values():
         entry["boxes"] = [box[:4] for box in entry["boxes"]]
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+
+
+def as_version_2(folder):
+    """Write the manifest as the second version of the format had it, with a CRC-32 for each segment."""
+    def edit(manifest):
+        manifest["version"] = 2
+        for entry in manifest["tensors"].values():
+            for file, _, _, shape, at, sums in entry["boxes"]:
+                size, length = math.prod(shape) * numpy.dtype(entry["dtype"]).itemsize, manifest["segment_bytes"]
+                content = (folder / file).read_bytes()[at:at + size]
+                sums[:] = [f"{zlib.crc32(content[start:start + length]):08x}" for start in range(0, size, length)]
+    edit_manifest(folder, edit)

@@ -17,7 +17,7 @@ import numpy
 from ..array.backend import is_device_array, to_host
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
-from .files import as_text, checksum
+from .files import as_text, crc32
 from .hdf5 import write_image
 from .load import check_same_tensors
 from .manifest import UNSEALED, check_description, check_seal, checked_shape, parsed
@@ -59,7 +59,7 @@ def image_of(tensors: dict, description: dict) -> bytes:
     image, places = write_image(tensors, description, room)
     beginning = _beginning(tensors, description, places, len(image))
     image[:len(beginning)] = beginning
-    seal = as_text(checksum(image)).encode()
+    seal = as_text(crc32(image)).encode()
     at = UNSEALED.index("0")
     image[at:at + len(seal)] = seal
     return bytes(image)

@@ -84,7 +84,7 @@ class Checkpoint:
         ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
 
         def compare(reader: Reader):
-            found = reader.checksum(name, ranges)
+            found = reader.crc32(name, ranges)
             if found != record["crc32"]:
                 raise CheckpointError(f"{self.folder / name} is damaged: checksum {found}, but the manifest says "
                                       f"{record['crc32']}")

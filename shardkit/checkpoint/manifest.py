@@ -1,14 +1,15 @@
 """The manifest: what a checkpoint folder must hold, in JSON, so that completeness is checked before anything is trusted.
 
-    {"crc32": "1d0f9a3c", "format": "shardkit-checkpoint", "version": 2, "segment_bytes": 1048576,
+    {"crc32": "1d0f9a3c", "format": "shardkit-checkpoint", "version": 3, "segment_bytes": 1048576,
      "step": 100, "seed": 0, "mesh": {...}, "model": {...}, ...,
      "files":   {"rank-00000.h5": {"bytes": 81920, "crc32": "9ae0daaf"}, ...},
      "tensors": {"model/head.norm.weight": {"shape": [128], "dtype": "float32",
-                     "boxes": [["rank-00000.h5", "model/head.norm.weight/0", [0], [128], 4096, ["5d1b46e3"]], ...]}}}
+                     "boxes": [["rank-00000.h5", "model/head.norm.weight/0", [0], [128], 4096, ["5d1b46e3a24fb5b9"]], ...]}}}
 
 The first member is the CRC-32 of the manifest itself, taken with zeros for these eight digits. That of a file is over all of
-its bytes that belong to no box. A box is [file, dataset, offset, shape, byte where it begins, CRC-32 of each segment].
-Version 1 had no places and segments, and the CRC-32 of a file was over the whole of it; it is still read.
+its bytes that belong to no box. A box is [file, dataset, offset, shape, byte where it begins, XXH3 of each segment].
+Version 2 had CRC-32 for segments too; version 1 had no places and segments, and the CRC-32 of a file was over the whole of it.
+Both are still read.
 
 Everything here may have been written by somebody else: types, sizes and places are compared with each other and with the
 files before anybody takes memory for them.
@@ -21,15 +22,15 @@ from pathlib import Path
 
 from ..errors import CheckpointError, LayoutError
 from ..layout.box import Box, tiles_exactly
-from .files import as_text, checksum, file_bytes, open_regular, write_text
+from .files import as_text, crc32, file_bytes, open_regular, write_text
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
-FORMAT, VERSION, READ_VERSIONS = "shardkit-checkpoint", 2, (1, 2)
+FORMAT, VERSION, READ_VERSIONS = "shardkit-checkpoint", 3, (1, 2, 3)
 MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28            # of a manifest: room for two million boxes
 MOST_DIMS = 32
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
-_CHECKSUM = re.compile(r"[0-9a-f]{8}")
+_CRC32, _CHECKSUM = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{8}|[0-9a-f]{16}")
 UNSEALED = '{"crc32": "00000000", '          # the beginning, before its checksum is known
 _SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
 
@@ -44,7 +45,7 @@ def write_manifest(folder: Path, description: dict, files: dict, boxes: list[Sto
     tensors = tensor_table(boxes)
     head = json.dumps({"format": FORMAT, "version": VERSION, "segment_bytes": SEGMENT_BYTES, **description}, allow_nan=False)
     text = f'{UNSEALED}{head[1:-1]},\n"files": {_lines(files)},\n"tensors": {_lines(tensors)}}}\n'
-    write_text(folder / MANIFEST_NAME, text.replace("00000000", as_text(checksum(text.encode())), 1))
+    write_text(folder / MANIFEST_NAME, text.replace("00000000", as_text(crc32(text.encode())), 1))
 
 
 def _lines(table: dict) -> str:
@@ -121,7 +122,7 @@ def read_manifest(folder: Path) -> dict:
         raise CheckpointError(f"{path} is not the manifest of a shardkit checkpoint")
     if manifest.get("version") not in READ_VERSIONS:
         raise CheckpointError(f"{folder} has format version {manifest.get('version')!r:.20}; this shardkit reads "
-                              f"{' and '.join(map(str, READ_VERSIONS))}")
+                              f"{', '.join(map(str, READ_VERSIONS))}")
     try:
         if manifest["version"] > 1:
             check_seal(text)
@@ -165,7 +166,7 @@ def parsed(text: bytes) -> dict:
 
 def check_seal(content) -> None:
     """Errors: CheckpointError unless the checksum with which these bytes begin is that of all of them, with zeros for it."""
-    zeros = checksum(memoryview(content)[_SEAL.stop:], checksum(UNSEALED.encode()[:_SEAL.stop]))
+    zeros = crc32(memoryview(content)[_SEAL.stop:], crc32(UNSEALED.encode()[:_SEAL.stop]))
     stated = bytes(content[:_SEAL.stop])
     if stated != UNSEALED.encode()[:_SEAL.start] + as_text(zeros).encode():
         raise CheckpointError(f"its checksum is {as_text(zeros)}, but it begins with {stated!r}")
@@ -175,7 +176,7 @@ def _check_files(folder: Path, files: dict) -> None:
     for name, record in files.items():
         if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
             raise CheckpointError(f"{name!r:.100} is not the name of a file of a checkpoint")
-        if not _is_count(record["bytes"]) or not _CHECKSUM.fullmatch(record["crc32"]):
+        if not _is_count(record["bytes"]) or not _CRC32.fullmatch(record["crc32"]):
             raise CheckpointError(f"the record of {name} is {record!r:.100}")
         found = file_bytes(folder / name)
         if found != record["bytes"]:
@@ -240,10 +241,13 @@ def _check_places(manifest: dict, boxes: list[StoredBox]) -> None:
     """The boxes of each file lie in it, one after the other, each with its checksums."""
     if manifest["segment_bytes"] != SEGMENT_BYTES:
         raise CheckpointError(f"segment_bytes = {manifest['segment_bytes']!r:.40}; wanted {SEGMENT_BYTES}")
+    digits = 16 if manifest["version"] > 2 else 8
     stop_of = dict.fromkeys(manifest["files"], 0)
     for stored in sorted(boxes, key=lambda box: (box.file, box.at)):
         if stored.at < stop_of[stored.file] or stored.at + stored.box_bytes > manifest["files"][stored.file]["bytes"]:
             raise CheckpointError(f"{stored.dataset} at byte {stored.at} of {stored.file} overlaps another, or the file's end")
         if len(stored.checksums) != num_segments(stored.box_bytes):
             raise CheckpointError(f"{stored.dataset} has {len(stored.checksums)} checksums for {stored.box_bytes} bytes")
+        if any(len(each) != digits for each in stored.checksums):
+            raise CheckpointError(f"{stored.dataset} has checksums {stored.checksums!r:.100}; wanted {digits} digits")
         stop_of[stored.file] = stored.at + stored.box_bytes

@@ -12,7 +12,7 @@ import numpy
 from ..array.backend import is_device_array, xp_of
 from ..errors import CheckpointError
 from ..layout.box import Box
-from .files import Reader, as_text, bytes_of, checksum
+from .files import Reader, bytes_of, checksum_like
 from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
 
 GAP_BYTES = 1 << 16         # unwanted bytes between wanted ones that are rather read than jumped over
@@ -91,7 +91,8 @@ def _host_bytes(reader: Reader, array, part: slice, num_bytes: int) -> memoryvie
 
 
 def _compare(reader: Reader, stored: StoredBox, low: int, high: int, view: memoryview) -> None:
-    found, wanted = as_text(checksum(view)), stored.checksums[low // SEGMENT_BYTES]
+    wanted = stored.checksums[low // SEGMENT_BYTES]
+    found = checksum_like(wanted, view)
     if found != wanted:
         raise CheckpointError(f"{reader.folder / stored.file} is damaged: bytes {low} to {high} of {stored.dataset} have "
                               f"checksum {found}, but the manifest says {wanted}")

@@ -2,12 +2,16 @@
 
     begin      rank 0 makes step-00000100.tmp/                                     collective
     snapshot   owned arrays are copied to host memory                              only if the training goes on meanwhile
-    lay out, write    each rank its file, on disk, compared with memory            in a thread, if there is a snapshot
+    lay out, write    each rank its file, on disk, read back and compared          in a thread, if there is a snapshot
     gather     rank 0 learns what all have written                                 collective
-    index, publish    rank 0: coverage, manifest; rename; pointer; old ones go     in a thread, if there is a snapshot
+    publish    rank 0: coverage, manifest; rename; pointer; old ones go            in a thread, if there is a snapshot
+
+The index needs to know only what all have laid out. So if there is no snapshot, and the ranks talk in between anyway, the last
+rank writes it, before its values and while the disk is busy with those of others; otherwise rank 0 does before it publishes.
 
 The thread talks to nobody. Whether all ranks have written is voted on where all of them are anyway: at the next step.
 """
+import errno
 import json
 import shutil
 import threading
@@ -68,17 +72,26 @@ class Saving:
         self._boxes: list[StoredBox] = []               # of this rank
         self._records: dict[str, dict] = {}             # what the manifest says about files
         self._scalars: dict[str, float] = {}            # values of tensors of shape ()
-        self._everyones: list | None = None             # on rank 0: boxes, records and scalars of all ranks
+        self._everyones: list | None = None             # on one rank: boxes, records and scalars of all ranks
 
     @contextmanager
     def removed_on_error(self):
         """Around what follows: if it raises, nothing of this checkpoint is left."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             if self.backend.rank == 0:
                 shutil.rmtree(self._temporary, ignore_errors=True)
-            raise
+            if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
+                error = self._in_other_words(error)
+            raise error
+
+    def _in_other_words(self, error: OSError) -> OSError:
+        """The same error of a full disk, which says what to do."""
+        other = OSError(error.errno, f"{error.strerror}; {self.folder} was given up, and those before it are untouched; make "
+                        "room, or keep fewer checkpoints; no room for", error.filename)
+        other.__cause__ = error.__cause__
+        return other.with_traceback(error.__traceback__)
 
     def save_at_once(self, owned, driver: str) -> str:
         """From here to the end; returns the folder. Collective.
@@ -91,9 +104,10 @@ class Saving:
             else:
                 with collectively(self.backend):
                     self.lay_out(owned)
-            self.gather()
+            self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
-                self.write(owned, meanwhile=self.write_index)
+                self.write_index()
+                self.write(owned)
             self.gather()
             with collectively(self.backend):
                 self.publish()
@@ -122,24 +136,23 @@ class Saving:
             self._scalars[tensor] = float(to_host(array)[0])
         return tensor, piece, str(array.dtype)
 
-    def write(self, owned, cancelled: threading.Event | None = None, meanwhile=None) -> None:
+    def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values that lay_out() made room for; they are on disk when this returns. No communication."""
-        sums = self._put(self._path, lambda: ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)),
-                         cancelled, meanwhile)
+        sums = self._put(self._path, ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)), cancelled)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, sums)]
 
-    def gather(self) -> None:
-        """Tell rank 0 what was laid out or written. Collective."""
-        self._everyones = self.backend.gather_object((self._boxes, self._records, self._scalars), 0)
+    def gather(self, root: int = 0) -> None:
+        """Tell this rank what was laid out or written. Collective."""
+        self._everyones = self.backend.gather_object((self._boxes, self._records, self._scalars), root)
 
     def write_index(self) -> None:
-        """On rank 0, what all ranks laid out is shown whole. No communication."""
+        """On the rank that was told, what all ranks laid out is shown whole. No communication."""
         if self._everyones is not None:
             index = self._temporary / INDEX_NAME
             scalars = {tensor: value for *_, part in self._everyones for tensor, value in part.items()}
             write_index(index, [box for part, *_ in self._everyones for box in part], scalars,
-                        {"format": FORMAT, "version": VERSION, "step": self._description["step"],
-                         "mesh": json.dumps(self._description["mesh"])})
+                        {"format": FORMAT, "version": VERSION},
+                        {"step": self._description["step"], "mesh": json.dumps(self._description["mesh"])})
             sync(index)
             self._records[INDEX_NAME] = _record(index, [])
 
@@ -170,7 +183,7 @@ def _record(path: Path, boxes: list[StoredBox]) -> dict:
     num_bytes = file_bytes(path)
     outside = ranges_outside(sorted(boxes, key=lambda box: box.at), num_bytes)
     with Reader(path.parent) as reader:
-        return {"bytes": num_bytes, "crc32": reader.checksum(path.name, outside)}
+        return {"bytes": num_bytes, "crc32": reader.crc32(path.name, outside)}
 
 
 def check_driver(driver: str, backend: CommunicationBackend) -> None:
@@ -217,8 +230,6 @@ class _Task:
     def _run(self):
         try:
             self._work()
-        except Cancelled:           # by an error of another rank, which is the one to tell
-            pass
         except BaseException as error:
             self.error = error
 
@@ -226,10 +237,14 @@ class _Task:
     def is_done(self) -> bool:
         return not self._thread.is_alive()
 
-    def finish(self) -> None:
-        """Wait for the end. Errors: those of the work."""
+    def join(self) -> None:
+        """Wait for the end, whatever it is."""
         self._thread.join()
-        if self.error is not None:
+
+    def finish(self) -> None:
+        """Wait for the end. Errors: those of the work; none if it gave up because of another rank, which tells its own."""
+        self.join()
+        if self.error is not None and not isinstance(self.error, Cancelled):
             raise self.error
 
 
@@ -279,12 +294,19 @@ class PendingCheckpoint:
             self._go_on()
         return self.folder
 
+    def abandon(self) -> None:
+        """Stop this rank's part of it, or let it end. No communication."""
+        self.is_over = True
+        self._cancelled.set()
+        self._task.join()
+
     def _go_on(self):
         """End what is being done, on all ranks, and begin what comes next. Collective."""
         saving, self.is_over = self._saving, True
         with saving.removed_on_error():
             with collectively(saving.backend):
                 self._task.finish()
+            assert self._task.error is None, "given up, but no rank has an error"
             if self._stages:
                 saving.gather()
                 self._task, self.is_over = _Task(self._stages.pop(0)), False
@@ -319,6 +341,12 @@ class Saver:
         """Return when nothing is being written any more. Collective."""
         if self._pending is not None:
             self._end(self._pending.wait)
+
+    def abandon(self) -> None:
+        """Return when this rank writes nothing any more. No communication: the other ranks may be gone."""
+        if self._pending is not None:
+            self._pending.abandon()
+            self._pending = None
 
     def _end(self, how) -> None:
         try:

@@ -2,7 +2,7 @@
 
     rank-00000.h5   | HDF5's own | box of tensor a          | box of tensor b | HDF5's own |
                     0            at                         at + box_bytes
-                                 |segment|segment|segment|.|                     one CRC-32 each
+                                 |segment|segment|segment|.|                     one checksum each
 
 Segments are SEGMENT_BYTES long, counted from the beginning of their box; the last one of a box is shorter. They are what is
 verified, so that a rank can trust a part of a large box without reading all of it.
@@ -22,7 +22,7 @@ class StoredBox:
     """One box of one tensor in one file.
 
     at          byte of the file where the box begins, in C order and without gaps; None: only HDF5 knows (version 1)
-    checksums   CRC-32 of each segment, eight hexadecimal digits
+    checksums   of each segment, in hexadecimal digits: 16 of an XXH3, or in version 2 of the format 8 of a CRC-32
     """
 
     tensor: str                     # path, such as "model/blocks.0.mlp.up.weight"

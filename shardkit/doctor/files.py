@@ -63,16 +63,12 @@ def _look(above: Path, trial: Path) -> list[Finding]:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system, as the kernel names it."""
-    best, kind = "", "an unknown file system"
-    try:
-        for line in Path("/proc/mounts").read_text().splitlines():
-            _, mounted, name, *_ = line.split()
-            if (f"{folder}/".startswith(f"{mounted.rstrip('/')}/")) and len(mounted) >= len(best):
-                best, kind = mounted, name
-    except OSError:                     # no such file on this system
-        pass
-    return kind
+    """The type of the file system, as Linux names it; other kernels do not tell."""
+    table = Path("/proc/mounts")
+    mounts = [line.split()[1:3] for line in table.read_text().splitlines()] if table.is_file() else []
+    kinds = [kind for place, kind in sorted(mounts, key=lambda mount: len(mount[0]))        # the innermost last
+             if f"{folder}/".startswith(f"{place.rstrip('/')}/")]
+    return kinds[-1] if kinds else "an unknown file system"
 
 
 def _try_rename(trial: Path) -> Finding:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import h5py
 import numpy
-from checkpoints import as_version_1, described, owned_part, rows, save_boxes, seal
+from checkpoints import as_version, described, owned_part, rows, save_boxes, seal
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
@@ -42,14 +42,14 @@ def truth(step):
 def originals(folder):
     """{version: folder of step 1}, step 2 beside it, and an image."""
     made = {}
-    for version in (1, 2):
+    for version in (1, 2, 3):
         store = folder / f"version-{version}"
         for step in (1, 2):
             boxes = {tensor: (array, rows(array.shape, 2)) for tensor, array in truth(step).items()}
             made[version] = store / "step-00000001"
             saved = save_boxes(store, boxes, step)
-            if version == 1:
-                as_version_1(saved)
+            if version < 3:
+                as_version(version, saved)
     return made, image_of(truth(1), described(1))
 
 
@@ -264,7 +264,7 @@ def main(folder, first, count):
     outcomes, problems = Counter(), []
     for number in range(first, first + count):
         rng = random.Random(number)
-        target, is_forged = rng.choice((1, 2, 2, 2, 2, "image")), rng.random() < 0.25
+        target, is_forged = rng.choice((1, 2, 3, 3, 3, "image")), rng.random() < 0.25
         mutation = edit_manifest_with_malice if is_forged else rng.choice(ACCIDENTS)
         try:
             if target == "image":

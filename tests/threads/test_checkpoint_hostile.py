@@ -82,6 +82,8 @@ FORGERIES = {
     "a place that is not a number": (lambda m: box(m).__setitem__(4, float("nan")), "not where a box begins"),
     "too few checksums": (lambda m: box(m)[5].clear(), "0 checksums"),
     "a checksum of other letters": (lambda m: box(m)[5].__setitem__(0, "0x123456"), "not where a box begins"),
+    "a checksum of an older version": (lambda m: box(m)[5].__setitem__(0, "01234567"), "wanted 16 digits"),
+    "a version whose checksums were shorter": (lambda m: m.update(version=2), "wanted 8 digits"),
     "Python objects": (lambda m: entry(m).update(dtype="object"), "dtype 'object'"),
     "a structured dtype": (lambda m: entry(m).update(dtype="f4,O"), "dtype 'f4,O'"),
     "a dtype that is a list": (lambda m: entry(m).update(dtype=["f4"]), "damaged"),
@@ -102,8 +104,8 @@ FORGERIES = {
     "features that are text": (lambda m: m.update(active_features=["a"]), "active_features"),
     "a model without a class": (lambda m: m.update(model={"configuration": {}}), "model"),
     "an optimizer that is a list": (lambda m: m.update(optimizer=[]), "optimizer"),
-    "a version to come": (lambda m: m.update(version=3), "this shardkit reads 1 and 2"),
-    "a version that is a list": (lambda m: m.update(version=[1]), "this shardkit reads 1 and 2"),
+    "a version to come": (lambda m: m.update(version=4), "this shardkit reads 1, 2, 3"),
+    "a version that is a list": (lambda m: m.update(version=[1]), "this shardkit reads 1, 2, 3"),
 }
 
 

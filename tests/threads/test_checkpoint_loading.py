@@ -4,7 +4,7 @@ import tracemalloc
 import numpy
 import pytest
 from builders import sha256, small_gpt, token_batch, train
-from checkpoints import as_version_1, described, flip_bit, load_box, owned_part, rows, save_boxes
+from checkpoints import as_version, described, flip_bit, load_box, owned_part, rows, save_boxes
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
@@ -140,10 +140,11 @@ def test_parameters_that_were_set_before_wrapping_are_not_lost_in_a_failed_load(
     sk.run_ranks(2, on_rank)
 
 
-def test_version_1_is_still_read_and_verified(tmp_path):
-    whole = numbers(700, 300)
+@pytest.mark.parametrize("version", [1, 2])
+def test_older_versions_are_still_read_and_verified(version, tmp_path):
+    whole = numbers(700, 1200)
     folder = save_boxes(tmp_path, {"model/a": (whole, rows(whole.shape, 3))})
-    as_version_1(folder)
+    as_version(version, folder)
     checkpoint = Checkpoint(folder)
     checkpoint.verify()
     numpy.testing.assert_array_equal(checkpoint.read_whole("model/a"), whole)
@@ -154,15 +155,16 @@ def test_version_1_is_still_read_and_verified(tmp_path):
         checkpoint.verify()
 
 
-def test_a_model_goes_on_from_a_checkpoint_of_version_1(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_model_goes_on_from_a_checkpoint_of_an_older_version(version, tmp_path):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2)
         folder = model.save_model(tmp_path)
         if backend.rank == 0:
-            as_version_1(CheckpointStore(tmp_path).folder_of(2))
+            as_version(version, CheckpointStore(tmp_path).folder_of(2))
         backend.barrier()
         other, _ = train("ZeRO-2", backend, 0)
-        assert other.load_model(tmp_path)["version"] == 1 and folder
+        assert other.load_model(tmp_path)["version"] == version and folder
         for each in (model, other):
             each.train(*sk.split_batch(each.mesh, *token_batch(2)))
         return sha256(model.gather_full_parameters()) == sha256(other.gather_full_parameters())
