@@ -1,76 +1,181 @@
 """Memory that is used again: arrays whose blocks come back by themselves when the last view of them is garbage.
 
-    a = arena.empty((4, 128), "float32")       a block, new or idle
-    b = a[1:]; del a                           still lent out: b is a view of it
-    del b                                      idle again; the next array of about this size gets it
+    with arena.in_use():                    in this thread: ranks may be threads
+        a = empty((4096, 128), "float32")   a block of the arena
+        b = a[1:]; del a                    still lent out: b is a view of it
+        del b                               free again
 
-A step allocates what an earlier step has let go, so after the first one nothing is asked of the operating system.
+    segment   | lent | free |   lent   |            free             |
+
+A segment is one mapping of memory, in huge pages where the system has them. An array gets the smallest free block that is
+large enough, and what it does not need of it stays free; free neighbours become one block. If nothing is large enough, the
+arena grows by a segment. A step lets go of all that it took, so after the first one, whose segments become one, nothing is
+asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the cache.
 """
 import mmap
 import weakref
+from bisect import bisect_left, insort
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod
 
 import numpy
 
 from .backend import ALIGNMENT_BYTES, Device
 
-_STEPS_PER_DOUBLING = 8             # blocks come in sizes 1, 9/8, 10/8 ... of a power of two: at most an eighth is not used
-_MAPPED_BYTES = 1 << 20             # from here on a block is a mapping of its own, in huge pages where the system has them
+SMALL_BYTES = 1 << 15               # arrays of up to this size are NumPy's own
+HUGE_PAGE_BYTES = 1 << 21
+_GROWTH = 8                         # a new segment is at least this fraction of what there is
+
+_current: ContextVar["Arena | None"] = ContextVar("shardkit_arena", default=None)       # of this thread
+
+
+def empty(shape, dtype, xp=numpy):
+    """A new array of xp, contents undefined, C-contiguous: from the arena in use here, if there is one."""
+    arena = _current.get()
+    return xp.empty(shape, dtype) if arena is None or xp is not numpy else arena.empty(shape, dtype)
+
+
+def is_arena_in_use() -> bool:
+    """True if `empty` takes large arrays from an arena in this thread."""
+    return _current.get() is not None
 
 
 class Arena:
-    """Blocks of host memory of one rank; on a GPU the pool of CuPy does the same work, and this only counts.
+    """Host memory of one rank; on a GPU the pool of CuPy does the same work, and this only counts.
 
-    purpose   what the bytes are counted under in device.accounts, lent out or idle
+    purpose   what the bytes are counted under in device.accounts, lent out or free
     """
 
     def __init__(self, device: Device, *, purpose: str):
-        self._device, self._purpose = device, purpose
-        self._idle: dict[int, list] = {}        # size in bytes -> (memory, offset in it) of blocks
-        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, size, block)
+        self.device, self._purpose = device, purpose
+        self._begin()
+
+    def _begin(self):
+        """Nothing lent out, nothing free. Segments lie one after the other in one count of bytes, with gaps in between."""
+        self._segments: list[tuple] = []        # (start, mapping, where the start is in it)
+        self._free: list[tuple] = []            # (size, start), sorted
+        self._size_at: dict[int, int] = {}      # start of a free block -> its size
+        self._start_of: dict[int, int] = {}     # stop of a free block -> its start
+        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, its (start, size))
+        self._came_back: list[tuple] = []       # (start, size) of arrays that are gone
+        self._next_start = 0                    # of the next segment
+        self.num_bytes = 0                      # lent out and free
+
+    @contextmanager
+    def in_use(self):
+        """Inside, large arrays that `empty` makes in this thread are ours."""
+        self._join_segments()
+        token = _current.set(self if self.device.kind == "cpu" else None)
+        try:
+            yield
+        finally:
+            _current.reset(token)
 
     def empty(self, shape, dtype):
-        """An array of this shape, contents undefined, starting on a cache line."""
-        if self._device.kind != "cpu":
-            return self._device.empty(shape, dtype, purpose=self._purpose)
+        """An array of this shape, contents undefined; a large one starts on a cache line."""
+        if self.device.kind != "cpu":
+            return self.device.empty(shape, dtype, purpose=self._purpose)
         dtype = numpy.dtype(dtype)
-        size = block_bytes((shape if isinstance(shape, int) else prod(shape)) * dtype.itemsize)
-        idle = self._idle.get(size)
-        block = idle.pop() if idle else self._new_block(size)
-        array = numpy.ndarray(shape, dtype, *block)
+        num_bytes = (shape if isinstance(shape, int) else prod(shape)) * dtype.itemsize
+        if num_bytes <= SMALL_BYTES:
+            return numpy.empty(shape, dtype)
+        self._collect()
+        size = _round_up(num_bytes, ALIGNMENT_BYTES)
+        start = self._take(size)
+        first, memory, offset = self._segments[bisect_left(self._segments, (start + 1,)) - 1]
+        array = numpy.ndarray(shape, dtype, memory, offset + start - first)
         reference = weakref.ref(array, self._come_back)
-        self._lent[id(reference)] = reference, size, block
+        self._lent[id(reference)] = reference, (start, size)
         return array
 
     def _come_back(self, reference):
-        _, size, block = self._lent.pop(id(reference))
-        self._idle.setdefault(size, []).append(block)
-
-    def _new_block(self, size: int):
-        """Memory that is not an ndarray, so that views of views refer to the array that was lent out and keep it alive."""
-        self._device.accounts.add(self._purpose, size)
-        if size >= _MAPPED_BYTES:
-            memory = mmap.mmap(-1, size)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
-                memory.madvise(mmap.MADV_HUGEPAGE)
-            return memory, 0
-        memory = bytearray(size + ALIGNMENT_BYTES)
-        return memory, -numpy.frombuffer(memory, numpy.uint8).ctypes.data % ALIGNMENT_BYTES
+        """Called when an array is gone, in any thread and at any time: free blocks are not touched here."""
+        came_back = self._came_back             # before the array is off the list: clear() makes a new one
+        lent = self._lent.pop(id(reference), None)
+        if lent is not None:
+            came_back.append(lent[1])
 
     @property
-    def num_idle(self) -> int:
-        """Blocks that nobody uses now."""
-        return sum(map(len, self._idle.values()))
+    def lent_bytes(self) -> int:
+        """Of blocks that are in use."""
+        self._collect()
+        return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
-        """Give the idle blocks back to the operating system."""
-        for size, blocks in self._idle.items():
-            self._device.accounts.add(self._purpose, -size * len(blocks))
-        self._idle.clear()
+        """Give memory back to the operating system: at once, if nothing is in use, else what is in use goes last."""
+        self.device.accounts.add(self._purpose, -self.num_bytes)
+        self._begin()                           # arrays in use hold the mapping that they lie in
+
+    # ---- blocks --------------------------------------------------------------------------------------------------
+
+    def _collect(self):
+        while self._came_back:
+            self._give(*self._came_back.pop())
+
+    def _take(self, size: int) -> int:
+        """The start of a block of this size."""
+        at = bisect_left(self._free, (size,))
+        if at == len(self._free):
+            self._grow(size)
+            at = bisect_left(self._free, (size,))
+        found, start = self._free[at]
+        self._remove(start)
+        if found > size:
+            self._insert(start + size, found - size)
+        return start
+
+    def _give(self, start: int, size: int):
+        """This block is free from now on, together with its free neighbours."""
+        if start + size in self._size_at:
+            size += self._remove(start + size)
+        if start in self._start_of:
+            start = self._start_of[start]
+            size += self._remove(start)
+        self._insert(start, size)
+
+    def _insert(self, start, size):
+        self._size_at[start], self._start_of[start + size] = size, start
+        insort(self._free, (size, start))
+
+    def _remove(self, start) -> int:
+        size = self._size_at.pop(start)
+        del self._start_of[start + size]
+        del self._free[bisect_left(self._free, (size, start))]
+        return size
+
+    # ---- segments ------------------------------------------------------------------------------------------------
+
+    def _grow(self, size: int):
+        """A new segment, with a free block of at least this size."""
+        size = _round_up(max(size, self.num_bytes // _GROWTH), HUGE_PAGE_BYTES)
+        memory = _mapping(size + HUGE_PAGE_BYTES)
+        offset = -numpy.frombuffer(memory, numpy.uint8).ctypes.data % HUGE_PAGE_BYTES
+        self._segments.append((self._next_start, memory, offset))
+        self._insert(self._next_start, size)
+        self._next_start += size + HUGE_PAGE_BYTES
+        self.num_bytes += size
+        self.device.accounts.add(self._purpose, size)
+
+    def _join_segments(self):
+        """One segment of the same size, if nothing is in use: the next step finds one piece instead of many."""
+        self._collect()
+        if len(self._segments) > 1 and not self._lent:
+            num_bytes = self.num_bytes
+            self.clear()
+            self._grow(num_bytes)
 
 
-def block_bytes(num_bytes: int) -> int:
-    """The size of the block that holds so many bytes."""
-    num_bytes = max(num_bytes, ALIGNMENT_BYTES)
-    step = 1 << max((num_bytes - 1).bit_length() - 1 - (_STEPS_PER_DOUBLING.bit_length() - 1), 0)
-    return -(-num_bytes // step) * step
+def _mapping(num_bytes: int) -> mmap.mmap:
+    """Memory that is not an ndarray, so that views of views refer to the array that was lent out and keep it alive."""
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {num_bytes} bytes for activations: {error}") from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit

@@ -28,6 +28,11 @@ def xp_of(*arrays):
 
     Errors: DeviceError if NumPy and CuPy arrays are mixed; Python scalars go with either.
     """
+    for array in arrays:
+        if type(array) is not numpy.ndarray:
+            break
+    else:
+        return numpy                # at once: this is asked for every operation
     on_device = [is_device_array(a) for a in arrays if hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
     if not any(on_device):
         return numpy
@@ -134,8 +139,17 @@ class Device:
         self.xp = numpy if kind == "cpu" else _import_cupy()
         self.ordinal = ordinal % self.xp.cuda.runtime.getDeviceCount() if kind == "cuda" else 0
         self.accounts = Accounts()
+        self._heap = None
         if kind == "cuda":
             self.xp.cuda.Device(self.ordinal).use()
+
+    def drawing_on(self, heap) -> "Device":
+        """This device; on the CPU its arrays come from the heap from now on, as long as that has room.
+
+        heap   has empty(shape, dtype) -> array that starts on a cache line, or None; None: ordinary memory
+        """
+        self._heap = heap
+        return self
 
     def empty(self, shape, dtype="float32", *, purpose: str):
         """An uninitialised array of this shape, counted under `purpose`, starting on a cache line."""
@@ -148,10 +162,12 @@ class Device:
         array.fill(0)
         return array
 
-    @staticmethod
-    def _aligned(shape, dtype):
+    def _aligned(self, shape, dtype):
         """Always the same alignment, so that no result can depend on where the allocator put an array."""
         dtype = numpy.dtype(dtype)
+        array = None if self._heap is None else self._heap.empty(shape, dtype)
+        if array is not None:
+            return array
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         num_bytes = dtype.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
         block = numpy.empty(num_bytes + ALIGNMENT_BYTES, numpy.uint8)

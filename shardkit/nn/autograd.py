@@ -15,7 +15,7 @@ from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
 __all__ = ["Tensor", "WeightGradients", "array_of", "backward_inputs", "is_grad_enabled", "no_grad", "record"]
 
 
-def record(array, parents, backward, *, needs=(), needs_output=False, view_of=None) -> "Tensor":
+def record(array, parents, backward, *, needs=(), needs_output=False, view_of=None, is_one_pass=False) -> "Tensor":
     """The output tensor of an operation, remembered on the tape if any parent takes a gradient.
 
     array         what was computed
@@ -29,6 +29,8 @@ def record(array, parents, backward, *, needs=(), needs_output=False, view_of=No
                   closure does not need it should not mention (take the shape outside), or the tape keeps it alive.
     needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its result)
     view_of       the parent whose memory `array` shares, if it does
+    is_one_pass   all gradients together cost about as much as one, and those of parameters are small: where input and
+                  parameter gradients are asked for at different times, all are computed the first time
     """
     memory = Memory() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
@@ -38,7 +40,7 @@ def record(array, parents, backward, *, needs=(), needs_output=False, view_of=No
     saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
     if needs_output:
         saved.append((memory, memory.version))
-    return Tensor._made(array, Node(sources, wanted, backward, saved), memory)
+    return Tensor._made(array, Node(sources, wanted, backward, saved, is_one_pass), memory)
 
 
 class Tensor:

@@ -17,6 +17,7 @@ from heapq import heappop, heappush
 
 import numpy
 
+from ..array import fresh
 from ..errors import AutogradError, ShapeError
 
 _grad_enabled = ContextVar("shardkit_grad_enabled", default=True)      # per thread: ranks may be threads
@@ -48,14 +49,15 @@ class Node:
     """One recorded operation. `sources` has one entry per input: a Node, a leaf Tensor, or None (takes no gradient)."""
 
     is_parameter = False
-    __slots__ = ("order", "sources", "wanted", "backward", "saved")
+    __slots__ = ("order", "sources", "wanted", "backward", "saved", "is_one_pass")
 
-    def __init__(self, sources, wanted, backward, saved):
+    def __init__(self, sources, wanted, backward, saved, is_one_pass):
         self.order = -next(_sequence)                                  # a min-heap of these yields the newest first
         self.sources = sources
         self.wanted = wanted
         self.backward = backward
         self.saved = saved                                             # [(what carries .version, version when recorded)]
+        self.is_one_pass = is_one_pass                                 # all its gradients cost as much as one of them
 
     def release(self):
         """Forget everything, so that activations are freed while the walk goes on."""
@@ -77,9 +79,8 @@ def walk(output, gradient, *, retain_graph=False, deferred=None):
         node = heappop(heap)[1]
         _check(node.backward, node.saved)
         gradient = pending.pop(node)
-        wanted = node.wanted if deferred is None else _defer(node, gradient, deferred)
-        if any(wanted):
-            _deliver(node.sources, node.backward(gradient, wanted), pending, heap)
+        gradients = node.backward(gradient, node.wanted) if deferred is None else _split(node, gradient, deferred)
+        _deliver(node.sources, gradients, pending, heap)
         if not retain_graph:
             node.release()
 
@@ -92,7 +93,7 @@ def _deliver(sources, gradients, pending, heap):
         if not isinstance(source, Node):
             _accumulate(source, gradient)
         elif source in pending:
-            pending[source] = pending[source] + gradient       # never in place: both may be shared with others
+            pending[source] = fresh.compute("add", pending[source], gradient)      # never in place: both may be shared
         else:
             pending[source] = gradient
             heappush(heap, (source.order, source))
@@ -101,7 +102,7 @@ def _deliver(sources, gradients, pending, heap):
 def _accumulate(leaf, gradient):
     """leaf.grad += gradient, in the memory of .grad if there is one; the first into memory without contents is a copy."""
     if leaf.grad is None:
-        leaf.grad = numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else gradient.copy()
+        leaf.grad = numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else fresh.copy(gradient)
         return
     grad = leaf.grad
     if grad.shape != gradient.shape:
@@ -126,13 +127,20 @@ def _check(backward, saved):
                                 f"{holder.version - version} time(s) since; change a copy, or run backward first")
 
 
-def _defer(node, gradient, deferred):
-    """Note what this node owes to parameters; returns what is still wanted of it now."""
+def _split(node, gradient, deferred):
+    """The gradients of a node that go on now; what it owes to parameters is noted, or if it comes in the same pass, kept."""
     owed = tuple([source is not None and source.is_parameter for source in node.sources])
-    if any(owed):
-        parameters = tuple([source if due else None for source, due in zip(node.sources, owed)])
-        deferred.append((node.backward, gradient, owed, parameters, node.saved))
-    return tuple([wanted and not later for wanted, later in zip(node.wanted, owed)])
+    if not any(owed):
+        return node.backward(gradient, node.wanted)
+    parameters = tuple([source if due else None for source, due in zip(node.sources, owed)])
+    now = tuple([wanted and not due for wanted, due in zip(node.wanted, owed)])
+    if node.is_one_pass and any(now):
+        gradients = node.backward(gradient, node.wanted)
+        kept = tuple([part if due else None for part, due in zip(gradients, owed)])
+        deferred.append((lambda *_: kept, None, owed, parameters, ()))
+        return tuple([part if wanted else None for part, wanted in zip(gradients, now)])
+    deferred.append((node.backward, gradient, owed, parameters, node.saved))
+    return node.backward(gradient, now) if any(now) else (None,) * len(now)
 
 
 class WeightGradients:

@@ -1,7 +1,7 @@
 """Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer passes."""
 from math import prod
 
-from ...array import kernels
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
@@ -10,13 +10,16 @@ from .reduction import reduced_dims
 
 def relu(x: Tensor) -> Tensor:
     """max(x, 0); the gradient at 0 is 0."""
-    y = xp_of(x.array).maximum(x.array, 0)
-    return record(y, (x,), lambda gradient, wanted: (gradient * (y > 0),), needs_output=True)
+    y = fresh.compute("maximum", x.array, 0)
+
+    def backward(gradient, wanted):
+        return (xp_of(y).multiply(gradient, y > 0, out=fresh.empty_like(gradient)),)
+    return record(y, (x,), backward, needs_output=True)
 
 
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
-    y = xp_of(x.array).tanh(x.array)
+    y = fresh.compute("tanh", x.array)
     return record(y, (x,), lambda gradient, wanted: (gradient * (1 - y * y),), needs_output=True)
 
 
@@ -43,7 +46,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     def backward(gradient, wanted):
         for_x, for_bias = kernels.bias_gelu_backward(gradient.reshape(by_row), x.array.reshape(by_row), bias.array, wanted)
         return None if for_x is None else for_x.reshape(gradient.shape), for_bias
-    return record(kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape), (x, bias), backward, needs=(x, bias))
+    return record(kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape), (x, bias), backward, needs=(x, bias),
+                  is_one_pass=True)
 
 
 def silu(x: Tensor) -> Tensor:

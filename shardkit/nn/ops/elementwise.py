@@ -5,15 +5,16 @@ each gets half of the gradient (as in PyTorch), so that maximum(x, x) has the gr
 """
 import operator
 
+from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 
 
-def _compute(name, function, *operands):
-    """function(*operands), with a ShapeError that shows the shapes if they do not broadcast."""
+def _compute(name, *operands, function=None):
+    """xp.name(*operands), or function(*operands), with a ShapeError that shows the shapes if they do not broadcast."""
     try:
-        return function(*operands)
+        return fresh.compute(name, *operands) if function is None else function(*operands)
     except ValueError:
         shapes = " and ".join(str(getattr(operand, "shape", ())) for operand in operands)
         raise ShapeError(f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of sizes must be "
@@ -36,8 +37,8 @@ def fit(gradient, form):
     if gradient.shape != shape:
         extra = gradient.ndim - len(shape)
         stretched = [extra + dim for dim, size in enumerate(shape) if size == 1 and gradient.shape[extra + dim] != 1]
-        gradient = gradient.sum(axis=(*range(extra), *stretched)).reshape(shape)
-    return gradient.astype(dtype, copy=False)
+        gradient = fresh.total(gradient, (*range(extra), *stretched)).reshape(shape)
+    return gradient if gradient.dtype == dtype else fresh.copy(gradient, dtype)
 
 
 def add(x, y) -> Tensor:
@@ -47,7 +48,7 @@ def add(x, y) -> Tensor:
     def backward(gradient, wanted):
         return (fit(gradient, form_x) if wanted[0] else None,
                 fit(gradient, form_y) if wanted[1] else None)
-    return record(_compute("add", operator.add, array_of(x), array_of(y)), (x, y), backward)
+    return record(_compute("add", array_of(x), array_of(y)), (x, y), backward)
 
 
 def subtract(x, y) -> Tensor:
@@ -56,8 +57,8 @@ def subtract(x, y) -> Tensor:
 
     def backward(gradient, wanted):
         return (fit(gradient, form_x) if wanted[0] else None,
-                fit(-gradient, form_y) if wanted[1] else None)
-    return record(_compute("subtract", operator.sub, array_of(x), array_of(y)), (x, y), backward)
+                fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None)
+    return record(_compute("subtract", array_of(x), array_of(y)), (x, y), backward)
 
 
 def multiply(x, y) -> Tensor:
@@ -66,9 +67,9 @@ def multiply(x, y) -> Tensor:
     for_y, for_x = (x if form_y else None), (y if form_x else None)        # keep only what a gradient will need
 
     def backward(gradient, wanted):
-        return (fit(gradient * array_of(for_x), form_x) if wanted[0] else None,
-                fit(gradient * array_of(for_y), form_y) if wanted[1] else None)
-    product = _compute("multiply", operator.mul, array_of(x), array_of(y))
+        return (fit(fresh.compute("multiply", gradient, array_of(for_x)), form_x) if wanted[0] else None,
+                fit(fresh.compute("multiply", gradient, array_of(for_y)), form_y) if wanted[1] else None)
+    product = _compute("multiply", array_of(x), array_of(y))
     return record(product, (x, y), backward, needs=(for_y, for_x))
 
 
@@ -78,16 +79,18 @@ def divide(x, y) -> Tensor:
     for_y = x if form_y else None
 
     def backward(gradient, wanted):
-        scaled = gradient / array_of(y)
+        scaled = fresh.compute("divide", gradient, array_of(y))
         return (fit(scaled, form_x) if wanted[0] else None,
                 fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None)
-    quotient = _compute("divide", operator.truediv, array_of(x), array_of(y))
+    quotient = _compute("divide", array_of(x), array_of(y))
     return record(quotient, (x, y), backward, needs=(for_y, y))
 
 
 def negative(x: Tensor) -> Tensor:
     """-x."""
-    return record(-x.array, (x,), lambda gradient, wanted: (-gradient,))
+    def backward(gradient, wanted):
+        return (fresh.compute("negative", gradient),)
+    return record(fresh.compute("negative", x.array), (x,), backward)
 
 
 def power(x, exponent) -> Tensor:
@@ -104,25 +107,25 @@ def power(x, exponent) -> Tensor:
             safe = xp.where(base == 0, 1, base).astype(gradient.dtype, copy=False)       # log 1 = 0
             for_exponent = fit(gradient * base ** n * xp.log(safe), form_exponent)
         return for_base, for_exponent
-    result = _compute("power", operator.pow, array_of(x), array_of(exponent))
+    result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
     return record(result, (x, exponent), backward, needs=(x, exponent))
 
 
 def exp(x: Tensor) -> Tensor:
     """e to the x."""
-    y = xp_of(x.array).exp(x.array)
-    return record(y, (x,), lambda gradient, wanted: (gradient * y,), needs_output=True)
+    y = fresh.compute("exp", x.array)
+    return record(y, (x,), lambda gradient, wanted: (fresh.compute("multiply", gradient, y),), needs_output=True)
 
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
-    y = xp_of(x.array).log(x.array)
-    return record(y, (x,), lambda gradient, wanted: (gradient / x.array,), needs=(x,))
+    y = fresh.compute("log", x.array)
+    return record(y, (x,), lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),), needs=(x,))
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Square root; its gradient at 0 is infinite."""
-    y = xp_of(x.array).sqrt(x.array)
+    y = fresh.compute("sqrt", x.array)
     return record(y, (x,), lambda gradient, wanted: (gradient / (2 * y),), needs_output=True)
 
 
@@ -137,7 +140,7 @@ def maximum(x, y) -> Tensor:
         return (fit(xp.where(is_tie, half, xp.where(a > b, gradient, 0)), form_x) if wanted[0] else None,
                 fit(xp.where(is_tie, half, xp.where(b > a, gradient, 0)), form_y) if wanted[1] else None)
     a, b = array_of(x), array_of(y)
-    return record(_compute("maximum", xp_of(a, b).maximum, a, b), (x, y), backward, needs=(x, y))
+    return record(_compute("maximum", a, b), (x, y), backward, needs=(x, y))
 
 
 def where(condition, x, y) -> Tensor:
@@ -145,10 +148,9 @@ def where(condition, x, y) -> Tensor:
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
-        xp, chosen = xp_of(gradient), array_of(condition)
+        chosen = array_of(condition)
         return (None,
-                fit(xp.where(chosen, gradient, 0), form_x) if wanted[1] else None,
-                fit(xp.where(chosen, 0, gradient), form_y) if wanted[2] else None)
-    arrays = [array_of(operand) for operand in (condition, x, y)]
-    result = _compute("where", xp_of(*arrays).where, *arrays)
+                fit(fresh.choose(chosen, gradient, 0), form_x) if wanted[1] else None,
+                fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None)
+    result = _compute("where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose)
     return record(result, (condition, x, y), backward, needs=(condition,))

@@ -1,7 +1,7 @@
 """Matrix products, and rows taken from a matrix."""
 from math import prod
 
-from ...array import kernels, products
+from ...array import fresh, kernels, products
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
         by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
         return (products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
                 products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
-                rows.sum(axis=0) if wanted[2] else None)
+                fresh.total(rows, (0,)) if wanted[2] else None)
     return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
 
 
@@ -98,8 +98,8 @@ def embedding(weight: Tensor, ids) -> Tensor:
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
-        return (kernels.embedding_backward(rows, ids.reshape(-1), num_rows),)
-    return record(xp_of(weight.array).take(weight.array, ids, axis=0), (weight,), backward)
+        return (kernels.embedding_backward(rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()),)
+    return record(fresh.rows(weight.array, ids), (weight,), backward)
 
 
 def check_ids(name, ids, stop):

@@ -1,5 +1,5 @@
 """What training makes small. reduction "sum" adds the items up; "mean" divides by how many count."""
-from ...array import kernels
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
@@ -39,10 +39,11 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
     weight = _weight(reduction, prediction.size)
 
     def backward(gradient, wanted):
-        for_prediction = (prediction.array - target.array) * (gradient * (2 * weight))
+        for_prediction = fresh.compute("subtract", prediction.array, target.array)
+        for_prediction = fresh.compute("multiply", for_prediction, gradient * (2 * weight))
         return (for_prediction.astype(prediction.dtype, copy=False) if wanted[0] else None,
                 -for_prediction.astype(target.dtype, copy=False) if wanted[1] else None)
-    difference = prediction.array - target.array
+    difference = fresh.compute("subtract", prediction.array, target.array)
     difference *= difference
     return record(difference.sum() * weight, (prediction, target), backward, needs=(prediction, target))
 

@@ -23,7 +23,7 @@ def _layer_norm(x, weight, bias, y, mean, inverse):
         for_x, for_weight, for_bias = kernels.layer_norm_backward(
             gradient.reshape(by_row), x.array.reshape(by_row), weight.array, mean, inverse, wanted)
         return None if for_x is None else for_x.reshape(gradient.shape), for_weight, for_bias
-    return record(y.reshape(x.shape), (x, weight, bias), backward, needs=(x, weight))
+    return record(y.reshape(x.shape), (x, weight, bias), backward, needs=(x, weight), is_one_pass=True)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -43,7 +43,7 @@ def _rms_norm(x, weight, y, inverse):
         for_x, for_weight = kernels.rms_norm_backward(
             gradient.reshape(by_row), x.array.reshape(by_row), weight.array, inverse, wanted)
         return None if for_x is None else for_x.reshape(gradient.shape), for_weight
-    return record(y.reshape(x.shape), (x, weight), backward, needs=(x, weight))
+    return record(y.reshape(x.shape), (x, weight), backward, needs=(x, weight), is_one_pass=True)
 
 
 def add_layer_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:

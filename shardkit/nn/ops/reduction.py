@@ -4,6 +4,7 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 """
 from math import prod
 
+from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
@@ -15,7 +16,7 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
     def backward(gradient, wanted):
         return (_stretch(gradient, shape, dims, keepdim),)
-    return record(x.array.sum(axis=dims, keepdims=keepdim, dtype=x.dtype), (x,), backward)
+    return record(fresh.total(x.array, dims, keepdim), (x,), backward)
 
 
 def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -24,8 +25,8 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
     count = _count(x, dims, "mean")
 
     def backward(gradient, wanted):
-        return (_stretch(gradient / count, shape, dims, keepdim),)
-    return record(x.array.sum(axis=dims, keepdims=keepdim, dtype=x.dtype) / count, (x,), backward)
+        return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
+    return record(fresh.total(x.array, dims, keepdim) / count, (x,), backward)
 
 
 def max(x: Tensor, dim=None, keepdim=False) -> Tensor:

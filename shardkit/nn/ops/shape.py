@@ -3,6 +3,7 @@
 Where NumPy gives a view, the result is a view: it shares memory and version with its input. The gradient goes back to
 where each element came from; elements that were taken several times get the sum.
 """
+from ...array import fresh
 from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
@@ -116,7 +117,7 @@ def getitem(x: Tensor, index) -> Tensor:
     shape, xp = x.shape, xp_of(x.array)
 
     def backward(gradient, wanted):
-        whole = xp.zeros(shape, gradient.dtype)
+        whole = fresh.zeros(shape, gradient.dtype, xp)
         if is_view:
             whole[index] = gradient
         else:
@@ -146,7 +147,7 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
         raise ShapeError(f"gather from shape {shape} along dim {dim}: {error}") from None
 
     def backward(gradient, wanted):
-        whole = xp.zeros(shape, gradient.dtype)
+        whole = fresh.zeros(shape, gradient.dtype, xp)
         places = list(xp.ogrid[tuple([slice(size) for size in index.shape])])    # each [1.., size, ..1]
         places[dim] = index
         xp.add.at(whole, tuple(places), gradient)
@@ -156,7 +157,7 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
 
 def cast(x: Tensor, dtype) -> Tensor:
     """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no gradient flows."""
-    y, dtype_before = x.array.astype(dtype), x.dtype
+    y, dtype_before = fresh.copy(x.array, dtype), x.dtype
     if y.dtype.kind != "f":
         return Tensor(y)
-    return record(y, (x,), lambda gradient, wanted: (gradient.astype(dtype_before),))
+    return record(y, (x,), lambda gradient, wanted: (fresh.copy(gradient, dtype_before),))

@@ -3,18 +3,21 @@ from math import prod
 
 import numpy
 
+from ... import fresh
+from ...arena import empty
+
 PIECE_ELEMENTS = 1 << 14
 
 
 def plain(x):
     """x itself if it is C-contiguous and writable, else a copy that is."""
-    return x if x.flags.carray else numpy.array(x, order="C")
+    return x if x.flags.carray else fresh.copy(x)
 
 
 def empty_like(x, out=None):
     """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
     assert out is None or out.flags.carray
-    return numpy.empty(x.shape, x.dtype) if out is None else out
+    return empty(x.shape, x.dtype) if out is None else out
 
 
 def elementwise(loop, *inputs, out=None):
@@ -36,7 +39,7 @@ def run(loop, inputs, shared, outputs):
     num_rows = max(1, PIECE_ELEMENTS // max(1, prod(outputs[0].shape[1:])))
     for start in range(0, outputs[0].shape[0], num_rows):
         rows = slice(start, start + num_rows)
-        pieces = [numpy.empty_like(out[rows]) for out in outputs]
+        pieces = [fresh.empty_like(out[rows]) for out in outputs]
         loop(*[x[rows] for x in inputs], *shared, *pieces)
         for out, piece in zip(outputs, pieces):
             out[rows] = piece

@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import numpy
 
-from ... import products
+from ... import fresh, products
+from ...arena import empty
 from ..reference.attention import rotary_tables
 from .arrays import plain
 from .compiled import compiled, inlined
@@ -29,33 +30,36 @@ KEYS = 512
 FEW_QUERIES, MANY_QUERIES = 64, 128                                    # rows of a tile: more are skipped with few, and
 LONG = 1024                                                            # products are faster with many; measured on Zen 5
 VECTORS = 64                                                           # elements of a turn of an unrolled loop
-TILE_ELEMENTS = 1 << 17                                                # heads are taken together up to this many scores
+TILE_ELEMENTS = 1 << 18                                                # heads and samples are taken together up to so many
 
 __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_tables"]
 
 
 class Tile(NamedTuple):
-    """A part of the scores [KV, group, S, T] of one sample, as slices; each key head serves a group of heads."""
+    """A part of the scores [B, KV, group, S, T], as slices; each key head serves a group of heads."""
 
+    samples: slice
     key_heads: slice
     queries: slice
     keys: slice
     num_visible: int        # how many of these keys the first of these queries sees; each later query sees one more
-    shape: tuple            # of its scores [key heads, group, queries, keys]
+    shape: tuple            # of its scores [samples, key heads, group, queries, keys]
 
 
 @functools.lru_cache(maxsize=64)
-def rows_of_tiles(num_key_heads, group, num_queries, num_keys, first_query):
+def rows_of_tiles(num_samples, num_key_heads, group, num_queries, num_keys, first_query):
     """All tiles with a visible score: a list for each row, from key 0 on. Of the rows of some heads the last comes first."""
     height = min(FEW_QUERIES if num_queries < LONG else MANY_QUERIES, num_queries)
     together = max(1, TILE_ELEMENTS // (group * height * min(KEYS, num_keys)))
-    return [_row(key_heads, queries, group, first_query)
+    return [_row(samples, key_heads, queries, group, first_query)
+            for samples in _cut(num_samples, max(1, together // num_key_heads))
             for key_heads in _cut(num_key_heads, together) for queries in reversed(_cut(num_queries, height))]
 
 
-def _row(key_heads, queries, group, first_query):
-    shape = key_heads.stop - key_heads.start, group, queries.stop - queries.start
-    return [Tile(key_heads, queries, keys, first_query + queries.start - keys.start + 1, (*shape, keys.stop - keys.start))
+def _row(samples, key_heads, queries, group, first_query):
+    shape = samples.stop - samples.start, key_heads.stop - key_heads.start, group, queries.stop - queries.start
+    return [Tile(samples, key_heads, queries, keys, first_query + queries.start - keys.start + 1,
+                 (*shape, keys.stop - keys.start))
             for keys in _cut(first_query + queries.stop, KEYS)]
 
 
@@ -66,14 +70,14 @@ def _cut(length, size):
 
 def _tiles_and_buffers(q, k, first_query, num_buffers):
     """The rows of tiles, and flat buffers that are large enough for the scores of any tile."""
-    rows = rows_of_tiles(k.shape[1], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], first_query)
-    return rows, numpy.empty((num_buffers, max(prod(tile.shape) for row in rows for tile in row)), q.dtype)
+    rows = rows_of_tiles(*k.shape[:2], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], first_query)
+    return rows, empty((num_buffers, max(prod(tile.shape) for row in rows for tile in row)), q.dtype)
 
 
 def _for_products(x):
     """x itself if its rows [D] lie apart in memory and each in one piece, as BLAS wants it, else a copy."""
     _, row, element = x.strides[1:]
-    return x if element == x.itemsize and row >= x.shape[3] * element and row % element == 0 else x.copy()
+    return x if element == x.itemsize and row >= x.shape[3] * element and row % element == 0 else fresh.copy(x)
 
 
 def _by_key_head(x, k):
@@ -82,9 +86,9 @@ def _by_key_head(x, k):
 
 
 def _scores(tile, buffer, left, right):
-    """left [key heads, group, queries, D] times right [KV, T, D] transposed, in the buffer."""
+    """left [samples, key heads, group, queries, D] times right [B, KV, T, D] transposed, in the buffer."""
     scores = buffer[:prod(tile.shape)].reshape(tile.shape)
-    return products.matmul(left, right[tile.key_heads, None, tile.keys].swapaxes(2, 3), out=scores)
+    return products.matmul(left, right[tile.samples, tile.key_heads, None, tile.keys].swapaxes(3, 4), out=scores)
 
 
 @inlined
@@ -97,30 +101,34 @@ def _visible(count, width):
 # ---- forward -------------------------------------------------------------------------------------------------------
 
 def causal_attention(q, k, v, scale, first_query, out=None):
-    y, log_sums = _empty_by_position(q) if out is None else out, numpy.empty(q.shape[:3], q.dtype)
+    y, log_sums = _empty_by_position(q) if out is None else out, empty(q.shape[:3], q.dtype)
     if q.size:
         q, k, v = [_for_products(x) for x in (q, k, v)]
         rows, (buffer,) = _tiles_and_buffers(q, k, first_query, 1)
         grouped = [_by_key_head(x, k) for x in (q, y, log_sums)]
-        for b in range(q.shape[0]):
-            for row in rows:
-                _attend(row, k[b], v[b], *[x[b] for x in grouped], float(scale), buffer)
+        for row in rows:
+            _attend(row, k, v, *grouped, float(scale), buffer)
     return y, log_sums
 
 
 def _attend(row, k, v, q, y, log_sums, scale, buffer):
-    """Some rows of y and log_sums. k, v [KV, T, D]; q, y [KV, group, S, D]; log_sums [KV, group, S]."""
-    here = row[0].key_heads, slice(None), row[0].queries
-    top, total, factor = [numpy.empty(row[0].shape[:3], q.dtype) for _ in range(3)]
+    """Some rows of y and log_sums. k, v [B, KV, T, D]; q, y [B, KV, group, S, D]; log_sums [B, KV, group, S]."""
+    here = row[0].samples, row[0].key_heads, slice(None), row[0].queries
+    top, total, factor = [empty(row[0].shape[:4], q.dtype) for _ in range(3)]
     top.fill(-numpy.inf)
     total.fill(0)
-    weighted = None                                                    # [key heads, group, queries, D]
+    weighted = None                                                    # [samples, key heads, group, queries, D]
     for tile in row:
         p = _scores(tile, buffer, q[here], k)
-        _softmax_tile(_rows(p), scale, tile.num_visible, tile.shape[2], *[x.reshape(-1) for x in (top, total, factor)])
-        product = products.matmul(p, v[tile.key_heads, None, tile.keys])
-        weighted = product if weighted is None else weighted * factor[..., None] + product
-    numpy.divide(weighted, total[..., None], out=y[here])
+        _softmax_tile(_rows(p), scale, tile.num_visible, tile.shape[3], *[x.reshape(-1) for x in (top, total, factor)])
+        product = products.matmul(p, v[tile.samples, tile.key_heads, None, tile.keys])
+        if weighted is None:
+            weighted = product
+        else:
+            weighted *= factor[..., None]
+            weighted += product
+    weighted /= total[..., None]                                       # NumPy's buffers are smaller than into y[here]
+    y[here] = weighted
     log_sums[here] = top + numpy.log(total)
 
 
@@ -160,28 +168,28 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
         gradient, q, k, v = [_for_products(x) for x in (gradient, q, k, v)]
         rows, buffers = _tiles_and_buffers(q, k, first_query, 2)
         grouped = [_by_key_head(x, k) for x in (gradient, q, log_sums, _sums_of_products(gradient, y), for_q)]
-        for b in range(q.shape[0]):
-            for row in rows:
-                for tile in row:
-                    _attend_backward(tile, k[b], v[b], for_k[b], for_v[b], *[x[b] for x in grouped], float(scale), buffers)
+        for row in rows:
+            for tile in row:
+                _attend_backward(tile, k, v, for_k, for_v, *grouped, float(scale), buffers)
     return for_q, for_k, for_v
 
 
 def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for_q, scale, buffers):
-    """What one tile adds to the gradients. k, v, for_k, for_v [KV, T, D]; gradient, q, for_q [KV, group, S, D].
+    """What one tile adds to the gradients. k, v, for_k, for_v [B, KV, T, D]; gradient, q, for_q [B, KV, group, S, D].
 
-    log_sums, along  [KV, group, S]; along is the sum of gradient y
+    log_sums, along  [B, KV, group, S]; along is the sum of gradient y
     """
-    here, there = (tile.key_heads, slice(None), tile.queries), (tile.key_heads, tile.keys)
+    heads = tile.samples, tile.key_heads
+    here, there = (*heads, slice(None), tile.queries), (*heads, tile.keys)
     p, for_scores = _scores(tile, buffers[0], q[here], k), _scores(tile, buffers[1], gradient[here], v)
-    _gradient_tile(_rows(p), _rows(for_scores), scale, tile.num_visible, tile.shape[2],
+    _gradient_tile(_rows(p), _rows(for_scores), scale, tile.num_visible, tile.shape[3],
                    plain(log_sums[here].reshape(-1)), plain(along[here].reshape(-1)))
-    _add_product(for_scores, k[tile.key_heads, None, tile.keys], for_q[here], is_first=tile.keys.start == 0)
-    for member in range(tile.shape[1]):
-        rows = tile.key_heads, member, tile.queries
-        is_first = member == 0 and tile.queries.stop == q.shape[2]     # the last queries see all keys, and come first
-        _add_product(p[:, member].swapaxes(1, 2), gradient[rows], for_v[there], is_first)
-        _add_product(for_scores[:, member].swapaxes(1, 2), q[rows], for_k[there], is_first)
+    _add_product(for_scores, k[(*heads, None, tile.keys)], for_q[here], is_first=tile.keys.start == 0)
+    for member in range(tile.shape[2]):
+        rows = *heads, member, tile.queries
+        is_first = member == 0 and tile.queries.stop == q.shape[3]     # the last queries see all keys, and come first
+        _add_product(p[:, :, member].swapaxes(2, 3), gradient[rows], for_v[there], is_first)
+        _add_product(for_scores[:, :, member].swapaxes(2, 3), q[rows], for_k[there], is_first)
 
 
 def _add_product(left, right, out, is_first):
@@ -214,7 +222,7 @@ def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, alo
 def _sums_of_products(x, y):
     """x, y [B, H, S, D] -> [B, H, S], the sums of x y over D."""
     batch, num_heads, num_queries, _ = x.shape
-    sums = numpy.empty((batch, num_queries, num_heads), x.dtype)
+    sums = empty((batch, num_queries, num_heads), x.dtype)
     _sum_products(_rows(plain(x.swapaxes(1, 2))), _rows(plain(y.swapaxes(1, 2))), sums.reshape(-1))
     return sums.swapaxes(1, 2)
 
@@ -233,7 +241,7 @@ def _sum_products(x, y, sums):
 def rotary(x, cos, sin, out=None):
     """Arrays that lie in memory as [B, S, H, D] are turned as they lie, and so is the result."""
     if out is None:
-        out = _empty_by_position(x) if x.swapaxes(1, 2).flags.carray else numpy.empty(x.shape, x.dtype)
+        out = _empty_by_position(x) if x.swapaxes(1, 2).flags.carray else empty(x.shape, x.dtype)
     if out.swapaxes(1, 2).flags.carray:
         _rotary(plain(x.swapaxes(1, 2)), plain(cos), plain(sin), out.swapaxes(1, 2))
     else:
@@ -259,4 +267,4 @@ def _rotary(x, cos, sin, out):
 def _empty_by_position(x):
     """An array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
     batch, num_heads, num_positions, head_dim = x.shape
-    return numpy.empty((batch, num_positions, num_heads, head_dim), x.dtype).swapaxes(1, 2)
+    return empty((batch, num_positions, num_heads, head_dim), x.dtype).swapaxes(1, 2)

@@ -51,6 +51,7 @@ class CodeFiles:
 
     def __init__(self, loop, folders=None):
         self._name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
+        self._home = Path(loop.__code__.co_filename).parent
         self._folders = candidate_folders() if folders is None else folders
 
     @property
@@ -78,7 +79,8 @@ class CodeFiles:
 
     def _file_name(self, signature, codegen):
         """Different for different code: of the sources, signature, CPU, Numba and Python."""
-        key = repr((_source_digest(), signature, codegen.magic_tuple(), numba.__version__, sys.version_info[:2]))
+        key = repr((_source_digest(), _digest_of(self._home), signature, codegen.magic_tuple(), numba.__version__,
+                    sys.version_info[:2]))
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
 
 
@@ -87,10 +89,9 @@ def candidate_folders() -> tuple[Path, ...]:
     """Where compiled code may be, the best place first."""
     folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
     folders.append(Path(__file__).parent / "__pycache__")
-    try:
-        folders.append(Path.home() / ".cache" / "shardkit")
-    except RuntimeError:                                               # no home directory
-        pass
+    home = os.path.expanduser("~")
+    if home != "~":                                                    # which it stays where there is no home directory
+        folders.append(Path(home) / ".cache" / "shardkit")
     private = Path(tempfile.gettempdir()) / f"shardkit-kernels-{os.getuid()}"
     return (*folders, private) if _is_private(private) else tuple(folders)
 
@@ -107,8 +108,14 @@ def _is_private(folder):
 
 @functools.cache
 def _source_digest() -> str:
-    """Of all files in this folder: a loop contains formulas of its neighbours."""
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    """Of all files in this folder, whose formulas loops of other folders contain too."""
+    return _digest_of(Path(__file__).parent)
+
+
+@functools.cache
+def _digest_of(folder: Path) -> str:
+    """Of all its files: a loop contains formulas of its neighbours."""
+    sources = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read once."""
 import numpy
 
+from ...arena import empty
 from .arrays import empty_like, plain, run
 from .compiled import compiled
 from .scalar import plus
@@ -21,7 +22,7 @@ def tree_sum(buffers, out=None):
 
 
 def block_squares(x, block=256):
-    sums, whole = numpy.empty(-(-x.size // block), numpy.float64), x.size // block * block
+    sums, whole = empty(-(-x.size // block), numpy.float64), x.size // block * block
     _block_squares(plain(x[:whole]).reshape(-1, block), sums)
     if x.size > whole:
         rest = numpy.zeros((1, block), x.dtype)
@@ -35,7 +36,7 @@ def _sum_piece(buffers, out):
     if len(buffers) in SUMS:
         return SUMS[len(buffers)](*buffers, out)
     half = 1 << (len(buffers) - 1).bit_length() - 1
-    left, right = numpy.empty_like(out), numpy.empty_like(out)
+    left, right = empty_like(out), empty_like(out)
     _sum_piece(buffers[:half], left)
     _sum_piece(buffers[half:], right)
     _sum_two(left, right, out)

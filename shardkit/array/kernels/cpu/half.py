@@ -5,6 +5,7 @@ from numba.core import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from ...arena import empty
 from ..reference import half as reference
 from .arrays import plain
 from .compiled import compiled
@@ -14,7 +15,7 @@ from .scalar import larger, like
 def to_half(x, scale=1.0, out=None):
     if x.dtype != numpy.float32 or not _has_half_floats():
         return reference.to_half(x, scale, out)
-    out = numpy.empty(x.shape, numpy.float16) if out is None else out
+    out = empty(x.shape, numpy.float16) if out is None else out
     _to_half(plain(x), float(scale), out.view(numpy.uint16))
     return out
 
@@ -22,7 +23,7 @@ def to_half(x, scale=1.0, out=None):
 def from_half(x, dtype, out=None):
     if numpy.dtype(dtype) != numpy.float32 or not _has_half_floats():
         return reference.from_half(x, dtype, out)
-    out = numpy.empty(x.shape, dtype) if out is None else out
+    out = empty(x.shape, dtype) if out is None else out
     _from_half(plain(x).view(numpy.uint16), out)
     return out
 

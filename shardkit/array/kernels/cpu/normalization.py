@@ -7,6 +7,7 @@ import math
 
 import numpy
 
+from ...arena import empty
 from .arrays import empty_like, run
 from .compiled import compiled, inlined
 from .scalar import fma, like, plus
@@ -51,7 +52,7 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
 
 
 def _per_row(x):
-    return numpy.empty(x.shape[0], x.dtype)
+    return empty(x.shape[0], x.dtype)
 
 
 def _no_rows(x):

@@ -3,13 +3,14 @@ import math
 
 import numpy
 
+from ...arena import empty
 from .arrays import empty_like, plain, run
 from .compiled import compiled
 from .scalar import exp, larger, like, plus
 
 
 def cross_entropy(logits, targets, counts=None):
-    losses, log_sums = [numpy.empty(targets.shape, logits.dtype) for _ in range(2)]
+    losses, log_sums = [empty(targets.shape, logits.dtype) for _ in range(2)]
     run(_cross_entropy, (logits, *_marks(targets, counts)), (), (losses, log_sums))
     return losses, log_sums
 
@@ -21,7 +22,7 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
 
 
 def embedding_backward(gradient, ids, num_rows, out=None):
-    out = numpy.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
+    out = empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
     out.fill(0)
     _embedding_backward(plain(gradient), plain(ids.astype(numpy.int64, copy=False)), out)
     return out

@@ -1,0 +1,78 @@
+"""NumPy's and CuPy's operations, with results that lie in the arena (arena.py) where one is in use.
+
+    y = compute("multiply", x, 2.0)         xp.multiply(x, 2.0)
+
+The values and their bits are those of the plain operation.
+"""
+import numpy
+
+from .arena import empty, is_arena_in_use
+from .backend import xp_of
+
+
+def empty_like(x):
+    """A new array of the shape and dtype of x, C-contiguous."""
+    return empty(x.shape, x.dtype, xp_of(x))
+
+
+def zeros(shape, dtype, xp=numpy):
+    """A new array of xp, filled with zero."""
+    out = empty(shape, dtype, xp)
+    out.fill(0)
+    return out
+
+
+def copy(x, dtype=None):
+    """A new array with the values of x, C-contiguous, in its dtype or another."""
+    out = empty(x.shape, x.dtype if dtype is None else dtype, xp_of(x))
+    out[...] = x
+    return out
+
+
+def contiguous(x):
+    """x itself if it is C-contiguous, else a copy."""
+    return x if x.flags.c_contiguous else copy(x)
+
+
+def compute(name: str, *operands):
+    """xp.name(*operands), for a function with one result, element by element, of the dtype of its operands."""
+    function, form = getattr(xp_of(*operands), name), _form(operands)
+    return function(*operands) if form is None else function(*operands, out=empty(*form))
+
+
+def choose(condition, x, y):
+    """x where the condition holds, y elsewhere; x and y of one dtype, or one of them a Python number."""
+    xp, form = xp_of(condition, x, y), _form((x, y), condition)
+    if form is None:
+        return xp.where(condition, x, y)
+    out = empty(*form)
+    out[...] = y
+    xp.copyto(out, x, where=condition)
+    return out
+
+
+def rows(table, ids):
+    """table [V, ...], ids [...] integers in [0, V) -> the rows that they name [..., *of a row]."""
+    if not is_arena_in_use() or xp_of(table) is not numpy:
+        return xp_of(table).take(table, ids, axis=0)
+    return table.take(ids, axis=0, out=empty((*ids.shape, *table.shape[1:]), table.dtype), mode="clip")     # unbuffered
+
+
+def total(x, dims: tuple, keepdims: bool = False):
+    """The sum of x over these dims, in the dtype of x."""
+    out = None
+    if is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous:       # else `out` might change the order
+        out = empty([1 if d in dims else size for d, size in enumerate(x.shape) if keepdims or d not in dims], x.dtype)
+    return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)
+
+
+def _form(operands, condition=None):
+    """(shape, dtype) of the result, if it is a large NumPy array and an arena is in use; else None."""
+    if not is_arena_in_use():
+        return None
+    arrays = [x for x in operands if type(x) is numpy.ndarray]
+    plain = all(type(x) in (int, float) for x in operands if type(x) is not numpy.ndarray)
+    if not arrays or not plain or arrays[0].dtype.kind != "f" or any(x.dtype != arrays[0].dtype for x in arrays):
+        return None
+    shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
+    return shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes), arrays[0].dtype
