@@ -76,14 +76,15 @@ class Arguments:
         checks.check_apart(own, whole, starts[self.rank])
         return one_part(own), Part(whole, counts, starts)
 
-    def _reduce_scatter_parts(self, send, receive, counts, op):
+    def _reduce_scatter_parts(self, send, receive, counts, op, in_place=False):
         """(all slices, this rank's slice) for a reduce_scatter."""
         whole, own = self._reduction_port("send", send, op), self._reduction_port("receive", receive, op, writes=True)
         checks.check_same_dtype(whole, own)
         counts = checks.check_counts("counts", counts, whole.size, self.world_size)
         checks.check_own_count("receive", own.size, counts, self.rank)
-        checks.check_apart(whole, own)
-        return Part(whole, counts, checks.starts_of(counts)), one_part(own)
+        starts = checks.starts_of(counts)
+        checks.check_apart(own, whole, starts[self.rank] if in_place else None)
+        return Part(whole, counts, starts), one_part(own)
 
     def _rooted_parts(self, whole_name, whole, own_name, own, root, counts):
         """(all slices, this rank's slice) for a scatter or gather; only the root has the whole."""

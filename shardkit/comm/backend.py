@@ -18,6 +18,7 @@ everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
 import sys
 from abc import ABC, abstractmethod
+from math import inf
 from operator import index
 from pathlib import Path
 
@@ -36,7 +37,8 @@ SUM = ReductionOperation.SUM
 class CommunicationBackend(Arguments, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
-    timeout   seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
+    timeout       seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
+    seconds_left  function () -> seconds until the batch system kills the job, for this rank's watchdog; may be set
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on arguments that are
     wrong on this rank alone, raised before anything is sent.
     """
@@ -45,6 +47,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
 
     def __init__(self, rank: int, world_size: int, world_ranks=None):
         self._rank, self._world_size = rank, world_size
+        self.seconds_left = lambda: inf
         self.world_ranks = tuple(range(world_size) if world_ranks is None else world_ranks)    # of the first backend
         self.local_rank = rank                           # among the ranks of its node; threads share one
         self.group_key = "world"                         # the same on all ranks of a group, different between groups
@@ -126,6 +129,14 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
                 group.group_key = f"{self.group_key}/{self.progress.num_calls[self.group_key]}.{color}"
         return group
 
+    def memory(self):
+        """Where arrays should be that travel over this group: a heap with empty(shape, dtype); None: anywhere will do."""
+        return None
+
+    def adds_in_tree_order(self, array) -> bool:
+        """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of ordered.py. By size and dtype."""
+        return False
+
     # ---- collectives ----------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
@@ -167,14 +178,15 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
             self._exchange(own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts))
             self._count_all_gather(own)
 
-    def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM) -> None:
+    def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False) -> None:
         """The reduction over all ranks of this rank's slice of `send`, in `receive`. Collective; `send` is unchanged.
 
         send      sum of counts elements
         receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
+        in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
         """
         with self._verb("reduce_scatter"):
-            whole, own = self._reduce_scatter_parts(send, receive, counts, op)
+            whole, own = self._reduce_scatter_parts(send, receive, counts, op, in_place and self.adds_in_tree_order(send))
 
             def run(s, r, part, _):
                 self._reduce_scatter(s, r, part.counts, summing(op))

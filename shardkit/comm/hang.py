@@ -59,6 +59,17 @@ def hang_report(folder, now: float | None = None) -> str:
     return "\n".join(lines)
 
 
+def hang_suspects(folder) -> str:
+    """Whom the others wait for, in a few words: those who wait for nobody themselves, if there are any."""
+    ranks = {rank.rank: rank for rank in read_ledgers(folder)}
+    calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
+    missing = {number for call in calls for number in call.ranks
+               if call.number_on_group is not None and not _has_come(ranks.get(number), call)}
+    idle = {number for number in missing if number not in ranks or ranks[number].under_way is None}
+    named = sorted(idle or missing)
+    return f"{_ranks(named)} {'is' if len(named) == 1 else 'are'} missing" if named else "all ranks are there"
+
+
 def _waiting_lines(waiters: list[RecordedRank], ranks: dict[int, RecordedRank], now: float) -> list[str]:
     call = waiters[0].under_way
     if call.number_on_group is None:

@@ -30,11 +30,6 @@ def check_launch(world_size: int, library: str) -> None:
                           f"alone: {_mismatch(found, library)}")
 
 
-def is_from_open_mpi() -> bool:
-    """True if Open MPI's mpiexec started this process. Other libraries may abort there before anybody can say why."""
-    return launcher().name == "Open MPI"
-
-
 def check_library(library: str) -> None:
     """Errors: LaunchError, with the fix, if this MPI, which is not initialised yet, is not that of the launcher."""
     found = launcher()

@@ -1,14 +1,10 @@
-"""MPICommunicationBackend: the verbs on MPI, through mpi4py's buffer calls.
+"""MPICommunicationBackend: a communicator's life, from initialize() to shutdown(); mpi_verbs.py has the verbs.
 
     backend = MPICommunicationBackend()            # imports mpi4py, which calls MPI_Init; importing shardkit does not
     backend.initialize()                           # collective: makes communicators of its own
 
-Three channels, so that nothing can be mixed up: the verbs talk on a duplicate of the user's communicator; pieces of
-all_to_all and of large scatters use a tag of their own on it; what ranks say to each other about leaving and failing goes
-through a third communicator (see guard.py).
-
-Counts beyond `count_limit` elements, which one MPI call cannot take, go in several calls ("large road"). The decision
-depends on what all ranks of the call know, so they take the same road.
+The verbs talk on a duplicate of the user's communicator; what ranks say to each other about leaving and failing goes through
+another one (see guard.py).
 """
 import atexit
 import os
@@ -19,16 +15,14 @@ from pathlib import Path
 
 from ..config import checked_mode
 from ..errors import CommunicationError
-from .backend import CommunicationBackend
 from .checked import check_collectives
-from .checks import MAX_TAG, starts_of
 from .guard import JobGuard
-from .launch import check_launch, check_library, is_from_open_mpi, settle_threads
-from .operations import Handle, ReductionOperation
+from .launch import check_launch, check_library, settle_threads
+from .shared import open_node
+from .shared.verbs import NodeVerbs
+from .start import start_limit
 from .watchdog import Watchdog
 
-PIECE_TAG = MAX_TAG + 1
-INT_MAX = 2**31 - 1
 FORWARDING_SECONDS = 0.1         # MPICH's launcher drops what it has not forwarded when the job is aborted
 LAUNCHER_SECONDS = 5.0
 TIMEOUT_SECONDS = 600.0
@@ -37,19 +31,22 @@ TIMEOUT_SECONDS = 600.0
 def import_mpi():
     """mpi4py's MPI module, initialised.
 
-    Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another MPI.
+    Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another MPI. A process that stays in
+    MPI_Init is ended (start.py).
     """
     try:
         import mpi4py
-        if is_from_open_mpi():
-            mpi4py.rc.initialize = False                 # once the library is known to fit
+        mpi4py.rc.initialize = False                     # but below, once the library is known to fit, and with a time limit
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:         # RuntimeError: mpi4py is there, but no MPI library
         raise CommunicationError(f'MPI is not available ({error}); on a laptop install "shardkit[mpich]", on a cluster load '
                                  "the site's MPI module and install mpi4py; for threads in one process use run_ranks") from None
     if not MPI.Is_initialized():
-        check_library(MPI.get_vendor()[0])
-        MPI.Init_thread(getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}") if mpi4py.rc.threads else MPI.THREAD_SINGLE)
+        library = MPI.get_vendor()[0]
+        check_library(library)
+        level = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}") if mpi4py.rc.threads else MPI.THREAD_SINGLE
+        with start_limit(library):
+            MPI.Init_thread(level)
         atexit.register(_finalize, MPI)                  # mpi4py finalizes only what it has initialised itself
     return MPI
 
@@ -59,36 +56,33 @@ def _finalize(mpi):
         mpi.Finalize()
 
 
-class MPICommunicationBackend(CommunicationBackend):
+class MPICommunicationBackend(NodeVerbs):
     """One MPI rank's end of a communicator.
 
     comm      an mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or srun started,
               whose job this backend then guards: no rank waits for a dead one, or for ever
     timeout   seconds that one call may take, and the slowest rank may come late, before the job is ended with a report
+    outlives_ranks   the ranks that live go on when others die (elastic.py): all calls go through MPI, which tells of deaths
     Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI sees.
     """
 
-    count_limit = INT_MAX
-
-    def __init__(self, comm=None, *, timeout: float = TIMEOUT_SECONDS):
+    def __init__(self, comm=None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False):
         if not timeout > 0:
             raise ValueError(f"timeout = {timeout!r}; wanted seconds > 0, or math.inf for none")
         self.timeout = timeout
-        self._mpi = import_mpi()
-        self._parent = self._mpi.COMM_WORLD if comm is None else comm
+        mpi = import_mpi()
+        self._parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
-            check_launch(self._parent.size, self._mpi.get_vendor()[0])
-        super().__init__(self._parent.rank, self._parent.size)
-        self._owns_job = comm is None
+            check_launch(self._parent.size, mpi.get_vendor()[0])
+        super().__init__(mpi, self._parent.rank, self._parent.size)
+        self._owns_job, self._outlives_ranks = comm is None, outlives_ranks
         self._is_world = True                            # False for what split() makes
-        self._comm = None
         self._guard = None
+        self._node = None                                # of this rank, if it sees its neighbours' memory
+        self._homes: list[int | None] = []               # of all ranks of the world: the first rank of its node, if it does
         self._watchdog = None
+        self._family: list = []                          # communicators of this backend and of all groups split from it
         self._own_ledger: Path | None = None             # a temporary folder for the ledger, until keep_ledger() names one
-        self._ops = {
-            ReductionOperation.SUM: self._mpi.SUM, ReductionOperation.PRODUCT: self._mpi.PROD,
-            ReductionOperation.MIN: self._mpi.MIN, ReductionOperation.MAX: self._mpi.MAX,
-        }
         if checked_mode():
             check_collectives(self, lambda text: self._comm.allgather(text))
 
@@ -105,19 +99,34 @@ class MPICommunicationBackend(CommunicationBackend):
             self._comm = self._parent.Dup()
             self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)         # as exceptions, also on a user's communicator
             self._find_node()
-            self._guard = JobGuard(self, self._mpi, self._parent.Dup(), is_active=self._owns_job)
+            channel = self._parent.Dup()
+            self._family += [self._comm, channel]
+            self._guard = JobGuard(self, self._mpi, channel, is_active=self._owns_job)
             self._guard.start()
             if self._owns_job:
                 self._own_ledger = Path(self.broadcast_object(tempfile.mkdtemp(prefix="shardkit-") if self.rank == 0 else None))
                 self.keep_ledger(self._own_ledger)
 
     def _find_node(self):
-        """Learn this rank's place on its node, and share the node's cores. Collective."""
+        """Learn this rank's place on its node, and share the node's cores and memory. Collective."""
         node = self._parent.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_rank = node.rank
         if self._owns_job:
             settle_threads(node)
+        self._node = None if self._outlives_ranks else open_node(node, self.rank)
+        self._homes = self._parent.allgather(None if self._node is None else self._node.members[0])
+        self._lane = self._own_lane()
         node.Free()
+
+    def _own_lane(self):
+        """The lane of this group, if all its ranks are on one node and there are several. Collective over it."""
+        homes = {self._homes[rank] for rank in self.world_ranks}
+        if len(homes) > 1 or None in homes or self.world_size == 1:
+            return None
+        return self._node.lane(self._comm, self.world_ranks)
+
+    def memory(self):
+        return None if self._lane is None else self._node.heap
 
     def shutdown(self) -> None:
         if self._comm is None:
@@ -125,8 +134,26 @@ class MPICommunicationBackend(CommunicationBackend):
         if self._is_world:
             self._guard.stop()
         self._close_watchdog()
+        if self._lane is not None:
+            self._lane.close()
+            self._lane = None
+        self._family.remove(self._comm)
         self._comm.Free()
         self._comm = None
+
+    def revoke(self) -> None:
+        """Let every call on this backend and its groups fail, on all ranks, so that nobody waits; MPI must have ULFM.
+
+        No communication to wait for, and no use of the backend after it but keep_ledger's end.
+        """
+        self._close_watchdog()
+        for comm in self._family:
+            if not comm.Is_revoked():
+                comm.Revoke()
+
+    def is_revoked(self) -> bool:
+        """True once a rank has called revoke() on this backend, as far as this one has heard of it."""
+        return any(comm.Is_revoked() for comm in self._family)
 
     def keep_ledger(self, folder) -> None:
         """From now on note every call in a file there, and watch over how long calls take. No communication.
@@ -136,7 +163,8 @@ class MPICommunicationBackend(CommunicationBackend):
         """
         self._check_alive("keep_ledger")
         self._close_watchdog(is_kept=Path(folder) == self._own_ledger)
-        self._watchdog = Watchdog(self.progress, folder, self.rank, self.world_size, seconds=self.timeout, abort=self.abort)
+        self._watchdog = Watchdog(self.progress, folder, self.rank, self.world_size, seconds=self.timeout, abort=self.abort,
+                                  seconds_left=lambda: self.seconds_left())
 
     def _close_watchdog(self, is_kept: bool = False):
         """A temporary folder goes with it; every rank of a node tries, since nobody knows which is the last."""
@@ -163,189 +191,12 @@ class MPICommunicationBackend(CommunicationBackend):
         if comm == self._mpi.COMM_NULL:
             return None
         group = MPICommunicationBackend(comm)
+        self._family.append(comm)
+        group._family = self._family
         group._comm, group._guard, group._is_world, group.count_limit = comm, self._guard, False, self.count_limit
+        group.small_bytes = self.small_bytes
         places = comm.group.Translate_ranks(range(comm.size), self._comm.group)
         group.world_ranks = tuple(self.world_ranks[place] for place in places)
+        group._node, group._homes = self._node, self._homes
+        group._lane = group._own_lane()
         return group
-
-    # ---- collectives ----------------------------------------------------------------------------------------------
-
-    def _barrier(self):
-        with self._errors():
-            self._comm.Barrier()
-
-    def _all_reduce(self, array, op):
-        with self._errors():
-            for span in self._spans(array):
-                self._comm.Allreduce(self._mpi.IN_PLACE, span, self._ops[op])
-
-    def _broadcast(self, array, root):
-        with self._errors():
-            for span in self._spans(array):
-                self._comm.Bcast(span, root)
-
-    def _all_gather(self, send, receive, counts):
-        own = self._put_own(send, receive, counts)
-        with self._errors():
-            if sum(counts) > self.count_limit:           # large road: every owner broadcasts its slice
-                for owner, piece in enumerate(own):
-                    self._broadcast(piece, owner)
-            elif _are_equal(counts):
-                self._comm.Allgather(self._mpi.IN_PLACE, receive)
-            else:
-                self._comm.Allgatherv(self._mpi.IN_PLACE, [receive, counts])
-
-    def _reduce_scatter(self, send, receive, counts, op):
-        with self._errors():
-            if sum(counts) <= self.count_limit:
-                return self._comm.Reduce_scatter(send, receive, counts, self._ops[op])
-            for owner, piece in enumerate(_pieces(send, counts)):      # large road: reduce every slice to its owner
-                for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
-                    self._comm.Reduce(span, into if owner == self.rank else None, self._ops[op], owner)
-
-    def _scatter(self, send, receive, root, counts):
-        with self._errors():
-            if self.rank != root:
-                return self._transfer([], [(root, receive)])
-            pieces = _pieces(send, counts)
-            _copy_unless_same(pieces[root], receive)
-            self._transfer([(rank, piece) for rank, piece in enumerate(pieces) if rank != root], [])
-
-    def _gather(self, send, receive, root, counts):
-        with self._errors():
-            if self.rank != root:
-                return self._transfer([(root, send)], [])
-            pieces = _pieces(receive, counts)
-            _copy_unless_same(send, pieces[root])
-            self._transfer([], [(rank, piece) for rank, piece in enumerate(pieces) if rank != root])
-
-    def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
-        outgoing, incoming = _pieces(send, send_counts, send_starts), _pieces(receive, receive_counts, receive_starts)
-        incoming[self.rank][...] = outgoing[self.rank]
-        others = [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
-        with self._errors():
-            self._transfer([(rank, outgoing[rank]) for rank in others], [(rank, incoming[rank]) for rank in reversed(others)])
-
-    def _transfer(self, outgoing, incoming):
-        """Lists of (rank, array): post every receive, begin every send, wait for all. Empty arrays are no messages."""
-        requests = [self._comm.Irecv(span, rank, PIECE_TAG) for rank, array in incoming for span in self._messages(array)]
-        requests += [self._comm.Isend(span, rank, PIECE_TAG) for rank, array in outgoing for span in self._messages(array)]
-        self._mpi.Request.Waitall(requests)
-
-    # ---- between two ranks ----------------------------------------------------------------------------------------
-
-    def _send(self, array, destination, tag):
-        with self._errors():
-            for span in self._spans(array):
-                self._comm.Send(span, destination, tag)
-
-    def _receive(self, array, source, tag):
-        self._irecv(array, source, tag).wait()
-
-    def _isend(self, array, destination, tag):
-        with self._errors():
-            return _RequestsHandle(self, [self._comm.Isend(span, destination, tag) for span in self._spans(array)], [])
-
-    def _irecv(self, array, source, tag):
-        with self._errors():
-            spans = list(self._spans(array))
-            return _RequestsHandle(self, [self._comm.Irecv(span, source, tag) for span in spans], spans)
-
-    # ---- non-blocking collectives ---------------------------------------------------------------------------------
-
-    def _iall_reduce(self, array, op):
-        with self._errors():
-            return _RequestsHandle(self, [self._comm.Iallreduce(self._mpi.IN_PLACE, span, self._ops[op])
-                                          for span in self._spans(array)], [])
-
-    def _iall_gather(self, send, receive, counts):
-        own = self._put_own(send, receive, counts)
-        with self._errors():
-            if sum(counts) <= self.count_limit:
-                return _RequestsHandle(self, [self._comm.Iallgatherv(self._mpi.IN_PLACE, [receive, counts])], [])
-            return _RequestsHandle(self, [self._comm.Ibcast(span, owner) for owner, piece in enumerate(own)
-                                          for span in self._spans(piece)], [])
-
-    def _ireduce_scatter(self, send, receive, counts, op):
-        with self._errors():
-            if sum(counts) <= self.count_limit:
-                return _RequestsHandle(self, [self._comm.Ireduce_scatter(send, receive, counts, self._ops[op])], [])
-            requests = []
-            for owner, piece in enumerate(_pieces(send, counts)):
-                for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
-                    requests.append(self._comm.Ireduce(span, into if owner == self.rank else None, self._ops[op], owner))
-            return _RequestsHandle(self, requests, [])
-
-    # ---- pieces and errors ----------------------------------------------------------------------------------------
-
-    def _spans(self, array):
-        """Views of at most count_limit elements that cover the array; one empty view if it is empty."""
-        for start in range(0, max(array.size, 1), self.count_limit):
-            yield array[start:start + self.count_limit]
-
-    def _messages(self, array):
-        return self._spans(array) if array.size else ()
-
-    def _put_own(self, send, receive, counts):
-        """The slices of `receive`, with this rank's own in its place."""
-        pieces = _pieces(receive, counts)
-        _copy_unless_same(send, pieces[self.rank])
-        return pieces
-
-    def _errors(self):
-        return _MPIErrors(self._mpi.Exception, self.progress)
-
-
-class _MPIErrors:
-    """Context manager: an error of the MPI library as a CommunicationError that names the verb."""
-
-    def __init__(self, kind, progress):
-        self._kind, self._progress = kind, progress
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, self._kind):
-            raise CommunicationError(f"{self._progress.current}: MPI says: {error}; if a message was truncated, the two "
-                                     "ranks disagree about its size") from error
-
-
-class _RequestsHandle(Handle):
-    """Requests that complete together; `expected` are the arrays that each of the first requests must fill exactly."""
-
-    def __init__(self, backend, requests, expected):
-        self._backend, self._requests, self._expected = backend, requests, expected
-        self._statuses = [backend._mpi.Status() for _ in requests]
-
-    def wait(self):
-        with self._backend._errors():
-            self._backend._mpi.Request.Waitall(self._requests, self._statuses)
-        self._check_sizes()
-
-    def test(self):
-        with self._backend._errors():
-            is_complete = self._backend._mpi.Request.Testall(self._requests, self._statuses)
-        if is_complete:
-            self._check_sizes()
-        return is_complete
-
-    def _check_sizes(self):
-        for array, status in zip(self._expected, self._statuses):
-            got = status.Get_count(self._backend._mpi.BYTE)
-            if got != array.nbytes:
-                raise CommunicationError(f"a message of {got} bytes arrived for an array of {array.nbytes} bytes; the two "
-                                         "ranks disagree about its size")
-
-
-def _pieces(array, counts, starts=None):
-    return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
-
-
-def _copy_unless_same(source, target):
-    if source.size and source.ctypes.data != target.ctypes.data:
-        target[...] = source
-
-
-def _are_equal(counts):
-    return len(set(counts)) == 1

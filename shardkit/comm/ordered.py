@@ -11,6 +11,7 @@ same tree, the trained bits are the same on any number of data ranks (DESIGN.md,
 """
 import numpy
 
+from ..array.arena import empty
 from ..array.backend import xp_of
 from ..array.kernels import tree_sum
 from .checks import equal_counts, starts_of
@@ -27,6 +28,8 @@ def ordered_reduce_scatter(backend, buffer, out, *, scratch_elements: int = SCRA
     out       [shard], same dtype
     scratch   1-D, at least min(scratch_elements, buffer.size) and world_size elements of the same dtype; None: allocated here
     """
+    if backend.adds_in_tree_order(buffer):
+        return backend.reduce_scatter(buffer, out, in_place=True)
     counts = equal_counts("counts", buffer.size, backend.world_size)
     _reduce_to_owners(backend, buffer, counts, out, scratch_elements, scratch)
 
@@ -37,6 +40,8 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
     Collective over the backend, in place.
     buffer    [any length], float or integer dtype
     """
+    if backend.adds_in_tree_order(buffer):
+        return backend.all_reduce(buffer)
     shard = -(-buffer.size // backend.world_size)
     counts = [min(max(buffer.size - rank * shard, 0), shard) for rank in range(backend.world_size)]
     start = starts_of(counts)[backend.rank]
@@ -64,7 +69,7 @@ def _reduce_to_owners(backend, buffer, counts, out, scratch_elements, scratch):
     starts = starts_of(counts)
     window = max(1, scratch_elements // num_ranks)
     if scratch is None:
-        scratch = xp_of(buffer).empty(num_ranks * min(window, max(counts)), buffer.dtype)
+        scratch = empty(num_ranks * min(window, max(counts)), buffer.dtype, xp_of(buffer))
     for first in range(0, max(counts), window):
         sizes = [min(max(count - first, 0), window) for count in counts]
         received = scratch[:num_ranks * sizes[rank]]

@@ -15,28 +15,33 @@ import signal
 import socket
 import threading
 import time
+from math import inf
 from pathlib import Path
 
-from .hang import HANG_NAME, STACKS_NAME, hang_report, read_ledgers
+from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7                        # until the stacks of this node are written
 MAX_POLL_SECONDS = 5.0
+LAST_WORDS_SECONDS = 8.0                    # before the batch system kills the job, whoever hangs is told of
+MIN_SECONDS = 10.0                          # that a call may take even then: a save may still end well
 
 
 class Watchdog:
     """One rank's ledger, and the thread that watches the call under way.
 
-    progress   whose calls are written into the ledger
-    folder     for the files of all ranks; made if it is missing
-    seconds    that a call may take
-    abort      function (message) that ends the job
+    progress      whose calls are written into the ledger
+    folder        for the files of all ranks; made if it is missing
+    seconds       that a call may take
+    seconds_left  function () -> seconds until the batch system kills the job, after which nobody could report
+    abort         function (message) that ends the job
     """
 
-    def __init__(self, progress, folder, rank: int, world_size: int, *, seconds: float, abort):
+    def __init__(self, progress, folder, rank: int, world_size: int, *, seconds: float, abort,
+                 seconds_left=lambda: inf):
         self.folder, self.rank, self.seconds = Path(folder), rank, seconds
-        self._progress, self._abort = progress, abort
+        self._progress, self._abort, self._seconds_left = progress, abort, seconds_left
         self._stopped = threading.Event()
         self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
         self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
@@ -65,7 +70,11 @@ class Watchdog:
 
     def _has_outlived(self) -> bool:
         call, began = self._progress.current, self._progress.began
-        return call is not None and time.monotonic() - began > self.seconds and self._progress.current is call
+        return call is not None and time.monotonic() - began > self._limit() and self._progress.current is call
+
+    def _limit(self) -> float:
+        """Seconds that a call may take now: fewer when the job is about to be killed, which would leave no report."""
+        return min(self.seconds, MIN_SECONDS) if self._seconds_left() < LAST_WORDS_SECONDS else self.seconds
 
     def _report(self):
         """The first rank to come here speaks; the others give it the time to."""
@@ -75,11 +84,13 @@ class Watchdog:
             self._dump_stacks()
             self._stopped.wait(3 * STACKS_SECONDS)
             return
-        call = self._progress.current
+        call, limit = self._progress.current, self._limit()
         self._ask_for_stacks()
         time.sleep(STACKS_SECONDS)
-        report = hang_report(self.folder, time.time())
-        self._abort(f"no progress in {call} within {self.seconds:g} s; the job is ended\n{report}\nfiles: {self.folder}")
+        suspects, report = hang_suspects(self.folder), hang_report(self.folder, time.time())
+        why = "" if limit == self.seconds else ", and the batch system is about to kill the job"
+        self._abort(f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}\n"
+                    f"files: {self.folder}")
 
     def _ask_for_stacks(self):
         """A signal to every process of this node; its handler writes the stacks at once, even inside of MPI."""

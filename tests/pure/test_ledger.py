@@ -9,8 +9,10 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.comm.hang import hang_report
+from shardkit.comm.hang import hang_report, hang_suspects
 from shardkit.comm.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
+from shardkit.comm.progress import Progress
+from shardkit.comm.watchdog import Watchdog
 
 RANKS = (0, 1, 2)
 
@@ -123,3 +125,28 @@ def test_a_message_that_nobody_sends_is_reported_with_its_peer(tmp_path):
 def test_a_folder_without_ledgers_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="no ledgers"):
         hang_report(tmp_path)
+
+
+@pytest.mark.parametrize("waited, seconds_left, is_over", [
+    (5, 1000, False), (30, 1000, True), (15, 1000, False), (15, 4, True), (5, 4, False)])
+def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(tmp_path, waited, seconds_left, is_over):
+    progress = Progress()
+    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=20.0, abort=lambda message: None, seconds_left=lambda: seconds_left)
+    progress.begin_collective("barrier", "world", (0,))
+    progress.began -= waited
+    assert watchdog._has_outlived() == is_over
+    progress.end()
+    watchdog.close()
+
+
+@pytest.mark.parametrize("begun, suspects", [
+    ({0: "barrier", 1: None, 2: "barrier"}, "rank 1 is missing"), ({0: "barrier", 1: None, 2: None}, "ranks 1, 2 are missing"),
+    ({0: "barrier", 1: "barrier", 2: "barrier"}, "all ranks are there"), ({0: "barrier"}, "ranks 1, 2 are missing"),
+    ({0: "barrier", 1: "message", 2: "barrier"}, "rank 1 is missing")])
+def test_those_who_are_missing_are_named_in_a_few_words(tmp_path, begun, suspects):
+    for rank, call in begun.items():
+        ledger = Ledger(tmp_path / f"rank-{rank:05d}.ledger", rank, 3)
+        if call is not None:
+            ledger.begin(call, "world", (2,) if call == "message" else (0, 1, 2), None if call == "message" else 1)
+        ledger.close()
+    assert hang_suspects(tmp_path) == suspects

@@ -40,12 +40,12 @@ def test_after_the_first_step_each_receive_is_posted_before_the_work_that_preced
 def test_steps_after_the_first_take_no_new_memory_for_what_they_receive():
     def run(backend):
         model = make(backend)
-        model.train(*token_batch(0, 8))
-        bytes_in_use = model.engine.device.bytes_in_use("activations received")
+        model.train(*token_batch(0, 400))               # 100 x 12 x 16 float32 in each message: large enough for the arena
+        bytes_in_use = model.engine.device.bytes_in_use("activations")
         for step in range(1, 4):
-            model.train(*token_batch(step, 8))
+            model.train(*token_batch(step, 400))
         assert bytes_in_use > 0
-        return model.engine.device.bytes_in_use("activations received") == bytes_in_use
+        return model.engine.device.bytes_in_use("activations") == bytes_in_use
     assert sk.run_ranks(3, run) == [True] * 3
 
 

@@ -1,0 +1,211 @@
+"""The verbs on MPI, through mpi4py's buffer calls.
+
+Two channels, so that nothing can be mixed up: the verbs talk on a duplicate of the user's communicator; pieces of all_to_all
+and of large scatters use a tag of their own on it.
+
+Counts beyond `count_limit` elements, which one MPI call cannot take, go in several calls ("large road"). The decision
+depends on what all ranks of the call know, so they take the same road.
+"""
+from ..errors import CommunicationError
+from .backend import CommunicationBackend
+from .checks import MAX_TAG, starts_of
+from .operations import Handle, ReductionOperation
+
+PIECE_TAG = MAX_TAG + 1
+INT_MAX = 2**31 - 1
+
+
+class MPIVerbs(CommunicationBackend):
+    """A backend whose verbs go to a communicator, which is made later: initialize() or split() sets _comm."""
+
+    count_limit = INT_MAX
+
+    def __init__(self, mpi, rank: int, world_size: int):
+        super().__init__(rank, world_size)
+        self._mpi, self._comm = mpi, None
+        self._ops = {
+            ReductionOperation.SUM: mpi.SUM, ReductionOperation.PRODUCT: mpi.PROD,
+            ReductionOperation.MIN: mpi.MIN, ReductionOperation.MAX: mpi.MAX,
+        }
+
+    # ---- collectives ----------------------------------------------------------------------------------------------
+
+    def _barrier(self):
+        with self._errors():
+            self._comm.Barrier()
+
+    def _all_reduce(self, array, op):
+        with self._errors():
+            for span in self._spans(array):
+                self._comm.Allreduce(self._mpi.IN_PLACE, span, self._ops[op])
+
+    def _broadcast(self, array, root):
+        with self._errors():
+            for span in self._spans(array):
+                self._comm.Bcast(span, root)
+
+    def _all_gather(self, send, receive, counts):
+        own = self._put_own(send, receive, counts)
+        with self._errors():
+            if sum(counts) > self.count_limit:           # large road: every owner broadcasts its slice
+                for owner, piece in enumerate(own):
+                    self._broadcast(piece, owner)
+            elif _are_equal(counts):
+                self._comm.Allgather(self._mpi.IN_PLACE, receive)
+            else:
+                self._comm.Allgatherv(self._mpi.IN_PLACE, [receive, counts])
+
+    def _reduce_scatter(self, send, receive, counts, op):
+        with self._errors():
+            if sum(counts) <= self.count_limit:
+                return self._comm.Reduce_scatter(send, receive, counts, self._ops[op])
+            for owner, piece in enumerate(_pieces(send, counts)):      # large road: reduce every slice to its owner
+                for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
+                    self._comm.Reduce(span, into if owner == self.rank else None, self._ops[op], owner)
+
+    def _scatter(self, send, receive, root, counts):
+        with self._errors():
+            if self.rank != root:
+                return self._transfer([], [(root, receive)])
+            pieces = _pieces(send, counts)
+            _copy_unless_same(pieces[root], receive)
+            self._transfer([(rank, piece) for rank, piece in enumerate(pieces) if rank != root], [])
+
+    def _gather(self, send, receive, root, counts):
+        with self._errors():
+            if self.rank != root:
+                return self._transfer([(root, send)], [])
+            pieces = _pieces(receive, counts)
+            _copy_unless_same(send, pieces[root])
+            self._transfer([], [(rank, piece) for rank, piece in enumerate(pieces) if rank != root])
+
+    def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
+        outgoing, incoming = _pieces(send, send_counts, send_starts), _pieces(receive, receive_counts, receive_starts)
+        incoming[self.rank][...] = outgoing[self.rank]
+        others = [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
+        with self._errors():
+            self._transfer([(rank, outgoing[rank]) for rank in others], [(rank, incoming[rank]) for rank in reversed(others)])
+
+    def _transfer(self, outgoing, incoming):
+        """Lists of (rank, array): post every receive, begin every send, wait for all. Empty arrays are no messages."""
+        requests = [self._comm.Irecv(span, rank, PIECE_TAG) for rank, array in incoming for span in self._messages(array)]
+        requests += [self._comm.Isend(span, rank, PIECE_TAG) for rank, array in outgoing for span in self._messages(array)]
+        self._mpi.Request.Waitall(requests)
+
+    # ---- between two ranks ----------------------------------------------------------------------------------------
+
+    def _send(self, array, destination, tag):
+        with self._errors():
+            for span in self._spans(array):
+                self._comm.Send(span, destination, tag)
+
+    def _receive(self, array, source, tag):
+        self._irecv(array, source, tag).wait()
+
+    def _isend(self, array, destination, tag):
+        with self._errors():
+            return _RequestsHandle(self, [self._comm.Isend(span, destination, tag) for span in self._spans(array)], [])
+
+    def _irecv(self, array, source, tag):
+        with self._errors():
+            spans = list(self._spans(array))
+            return _RequestsHandle(self, [self._comm.Irecv(span, source, tag) for span in spans], spans)
+
+    # ---- non-blocking collectives ---------------------------------------------------------------------------------
+
+    def _iall_reduce(self, array, op):
+        with self._errors():
+            return _RequestsHandle(self, [self._comm.Iallreduce(self._mpi.IN_PLACE, span, self._ops[op])
+                                          for span in self._spans(array)], [])
+
+    def _iall_gather(self, send, receive, counts):
+        own = self._put_own(send, receive, counts)
+        with self._errors():
+            if sum(counts) <= self.count_limit:
+                return _RequestsHandle(self, [self._comm.Iallgatherv(self._mpi.IN_PLACE, [receive, counts])], [])
+            return _RequestsHandle(self, [self._comm.Ibcast(span, owner) for owner, piece in enumerate(own)
+                                          for span in self._spans(piece)], [])
+
+    def _ireduce_scatter(self, send, receive, counts, op):
+        with self._errors():
+            if sum(counts) <= self.count_limit:
+                return _RequestsHandle(self, [self._comm.Ireduce_scatter(send, receive, counts, self._ops[op])], [])
+            requests = []
+            for owner, piece in enumerate(_pieces(send, counts)):
+                for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
+                    requests.append(self._comm.Ireduce(span, into if owner == self.rank else None, self._ops[op], owner))
+            return _RequestsHandle(self, requests, [])
+
+    # ---- pieces and errors ----------------------------------------------------------------------------------------
+
+    def _spans(self, array):
+        """Views of at most count_limit elements that cover the array; one empty view if it is empty."""
+        for start in range(0, max(array.size, 1), self.count_limit):
+            yield array[start:start + self.count_limit]
+
+    def _messages(self, array):
+        return self._spans(array) if array.size else ()
+
+    def _put_own(self, send, receive, counts):
+        """The slices of `receive`, with this rank's own in its place."""
+        pieces = _pieces(receive, counts)
+        _copy_unless_same(send, pieces[self.rank])
+        return pieces
+
+    def _errors(self):
+        return _MPIErrors(self._mpi.Exception, self.progress)
+
+
+class _MPIErrors:
+    """Context manager: an error of the MPI library as a CommunicationError that names the verb."""
+
+    def __init__(self, kind, progress):
+        self._kind, self._progress = kind, progress
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, self._kind):
+            raise CommunicationError(f"{self._progress.current}: MPI says: {error}; if a message was truncated, the two "
+                                     "ranks disagree about its size") from error
+
+
+class _RequestsHandle(Handle):
+    """Requests that complete together; `expected` are the arrays that each of the first requests must fill exactly."""
+
+    def __init__(self, backend, requests, expected):
+        self._backend, self._requests, self._expected = backend, requests, expected
+        self._statuses = [backend._mpi.Status() for _ in requests]
+
+    def wait(self):
+        with self._backend._errors():
+            self._backend._mpi.Request.Waitall(self._requests, self._statuses)
+        self._check_sizes()
+
+    def test(self):
+        with self._backend._errors():
+            is_complete = self._backend._mpi.Request.Testall(self._requests, self._statuses)
+        if is_complete:
+            self._check_sizes()
+        return is_complete
+
+    def _check_sizes(self):
+        for array, status in zip(self._expected, self._statuses):
+            got = status.Get_count(self._backend._mpi.BYTE)
+            if got != array.nbytes:
+                raise CommunicationError(f"a message of {got} bytes arrived for an array of {array.nbytes} bytes; the two "
+                                         "ranks disagree about its size")
+
+
+def _pieces(array, counts, starts=None):
+    return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
+
+
+def _copy_unless_same(source, target):
+    if source.size and source.ctypes.data != target.ctypes.data:
+        target[...] = source
+
+
+def _are_equal(counts):
+    return len(set(counts)) == 1

@@ -1,0 +1,59 @@
+"""A node: the ranks of one machine that can map each other's heaps, and the lanes of groups inside of it."""
+import os
+
+from ..launch import own_cores
+from .desk import NOWHERE, new_desk, table_of
+from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
+from .lane import Lane
+
+
+class Node:
+    """One rank's view of its node: its own heap, and where those of its neighbours are in this process.
+
+    members  world ranks of the node, in order
+    """
+
+    def __init__(self, heap: Heap, mappings: list[Mapping], members: list[int], *, has_cores: bool):
+        self.heap, self.members = heap, members
+        self._mappings = dict(zip(members, mappings))
+        self._has_cores = has_cores
+        self._desks: dict = {}                  # by offset, of lanes that nobody has closed: neighbours may still look at them
+
+    @classmethod
+    def open(cls, comm, world_rank: int) -> "Node | None":
+        """The node of an mpi4py communicator between ranks of one machine; None on all if one cannot see another's memory.
+
+        Collective over comm. Refused where processes may not look into each other (other users, other containers), where
+        address space is limited, and where the system has no nameless files.
+        """
+        heap, mappings = None, None
+        try:
+            heap = Heap(min(machine_bytes(), ADDRESS_BYTES // comm.size))
+        except (OSError, AttributeError, ValueError, OverflowError):
+            pass
+        facts = comm.allgather(None if heap is None else (os.getpid(), heap.file, heap.num_bytes, heap.token))
+        if None not in facts:
+            try:
+                mappings = [heap.memory if rank == comm.rank else Mapping.of_neighbour(*fact) for rank, fact in enumerate(facts)]
+            except (OSError, ValueError, OverflowError):
+                pass
+        places = comm.allgather((world_rank, own_cores(), mappings is not None))
+        if heap is not None:
+            heap.hide()
+        members, cores, sees_all = zip(*places)
+        if not all(sees_all):
+            return None
+        return cls(heap, mappings, list(members), has_cores=len(set().union(*cores)) >= len(members))
+
+    def lane(self, comm, world_ranks: tuple[int, ...]) -> Lane | None:
+        """A lane for these ranks of the node; None on all of them if a heap is full. Collective over comm, which they form."""
+        desk = new_desk(self.heap)
+        own = NOWHERE if desk is None else desk.ctypes.data - self.heap.memory.address
+        offsets = comm.allgather(own)
+        if NOWHERE in offsets:
+            return None
+        self._desks[own] = desk
+        heaps = [self._mappings[rank].address for rank in world_ranks]
+        desks = [heap + offset for heap, offset in zip(heaps, offsets)]
+        return Lane(table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores), comm,
+                    lambda: self._desks.pop(own))

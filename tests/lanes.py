@@ -1,0 +1,41 @@
+"""Lanes between threads of this process, each with a heap of its own, as processes of one node have them."""
+import threading
+
+from shardkit.comm.shared.desk import new_desk, table_of
+from shardkit.comm.shared.heap import Heap
+from shardkit.comm.shared.lane import Lane
+
+HEAP_BYTES = 1 << 26
+
+
+class NoMessages:
+    """In the place of a communicator: there is no progress to make."""
+
+    def Iprobe(self):
+        """Nothing waits."""
+
+
+def on_lanes(num_ranks: int, fn, time_limit: float = 110.0) -> list:
+    """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a rank."""
+    heaps = [Heap(HEAP_BYTES) for _ in range(num_ranks)]
+    addresses = [heap.memory.address for heap in heaps]
+    desks = [new_desk(heap) for heap in heaps]
+    results, errors = [None] * num_ranks, []
+
+    def run(rank):
+        table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, HEAP_BYTES, has_cores=False)
+        try:
+            results[rank] = fn(Lane(table, NoMessages(), lambda: None), heaps[rank], rank)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(time_limit)
+        assert errors or not thread.is_alive(), "a lane hangs"
+    for heap in heaps:
+        heap.hide()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,170 @@
+"""Lanes against the MPI library: the same values, wherever arrays are; and when there are no lanes."""
+import numpy
+import pytest
+from threads.communication_contract import PROMISES, rough, tree
+
+from shardkit.comm import (MPICommunicationBackend, ReductionOperation, collectively, ordered_all_reduce,
+                           ordered_reduce_scatter)
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
+DTYPES = ("float64", "float32", "float16", "int32", "int64", "uint8", "int16")
+SIZES = (0, 1, 5, 2047, 40_000, 700_001)
+
+
+@pytest.fixture
+def lanes(backend):
+    """The backend, if its ranks see each other's memory."""
+    if backend.memory() is None:
+        pytest.skip("no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbours in")
+    backend.small_bytes = -1                    # empty arrays too go through the lane
+    yield backend
+    backend.small_bytes = type(backend).small_bytes
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_contract_holds_in_lanes(lanes, promise):
+    with collectively(lanes):
+        PROMISES[promise](lanes)
+
+
+def whole_numbers(rank, size, dtype):
+    """Sums and products of these are exact, in whichever order."""
+    return ((numpy.arange(size) + rank) % 3).astype(dtype)
+
+
+def placed(backend, array, where):
+    """A copy in the heap on all ranks, on none, or on all but one."""
+    is_private = {"heap": False, "private": True, "mixed": backend.rank == 1}[where]
+    copy = numpy.empty_like(array) if is_private else backend.memory().empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
+def verbs(backend, size, dtype, where):
+    """The bytes that every verb leaves on this rank."""
+    def own(length):
+        return placed(backend, whole_numbers(backend.rank, length, dtype), where)
+    counts, equal = [size * (r % 2) + r for r in range(backend.world_size)], size * backend.world_size
+    for op in (SUM, PRODUCT, MIN, MAX):
+        array = own(size)
+        backend.all_reduce(array, op)
+        yield array.tobytes()
+    for length, parts in ((sum(counts), counts), (equal, None)):
+        part = size if parts is None else counts[backend.rank]
+        received = numpy.empty(part, dtype)
+        backend.reduce_scatter(own(length), received, parts)
+        yield received.tobytes()
+        whole = placed(backend, numpy.zeros(length, dtype), where)
+        backend.all_gather(own(part), whole, parts)
+        yield whole.tobytes()
+    array = own(size)
+    backend.broadcast(array, backend.world_size - 1)
+    yield array.tobytes()
+
+
+@pytest.mark.parametrize("where", ["heap", "private", "mixed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_verb_leaves_what_mpi_leaves(lanes, dtype, where):
+    differ = []
+    for size in SIZES:
+        ours = list(verbs(lanes, size, dtype, where))
+        lane, lanes._lane = lanes._lane, None
+        try:
+            theirs = list(verbs(lanes, size, dtype, "private"))
+        finally:
+            lanes._lane = lane
+        differ += [(size, at) for at, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+    assert lanes.all_gather_object(differ) == [[]] * lanes.world_size
+
+
+@pytest.mark.parametrize("where", ["heap", "private", "mixed"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_have_the_bits_of_the_tree_with_lanes_and_without(lanes, dtype, where):
+    n, rank = lanes.world_size, lanes.rank
+    lane = lanes._lane
+    for shard in (1, 1000, 100_003):
+        total = tree([rough(r, n * shard, dtype) for r in range(n)])
+        for lanes._lane in (lane, None):
+            try:
+                array, out = rough(rank, n * shard, dtype), numpy.empty(shard, dtype)
+                array = array if lanes._lane is None else placed(lanes, array, where)
+                ordered_reduce_scatter(lanes, array, out)
+                reduced = array.copy()
+                ordered_all_reduce(lanes, reduced)
+                own = array[rank * shard:(rank + 1) * shard]
+                ordered_reduce_scatter(lanes, array, own)
+            finally:
+                lanes._lane = lane
+            same = (reduced.tobytes() == total.tobytes(), own.tobytes() == out.tobytes(),
+                    out.tobytes() == total[rank * shard:(rank + 1) * shard].tobytes())
+            assert lanes.all_gather_object(same) == [(True, True, True)] * n
+
+
+def test_a_message_under_way_is_delivered_while_the_receiver_sits_in_a_lane(lanes):
+    """The sender's large message moves only inside of MPI calls: a rank that waits for its neighbours must make them."""
+    n, rank = lanes.world_size, lanes.rank
+    mine, theirs = numpy.full(1 << 20, rank, "float32"), numpy.empty(1 << 20, "float32")
+    ones = numpy.ones(10)
+    if rank == 0:
+        handle = lanes.isend(mine, 1)
+        lanes.all_reduce(ones)
+        handle.wait()
+    else:
+        if rank == 1:
+            lanes.receive(theirs, 0)
+        lanes.all_reduce(ones)
+    assert (ones == n).all() and (rank != 1 or not theirs.any())
+
+
+def test_groups_have_lanes_of_their_own(lanes):
+    group = lanes.split(lanes.rank % 2)
+    lone = lanes.split(lanes.rank)
+    assert (group.memory() is None) == (group.world_size == 1) and lone.memory() is None
+    for _ in range(3):
+        total, everywhere = numpy.full(5000, 1.0), numpy.full(5000, 1.0)
+        group.all_reduce(total)
+        lanes.all_reduce(everywhere)
+        assert (total == group.world_size).all() and (everywhere == lanes.world_size).all()
+    group.close()
+    lone.close()
+
+
+def test_a_desk_is_used_again_after_its_group_is_closed(lanes):
+    def lent():
+        group = lanes.split(0)
+        group.barrier()
+        lent = lanes.memory().lent_bytes
+        group.close()
+        return lent
+    lent()
+    assert len({lent() for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize("variable, value", [("SHARDKIT_SHARED", "0"), ("SHARDKIT_RANKS_PER_NODE", "1")])
+def test_without_lanes_everything_goes_through_mpi(backend, monkeypatch, variable, value):
+    monkeypatch.setenv(variable, value)
+    second = MPICommunicationBackend()
+    second.initialize()
+    assert second.memory() is None and not second.adds_in_tree_order(numpy.ones(100_000))
+    ones = numpy.ones(100_000)
+    second.all_reduce(ones)
+    second.shutdown()
+    assert (ones == backend.world_size).all()
+
+
+def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(backend, monkeypatch):
+    if backend.world_size != 4:
+        pytest.skip("two nodes of two ranks are four ranks")
+    monkeypatch.setenv("SHARDKIT_SHARED", "1")
+    monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "2")
+    second = MPICommunicationBackend()
+    second.initialize()
+    near, far = second.split(second.rank // 2), second.split(second.rank % 2)
+    for group in (second, near, far):
+        ones = numpy.ones(100_000)
+        group.all_reduce(ones)
+        assert (ones == group.world_size).all()
+    assert [group.memory() is None for group in (second, near, far)] == [True, False, True]
+    for group in (near, far, second):
+        group.shutdown()
