@@ -5,12 +5,17 @@
     piece       a named box and where its owner keeps its elements
     flat        many tensors in one flat buffer, cut into equal shards     <- read this one first
     mesh_shape  rank <-> (pipeline, data, tensor) coordinates
+    policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
+    cuts        where the units of a model, and the stages of a pipeline, begin
 """
 from .box import Box, flat_range_to_boxes, tiles_exactly
+from .cuts import balanced_stages, merged_blocks
 from .flat import FlatLayout, Slot
 from .mesh_shape import AXES, Coordinates, MeshShape
 from .piece import Piece
 from .placement import Placement, Replicate, Shard, compose, even_span
+from .policy import POLICIES, Policy, policy_named
 
-__all__ = ["AXES", "Box", "Coordinates", "FlatLayout", "MeshShape", "Piece", "Placement", "Replicate", "Shard", "Slot",
-           "compose", "even_span", "flat_range_to_boxes", "tiles_exactly"]
+__all__ = ["AXES", "Box", "Coordinates", "FlatLayout", "MeshShape", "POLICIES", "Piece", "Placement", "Policy", "Replicate",
+           "Shard", "Slot", "balanced_stages", "compose", "even_span", "flat_range_to_boxes", "merged_blocks", "policy_named",
+           "tiles_exactly"]

@@ -1,11 +1,11 @@
 """Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a step."""
+from ..layout.policy import POLICIES, Policy
 from .balance import measure_blocks
 from .copies import StateDrift
 from .optimization import EvaluationResult, OptimizationInputData, OptimizationResult
 from .optimizer import (DDPOptimizer, FSDPOptimizer, HybridShardedOptimizer, PipelineParallelOptimizer, ShardedOptimizer,
                         TensorParallelOptimizer, ZeRO1Optimizer, ZeRO2Optimizer)
 from .plan import apply_plan, default_plan
-from .policy import POLICIES, Policy
 from .profile import StepProfile, profile_steps
 from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
                             ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)

@@ -14,11 +14,12 @@ from statistics import median
 
 from ..comm import CommunicationBackend, collectively
 from ..errors import ConfigurationError, ShardingError
+from ..layout.cuts import balanced_stages
 from ..nn.autograd import Tensor, backward_inputs
 from ..nn.context import ForwardContext, forward_context
 from ..nn.loss import as_loss
 from ..nn.module import Module
-from .partition import UnitPlan, balanced_stages
+from .partition import UnitPlan
 
 BALANCES = ("compute", "parameters", "uniform")
 

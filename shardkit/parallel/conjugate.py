@@ -17,7 +17,9 @@ Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x
 layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks (comm/ordered.py): the same bits
 in every run. Source: Megatron-LM (arXiv 1909.08053) for the first two, arXiv 2205.05198 for the gather and scatter.
 """
-from ..array.backend import xp_of
+from ..array import fresh
+from ..array.arena import empty
+from ..array.backend import is_device_array, xp_of
 from ..comm import CommunicationBackend
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..layout.placement import even_span
@@ -87,21 +89,31 @@ def gather_from_region(x: Tensor, group: CommunicationBackend, dim: int, length:
 
 def _summed(array, group):
     """A new array: the sum over ranks."""
-    total = array.copy(order="C")
+    total = _reachable(array, group)
+    if total is None:
+        total = fresh.copy(array)
+    else:
+        total[...] = array
     ordered_all_reduce(group, total.reshape(-1))
     return total
+
+
+def _reachable(array, group):
+    """A new array like this one, contents undefined, where other ranks of the group can read it; None if there is no place."""
+    heap = group.memory()
+    return None if heap is None or is_device_array(array) else heap.empty(array.shape, array.dtype)
 
 
 def _gathered(array, group, dim, length):
     """[..., own, ...] -> [..., length, ...], a new array."""
     xp = xp_of(array)
-    own = xp.ascontiguousarray(xp.moveaxis(array, dim, 0))                       # [own, ...rest]
+    own = fresh.contiguous(xp.moveaxis(array, dim, 0))                       # [own, ...rest]
     length = own.shape[0] * group.world_size if length is None else length
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
-    whole = xp.empty((length, *own.shape[1:]), own.dtype)                        # [length, ...rest]
+    whole = empty((length, *own.shape[1:]), own.dtype, xp)                       # [length, ...rest]
     row = whole[:1].size
     group.all_gather(own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans])
-    return xp.ascontiguousarray(xp.moveaxis(whole, 0, dim))
+    return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 
 
 def _scattered(array, group, dim):
@@ -113,13 +125,13 @@ def _scattered(array, group, dim):
     front = xp.moveaxis(array, dim, 0)                                           # [length, ...rest]
     spans = [even_span(front.shape[0], num_ranks, rank) for rank in range(num_ranks)]
     longest = spans[0][1]
-    buffer = xp.zeros((num_ranks, longest, *front.shape[1:]), array.dtype)
+    buffer = fresh.zeros((num_ranks, longest, *front.shape[1:]), array.dtype, xp)
     for part, (start, stop) in zip(buffer, spans):
         part[:stop - start] = front[start:stop]
-    own = xp.empty(buffer.shape[1:], array.dtype)                                # [longest, ...rest]
+    own = empty(buffer.shape[1:], array.dtype, xp)                               # [longest, ...rest]
     ordered_reduce_scatter(group, buffer.reshape(-1), own.reshape(-1))
     start, stop = spans[group.rank]
-    return xp.ascontiguousarray(xp.moveaxis(own[:stop - start], 0, dim))
+    return fresh.contiguous(xp.moveaxis(own[:stop - start], 0, dim))
 
 
 def _own_slice(array, group, dim):

@@ -17,6 +17,7 @@ from ..comm import Ballot, Mesh, agree, collectively
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
 from ..errors import ShapeError, ShardingError
+from ..layout.policy import Policy
 from ..nn.autograd import Tensor, no_grad
 from ..nn.context import ForwardContext
 from ..nn.loss import as_loss
@@ -27,7 +28,6 @@ from .balance import stage_ranges
 from .batch import Batch, agree_on_batch, check_peers
 from .partition import plan_units
 from .plan import apply_plan, default_plan
-from .policy import Policy
 from .runtime import Runtime, Step
 from .stages import Stages
 from .tensor import global_piece, is_counted, whole_outputs
@@ -47,6 +47,7 @@ class Engine:
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
+            self.device.drawing_on(self.data.memory() or self.tensor.memory())
             self.rule = config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             model.finish(config.seed)
             self._cut_layers()
@@ -86,9 +87,9 @@ class Engine:
         for plan in self.stages.plans.values():
             for parameter in plan.parameters.values():
                 parameter.release()     # of other stages too: nobody may read initial values for trained ones
-        transfers = Transfers(self.pipeline, self.stages.rank_of, self.device, dtype)
-        self.runtime = Runtime(units, self.stages, self.mesh, transfers, max_gradient_norm=config.max_gradient_norm,
-                               keep_activations=not config.activation_checkpointing)
+        transfers = Transfers(self.pipeline, self.stages.rank_of, self.memory.arena, dtype)
+        self.runtime = Runtime(units, self.stages, self.mesh, transfers, self.memory.arena,
+                               max_gradient_norm=config.max_gradient_norm, keep_activations=not config.activation_checkpointing)
         self.units = list(units.values())
 
     @property

@@ -12,12 +12,12 @@ from ..comm import agree, collectively
 from ..config import ShardingConfiguration
 from ..errors import ConfigurationError, MeshError, ShardingError
 from ..layout.mesh_shape import AXES, MeshShape
+from ..layout.policy import policy_named
 from ..nn.module import Module
 from ..optim import Rule
 from .copies import StateDrift, synchronize_copies
 from .optimization import (SETS, BestEpoch, OptimizationInputData, OptimizationResult, check_together, epochs_since_improvement,
                            evaluate_set)
-from .policy import policy_named
 from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
                             ZeRO1Model, ZeRO2Model, split_batch)
 

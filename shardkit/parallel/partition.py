@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 
 from ..errors import ShardingError
+from ..layout.cuts import merged_blocks
 from ..nn.module import Module, Parameter
 
 
@@ -49,39 +50,14 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     return plans
 
 
-def balanced_stages(costs: list[float], num_stages: int) -> list[range]:
-    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most expensive one.
-
-    costs   of the units, in order; any unit of cost
-    Errors: ShardingError if there are fewer units than stages.
-    """
-    if len(costs) < num_stages:
-        raise ShardingError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
-                            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
-    best = {(0, 0): (0.0, ())}                  # (stages, units) so far -> (cost of the worst stage, where stages begin)
-    for stage in range(1, num_stages + 1):
-        for stop in range(stage, len(costs) + 1):
-            best[stage, stop] = min((max(best[stage - 1, start][0], sum(costs[start:stop])), (*best[stage - 1, start][1], start))
-                                    for start in range(stage - 1, stop) if (stage - 1, start) in best)
-    starts = [*best[num_stages, len(costs)][1], len(costs)]
-    return [range(start, stop) for start, stop in zip(starts, starts[1:])]
-
-
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
     """Neighbours merged until each group owns enough elements; a tied parameter counts once, where it comes first."""
-    groups, seen, size = [[]], set(), 0
+    seen, sizes = set(), []
     for block in blocks:
-        if size >= minimum_elements:
-            groups.append([])
-            size = 0
         new = {id(p): p.size for p in block.named_parameters().values() if id(p) not in seen}
         seen.update(new)
-        size += sum(new.values())
-        groups[-1].append(block)
-    if size < minimum_elements and len(groups) > 1:
-        last = groups.pop()
-        groups[-1].extend(last)
-    return groups
+        sizes.append(sum(new.values()))
+    return [blocks[run.start:run.stop] for run in merged_blocks(sizes, minimum_elements)]
 
 
 def _check(model, names, owner):

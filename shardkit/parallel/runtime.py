@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy
 
+from ..array import fresh
+from ..array.arena import Arena, empty
 from ..array.backend import xp_of
 from ..comm import Mesh
 from ..errors import OutOfMemoryError
@@ -75,13 +77,14 @@ class Runtime:
     stages                  of the whole model
     mesh                    CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
     transfers               of this rank, to its neighbours in the pipeline
+    arena                   where activations, their gradients and temporaries lie
     max_gradient_norm       for CLIP
     keep_activations        False: activation checkpointing
     """
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, *,
+    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, arena: Arena, *,
                  max_gradient_norm: float | None, keep_activations: bool):
-        self.units, self.stages, self.mesh, self.transfers = units, stages, mesh, transfers
+        self.units, self.stages, self.mesh, self.transfers, self.arena = units, stages, mesh, transfers, arena
         self._max_gradient_norm, self._keep_activations = max_gradient_norm, keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
         self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
@@ -105,13 +108,8 @@ class Runtime:
         Errors, on this rank alone: OutOfMemoryError where that cannot be done.
         """
         try:
-            self.transfers.begin(actions, [x.shape for x in step.x])
-            for action in actions:
-                try:
-                    (self._table if step.shortage is None else self._table_without_memory)[action.kind](action, step)
-                except MemoryError as error:
-                    self._go_on_without_memory(action, step, error)
-            self.transfers.end()
+            with self.arena.in_use():
+                self._run(actions, step)
         except BaseException:
             self.transfers.give_up()
             raise
@@ -120,6 +118,15 @@ class Runtime:
             self._activations.clear()
             self._gradients.clear()
         return step
+
+    def _run(self, actions, step):
+        self.transfers.begin(actions, [x.shape for x in step.x])
+        for action in actions:
+            try:
+                (self._table if step.shortage is None else self._table_without_memory)[action.kind](action, step)
+            except MemoryError as error:
+                self._go_on_without_memory(action, step, error)
+        self.transfers.end()
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
@@ -191,7 +198,7 @@ class Runtime:
         """Let go of what this step has computed and say so in the step; or raise, where the others cannot be served."""
         if isinstance(error, OutOfMemoryError):
             raise error
-        step.shortage = describe_shortage(self.mesh.rank, f"{action} of step {step.number}", error, self.transfers.device)
+        step.shortage = describe_shortage(self.mesh.rank, f"{action} of step {step.number}", error, self.arena.device)
         if step.loss is None or self.mesh.size("tensor") > 1 or self._is_within_messages(action):
             raise OutOfMemoryError(step.shortage) from error
         step.is_good = False
@@ -264,12 +271,13 @@ class Runtime:
         units = list(self.units.values())
         local = [unit.squares() for unit in units]                             # [blocks of this rank's shard] each
         xp = xp_of(*local)
-        mine = xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)])
-        everyones = xp.empty((data.world_size, mine.size), mine.dtype)
+        mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
+        xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
+        everyones = empty((data.world_size, mine.size), mine.dtype, xp)
         data.all_gather(mine, everyones.reshape(-1))
         of_units, column = numpy.zeros(len(self.stages.places)), 0             # zero where another pipeline rank has the unit
         for place, unit, blocks in zip(self.units, units, local):
-            in_order = everyones[:, column:column + blocks.size].reshape(-1)   # all blocks of the unit, in flat order
+            in_order = fresh.contiguous(everyones[:, column:column + blocks.size]).reshape(-1)     # all blocks, in flat order
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
             of_units[self.stages.places.index(place)] = 0.0 if unit.plan.is_copy else float(in_order[:used].sum())
             column += blocks.size

@@ -16,11 +16,11 @@ from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
 from ..errors import CheckpointError, FeatureError
 from ..layout.mesh_shape import AXES
+from ..layout.policy import POLICIES, Policy, policy_named
 from ..nn.module import Module
 from .engine import Engine
 from .features import features_of, permutation_importance
 from .plan import close_groups
-from .policy import POLICIES, Policy, policy_named
 
 
 class ShardedModel:
@@ -207,7 +207,7 @@ class ShardedModel:
 
     def serialize(self) -> bytes:
         """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective."""
-        return make_image(self.engine.counted_boxes(), self.engine.shapes(), self.mesh.world, self._description())
+        return make_image(self.engine.counted_boxes(), self.engine.shapes(), self.mesh.world, self.describe_state())
 
     def deserialize(self, data: bytes):
         """Go on from an image, made under any mesh and policy. Collective: all ranks pass the same bytes.
@@ -216,7 +216,7 @@ class ShardedModel:
         """
         description = load_image(data, self.engine.owned_boxes(), self.engine.shapes(), self.engine.units[0].dtype,
                                  self.mesh.world)
-        self._go_on_from(description)
+        self.go_on_from(description)
 
     def save_state(self, file):
         """Write serialize() to a binary file object, which only rank 0 needs to have (others may pass None). Collective."""
@@ -242,7 +242,7 @@ class ShardedModel:
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
         self._saver.wait()
-        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, self._description(data_position),
+        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, self.describe_state(data_position),
                                           keep=keep, keep_every=keep_every, driver=driver)
 
     def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
@@ -254,11 +254,18 @@ class ShardedModel:
         close(). One at a time: the next save waits for it. Arguments as for save_model.
         Errors, on all ranks: as save_model, also from those later calls; nothing is left of the checkpoint then.
         """
-        return self._saver.start(CheckpointStore(path), self.engine.counted_boxes(), self._description(data_position),
+        return self._saver.start(CheckpointStore(path), self.engine.counted_boxes(), self.describe_state(data_position),
                                  Retention(keep, keep_every))
 
-    def _description(self, data_position: dict | None = None) -> dict:
-        """What a checkpoint says beside the tensors."""
+    def abandon_saving(self):
+        """Write no more of a checkpoint that is being written; what there is of it stays behind. No communication.
+
+        For ranks that have lost others; else close() and the next save wait for it.
+        """
+        self._saver.abandon()
+
+    def describe_state(self, data_position: dict | None = None) -> dict:
+        """What a checkpoint says beside the tensors. No communication."""
         loss = self._last_loss
         return {
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen,
@@ -273,7 +280,8 @@ class ShardedModel:
             "data_position": data_position or {},
         }
 
-    def _go_on_from(self, description: dict):
+    def go_on_from(self, description: dict):
+        """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
         self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0))
         self._last_loss = description["last_loss"]
         if self.wrapped_model.features is not None and description["active_features"] is not None:
@@ -295,7 +303,7 @@ class ShardedModel:
             if engine.is_initial:                       # then arrays may be half filled, and are made again
                 engine.start_over()
             raise
-        self._go_on_from(checkpoint.manifest)
+        self.go_on_from(checkpoint.manifest)
         return {**checkpoint.manifest, "skipped": store.skipped}
 
     def _check_checkpoint(self, checkpoint):
@@ -347,6 +355,7 @@ class ShardedModel:
             "parameter_bytes": live("parameters", "gathered parameters"),
             "gradient_bytes": live("gradients", "gradients in flight"),
             "optimizer_bytes": live("optimizer state"),
+            "activation_bytes": live("activations"),
             "peak_bytes": self.engine.device.accounts.peak_bytes(),
             "schedule": self.sharding_configuration.schedule,
             "bubble_fraction": self.engine.bubble_fraction,
@@ -371,11 +380,12 @@ class ShardedModel:
                 f"per data rank\n{table}")
 
     def close(self):
-        """Wait for a checkpoint that is being written, and give the mesh's communicators back. Collective.
+        """Wait for a checkpoint that is being written, and give memory of activations and communicators back. Collective.
 
         The model cannot train afterwards. Errors: those of the checkpoint.
         """
         self._saver.wait()
+        self.engine.memory.arena.clear()
         close_groups(self.wrapped_model)
         self.mesh.close()
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from ..array import kernels
+from ..array import fresh, kernels
 from ..array.backend import xp_of
 from ..comm import CommunicationBackend, ReductionOperation
 from ..comm.ordered import ordered_all_reduce
@@ -264,7 +264,8 @@ class SequenceSlicedDropout(Module):
         if not context.training or self.p == 0:
             return x
         length = x.shape[SEQUENCE_DIM] * self._axis.group.world_size
-        ones = xp_of(x.array).ones((x.shape[0], length, *x.shape[2:]), x.dtype)
+        ones = fresh.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, xp_of(x.array))
+        ones += 1
         start, stop = self._axis.own_span(length)
         return x * ops.dropout(Tensor(ones), self.p, self.path, context)[:, start:stop]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy
 
+from ..array import fresh
 from ..array.arena import Arena
-from ..array.backend import Device
 from ..comm import CommunicationBackend
 from ..errors import ShapeError
 from ..schedule import RECEIVES, Action, Kind
@@ -42,12 +42,12 @@ class Transfers:
 
     group    the pipeline axis
     rank_of  {stage: rank in the group}
+    arena    where received activations lie
     dtype    of activations
     """
 
-    def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], device: Device, dtype: str):
-        self._group, self._rank_of, self.device, self._dtype = group, rank_of, device, dtype
-        self._arena = Arena(device, purpose="activations received")
+    def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], arena: Arena, dtype: str):
+        self._group, self._rank_of, self._arena, self._dtype = group, rank_of, arena, dtype
         self._shapes: dict[tuple, tuple[int, ...]] = {}         # (stage, shape of the micro-batch) -> of its input
         self._on_the_way: dict[tuple, tuple] = {}               # (kind, stage, micro-batch) -> (handles, arrays)
         self._coming: deque[_Message] = deque()                 # of this run, not posted yet
@@ -85,7 +85,7 @@ class Transfers:
         self._post("B", stage, micro_batch, array, self._rank_of[stage - 1], self._tag(stage, micro_batch, 1), [], [])
 
     def _post(self, kind, stage, micro_batch, array, to, tag, handles, arrays):
-        array = self.device.xp.ascontiguousarray(array)
+        array = fresh.contiguous(array)
         handles.append(self._group.isend(array, to, tag))
         self._on_the_way[kind, stage, micro_batch] = (handles, [*arrays, array])
 
@@ -139,13 +139,13 @@ class Transfers:
         output. None if its shape is not known yet.
         """
         shape = self._shape_of(_Message(kind, stage, micro_batch))
-        return None if shape is None else self.device.zeros(shape, self._dtype, purpose="activations received")
+        return None if shape is None else fresh.zeros(shape, self._dtype, self._arena.device.xp)
 
     # ---- tied weights --------------------------------------------------------------------------------------------
 
     def add_over(self, ranks: tuple[int, ...], array, tag: int) -> None:
         """Sum `array` over these pipeline ranks, in it, in their order. Collective over them."""
-        terms = {rank: array.copy() if rank == self._group.rank else self.device.xp.empty_like(array) for rank in ranks}
+        terms = {rank: fresh.copy(array) if rank == self._group.rank else fresh.empty_like(array) for rank in ranks}
         others = [rank for rank in ranks if rank != self._group.rank]
         handles = [self._group.irecv(terms[rank], rank, tag) for rank in others]
         handles += [self._group.isend(terms[self._group.rank], rank, tag) for rank in others]

@@ -14,8 +14,10 @@ What differs between DDP, ZeRO-1, ZeRO-2 and FSDP is decided once, in __init__, 
 The flat buffer is storage and a message; a parameter's identity is its name and its box, which `pieces` tells.
 """
 from dataclasses import dataclass
+from functools import cached_property
 
-from ..array import kernels
+from ..array import fresh, kernels
+from ..array.arena import Arena
 from ..array.backend import BufferPool, Device
 from ..comm import CommunicationBackend
 from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
@@ -23,19 +25,20 @@ from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..errors import ShardingError
 from ..layout.flat import FlatLayout
 from ..layout.piece import Piece
+from ..layout.policy import Policy
 from .gradient_sum import GradientRunningSum, GradientTree
 from .partition import UnitPlan
-from .policy import Policy
 from .tensor import is_counted, sum_partial
 
 NORM_BLOCK = 256        # elements whose squares are summed together; shards are multiples of it
 
 
 class Memory:
-    """What the units of one model share: the device, and the pools of their whole buffers."""
+    """What the units of one model share: the device, the arena of their activations, and the pools of their whole buffers."""
 
     def __init__(self, device: Device, dtype):
         self.device = device
+        self.arena = Arena(device, purpose="activations")
         self.whole_parameters = BufferPool(device, dtype, purpose="gathered parameters")
         self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
 
@@ -269,7 +272,7 @@ class Unit:
         gradient = self.gradient if self.policy.shard_gradients else self.gradient[self._own]
         copies = [piece for piece in self.pieces() if not is_counted(self.plan.parameters[piece.name])]
         if copies:
-            gradient = gradient.copy()
+            gradient = fresh.copy(gradient)
             for piece in copies:
                 gradient[piece.start:piece.stop] = 0
         return kernels.block_squares(gradient, NORM_BLOCK)
@@ -308,13 +311,19 @@ class Unit:
 
     def pieces(self):
         """The named boxes that this rank owns: over all data ranks they tile every parameter exactly once."""
+        return self._own_pieces
+
+    @cached_property
+    def _own_pieces(self):
         return self.layout.pieces(self.group.rank)
+
+    @cached_property
+    def _all_pieces(self):
+        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
 
     def _pieces(self, is_whole: bool):
         """The pieces of all elements, or of this rank's span."""
-        if not is_whole:
-            return self.pieces()
-        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
+        return self._all_pieces if is_whole else self._own_pieces
 
     def holdings(self) -> list[Holding]:
         """All that this rank keeps from one step to the next: parameters, and each array of the optimizer state."""

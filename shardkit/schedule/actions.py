@@ -64,7 +64,7 @@ class Action:
     micro_batch: int | None = None
 
     def __post_init__(self):
-        has = tuple(number is not None for number in (self.stage, self.unit, self.micro_batch))
+        has = self.stage is not None, self.unit is not None, self.micro_batch is not None
         if has not in _CARRIES[self.kind]:
             raise ScheduleError(f"{self} is not an action: {self.kind.value} is written like {_EXAMPLE[self.kind]}")
 

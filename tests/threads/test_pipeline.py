@@ -5,7 +5,7 @@ from builders import full_gradient, sha256, small_gpt, token_batch, train
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.parallel.partition import balanced_stages
+from shardkit.layout.cuts import balanced_stages
 from shardkit.schedule import Kind
 
 MESHES = [(pipeline, data) for pipeline in (1, 2, 3, 4) for data in (1, 2) if pipeline * data <= 8]

@@ -1,4 +1,4 @@
-"""The four data-parallel strategies as four rows of one table.
+"""Policy: what is sharded over the data axis. The four data-parallel strategies as four rows of one table.
 
                  optimizer state   gradients    parameters     sent per rank and step, N parameters on d ranks
     DDP          whole             whole        whole          all-reduce                             2 N (d-1)/d

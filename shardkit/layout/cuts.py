@@ -1,0 +1,64 @@
+"""Cuts: a row of blocks becomes units, and a row of units becomes the stages of a pipeline.
+
+    blocks   8   90   90   2   60        elements of each; merged until a unit is worth a message
+    units    |8   90|  90 |2   60|
+    stages   |      |            |       contiguous, the most expensive as cheap as can be
+
+The runtime cuts a model here, and so does the planner, which has no model but its sizes.
+"""
+from collections.abc import Sequence
+from itertools import accumulate
+
+from ..errors import ShardingError
+
+
+def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
+    """The blocks of each unit: neighbours, merged until they have `minimum` elements; the last may join the unit before it.
+
+    sizes   elements of the blocks, in order
+    """
+    runs, start, size = [], 0, 0
+    for stop, elements in enumerate(sizes, 1):
+        size += elements
+        if size >= minimum:
+            runs.append(range(start, stop))
+            start, size = stop, 0
+    if start < len(sizes):
+        first = runs.pop().start if runs else 0
+        runs.append(range(first, len(sizes)))
+    return runs
+
+
+def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
+    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most expensive one.
+
+    costs   of the units, in order, at least 0; any unit of cost
+    Errors: ShardingError if there are fewer units than stages.
+    """
+    if len(costs) < num_stages:
+        raise ShardingError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
+                            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
+    up_to = [0, *accumulate(costs)]
+    best = {0: (0.0, ())}                           # units so far -> (cost of the worst stage, where stages begin)
+    for stage in range(1, num_stages + 1):
+        best = {stop: _best_cut(best, up_to, stage, stop) for stop in range(stage, len(costs) + 1)}
+    starts = [*best[len(costs)][1], len(costs)]
+    return [range(start, stop) for start, stop in zip(starts, starts[1:])]
+
+
+def _best_cut(best: dict, up_to: list, stage: int, stop: int) -> tuple[float, tuple[int, ...]]:
+    """The cheapest way to put the first `stop` units into `stage` stages; of equal ones that which begins its stages earliest.
+
+    best    the same for one stage less
+    up_to   cost of the first units, by their number
+    """
+    found = None
+    for start in range(stop - 1, stage - 2, -1):
+        own = up_to[stop] - up_to[start]
+        if found is not None and own > found[0]:
+            break                                   # and the stages that begin earlier cost even more
+        if start in best:
+            cost, starts = best[start]
+            way = (max(cost, own), (*starts, start))
+            found = way if found is None else min(found, way)
+    return found
