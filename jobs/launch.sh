@@ -1,7 +1,8 @@
 # What all job scripts have in common: start the ranks, pass signals on, and queue the job again if the run is not done.
 #
 #   . launch.sh                    needs NODES, RANKS_PER_NODE, THREADS, LAUNCHER, RESTARTS; reads ENV_FILE
-#   run_ranks COMMAND ...          start it on all ranks and wait; CODE is its exit code
+#   run_ranks COMMAND ...          start it on all ranks and wait; CODE is its exit code. With ELASTIC_RUN, the folder of a run
+#                                  with run.elastic, it is started again after a death, on the nodes that are left
 #   end_slurm                      (end_pbs, end_lsf, end_chain) queue again if CODE is 75, and exit with CODE
 #
 # Exit code 75 means: a checkpoint is there, and the same command goes on with it.
@@ -16,10 +17,18 @@ export OMP_NUM_THREADS=$THREADS OPENBLAS_NUM_THREADS=$THREADS MKL_NUM_THREADS=$T
 . "$ENV_FILE"
 
 run_ranks() {
+    NEWEST=$(newest_checkpoint)
+    start_ranks "$@"
+    while may_start_again; do
+        start_ranks "$@"
+    done
+}
+
+start_ranks() {
     local start interrupted launcher=
     case $LAUNCHER in
-        srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS") ;;
-        mpiexec) start=("${MPIEXEC[@]}" -n "$RANKS") ;;
+        srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS" ${LEFT:+--nodelist="$LEFT"}) ;;
+        mpiexec) start=("${MPIEXEC[@]}" ${LEFT:+-hosts "$LEFT"} -n "$RANKS") ;;
     esac
     # USR1 and USR2 reach this script alone: both launchers hand them on to all ranks. TERM has reached the ranks already;
     # they save and end by themselves, and this script waits for them.
@@ -35,6 +44,38 @@ run_ranks() {
     done
     trap : USR1 USR2                # too late to matter, and not to kill this script before it has queued the job again
     echo "$(date '+%F %T')  job ${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-}}}: the ranks ended with exit code $CODE"
+}
+
+newest_checkpoint() {
+    [ -z "${ELASTIC_RUN:-}" ] || cat "$ELASTIC_RUN/checkpoints/newest" 2>/dev/null || true
+}
+
+# True if a rank has died (any exit code but those for done, wrong usage, and saved and stopped), and the run has come on since
+# the last start: else it would die again at the same place.
+may_start_again() {
+    local before=$NEWEST
+    [ -n "${ELASTIC_RUN:-}" ] && [ -z "${CANCELLED:-}" ] || return 1
+    case $CODE in 0 | 2 | 75) return 1 ;; esac
+    NEWEST=$(newest_checkpoint)
+    if [ "$NEWEST" = "$before" ]; then
+        echo "no checkpoint was written since the last start, so the job is not started again"
+        return 1
+    fi
+    count_nodes
+    echo "$(date '+%F %T')  starting again with ${NEWEST} on $NODES nodes, $RANKS ranks"
+}
+
+# NODES, RANKS, and LEFT, their names, if SLURM has lost some.
+count_nodes() {
+    local left
+    [ -n "${SLURM_JOB_NODELIST:-}" ] || return 0
+    left=$(sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format="%N %t" |
+        awk '$2 !~ /down|drain|drng|fail|unk|\*/ { print $1 }' | sort -u) || return 0
+    if [ -n "$left" ] && [ "$(wc -l <<< "$left")" -lt "$NODES" ]; then
+        NODES=$(wc -l <<< "$left")
+        RANKS=$((NODES * RANKS_PER_NODE))
+        LEFT=$(paste -sd, <<< "$left")
+    fi
 }
 
 # may_go_on COUNT: true if the run asks for it and the job was not queued again too often.

@@ -10,7 +10,7 @@ cd "$PBS_O_WORKDIR"
 
 # shellcheck disable=SC2034  # launch.sh and env.sh read these
 NODES="@{nodes}" RANKS_PER_NODE="@{ranks_per_node}" THREADS="@{threads}" LAUNCHER="@{launcher}" RESTARTS="@{restarts}" \
-    LIMIT_SECONDS="@{seconds}" SCRIPT="@{script}" ENV_FILE="@{env_file}"
+    LIMIT_SECONDS="@{seconds}" SCRIPT="@{script}" ENV_FILE="@{env_file}" ELASTIC_RUN="@{elastic_run}"
 # shellcheck source=/dev/null
 . "@{jobs}/launch.sh"
 

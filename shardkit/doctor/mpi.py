@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..comm.elastic import why_not_elastic
 from ..comm.facts import mpi_facts
 from ..comm.launch import launch_warnings
 from ..config import environment_without_launcher, launcher
@@ -22,9 +23,18 @@ def check_library(problem: str | None) -> list[Finding]:
     found = ok("MPI", f"{facts.library}, standard {facts.standard}, mpi4py {facts.mpi4py}")
     level = f"thread level {facts.thread_level}"
     if facts.thread_level == "MULTIPLE":
-        return [found, ok("threads", level)]
+        return [found, ok("threads", level), _survival()]
     return [found, warning("threads", f"{level}: a rank that ends early is noticed late", "load an MPI built for "
-                           "MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its default")]
+                           "MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its default"), _survival()]
+
+
+def _survival() -> Finding:
+    """Which of the two ways run.elastic takes here."""
+    reason = why_not_elastic()
+    if reason is None:
+        return ok("elastic", "a rank may die: with run.elastic=true the others go on in the same job, from copies in memory")
+    return ok("elastic", f"with run.elastic=true the job script starts again after a death, from the newest checkpoint, since "
+              f"{reason}")
 
 
 def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:

@@ -1,5 +1,5 @@
 """What the figures of `shardkit bench` suggest, in words: rules of thumb, each with the number that set it off."""
-from ..parallel.policy import POLICIES
+from ..layout.policy import POLICIES
 
 _MANY, _SOME = 0.15, 0.10           # shares of the step that are worth a sentence
 _SMALL_MESSAGE = 128 * 1024         # bytes; below it a message costs more for being one than for its bytes

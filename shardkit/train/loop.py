@@ -57,30 +57,41 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
     signals  that end the run early, with a checkpoint
     Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError, OutOfMemoryError, NonFiniteError.
     """
-    settings = _settle_decay(settings)
+    settings = settle_decay(settings)
+    folder = Path(settings.run.folder)
+    prepare_run(settings, backend, resume=resume)
+    backend.timeout = settings.run.timeout
+    with collectively(backend):
+        backend.keep_ledger(folder / "ledger")
+        log = RankLog(folder, backend.rank)
+    with threadpool_limits(settings.run.threads), log:
+        run = TrainingRun(settings, backend, resume, signals or StopSignals(), log)
+        if program is not None:
+            program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
+        return run.go()
+
+
+def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> None:
+    """Make the run folder with settings and text, if these ranks can do the run. Collective. Errors: as train_run."""
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
     with collectively(backend):
         if backend.rank == 0:
             _prepare_folder(folder, settings, resume)
             build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
-    backend.timeout = settings.run.timeout
-    with collectively(backend):
-        backend.keep_ledger(folder / "ledger")
-        log = RankLog(folder, backend.rank)
-    with threadpool_limits(settings.run.threads), log:
-        run = _Run(settings, folder, backend, resume, signals or StopSignals(), log)
-        if program is not None:
-            program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
-        return run.go()
 
 
-class _Run:
-    """One training run in progress."""
+class TrainingRun:
+    """One training run in progress, in a folder that is prepared.
 
-    def __init__(self, settings: RunConfiguration, folder: Path, backend: CommunicationBackend, resume: bool,
-                 signals: StopSignals, log: RankLog):
-        self.settings, self.folder, self.backend, self.log = settings, folder, backend, log
+    commit   function (), called after each step; may be set
+    """
+
+    def __init__(self, settings: RunConfiguration, backend: CommunicationBackend, resume: bool, signals: StopSignals,
+                 log: RankLog):
+        self.settings, self.folder, self.backend, self.log = settings, Path(settings.run.folder), backend, log
+        self.commit = lambda: None
+        folder = self.folder
         length, seed = settings.model.sequence_length, settings.run.seed
         with collectively(backend):
             self.text = Windows.open(folder / "data" / "train.bin", length, seed)
@@ -105,16 +116,22 @@ class _Run:
             if manifest["data_position"].get("corpus_sha256") != self.fingerprint:
                 raise CheckpointError(f"{self.folder / 'data'} is not the text that this run was trained on; restore it, or "
                                       "start a new run")
+        self.saved_step = self.model.step_number
+        self.be_at_step(f"resumed at step {self.model.step_number}")
+
+    def be_at_step(self, why: str):
+        """The model was put at another step, as this line says: the curve ends there now. Collective."""
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
-        self.reporter.line(f"resumed at step {self.model.step_number}")
-        self.saved_step = self.model.step_number
+        self.reporter.line(why)
 
     def _listen(self, signals: StopSignals):
         """From now on every step begins with the question whether to stop."""
         run, is_first = self.settings.run, self.backend.rank == 0
         losses = self.reporter.recorded("validation_loss") if is_first else None
         self.signals, self.clock = signals, Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
+        if not run.time_limit_seconds:                      # of one's own, after which nobody kills
+            self.backend.seconds_left = lambda: self.clock.seconds_left
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
         self.model.engine.ballot = Ballot(signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over)
 
@@ -132,6 +149,7 @@ class _Run:
                 except StopVoted as vote:
                     stop = vote
                     break
+                self.commit()
                 step, now = self.model.step_number, time.perf_counter()
                 self._report_checkpoint()
                 self._look_at_skip()
@@ -315,7 +333,7 @@ def make_rule(settings: RunConfiguration):
             "adam": lambda: Adam(**adam), "adamw": lambda: AdamW(**adam)}[o.name]()
 
 
-def _settle_decay(settings: RunConfiguration) -> RunConfiguration:
+def settle_decay(settings: RunConfiguration) -> RunConfiguration:
     """decay_steps = 0 means the steps of the first start: written down, so that a longer --resume does not change it."""
     if settings.optimizer.decay_steps:
         return settings

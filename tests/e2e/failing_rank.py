@@ -1,4 +1,6 @@
-"""mpiexec -n 4 python failing_rank.py HOW: rank 1 goes in the way HOW while the others sit in a collective.
+"""mpiexec -n 4 python failing_rank.py HOW MARK: rank 1 goes in the way HOW while the others sit in a collective.
+
+MARK is a file that rank 1 makes then.
 
 HOW ends in "-guarded" for the same inside abort_on_error, as the commands of shardkit do it.
 """
@@ -7,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import numpy
 
@@ -36,6 +39,7 @@ def run(how):
     mesh.group("data").all_reduce(total)
     time.sleep(0.2)
     if mesh.rank == 1:
+        Path(sys.argv[2]).touch()
         return fail(how)
     if mesh.rank == 2:
         mesh.world.receive(total, 1)

@@ -20,8 +20,11 @@ from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 SEARCH_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-START_SECONDS = 30
+START_SECONDS = 60
 PR_SET_PDEATHSIG = 1
+# SLURM 22.05 sometimes cuts a message of MPICH 5 in two on a busy machine; then MPI_Init never returns.
+START_FAULT = "mpi/pmi2: value not properly terminated in client request"
+CLEAR_SECONDS = 90
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
 CONFIGURATION = """
@@ -67,6 +70,10 @@ def why_not() -> str | None:
     return None if os.geteuid() == 0 else "SLURM's daemons are started as root here, and this is not root"
 
 
+class StartFault(Exception):
+    """SLURM's own fault: the ranks of a job will never find each other. Submit it again."""
+
+
 class SlurmCluster:
     """See above. cores: of each node, as SLURM believes."""
 
@@ -74,6 +81,7 @@ class SlurmCluster:
         self._num_nodes, self._cores = num_nodes, cores
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))       # short: paths of sockets are limited
         self._daemons: list[subprocess.Popen] = []
+        self._folders: set[Path] = set()                # where jobs since the last clear() write their *.out
         self._environment = {**os.environ, "PATH": SEARCH_PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -156,7 +164,7 @@ class SlurmCluster:
 
     # ---- jobs ----------------------------------------------------------------------------------------------------
 
-    def run(self, *command, cwd=None, seconds=30) -> subprocess.CompletedProcess:
+    def run(self, *command, cwd=None, seconds=90) -> subprocess.CompletedProcess:
         """A command of SLURM's, such as scancel; its output is captured."""
         return subprocess.run([str(word) for word in command], cwd=cwd, env=self._environment, stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=seconds)
@@ -168,6 +176,7 @@ class SlurmCluster:
         """The number of a new job."""
         done = self.run("sbatch", "--parsable", *options, script, cwd=cwd)
         assert done.returncode == 0, done.stderr
+        self._folders.add(Path(cwd))
         return done.stdout.strip()
 
     def state(self, job) -> str:
@@ -178,13 +187,31 @@ class SlurmCluster:
         """One entry of `scontrol show job`."""
         return re.search(rf"\b{name}=(\S*)", self._ask("scontrol", "show", "job", "-o", job))[1]
 
-    def wait(self, job, state, seconds=60) -> None:
+    def wait(self, job, state, seconds=90) -> None:
         """Return when the job is in this state; fail if it ends in another, or the time is over."""
+        def has_come():
+            now = self.state(job)
+            assert now == state or now not in ENDED, f"job {job} is {now}, not {state}\n{self.output_of(job)}"
+            return now == state
+        self.wait_until(has_come, seconds, lambda: f"job {job} is still {self.state(job)}\n{self.output_of(job)}")
+
+    def wait_until(self, holds, seconds=90, describe=lambda: ""):
+        """What holds() returns as soon as it is true. Errors: StartFault; AssertionError when the time is over."""
         deadline = time.monotonic() + seconds
-        while (now := self.state(job)) != state:
-            assert now not in ENDED, f"job {job} is {now}, not {state}\n{self.output_of(job)}"
-            assert time.monotonic() < deadline, f"job {job} is still {now} after {seconds} s\n{self.output_of(job)}"
+        while True:
+            if any(START_FAULT in path.read_text(errors="replace") for folder in self._folders for path in folder.glob("*.out")):
+                raise StartFault(START_FAULT)
+            if result := holds():
+                return result
+            assert time.monotonic() < deadline, f"nothing came of it within {seconds} s: {describe()}"
             time.sleep(0.1)
+
+    def clear(self) -> None:
+        """End all jobs, whatever they do, and wait until the nodes are idle, so that the next test has them to itself."""
+        self.run("scancel", "--user=root")              # SLURM kills after KillWait seconds what does not heed this
+        self._folders.clear()
+        self.wait_until(lambda: self._ask("squeue", "-h") == "" and self._ask("sinfo", "-h", "-N", "-o", "%t").split()
+                        == ["idle"] * self._num_nodes, CLEAR_SECONDS, lambda: self._ask("squeue") + self._ask("sinfo", "-N"))
 
     def output_of(self, job) -> str:
         """What the job has printed so far."""

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.test_faults import OPEN_MPI_SETTINGS, ROOT, python_of
+from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of
 
 from shardkit.comm import run_ranks
 from shardkit.doctor import Finding, as_json, as_text, exit_code
@@ -15,8 +15,8 @@ from shardkit.doctor.mpi import _judge_trial
 from shardkit.doctor.network import _judge
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
-TOPICS = ["versions", "HDF5", "MPI", "threads", "launcher", "nodes", "cores", "BLAS", "GPU", "time", "folder", "rename", "locks",
-          "speed", "network"]
+TOPICS = ["versions", "HDF5", "MPI", "threads", "elastic", "launcher", "nodes", "cores", "BLAS", "GPU", "time", "folder",
+          "rename", "locks", "speed", "network"]
 
 
 def doctor(*options, ranks=None, mpiexec=MPIEXEC, python=sys.executable, cwd=None, **environment):
@@ -32,6 +32,7 @@ def test_alone_it_looks_at_everything_and_tries_mpiexec(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     topics = [line.split()[1] for line in lines[:-1] if not line.startswith(" ")]
     assert [topic for topic in topics if topic != "GPU-MPI"] == TOPICS
+    assert "the job script starts again after a death, from the newest checkpoint, since MPICH ends the job" in done.stdout
     assert "mpiexec -n 2 makes a world of 2 ranks" in done.stdout and lines[-1].endswith("error 0")
     assert list(tmp_path.iterdir()) == []               # its files are gone, and no folder was made
 
@@ -130,3 +131,14 @@ def test_ranks_that_do_not_see_the_same_folder_are_named(tmp_path):
     for findings in run_ranks(3, run):
         assert [finding.level for finding in findings] == ["error"] and "not the folder of rank 2" in findings[0].found
     assert not list(here.iterdir())
+
+
+@pytest.mark.parametrize("options, words", [
+    ((), "this Open MPI was started without fault tolerance; start with its own mpiexec --with-ft ulfm"),
+    (("--with-ft", "ulfm"), "a rank may die: with run.elastic=true the others go on in the same job")])
+def test_it_says_which_way_an_elastic_run_takes(tmp_path, options, words):
+    python = python_of("Open MPI")
+    done = subprocess.run([python.with_name("mpiexec"), *options, "-n", "2", python, "-m", "shardkit", "doctor"], cwd=tmp_path,
+                          capture_output=True, text=True, timeout=100,
+                          env={**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0 and done.stdout.count(words) == 1, done.stdout + done.stderr

@@ -117,10 +117,10 @@ def site(tmp_path):
     return tmp_path
 
 
-def start(site, scheduler, template, ranks, **environment):
+def start(site, scheduler, template, ranks, settings=(), **environment):
     """The rendered script with `ranks` (shell commands) in place of mpiexec or srun, running."""
     (site / "ranks.sh").write_text(ranks)
-    script = rendered(scheduler, template, env_file=str(site / "env.sh"), restarts=3)
+    script = rendered(scheduler, template, settings=settings, env_file=str(site / "env.sh"), restarts=3)
     (site / "job.sh").write_text(script)
     here = {"SLURM_JOB_ID": "7", "PBS_JOBID": "7", "PBS_O_WORKDIR": str(site), "LSB_JOBID": "7", "SLURM_ARRAY_TASK_ID": "1"}
     return subprocess.Popen(["bash", "job.sh"], cwd=site, env={**os.environ, **here, **environment}, text=True,
@@ -177,6 +177,51 @@ def test_a_cancelled_job_waits_for_its_ranks_and_is_not_queued_again(site):
         job.send_signal(signal.SIGTERM)
         output = job.communicate(timeout=20)[0]
     assert job.returncode == 75 and "ranks saved" in output and "the job was cancelled" in output and asked(site) == ""
+
+
+DIES = """echo "start: $*" | sed 's/ python.*//' >> starts
+mkdir -p 'runs/a b/checkpoints'
+[ "$(wc -l < starts)" -gt 3 ] && exit 0
+[ -e stuck ] || wc -l < starts > 'runs/a b/checkpoints/newest'
+exit 137
+"""
+
+
+@pytest.mark.parametrize("scheduler, template", [kind for kind in KINDS if kind[1] != "array"])
+def test_an_elastic_run_is_started_again_as_long_as_it_comes_on(site, scheduler, template):
+    with start(site, scheduler, template, DIES, settings={"run.elastic": True}) as job:
+        output = job.communicate(timeout=60)[0]
+    assert job.returncode == 0 and len((site / "starts").read_text().splitlines()) == 4, output
+    assert output.count("starting again with ") == 3 and asked(site) == ""
+
+
+@pytest.mark.parametrize("is_elastic, words", [(True, "no checkpoint was written since the last start"), (False, "")])
+def test_a_run_that_dies_without_progress_or_is_not_elastic_is_not_started_again(site, is_elastic, words):
+    (site / "stuck").touch()
+    with start(site, "slurm", "multi_node", DIES, settings={"run.elastic": is_elastic}) as job:
+        output = job.communicate(timeout=60)[0]
+    assert job.returncode == 137 and len((site / "starts").read_text().splitlines()) == 1 and words in output, output
+
+
+@pytest.mark.parametrize("code", [0, 2, 75])
+def test_an_elastic_run_that_is_done_or_wrong_is_not_started_again(site, code):
+    with start(site, "slurm", "multi_node", f"{DIES.splitlines()[0]}\nexit {code}\n", settings={"run.elastic": True}) as job:
+        assert job.wait(60) == code
+    assert len((site / "starts").read_text().splitlines()) == 1
+
+
+def test_an_elastic_run_leaves_the_nodes_that_were_lost(site):
+    (site / "sinfo").write_text("#!/bin/sh\necho node1 alloc\necho node2 down*\necho node3 mix\n")
+    (site / "sinfo").chmod(0o755)
+    (site / "ranks.sh").write_text(DIES)
+    script = rendered(nodes=3, env_file=str(site / "env.sh"), settings={"run.elastic": True, "batch.sequences": 24})
+    (site / "job.sh").write_text(script)
+    here = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
+    done = subprocess.run(["bash", "job.sh"], cwd=site, env={**os.environ, **here}, text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0 and "#SBATCH --no-kill\n" in script, done.stderr
+    first, *others = (site / "starts").read_text().splitlines()
+    assert first.startswith("start: --nodes=3 --ntasks=6 ") and "nodelist" not in first
+    assert all("--nodes=2 --ntasks=4 " in line and "--nodelist=node1,node3" in line for line in others) and len(others) == 3
 
 
 @pytest.mark.parametrize("scheduler, end", [("slurm", "2000000000"), ("pbs", None), ("lsf", None)])

@@ -1,0 +1,88 @@
+"""`shardkit train --run.elastic=true`: the training run of loop.py, on those ranks that live."""
+import time
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from ..config import RunConfiguration
+from ..errors import ConfigurationError
+from .elastic import ElasticTraining
+from .log import RankLog
+from .loop import RunResult, TrainingRun, check_batch, prepare_run, settle_decay
+from .stopping import StopSignals
+
+
+def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
+    """The most of these ranks that can do the run: whole replicas that share the global batch evenly. 0: none can."""
+    for num in range(num_ranks, 0, -1):
+        try:
+            check_batch(settings, num)
+            return num
+        except ConfigurationError:
+            continue
+    return 0
+
+
+class SurvivingRun:
+    """A run that goes on when ranks die. Making it is collective over all ranks that were started."""
+
+    def __init__(self, settings: RunConfiguration, resume: bool, signals: StopSignals):
+        self._settings, self._resume, self._signals = settle_decay(settings), resume, signals
+        self._folder = Path(settings.run.folder)
+        self._run: TrainingRun | None = None
+        self._log: RankLog | None = None
+        mesh = settings.mesh
+        self.training = ElasticTraining(
+            self._make_model, self._work, pipeline=mesh.pipeline, tensor=mesh.tensor, num_training=self._num_training,
+            checkpoints=self._folder / "checkpoints", every=settings.run.elastic_every, timeout=settings.run.timeout,
+            ledger=self._folder / "ledger")
+        self._began = time.monotonic()
+
+    def go(self) -> RunResult | None:
+        """Train to the end; None on spares. Errors end the job, or all ranks alike with SystemExit."""
+        try:
+            with threadpool_limits(self._settings.run.threads):
+                return self.training.run()
+        finally:
+            if self._log is not None:
+                self._log.__exit__(None, None, None)
+
+    @property
+    def has_lost_ranks(self) -> bool:
+        """True if ranks died, as far as this one knows."""
+        return bool(self.training.num_lost)
+
+    def _num_training(self, num_living: int) -> int:
+        num = largest_fit(self._settings, num_living)
+        if num < 1 and self.training.is_new:
+            check_batch(self._settings, num_living)             # says why
+        return num
+
+    def _make_model(self, backend):
+        settings, is_new = self._left(), self.training.is_new
+        if is_new:
+            prepare_run(self._settings, backend, resume=self._resume)
+        if self._log is None:
+            self._log = RankLog(self._folder, self.training.started_rank)
+        self._run = TrainingRun(settings, backend, is_new and self._resume, self._signals, self._log)
+        self.training.program.run_folder, self.training.program.describe = self._folder, self._doing
+        return self._run.model
+
+    def _left(self) -> RunConfiguration:
+        """The settings, with the part of the run's own time limit that is left."""
+        limit = self._settings.run.time_limit_seconds
+        left = max(limit - (time.monotonic() - self._began), 1.0) if limit else 0.0
+        return self._settings.replace({"run.time_limit_seconds": left})
+
+    def _doing(self) -> str:
+        return f"step {self._run.model.step_number + 1}"
+
+    def _work(self, model, commit) -> RunResult:
+        run, training = self._run, self.training
+        run.commit = commit
+        if training.recoveries:
+            run.be_at_step(f"step {model.step_number}/{self._settings.run.steps}  {training.recoveries[-1]}")
+            run.reporter.record(step=model.step_number, recovery_seconds=training.recoveries[-1].seconds)
+        elif training.why_not:
+            run.reporter.line(f"run.elastic: {training.why_not}; the job script starts again after a death (jobs/README.md)")
+        return run.go()

