@@ -20,13 +20,14 @@ from .parallel import (DDPModel, DDPOptimizer, EvaluationResult, FSDPModel, FSDP
                        PipelineParallelOptimizer, ShardedModel, ShardedOptimizer, StateDrift, TensorParallelModel,
                        TensorParallelOptimizer, ZeRO1Model, ZeRO1Optimizer, ZeRO2Model, ZeRO2Optimizer, ZeRO3Model,
                        measure_blocks, split_batch)
+from .train import ElasticTraining
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Adam", "AdamW", "AutogradError", "CheckpointError", "CommunicationBackend", "CommunicationError",
     "CommunicationTimeout", "ConfigurationError", "Constant", "Cosine", "DDPModel", "DDPOptimizer", "DeviceError",
-    "EvaluationResult", "FSDPModel", "FSDPOptimizer", "FeatureError", "HybridShardedModel",
+    "ElasticTraining", "EvaluationResult", "FSDPModel", "FSDPOptimizer", "FeatureError", "HybridShardedModel",
     "HybridShardedOptimizer", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend",
     "Mesh", "MeshError", "Momentum", "NonFiniteError", "OptimizationInputData", "OptimizationResult", "OutOfMemoryError",
     "PipelineParallelModel", "PipelineParallelOptimizer", "ReductionOperation", "SGD", "ScheduleError", "ShapeError",

@@ -22,9 +22,11 @@ from .comm.hang import hang_report
 from .config import RunConfiguration, help_text, launcher, parse_override, read_toml
 from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
+from .plan.command import add_plan, run_plan
+from .plan.measure import hardware_run
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
-from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render
-from .train import bench_run, generate_text, load_for_generation, train_run
+from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render, script_of_plan
+from .train import SurvivingRun, bench_run, generate_text, load_for_generation, train_run
 from .train.loop import stored_settings
 from .train.report import describe_run, draw_curve
 from .train.stopping import StopSignals
@@ -69,8 +71,12 @@ def _parser() -> argparse.ArgumentParser:
                                 formatter_class=argparse.RawDescriptionHelpFormatter,
                                 description="Take a few steps on random text and say where their time goes:  "
                                             "mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
-                                            "The settings are those of `shardkit train`; nothing is kept.")
-    bench.add_argument("settings", nargs="?", help="TOML file, as for train")
+                                            "The settings are those of `shardkit train`; nothing is kept.\n"
+                                            "Or measure the machine, for `shardkit plan`:  mpiexec -n 4 shardkit bench hardware "
+                                            "--output my-node.toml")
+    bench.add_argument("settings", nargs="?", help="TOML file, as for train; or the word hardware (a file of this name: "
+                                                   "./hardware)")
+    bench.add_argument("--output", metavar="FILE", default="hardware.toml", help="of bench hardware; default: %(default)s")
     bench.add_argument("--steps", type=_at_least_one, default=7, help="steps to measure, each also once without the "
                                                                       "stopwatch; default: %(default)s")
     bench.add_argument("--json", metavar="FILE", help="write all figures into this file")
@@ -99,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--dtype", choices=("float32", "float64"), help="of the numbers written; default: float32 to shardkit, "
                          "that of the checkpoint to safetensors")
     _add_render(commands)
+    add_plan(commands)
     doctor = commands.add_parser("doctor", help="is this machine fit for a run?", allow_abbrev=False, description="Look at MPI, "
                                  "cores, files and network, alone or under mpiexec or srun. Exit code 1 if something does not "
                                  "work. --mesh.pipeline=P --mesh.tensor=T: the axes to measure.")
@@ -198,23 +205,44 @@ def _overrides(arguments: list[str]) -> dict:
 
 def _train(known, overrides) -> int:
     signals = StopSignals().listen()
+    if _wants_elastic(known, overrides):
+        return _train_elastic(known, overrides, signals)
     backend = MPICommunicationBackend()
     backend.initialize()
     with abort_on_error(backend) as program:
-        given = _given_settings(known, overrides)
-        settings = RunConfiguration().replace(given)
-        resume = known.resume or known.resume_if_any and _has_run(settings, backend)
-        if resume:
-            settings = stored_settings(Path(settings.run.folder)).replace(given)
+        settings, resume = _run_settings(known, overrides, lambda has_run: backend.broadcast_object(has_run, 0))
         result = train_run(settings, backend, resume=resume, program=program, signals=signals)
     backend.shutdown()
     signals.ignore()
     return StopVoted.exit_code if result.is_interrupted else 0
 
 
-def _has_run(settings: RunConfiguration, backend) -> bool:
-    """True if the run folder holds a checkpoint, as rank 0 sees it. Collective."""
-    return backend.broadcast_object(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()), 0)
+def _wants_elastic(known, overrides) -> bool:
+    """True if the settings say so. Wrong ones are told of later, when the ranks can do that with one voice."""
+    try:
+        return _run_settings(known, overrides)[0].run.elastic
+    except ShardkitError:
+        return False
+
+
+def _train_elastic(known, overrides, signals) -> int:
+    run = SurvivingRun(*_run_settings(known, overrides), signals)
+    result = run.go()
+    code = StopVoted.exit_code if result is not None and result.is_interrupted else 0
+    sys.stdout.flush()
+    if run.has_lost_ranks:
+        os._exit(code)                  # MPI_Finalize may wait for the dead
+    signals.ignore()
+    return code
+
+
+def _run_settings(known, overrides, agreed=lambda has_run: has_run) -> tuple[RunConfiguration, bool]:
+    """(settings, resume) of `train`. agreed: function (this rank sees a run in the folder) -> what all ranks go by."""
+    given = _given_settings(known, overrides)
+    settings = RunConfiguration().replace(given)
+    has_run = known.resume_if_any and agreed(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()))
+    resume = known.resume or has_run
+    return (stored_settings(Path(settings.run.folder)).replace(given) if resume else settings), resume
 
 
 def _render(known, arguments) -> int:
@@ -254,8 +282,11 @@ def _bench(known, overrides) -> int:
     backend = MPICommunicationBackend()
     backend.initialize()
     with abort_on_error(backend):
-        settings = RunConfiguration().replace(_given_settings(known, overrides))
-        bench_run(settings, backend, steps=known.steps, json_path=known.json)
+        if known.settings == "hardware":
+            hardware_run(backend, known.output)
+        else:
+            settings = RunConfiguration().replace(_given_settings(known, overrides))
+            bench_run(settings, backend, steps=known.steps, json_path=known.json)
     backend.shutdown()
     return 0
 
@@ -330,8 +361,9 @@ def _report(known, overrides) -> int:
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
 _COMMANDS = {"train": _train, "bench": _bench, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render,
-             "doctor": _doctor, "generate": _generate, "report": _report}
-_TAKE_SETTINGS = ("train", "bench", "render", "doctor")        # --section.key=value
+             "plan": lambda known, overrides: run_plan(known, _overrides(overrides), script_of_plan), "doctor": _doctor,
+             "generate": _generate, "report": _report}
+_TAKE_SETTINGS = ("train", "bench", "render", "plan", "doctor")        # --section.key=value
 
 
 if __name__ == "__main__":

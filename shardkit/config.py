@@ -76,6 +76,34 @@ def checked_mode() -> bool:
     return os.environ.get("SHARDKIT_CHECK", "").strip().lower() not in ("", "0", "false", "no", "off")
 
 
+def ranks_may_die() -> bool:
+    """True if Open MPI's mpiexec was told to go on when a rank dies: --with-ft ulfm."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes")
+
+
+def start_seconds() -> float:
+    """How long MPI_Init may take, SHARDKIT_START_SECONDS; 0 for no limit. Errors: ConfigurationError if it is no number."""
+    text = os.environ.get("SHARDKIT_START_SECONDS", "").strip() or "180"
+    if not text.replace(".", "", 1).isdigit():
+        raise ConfigurationError(f"SHARDKIT_START_SECONDS = {text!r}; wanted seconds, or 0 for no limit")
+    return float(text)
+
+
+def is_shared_memory_wanted() -> bool:
+    """False if SHARDKIT_SHARED says that ranks of one node shall send messages too: 0, false, no, off."""
+    return os.environ.get("SHARDKIT_SHARED", "").strip().lower() not in ("0", "false", "no", "off")
+
+
+def is_compiling_wanted() -> bool:
+    """False if Numba is told to leave loops to Python (NUMBA_DISABLE_JIT)."""
+    return not _number("NUMBA_DISABLE_JIT")
+
+
+def ranks_per_node() -> int | None:
+    """How many ranks shall count as one node (SHARDKIT_RANKS_PER_NODE), to try on one machine what several do; None: as it is."""
+    return _number("SHARDKIT_RANKS_PER_NODE") or None
+
+
 def allocation_end() -> float | None:
     """When the batch system ends this job, Unix time in seconds, as the job script or SLURM says; None if nobody does."""
     for name in ("SHARDKIT_END_TIME", "SLURM_JOB_END_TIME"):
@@ -215,6 +243,10 @@ class Run:
                                         "the run", "steps", minimum=1)
     time_limit_seconds: float = key(0.0, "save and stop before this; 0: before the batch system ends the job", "seconds",
                                     minimum=0.0)
+    elastic: bool = key(False, "when ranks die the others go on: at once under Open MPI's mpiexec --with-ft ulfm, elsewhere "
+                               "the job script starts them again")
+    elastic_every: int = key(1, "each rank keeps a copy of its neighbour's part of the model, so many steps old at most", "steps",
+                             minimum=1)
     stop_margin_seconds: float = key(15.0, "to spare then, beside twice the time of a save and the longest step", "seconds",
                                      minimum=0.0)
 

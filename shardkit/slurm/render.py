@@ -101,6 +101,8 @@ def render(plan: JobPlan, settings: RunConfiguration, arguments: list[str], outp
     folder = templates_folder()
     template = (folder / plan.scheduler / f"{plan.template}.sh").read_text(encoding="utf-8")
     values = _values(plan, settings, arguments, folder, output)
+    if settings.run.elastic:
+        template = template.replace("#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --no-kill\n")     # a node may be lost
     return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), template)
 
 
@@ -138,6 +140,7 @@ def _values(plan, settings, arguments, folder, output) -> dict:
         "gpus_per_node": plan.gpus_per_node or plan.ranks_per_node, "launcher": plan.launcher, "restarts": plan.restarts,
         "jobs": _escaped(folder), "env_file": _escaped(Path(plan.env_file or folder / "env.sh").resolve()),
         "script": _escaped(Path(output).resolve()) if output else "", "settings": '" "'.join(map(_escaped, given)),
+        "elastic_run": _escaped(settings.run.folder) if settings.run.elastic else "",
         "run_folder": _escaped(settings.run.folder), "last_run": len(runs) - 1, "at_once": plan.at_once,
         "sweep": '"\n    "'.join(map(_escaped, runs)),
     }

@@ -12,11 +12,14 @@ SMALL = ["--model.width=64", "--model.layers=2", "--model.heads=2", "--model.seq
          "--batch.micro_batch=2", "--steps=3"]
 
 
+pytestmark = pytest.mark.timeout(320)
+
+
 def bench(folder, *arguments, ranks=None):
     command = [sys.executable, "-m", "shardkit", "bench", *SMALL, *arguments]
     if ranks:
         command = [MPIEXEC, "-n", str(ranks), *command]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100,
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

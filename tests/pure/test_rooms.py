@@ -6,8 +6,9 @@ import shardkit
 
 PACKAGE = Path(shardkit.__file__).parent
 LEVEL = {"errors": 0, "config": 0, "layout": 1, "schedule": 1, "array": 1, "comm": 2, "nn": 2, "optim": 2, "checkpoint": 3,
-         "parallel": 4, "train": 5, "slurm": 6, "doctor": 6, "__init__": 6, "__main__": 7}
-DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",)}
+         "parallel": 4, "plan": 4, "train": 5, "slurm": 6, "doctor": 6, "__init__": 6, "__main__": 7}
+DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",),
+         "xxhash": ("checkpoint/files.py",)}
 
 
 def files_and_imports():

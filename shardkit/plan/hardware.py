@@ -1,0 +1,184 @@
+"""Hardware: what a device computes and moves per second, how devices are joined, as TOML files with a source for each figure.
+
+    cluster = read_cluster("a100-80gb-hdr")             one of shardkit/plan/hardware/*.toml, or the path of your own
+    cluster.device.product_seconds(2048, 12288, 4608, "float16")
+
+`shardkit bench hardware` writes such a file for the machine that it runs on. A figure belongs to the hardware: none depends
+on the model that is planned.
+"""
+import tomllib
+from bisect import bisect
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from math import log
+from pathlib import Path
+
+from ..errors import ConfigurationError
+
+FOLDER = Path(__file__).parent / "hardware"
+
+
+@dataclass(frozen=True, eq=False)
+class Device:
+    """What one rank computes on: a GPU, or a core of a CPU node.
+
+    memory_bytes          that a rank may use
+    bytes_per_second      to and from memory, by specification, with every device of the node at work
+    memory_fraction       of it that kernels reach
+    call_seconds          from one kernel to the next, where each is short
+    peak                  {dtype: floating point operations per second}
+    edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by (m n k)^(1/3)
+    """
+
+    name: str
+    memory_bytes: float
+    bytes_per_second: float
+    peak: dict[str, float]
+    edges: tuple[float, ...]
+    fractions: tuple[float, ...]
+    memory_fraction: float = 1.0
+    call_seconds: float = 0.0
+
+    def __post_init__(self):
+        if len(self.edges) != len(self.fractions) or not self.edges or list(self.edges) != sorted(set(self.edges)):
+            raise ConfigurationError(f"device {self.name}: edges {list(self.edges)} and fractions {list(self.fractions)}; wanted "
+                                     "as many of each, edges ascending")
+
+    def pass_seconds(self, num_bytes: float) -> float:
+        """Of a kernel that is bound by memory."""
+        return num_bytes / (self.bytes_per_second * self.memory_fraction)
+
+    def product_seconds(self, m: float, n: float, k: float, dtype: str, *, batch: float = 1, item_bytes: int = 2,
+                        share: float = 1.0) -> float:
+        """Of `batch` products [m, k] x [k, n]: bound by arithmetic or by memory, whichever takes longer.
+
+        share   of the product that is computed: half of it under a causal mask
+        """
+        flops = 2.0 * batch * m * n * k * share
+        moved = batch * (m * k + k * n + m * n) * item_bytes
+        return max(flops / (self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))), self.pass_seconds(moved))
+
+    def peak_of(self, dtype: str) -> float:
+        """Errors: ConfigurationError if the description does not say."""
+        if dtype not in self.peak:
+            raise ConfigurationError(f"device {self.name} has no peak for {dtype}; it has {', '.join(self.peak)}")
+        return self.peak[dtype]
+
+    def fraction(self, edge: float) -> float:
+        """Of the peak: between two points of the curve along the logarithm of the edge, and level beyond its ends."""
+        at = bisect(self.edges, edge)
+        if at in (0, len(self.edges)):
+            return self.fractions[min(at, len(self.edges) - 1)]
+        low, high = self.edges[at - 1], self.edges[at]
+        along = log(edge / low) / log(high / low)
+        return self.fractions[at - 1] + along * (self.fractions[at] - self.fractions[at - 1])
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a device, or a node, reaches the others.
+
+    bytes_per_second   each way, by specification
+    fraction           of it that collectives reach
+    latency_seconds    of one hop of a collective
+    """
+
+    bytes_per_second: float
+    fraction: float = 1.0
+    latency_seconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return self.bytes_per_second * self.fraction
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A collective as it was measured among `ranks` ranks: seconds of an empty one, and bytes of its buffer per second."""
+
+    operation: str
+    ranks: int
+    latency_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, eq=False)            # the same object or another: it is looked up in caches all the time
+class Cluster:
+    """Nodes of equal devices.
+
+    devices        of a node: the ranks that run on it
+    cores          processors that they share; 0: one each
+    inside         from a device to the others of its node
+    between        from a node to the others; the devices share it evenly
+    storage_bytes_per_second   of all nodes together, to the file system of checkpoints
+    measured       collectives, where there are measurements; they are used instead of the links
+    """
+
+    name: str
+    device: Device
+    devices: int
+    inside: Link
+    between: Link
+    storage_bytes_per_second: float = 0.0
+    cores: int = 0
+    measured: tuple[Measured, ...] = ()
+
+    @property
+    def per_device(self) -> float:
+        """Bytes per second from a device to another node, when all of its node send."""
+        return self.between.speed / self.devices
+
+
+def read_cluster(name) -> Cluster:
+    """The description in this file, or of this name among those that come with shardkit.
+
+    Errors: ConfigurationError if there is none, or a key is unknown, missing or no number.
+    """
+    path = Path(name) if Path(name).suffix == ".toml" else FOLDER / f"{name}.toml"
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
+                                 f"{', '.join(known_clusters())}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    return cluster_from(tables, path)
+
+
+def known_clusters() -> list[str]:
+    """Names of the descriptions that come with shardkit."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def cluster_from(tables: dict, path="hardware") -> Cluster:
+    """The description in these tables."""
+    rest = dict(tables)
+    products = _table(rest.get("device", {}), "products", path)
+    device = {key: value for key, value in _table(rest, "device", path).items() if key != "products"}
+    parts = {"device": _made(Device, {**device, **{key: tuple(value) for key, value in products.items()}}, f"{path}: [device]"),
+             "inside": _made(Link, _table(rest, "inside", path), f"{path}: [inside]"),
+             "between": _made(Link, _table(rest, "between", path), f"{path}: [between]"),
+             "measured": tuple(_made(Measured, row, f"{path}: [[measured]]") for row in rest.get("measured", []))}
+    return _made(Cluster, {**rest, **parts}, str(path))
+
+
+def _table(tables: dict, name: str, path) -> dict:
+    if not isinstance(tables.get(name), dict):
+        raise ConfigurationError(f"{path} has no table [{name}]; look at {FOLDER / 'cpu-node.toml'} for one that has all")
+    return tables[name]
+
+
+def _made(kind, values: dict, where: str):
+    """kind(**values). Errors: ConfigurationError on a key that is unknown or missing, or what should be a number above 0."""
+    known = {f.name: f for f in fields(kind)}
+    for key, value in values.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1, cutoff=0.3)
+            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near[0]}? ' if near else ''}"
+                                     f"The keys are {', '.join(known)}")
+        if known[key].type in (float, int) and (type(value) not in (int, float) or value < 0):
+            raise ConfigurationError(f"{where}: {key} = {value!r}; wanted a number, at least 0")
+    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
+    if missing:
+        raise ConfigurationError(f"{where}: {', '.join(missing)} missing")
+    return kind(**values)

@@ -1,0 +1,168 @@
+"""The sizes of a GPT: its weights, how each is cut over tensor ranks, and what they multiply to. No array is made.
+
+    shape = ModelShape(layers=96, width=12288, heads=96, vocabulary=51200, sequence_length=2048)
+    shape.parameter_count                               174,604,...
+    shape.block_elements("layer", tensor=8)             of one layer, on one tensor rank
+
+A model is a row of blocks, as nn.GPT says: embedding, layer, layer, ..., head. The tests hold all of this equal to nn.GPT
+and to the default tensor plan.
+"""
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from math import prod
+
+from ..config import RunConfiguration, read_toml
+from ..errors import ConfigurationError
+from ..nn.gpt import GPTSettings
+from ..nn.transformer import STYLES, hidden_width
+
+OWN_KEYS = ("model.vocabulary_size", "model.hidden")       # beside those of `shardkit train`
+BYTES_VOCABULARY = 256                                     # of `shardkit train`, whose tokens are bytes
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter by its whole shape, and the dim that is cut over tensor ranks, in pieces of `grain`.
+
+    cut    None: every tensor rank holds all of it
+    grain  elements of that dim that stay together: the dims of a head
+    """
+
+    shape: tuple[int, ...]
+    cut: int | None = None
+    grain: int = 1
+
+    @property
+    def size(self) -> int:
+        """Elements of the whole."""
+        return prod(self.shape)
+
+    def local_size(self, tensor: int) -> int:
+        """Elements on one tensor rank; several ranks hold the same piece where there are fewer than ranks."""
+        if self.cut is None:
+            return self.size
+        along = max(self.shape[self.cut] // self.grain // tensor, 1) * self.grain
+        return self.size // self.shape[self.cut] * along
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A GPT by its sizes; the names are those of nn.GPT.
+
+    hidden       units of a feed-forward; None: what nn.GPT takes
+    kv_heads     None: as many as heads
+    """
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    sequence_length: int
+    kv_heads: int | None = None
+    hidden: int | None = None
+    style: str = "gpt2"
+    tied: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        GPTSettings(self.vocabulary, self.sequence_length, self.width, self.layers, self.heads, self.kv_heads, self.style,
+                    self.tied, self.dropout, 0, "float32", self.hidden, None, 10000.0)         # refuses what nn.GPT refuses
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self):                 # looked up in caches all the time
+        return self._hash
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        """Elements of all keys of a token."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def is_gated(self) -> bool:
+        return STYLES[self.style].is_gated
+
+    @property
+    def num_hidden(self) -> int:
+        """Units of a feed-forward."""
+        return hidden_width(self.width, STYLES[self.style]) if self.hidden is None else self.hidden
+
+    @cached_property
+    def blocks(self) -> tuple[str, ...]:
+        """The kinds of the blocks, in order."""
+        return ("embedding", *["layer"] * self.layers, "head")
+
+    def weights(self, block: str) -> list[Weight]:
+        """Of a block of this kind. A tied head has no matrix of its own."""
+        return {"embedding": self._embedding, "layer": self._layer, "head": self._head}[block]()
+
+    @lru_cache(maxsize=256)
+    def block_elements(self, block: str, tensor: int = 1) -> int:
+        """Parameters of a block on one tensor rank."""
+        return sum(weight.local_size(tensor) for weight in self.weights(block))
+
+    @lru_cache(maxsize=256)
+    def multiplied_elements(self, block: str, tensor: int = 1) -> int:
+        """Elements of the matrices that a block multiplies with on one tensor rank; a tied one counts in the head."""
+        if block == "embedding":
+            return 0
+        matrices = [Weight((self.vocabulary, self.width), 0)] if block == "head" else self.weights(block)
+        return sum(weight.local_size(tensor) for weight in matrices if len(weight.shape) == 2)
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(self.block_elements(block) for block in self.blocks)
+
+    def _embedding(self) -> list[Weight]:
+        positions = [] if STYLES[self.style].is_rotary else [Weight((self.sequence_length, self.width))]
+        return [Weight((self.vocabulary, self.width), 0), *positions]
+
+    def _head(self) -> list[Weight]:
+        return [*self._norm(), *([] if self.tied else [Weight((self.vocabulary, self.width), 0)])]
+
+    def _layer(self) -> list[Weight]:
+        width, kv_width, hidden, head = self.width, self.kv_width, self.num_hidden, self.head_dim
+        column = [(width, head), (kv_width, head), (kv_width, head), *[(hidden, 1)] * (2 if self.is_gated else 1)]
+        biases = [*(Weight((rows,), 0, grain) for rows, grain in column), Weight((width,)), Weight((width,))]
+        return [*self._norm(), *self._norm(),
+                *(Weight((rows, width), 0, grain) for rows, grain in column),
+                Weight((width, width), 1, head), Weight((width, hidden), 1),
+                *(biases if STYLES[self.style].has_bias else [])]
+
+    def _norm(self) -> list[Weight]:
+        return [Weight((self.width,))] * (1 if self.is_gated else 2)           # RMSNorm has no bias
+
+    @property
+    def num_flops_per_token(self) -> int:
+        """Of forward and backward, as nn.GPT counts them (arXiv 2204.02311, appendix B)."""
+        positions = sum(weight.size for weight in self._embedding()[1:])
+        tables = positions + (0 if self.tied else self.vocabulary * self.width)
+        return 6 * (self.parameter_count - tables) + 12 * self.layers * self.width * self.sequence_length
+
+
+def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
+    """The model of a settings file of `shardkit train`, and the other settings in it; overrides {"section.key": value} on top.
+
+    [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes) and hidden.
+    Errors: ConfigurationError, with the nearest name for an unknown key.
+    """
+    given = read_toml(path)
+    own = {key: given.pop(key) for key in OWN_KEYS if key in given}
+    for key, value in own.items():
+        if type(value) is not int or value < 1:
+            raise ConfigurationError(f"{path}: {key} = {value!r}; wanted an integer, at least 1")
+    settings = RunConfiguration().replace({**given, **(overrides or {})})
+    model = settings.model
+    return ModelShape(model.layers, model.width, model.heads, own.get("model.vocabulary_size", BYTES_VOCABULARY),
+                      model.sequence_length, model.kv_heads or None, own.get("model.hidden"), model.style, model.tied,
+                      model.dropout), settings

@@ -1,0 +1,112 @@
+"""Software: what a program keeps in memory, how it computes, and what it overlaps. shardkit itself, and programs that others
+have published times of.
+
+    shardkit        this package: float32, flash attention, every collective waited for
+    mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
+    megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
+    megatron-2022   Megatron-LM as in arXiv 2205.05198
+    zero3-2021      DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
+
+The values of the published programs say what their sources do; none is fitted to a time.
+"""
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+from ..errors import ConfigurationError
+from ..layout.policy import POLICIES
+
+
+@dataclass(frozen=True)
+class Software:
+    """A program, as far as memory and time depend on it. Bytes are of one element.
+
+    dtype                    that matrix products compute in: which peak of the hardware counts
+    parameter_bytes, gradient_bytes, state_bytes     of what is kept; the state includes float32 master weights
+    activation_bytes         of activations, and of messages between stages and tensor ranks
+    wire_bytes               of a gradient on its way between data ranks
+    update_bytes             moved in memory per parameter and step: optimizer, clipping, casts
+    accumulation_bytes       moved per parameter and micro-batch, to add its gradient to the sum
+    keeps_scores             attention writes the scores to memory; False: a fused kernel makes them again
+    masks_dropout            dropout keeps a mask (of one byte); False: it is made again
+    recomputations           that it knows
+    policies, schedules      that it knows
+    cuts_evenly              layers are dealt out in equal numbers; False: stages are balanced by compute
+    sums_in_tree             micro-batches are summed as a fixed tree, several whole gradients at once
+    splits_backward          a gradient leaves a stage before the weight gradients are computed
+    overlaps_gathers         parameters of the next unit are gathered while this one computes
+    overlaps_reductions      gradients are reduced while backward goes on
+    overlaps_transfers       messages between stages travel while the ranks compute
+    scatters_transfers       each tensor rank sends its part of an activation to the next stage
+    messages_per_layer       collectives that the parameters of a layer travel in under a sharding policy
+    merges_below             blocks are merged to units of at least so many elements
+    arena_share              what activations hold by what is in use at once: free blocks between those that are lent
+    calls_per_layer          of kernels from Python in a forward; half as many again per gradient in backward
+    """
+
+    name: str
+    dtype: str = "bfloat16"
+    parameter_bytes: int = 2
+    gradient_bytes: int = 4
+    state_bytes: int = 12
+    activation_bytes: int = 2
+    wire_bytes: int = 4
+    update_bytes: int = 54
+    accumulation_bytes: int = 0
+    keeps_scores: bool = True
+    masks_dropout: bool = True
+    recomputations: tuple[str, ...] = ("none", "selective", "full")
+    policies: tuple[str, ...] = tuple(POLICIES)
+    schedules: tuple[str, ...] = ("1f1b", "interleaved")
+    cuts_evenly: bool = True
+    sums_in_tree: bool = False
+    splits_backward: bool = False
+    overlaps_gathers: bool = True
+    overlaps_reductions: bool = True
+    overlaps_transfers: bool = True
+    scatters_transfers: bool = False
+    messages_per_layer: int = 1
+    merges_below: int = 1
+    arena_share: float = 1.0
+    calls_per_layer: int = 24
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, f.name) for f in fields(self)))
+
+    def __hash__(self):                 # looked up in caches all the time
+        return self._hash
+
+
+# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and looked through for infinities 8,
+# its norm 4, scaled 8, Adam reads and writes three float32 24 and reads the gradient 4, the new parameter 4 + 2 = 60.
+_MEGATRON_2021 = Software(
+    "megatron-2021", dtype="float16", gradient_bytes=2, wire_bytes=2, state_bytes=16, update_bytes=60,
+    # main_grad.add_(grad): reads both halves, writes one (megatron/model/distributed.py); fp16, since CONFIG.sh does not ask
+    # for float32 sums
+    accumulation_bytes=6,
+    policies=("ddp",), overlaps_reductions=False, overlaps_transfers=False, scatters_transfers=True)
+
+SHARDKIT = Software(
+    "shardkit", dtype="float32", parameter_bytes=4, gradient_bytes=4, state_bytes=8, activation_bytes=4, wire_bytes=4,
+    # AdamW in one pass reads 4 and writes 3 of float32; clipping reads the gradient; scaling reads and writes it
+    update_bytes=40, accumulation_bytes=12, keeps_scores=False, masks_dropout=False, recomputations=("none", "full"),
+    schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), cuts_evenly=False, sums_in_tree=True, splits_backward=True,
+    # array/arena.py held 88 MiB where 81 were in use, 534 for 520
+    overlaps_gathers=False, overlaps_reductions=False, merges_below=1024, arena_share=1.07, calls_per_layer=26)
+MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
+MEGATRON_2021 = _MEGATRON_2021
+# Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit "gradient accumulation
+# fusion"), in float32.
+MEGATRON_2022 = replace(_MEGATRON_2021, name="megatron-2022", gradient_bytes=4, wire_bytes=4, state_bytes=12,
+                        accumulation_bytes=0)
+# Parameters travel one by one, 12 tensors per layer, and are waited for.
+ZERO3_2021 = replace(_MEGATRON_2021, name="zero3-2021", policies=("fsdp",), schedules=("1f1b",), messages_per_layer=12,
+                     overlaps_gathers=False)
+SOFTWARE = {software.name: software for software in (SHARDKIT, MIXED, MEGATRON_2021, MEGATRON_2022, ZERO3_2021)}
+
+
+def software_named(name: str) -> Software:
+    """The program of this name. Errors: ConfigurationError if there is none."""
+    if name not in SOFTWARE:
+        raise ConfigurationError(f"software {name!r}; wanted one of {', '.join(SOFTWARE)}")
+    return SOFTWARE[name]

@@ -1,0 +1,42 @@
+"""`shardkit bench hardware` writes a file that `shardkit plan` reads."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkit.plan import read_cluster
+
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+
+
+def shardkit(folder, *words, ranks=None):
+    command = [sys.executable, "-m", "shardkit", *words]
+    return subprocess.run([MPIEXEC, "-n", str(ranks), *command] if ranks else command, cwd=folder, capture_output=True, text=True,
+                          timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_measured_can_be_planned_with(tmp_path, ranks):
+    measured = shardkit(tmp_path, "bench", "hardware", "--output", "mine.toml", ranks=ranks)
+    assert measured.returncode == 0, measured.stderr
+    cluster = read_cluster(tmp_path / "mine.toml")
+    assert cluster.devices == ranks and f"{ranks} ranks on a node" in cluster.name
+    assert 0.9 < max(cluster.device.fractions) <= 1
+    assert cluster.device.peak_of("float32") > cluster.device.peak_of("float64") > 1e8
+    assert cluster.device.bytes_per_second > 1e8 and 0 < cluster.device.memory_fraction <= 1
+    assert 1e-7 < cluster.device.call_seconds < 1e-2 and cluster.storage_bytes_per_second > 0
+    operations = {(row.operation, row.ranks) for row in cluster.measured}
+    wanted = {(operation, size) for operation in ("all_reduce", "all_gather", "reduce_scatter") for size in range(2, ranks + 1)}
+    assert operations == wanted | ({("send", 2)} if ranks > 1 else set())
+    assert all(row.latency_seconds > 0 and row.bytes_per_second > 0 for row in cluster.measured)
+    (tmp_path / "run.toml").write_text("[model]\nwidth = 32\nlayers = 3\nheads = 4\nsequence_length = 32\n")
+    planned = shardkit(tmp_path, "plan", "run.toml", "mine.toml", "--devices", str(ranks), "--batch", "12")
+    assert planned.returncode == 0 and "run it: mpiexec" in planned.stdout, planned.stderr
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_work(tmp_path):
+    done = shardkit(tmp_path, "bench", "hardware", "--output", "no/such/folder.toml", ranks=2)
+    assert done.returncode != 0 and "folder.toml" in done.stderr and "GFLOP/s" not in done.stdout

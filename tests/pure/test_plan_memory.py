@@ -1,0 +1,138 @@
+"""The planner's bytes: against published formulas, against the tape, against the schedules."""
+import types
+
+import numpy
+import pytest
+from planned import gpt_of
+
+from shardkit.layout.policy import POLICIES
+from shardkit.nn.autograd import Tensor, backward_inputs
+from shardkit.nn.context import ForwardContext, forward_context
+from shardkit.parallel.unit import NORM_BLOCK
+from shardkit.plan import MIXED, SHARDKIT, Layout, ModelShape, memory_of
+from shardkit.plan.activations import block_bytes
+from shardkit.plan.in_flight import most_alive, replayed
+from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
+from shardkit.plan.software import MEGATRON_2022
+from shardkit.schedule import ORDERS, order_named
+
+GB = 1e9
+
+
+@pytest.mark.parametrize("policy, gigabytes", [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)])
+def test_the_figure_of_the_zero_paper(policy, gigabytes):
+    """7.5e9 parameters on 64 devices, Adam in mixed precision: figure 1 of arXiv 1910.02054."""
+    bytes_per_rank = POLICIES[policy].bytes_per_rank(7.5e9, 64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+    assert round(bytes_per_rank / GB, 1) == gigabytes
+
+
+@pytest.mark.parametrize("recomputation, sequence, formula", [
+    ("none", False, lambda s, h, a, t: 10 + 24 / t + 5 * a * s / (h * t)),
+    ("none", True, lambda s, h, a, t: (34 + 5 * a * s / h) / t),
+    ("selective", False, lambda s, h, a, t: 10 + 24 / t),
+    ("selective", True, lambda s, h, a, t: 34 / t),
+    ("full", False, lambda s, h, a, t: 2)])
+def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(recomputation, sequence, formula):
+    """arXiv 2205.05198, table 2, in units of s b h bytes."""
+    shape, tensor, micro_batch = ModelShape(96, 12288, 96, 51200, 2048), 8, 2
+    kept = block_bytes(shape, MEGATRON_2022, "layer", micro_batch, tensor, recomputation, sequence).kept
+    assert kept == 2048 * micro_batch * 12288 * formula(2048, 12288, 96, tensor)
+
+
+# ---- what the tape of nn holds ----------------------------------------------------------------------------------------
+
+def owner(array):
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array
+
+
+def held_bytes(what, without):
+    """Of all arrays that can be reached from a tensor or a list, through nodes and closures; parameters do not count."""
+    seen, arrays, coming = set(), {}, [what]
+    while coming:
+        found = coming.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, numpy.ndarray):
+            arrays[id(owner(found))] = owner(found)
+        elif isinstance(found, Tensor) and not found.is_parameter:
+            coming += [found.array, found._node]
+        elif isinstance(found, types.FunctionType):
+            coming += [cell.cell_contents for cell in found.__closure__ or ()]
+        elif isinstance(found, (list, tuple)):
+            coming += found
+        elif type(found).__name__ == "Node":
+            coming += [found.backward, found.sources, [holder for holder, _ in found.saved]]
+    return sum(array.nbytes for key, array in arrays.items() if key not in without)
+
+
+@pytest.mark.parametrize("changes", [{}, {"style": "llama"}, {"kv_heads": 1}, {"dropout": 0.1}], ids=str)
+def test_a_layer_keeps_what_its_tape_holds(changes):
+    shape, batch = ModelShape(1, 96, 4, 50, 64, **changes), 6
+    model = gpt_of(shape)
+    parameters = {id(owner(p.array)) for p in model.parameters()}
+    x = Tensor(numpy.ones((batch, 64, 96), "float32"), requires_grad=True)
+    with forward_context(ForwardContext(training=True)):
+        y = model.layers[0](x)
+    sizes = block_bytes(shape, SHARDKIT, "layer", batch, 1, "none", False)
+    assert held_bytes(y, parameters | {id(owner(y.array))}) == pytest.approx(sizes.kept, rel=0.01)
+    later = backward_inputs(y, numpy.ones_like(y.array))
+    assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
+
+
+def test_a_head_keeps_what_its_tape_holds():
+    shape, batch = ModelShape(1, 96, 4, 500, 64), 6
+    model = gpt_of(shape)
+    x = Tensor(numpy.ones((batch, 64, 96), "float32"), requires_grad=True)
+    with forward_context(ForwardContext(training=True)):
+        total = model.loss.total(model.head(x), numpy.ones((batch, 64), int))
+    parameters = {id(owner(p.array)) for p in model.parameters()}
+    sizes = block_bytes(shape, SHARDKIT, "head", batch, 1, "none", False)
+    assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.01)
+    later = backward_inputs(total)
+    assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.01)
+
+
+# ---- schedules --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 5, 8, 12])
+@pytest.mark.parametrize("pipeline", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("schedule, virtual", [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 1),
+                                               ("interleaved", 2), ("interleaved", 3)])
+def test_micro_batches_alive_are_those_of_the_schedule(schedule, virtual, pipeline, micro_batches):
+    order = order_named(schedule)(pipeline, micro_batches, virtual)
+    for rank in range(pipeline):
+        counted = sum(replayed(order, rank).values())
+        ruled = most_alive(schedule, pipeline, virtual, micro_batches, rank)
+        assert ruled >= counted
+        assert ruled == counted or schedule == "interleaved" and micro_batches % pipeline
+
+
+def test_shards_are_padded_as_those_of_the_runtime():
+    assert PLANNED_NORM_BLOCK == NORM_BLOCK
+
+
+def test_every_schedule_is_known():
+    assert set(SHARDKIT.schedules) == set(ORDERS)
+
+
+# ---- how the parts move ------------------------------------------------------------------------------------------------
+
+LARGE = ModelShape(96, 12288, 96, 51200, 2048)
+
+
+def test_more_sharding_never_needs_more_state():
+    states = [memory_of(Layout(8, 16, 8, policy, micro_batches=16), LARGE, MIXED).state for policy in POLICIES]
+    assert states == sorted(states, reverse=True) and states[0] > 1.5 * states[-1]
+
+
+def test_recomputation_and_sequence_parallelism_need_less():
+    def activations(*choice):
+        return memory_of(Layout(8, 16, 8, micro_batches=16, recomputation=choice[0], is_sequence_parallel=choice[1]), LARGE,
+                         MEGATRON_2022).activations
+    none, sequence, selective, both, full = (activations(*choice) for choice in (
+        ("none", False), ("none", True), ("selective", False), ("selective", True), ("full", False)))
+    assert none > sequence > selective > both > full
+    assert none > 4 * both                          # the five times of the abstract of arXiv 2205.05198, less the head

@@ -1,0 +1,47 @@
+"""Published runs, and what the planner says about them: as near as VALIDATION.md claims."""
+import pytest
+
+from shardkit.plan.validation import (korthikanti, largest_error, layer_milliseconds, mean_error, narayanan, zero3_against_ptd,
+                                      zero_paper)
+from shardkit.plan.validation_page import PAGE, validation_page
+
+
+def test_the_zero_paper_is_met_to_rounding():
+    assert all(round(predicted, 1) == published for _, published, predicted in zero_paper())
+
+
+def test_the_milliseconds_of_a_layer_are_met():
+    assert all(abs(predicted / published - 1) < 0.03 for _, published, predicted in layer_milliseconds())
+
+
+def test_the_recomputation_paper_is_met_to_four_percent():
+    points = korthikanti()
+    assert len(points) == 8 and mean_error(points) <= 0.04 and largest_error(points) < 0.08
+
+
+def test_weak_scaling_is_met_to_ten_percent_with_the_same_hardware():
+    points = narayanan()
+    assert len(points) == 10 and mean_error(points) < 0.10 and largest_error(points) < 0.18
+
+
+def test_zero3_alone_has_the_knee_that_was_published():
+    zero3, ptd = zero3_against_ptd()[:3], zero3_against_ptd()[3:]
+    speeds = [point.predicted for point in zero3]
+    assert speeds == sorted(speeds, reverse=True) and 2.5 < speeds[0] / speeds[2] < 4
+    assert 0 <= 1 - ptd[2].predicted / ptd[0].predicted < 0.10
+    assert ptd[2].predicted > 2 * speeds[2]
+
+
+def test_every_run_fits_into_the_memory_that_it_had():
+    for point in korthikanti() + narayanan():
+        assert point.gigabytes < 80, point.name
+
+
+def test_the_page_is_what_the_command_writes():
+    assert PAGE.read_text(encoding="utf-8") == validation_page(), "python -m shardkit.plan.validation_page"
+
+
+@pytest.mark.parametrize("points", [korthikanti, narayanan, zero3_against_ptd])
+def test_every_run_has_a_line_on_the_page(points):
+    text = PAGE.read_text(encoding="utf-8")
+    assert all(point.name in text for point in points())

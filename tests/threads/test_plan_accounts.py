@@ -1,0 +1,53 @@
+"""The planner's bytes of state are those that the allocator of a running model accounts for, to 5%."""
+import pytest
+from planned import sharded, train_steps
+
+import shardkit as sk
+from shardkit.plan import SHARDKIT, Layout, ModelShape, memory_of, rank_memory, why_not
+
+ACCOUNTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
+            "gathered": "gathered parameters", "in_flight": "gradients in flight"}
+SHAPE, TIED = ModelShape(6, 64, 4, 64, 32), ModelShape(6, 64, 4, 64, 32, tied=True, style="llama")
+LAYOUTS = [Layout(1, 1, 1, "ddp"), Layout(1, 2, 1, "ddp", micro_batches=4), Layout(1, 3, 1, "fsdp", "gpipe", micro_batches=4),
+           Layout(1, 2, 1, "fsdp", micro_batches=4), Layout(1, 2, 1, "zero2"), Layout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
+           Layout(2, 2, 1, "fsdp", micro_batches=4), Layout(2, 1, 2, "ddp", micro_batches=8, is_sequence_parallel=True),
+           Layout(4, 1, 1, "ddp", "zb-h1", micro_batches=8), Layout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
+           Layout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
+           Layout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full")]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["gpt2", "tied llama"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
+    assert why_not(layout, shape, SHARDKIT) is None
+
+    def run(backend):
+        model = sharded(backend, layout, shape)
+        train_steps(model, layout, shape, 2)
+        return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+    for pipeline, table in sk.run_ranks(layout.devices, run):
+        planned = rank_memory(layout, shape, SHARDKIT, pipeline)
+        for part in ("parameters", "gradients", "optimizer"):
+            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
+        ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())
+        assert abs(ours / theirs - 1) < 0.05, f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+
+
+PEAK_LAYOUTS = [Layout(policy="ddp", micro_batch=8), Layout(policy="ddp", micro_batch=8, recomputation="full"),
+                Layout(1, 2, 1, "fsdp", micro_batch=8), Layout(1, 1, 2, "ddp", micro_batch=8),
+                Layout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
+                Layout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4)]
+
+
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+@pytest.mark.parametrize("layout", PEAK_LAYOUTS, ids=str)
+def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
+    """Activations included. To 12%: the arena of activations grows in large steps."""
+    shape = ModelShape(4, 256, 4, 256, 128, style=style)
+
+    def run(backend):
+        model = sharded(backend, layout, shape)
+        train_steps(model, layout, shape, 3)
+        return model.engine.device.accounts.peak_bytes()
+    measured = max(sk.run_ranks(layout.devices, run))
+    assert memory_of(layout, shape, SHARDKIT).total == pytest.approx(measured, rel=0.12)
