@@ -45,6 +45,7 @@ class Spec:
     library    "shardkit" or "torch"
     strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
     attention, fused, compiled   torch only: form of attention, fused AdamW instead of the default, torch.compile
+    layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
     """
 
     name: str
@@ -54,6 +55,7 @@ class Spec:
     attention: str = "eager"
     fused: bool = False
     compiled: bool = False
+    layout: dict | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -83,16 +85,28 @@ class Shardkit:
 
     def __init__(self, spec: Spec, sizes):
         import shardkit as sk
+        from shardkit.plan import Layout
         models = {"ddp": sk.DDPModel, "zero1": sk.ZeRO1Model, "zero2": sk.ZeRO2Model, "fsdp": sk.FSDPModel,
                   "tensor": sk.TensorParallelModel, "pipeline": sk.PipelineParallelModel}
         is_pipeline = spec.strategy == "pipeline" and spec.ranks == 2
         split = sizes.first_stage_blocks
-        self.backend = sk.MPICommunicationBackend()
+        self.backend, self.sizes, self.split_batch = sk.MPICommunicationBackend(), sizes, sk.split_batch
+        if spec.layout is not None:
+            self.model = self._in_layout(sk, Layout(**spec.layout))
+            return
         config = sk.ShardingConfiguration(
             self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
             micro_batches=sizes.micro_batches if spec.strategy == "pipeline" else 1,
             blocks_per_stage=(1 + split, sizes.layers - split + 1) if is_pipeline and split else None)
-        self.model, self.sizes, self.split_batch = models[spec.strategy](shardkit_gpt(sizes), config), sizes, sk.split_batch
+        self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+
+    def _in_layout(self, sk, layout):
+        config = sk.ShardingConfiguration(
+            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM, micro_batches=layout.micro_batches,
+            schedule=layout.schedule, virtual_stages=layout.virtual, sequence_parallel=layout.is_sequence_parallel,
+            activation_checkpointing=layout.recomputation == "full")
+        return sk.HybridShardedModel(shardkit_gpt(self.sizes), config, layout.pipeline, layout.tensor, layout.data,
+                                     policy=layout.policy)
 
     def step(self, number: int) -> float:
         return self.model.train(*self.split_batch(self.model.mesh, *token_batch(self.sizes, number)))

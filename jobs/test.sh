@@ -6,7 +6,7 @@
 # Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
 # by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
 # packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
-# WORKERS (default 2) processes share the tests that start no MPI job.
+# WORKERS (default 2) processes share the tests that are no MPI job themselves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +45,8 @@ for ranks in 1 2 3 4; do
 done
 
 echo "== end to end"
-"$python" -m pytest -q tests/e2e
+# A test beyond its limit is interrupted by a signal: the usual way, from a thread, takes the whole worker with it.
+"$python" -m pytest -q -n "${WORKERS:-2}" --dist loadgroup -o timeout_method=signal tests/e2e
 
 echo "== MPI tests that ran on more than one rank"
 grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"
