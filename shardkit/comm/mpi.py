@@ -17,7 +17,7 @@ from ..config import checked_mode
 from ..errors import CommunicationError
 from .checked import check_collectives
 from .guard import JobGuard
-from .launch import check_launch, check_library, settle_threads
+from .launch import check_launch, check_library, own_cores, settle_threads
 from .shared import open_node
 from .shared.verbs import NodeVerbs
 from .start import start_limit
@@ -79,7 +79,7 @@ class MPICommunicationBackend(NodeVerbs):
         self._is_world = True                            # False for what split() makes
         self._guard = None
         self._node = None                                # of this rank, if it sees its neighbours' memory
-        self._homes: list[int | None] = []               # of all ranks of the world: the first rank of its node, if it does
+        self._homes: tuple[int | None, ...] = ()         # of all ranks of the world: the first rank of its node, if it does
         self._watchdog = None
         self._family: list = []                          # communicators of this backend and of all groups split from it
         self._own_ledger: Path | None = None             # a temporary folder for the ledger, until keep_ledger() names one
@@ -114,7 +114,10 @@ class MPICommunicationBackend(NodeVerbs):
         if self._owns_job:
             settle_threads(node)
         self._node = None if self._outlives_ranks else open_node(node, self.rank)
-        self._homes = self._parent.allgather(None if self._node is None else self._node.members[0])
+        cores = node.allgather(own_cores())
+        home = None if self._node is None else self._node.members[0]
+        self._homes, crowded = zip(*self._parent.allgather((home, len(set().union(*cores)) < len(cores))))
+        self.shares_cores = any(crowded)
         self._lane = self._own_lane()
         node.Free()
 
@@ -194,7 +197,7 @@ class MPICommunicationBackend(NodeVerbs):
         self._family.append(comm)
         group._family = self._family
         group._comm, group._guard, group._is_world, group.count_limit = comm, self._guard, False, self.count_limit
-        group.small_bytes = self.small_bytes
+        group.small_bytes, group.shares_cores = self.small_bytes, self.shares_cores
         places = comm.group.Translate_ranks(range(comm.size), self._comm.group)
         group.world_ranks = tuple(self.world_ranks[place] for place in places)
         group._node, group._homes = self._node, self._homes

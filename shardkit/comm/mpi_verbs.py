@@ -6,6 +6,8 @@ and of large scatters use a tag of their own on it.
 Counts beyond `count_limit` elements, which one MPI call cannot take, go in several calls ("large road"). The decision
 depends on what all ranks of the call know, so they take the same road.
 """
+import time
+
 from ..errors import CommunicationError
 from .backend import CommunicationBackend
 from .checks import MAX_TAG, starts_of
@@ -13,12 +15,18 @@ from .operations import Handle, ReductionOperation
 
 PIECE_TAG = MAX_TAG + 1
 INT_MAX = 2**31 - 1
+SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4          # seconds
 
 
 class MPIVerbs(CommunicationBackend):
-    """A backend whose verbs go to a communicator, which is made later: initialize() or split() sets _comm."""
+    """A backend whose verbs go to a communicator, which is made later: initialize() or split() sets _comm.
+
+    shares_cores  True if some node has more ranks than cores; the same on all ranks. An MPI library waits by asking again and
+                  again, which keeps the core from those that are waited for; so ranks meet asleep before they go there.
+    """
 
     count_limit = INT_MAX
+    shares_cores = False
 
     def __init__(self, mpi, rank: int, world_size: int):
         super().__init__(rank, world_size)
@@ -32,21 +40,25 @@ class MPIVerbs(CommunicationBackend):
 
     def _barrier(self):
         with self._errors():
+            self._meet_asleep()
             self._comm.Barrier()
 
     def _all_reduce(self, array, op):
         with self._errors():
+            self._meet_asleep()
             for span in self._spans(array):
                 self._comm.Allreduce(self._mpi.IN_PLACE, span, self._ops[op])
 
     def _broadcast(self, array, root):
         with self._errors():
+            self._meet_asleep()
             for span in self._spans(array):
                 self._comm.Bcast(span, root)
 
     def _all_gather(self, send, receive, counts):
         own = self._put_own(send, receive, counts)
         with self._errors():
+            self._meet_asleep()
             if sum(counts) > self.count_limit:           # large road: every owner broadcasts its slice
                 for owner, piece in enumerate(own):
                     self._broadcast(piece, owner)
@@ -57,6 +69,7 @@ class MPIVerbs(CommunicationBackend):
 
     def _reduce_scatter(self, send, receive, counts, op):
         with self._errors():
+            self._meet_asleep()
             if sum(counts) <= self.count_limit:
                 return self._comm.Reduce_scatter(send, receive, counts, self._ops[op])
             for owner, piece in enumerate(_pieces(send, counts)):      # large road: reduce every slice to its owner
@@ -90,14 +103,12 @@ class MPIVerbs(CommunicationBackend):
         """Lists of (rank, array): post every receive, begin every send, wait for all. Empty arrays are no messages."""
         requests = [self._comm.Irecv(span, rank, PIECE_TAG) for rank, array in incoming for span in self._messages(array)]
         requests += [self._comm.Isend(span, rank, PIECE_TAG) for rank, array in outgoing for span in self._messages(array)]
-        self._mpi.Request.Waitall(requests)
+        self._wait_all(requests)
 
     # ---- between two ranks ----------------------------------------------------------------------------------------
 
     def _send(self, array, destination, tag):
-        with self._errors():
-            for span in self._spans(array):
-                self._comm.Send(span, destination, tag)
+        self._isend(array, destination, tag).wait()
 
     def _receive(self, array, source, tag):
         self._irecv(array, source, tag).wait()
@@ -135,6 +146,22 @@ class MPIVerbs(CommunicationBackend):
                 for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
                     requests.append(self._comm.Ireduce(span, into if owner == self.rank else None, self._ops[op], owner))
             return _RequestsHandle(self, requests, [])
+
+    # ---- waiting --------------------------------------------------------------------------------------------------
+
+    def _meet_asleep(self):
+        """Where ranks share cores, return when all have come."""
+        if self.shares_cores:
+            self._wait_all([self._comm.Ibarrier()])
+
+    def _wait_all(self, requests, statuses=None):
+        """Return when all are complete."""
+        if not self.shares_cores:
+            return self._mpi.Request.Waitall(requests, statuses)
+        seconds = SHORTEST_NAP
+        while not self._mpi.Request.Testall(requests, statuses):
+            time.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST_NAP)
 
     # ---- pieces and errors ----------------------------------------------------------------------------------------
 
@@ -180,7 +207,7 @@ class _RequestsHandle(Handle):
 
     def wait(self):
         with self._backend._errors():
-            self._backend._mpi.Request.Waitall(self._requests, self._statuses)
+            self._backend._wait_all(self._requests, self._statuses)
         self._check_sizes()
 
     def test(self):

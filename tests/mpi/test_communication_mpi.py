@@ -1,5 +1,6 @@
 """The communication contract on MPI, and what only the MPI backend does."""
 import sys
+import time
 
 import numpy
 import pytest
@@ -10,19 +11,39 @@ from shardkit.comm import MPICommunicationBackend, collectively, ordered_reduce_
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(params=[None, 7], ids=["one call", "calls of 7"])
-def limited(backend, request):
-    """The backend with a lowered number of elements per MPI call, as if arrays were beyond 2**31 - 1 elements."""
-    if request.param is not None:
-        backend.count_limit = request.param
-    yield backend
-    backend.count_limit = type(backend).count_limit
+@pytest.fixture(params=[{"shares_cores": False}, {"shares_cores": True}, {"count_limit": 7}],
+                ids=["a core each", "shared cores", "calls of 7"])
+def varied(backend, request, monkeypatch):
+    """The backend as if it had cores for all or not, or as if arrays were beyond 2**31 - 1 elements."""
+    for name, value in request.param.items():
+        monkeypatch.setattr(backend, name, value)
+    return backend
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_contract_holds_on_mpi(limited, promise):
-    with collectively(limited):
-        PROMISES[promise](limited)
+def test_the_contract_holds_on_mpi(varied, promise):
+    with collectively(varied):
+        PROMISES[promise](varied)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("verb", ["barrier", "all_reduce", "send", "receive"])
+def test_a_rank_that_waits_leaves_a_shared_core_to_others(backend, verb, monkeypatch):
+    monkeypatch.setattr(backend, "shares_cores", True)
+    large, other = numpy.ones(2**20), backend.rank ^ 1
+    backend.barrier()
+    began = time.thread_time()
+    if backend.rank % 2:
+        time.sleep(0.5)
+    if verb == "barrier":
+        backend.barrier()
+    elif verb == "all_reduce":
+        backend.all_reduce(large[:8])
+    elif other < backend.world_size:
+        (backend.send if (verb == "send") == (backend.rank % 2 == 0) else backend.receive)(large, other)
+    spent = time.thread_time() - began
+    backend.barrier()
+    assert spent < 0.25
 
 
 def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
