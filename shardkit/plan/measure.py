@@ -4,7 +4,7 @@
 
     STREAM-like    the sum of two long arrays into a third; and what fused kernels reach of that
     products       square matrix products of growing size, through the door that all products of a step take
-    calls          a tiny operation with its gradient
+    calls          a transformer block on next to nothing
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
 
@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import mean
 
@@ -25,14 +26,16 @@ from ..array import kernels, products
 from ..comm import CommunicationBackend, collectively
 from ..comm.launch import all_seats
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ..nn import ops
 from ..nn.autograd import Tensor
+from ..nn.transformer import TransformerBlock
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from .hardware import Cluster, cluster_from
+from .software import SHARDKIT
 
 EDGES = (32, 64, 128, 256, 512, 1024)
 DTYPES = ("float32", "float64")
 _STREAM_ELEMENTS = 4 << 20          # of each of three arrays: 16 MiB, beyond the caches of a core
+_COLD_BYTES = 32 << 20              # of matrices between two uses of one
 _LARGE_BYTES = 4 << 20              # of a collective
 _TRIES = 5
 _PART_SECONDS = 0.5                 # at least this long, and _TRIES times, unless a try is long
@@ -144,23 +147,22 @@ def _memory_speeds() -> list[float]:
 
 
 def _product_speeds(dtype: str) -> list[float]:
-    """Operations per second of square products, by edge."""
+    """Operations per second of square products, by edge, each of other matrices than those before it, as in a step."""
     speeds = []
     for edge in EDGES:
-        a, b, out = (numpy.ones((edge, edge), dtype) for _ in range(3))
+        matrix_bytes = edge * edge * numpy.dtype(dtype).itemsize
+        sets = cycle([[numpy.ones((edge, edge), dtype) for _ in range(3)] for _ in range(1 + _COLD_BYTES // (3 * matrix_bytes))])
         times = max(1, (256 // edge) ** 2)
-        seconds = _best_seconds(lambda: [products.matmul(a, b.T, out=out) for _ in range(times)])
+        seconds = _best_seconds(lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)])
         speeds.append(2.0 * edge ** 3 * times / seconds)
     return speeds
 
 
 def _call_seconds() -> list[float]:
-    """Of one operation on next to nothing, recorded, or walked back over."""
-    x, weight = (Tensor(numpy.ones((4, 4), "float32"), requires_grad=True) for _ in range(2))
-
-    def act():
-        ops.gelu(ops.linear(ops.gelu(ops.linear(x, weight)), weight)).backward(numpy.ones((4, 4), "float32"))
-    return [_best_seconds(act) / 10]            # four operations forward, six gradients
+    """Of one kernel call in a transformer block on next to nothing: what Python needs around it, forward and backward."""
+    block = TransformerBlock(16, 2).finish(0)
+    x, gradient = Tensor(numpy.ones((1, 8, 16), "float32"), requires_grad=True), numpy.ones((1, 8, 16), "float32")
+    return [_best_seconds(lambda: block(x).backward(gradient)) / (2 * SHARDKIT.calls_per_layer)]
 
 
 def _memory_bytes() -> float:
