@@ -87,7 +87,7 @@ def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, d
         for layout in some:
             if str(layout) in found:
                 rows.append(_row(layout, found[str(layout)], step_cost(layout, shape, SHARDKIT, cluster).seconds, alone,
-                                 memory_of(layout, shape, SHARDKIT).total))
+                                 memory_of(layout, shape, SHARDKIT, cluster.sharing).total))
     rows.sort(key=lambda row: row[3])
     errors = {"time": mean(abs(row[5]) for row in rows), "memory": mean(abs(row[8]) for row in rows)}
     chosen = min(range(len(rows)), key=lambda at: rows[at][4])

@@ -133,6 +133,13 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         """Where arrays should be that travel over this group: a heap with empty(shape, dtype); None: anywhere will do."""
         return None
 
+    def common(self, size: int, dtype):
+        """An array [size] that all ranks of the group see, contents undefined. Collective.
+
+        None on all of them if they do not share memory, or it is full.
+        """
+        return None
+
     def adds_in_tree_order(self, array) -> bool:
         """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of ordered.py. By size and dtype."""
         return False

@@ -131,6 +131,9 @@ class MPICommunicationBackend(NodeVerbs):
     def memory(self):
         return None if self._lane is None else self._node.heap
 
+    def common(self, size: int, dtype):
+        return None if self._lane is None else self._node.common(self._comm, self.world_ranks, size, dtype)
+
     def shutdown(self) -> None:
         if self._comm is None:
             return

@@ -51,6 +51,7 @@ def synchronize_copies(engine) -> StateDrift:
     mine: dict[str, float] = {}
     for place in sorted(engine.runtime.units, key=engine.stages.holder_tag):    # ranks that share units come to them in one order
         unit = engine.runtime.units[place]
+        unit.wait_for_readers()
         for holding in unit.holdings():
             first = _of_first_holder(engine, place, unit, holding)
             for piece in _shared_pieces(engine, place, unit, holding):

@@ -113,6 +113,11 @@ class Engine:
     def _borrows(self) -> dict:
         return {place: lenders for place, lenders in self.stages.lenders.items() if lenders}
 
+    def _wait_for_readers(self):
+        """Before owned values are written, unless all ranks have just agreed on it."""
+        for unit in self.units:
+            unit.wait_for_readers()
+
     def _settle(self):
         """After owned values were written: policies that keep whole parameters have them whole again."""
         for unit in self.units:
@@ -426,6 +431,7 @@ class Engine:
 
     def copy_state_from(self, other: "Engine"):
         """Take over parameters, optimizer state and step of an engine on the same mesh, policy and model."""
+        self._wait_for_readers()
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
         self.restore(other.step_number, other.samples_seen, other.skips.total)
@@ -461,6 +467,7 @@ class Engine:
 
     def put_parameters(self, copies):
         """Take back what copy_parameters() gave on each rank."""
+        self._wait_for_readers()
         for unit, values in zip(self.units, copies):
             unit.owned_parameters[...] = values
         self.is_initial = False

@@ -7,6 +7,8 @@
 
     gather   shard  [shard] -> whole [size]       all-gather; parameters become views of `whole`
     release  whole goes back to the pool          (only if the policy shards parameters)
+             Where all ranks share memory, `whole` is there once for all of them, each owns its part of it, and to gather is
+             to wait until all have written.
     reduce   sum of gradients over ranks          reduce-scatter, or all-reduce if the policy shards nothing
     step     the rule on the elements that this rank updates
 
@@ -64,6 +66,8 @@ class Unit:
 
     group    the data axis; gather and reduce are collective over it
     rule     an optimizer rule; its state is made here, zero
+
+    is_common   the parameters are whole in memory that all ranks of the group share
     """
 
     def __init__(self, plan: UnitPlan, group: CommunicationBackend, policy: Policy, rule, memory: Memory, *,
@@ -86,8 +90,15 @@ class Unit:
 
     def _allocate(self):
         device, layout, policy = self._memory.device, self.layout, self.policy
+        self.is_common = self._may_be_read = False         # one `whole` for all ranks; some rank may read it now
         if policy.shard_parameters:
-            self.whole, self.shard = None, device.zeros(layout.shard, self.dtype, purpose="parameters")
+            self.whole = self.group.common(layout.size, self.dtype) if device.kind == "cpu" else None
+            self.is_common = self.whole is not None
+            if self.is_common:
+                self.shard = device.accounts.watch(self.whole[self._own], "parameters")
+                self.shard.fill(0)
+            else:
+                self.shard = device.zeros(layout.shard, self.dtype, purpose="parameters")
         else:
             self.whole = device.zeros(layout.size, self.dtype, purpose="parameters")
             self.shard = self.whole[self._own]
@@ -107,7 +118,8 @@ class Unit:
             parameter.release()
 
     def start_over(self):
-        """Initial values and no optimizer state again; spread() comes next. No communication."""
+        """Initial values and no optimizer state again; spread() comes next. Collective over the data axis."""
+        self.wait_for_readers()
         self.unbind()
         for parameter in self.plan.parameters.values():
             parameter.renew()
@@ -131,8 +143,12 @@ class Unit:
         if self.whole is None:
             self.whole = self._memory.whole_parameters.take(self.layout.size)
         if not self.is_whole:
-            self.group.all_gather(self.shard, self.whole)
+            if self.is_common:
+                self.group.barrier()
+            else:
+                self.group.all_gather(self.shard, self.whole)
             self.is_whole = True
+        self._may_be_read = self.is_common
         if self._bound is not self.whole:
             for name, parameter in self.plan.parameters.items():
                 parameter.bind(self._view(self.whole, name))
@@ -143,8 +159,15 @@ class Unit:
         if not self.policy.shard_parameters:
             return
         self.unbind()
-        self._memory.whole_parameters.give(self.whole)
-        self.whole, self.is_whole = None, False
+        if not self.is_common:
+            self._memory.whole_parameters.give(self.whole)
+            self.whole, self.is_whole = None, False
+
+    def wait_for_readers(self):
+        """No rank reads the parameters any more, so that their owners may write them. Collective over the data axis."""
+        if self._may_be_read:
+            self.group.barrier()
+            self._may_be_read = False
 
     def unbind(self):
         """The parameters are lent no memory until the next gather. No communication."""
@@ -199,6 +222,7 @@ class Unit:
         if not totals:
             raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
         kept = [self._reduced(total) for total in totals]
+        self._may_be_read = False               # every rank is past its backward
         for part in kept:                       # scaled one by one, as they are on different ranks
             part *= part.dtype.type(scale)
         for other in kept[1:]:
@@ -278,11 +302,14 @@ class Unit:
         return kernels.block_squares(gradient, NORM_BLOCK)
 
     def step(self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None):
-        """Apply the rule to the elements that this rank updates. No communication: the next gather spreads the result.
+        """Apply the rule to the elements that this rank updates; the next gather spreads the result.
+
+        Collective over the data axis, if the gradient was not reduced: see wait_for_readers.
 
         number          of the optimisation step, the first is 1
         gradient_scale  each gradient counts times this, the factor of clipping
         """
+        self.wait_for_readers()
         is_shard = self.policy.shard_parameters
         self.rule.update(self._updated(self.shard if is_shard else self.whole, is_shard), self.updated_gradient,
                          {name: self._updated(s, self.policy.shard_optimizer_state) for name, s in self.state.items()},

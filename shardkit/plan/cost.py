@@ -83,7 +83,7 @@ def _stage(units: StageUnits, at: Setting, data: Group, policy: str) -> _Stage:
     elements = [sum(at.shape.block_elements(block, at.tensor) for block in unit) for unit in units]
     messages = [sum(at.software.messages_per_layer if block == "layer" else 1 for block in unit) for unit in units]
     gather = 0.0
-    if POLICIES[policy].shard_parameters:
+    if POLICIES[policy].shard_parameters and at.software.gathers(data.size, data.stride, at.cluster.sharing):
         gather = sum(_in_messages(at, ALL_GATHER, count * at.software.parameter_bytes, number, data)
                      for count, number in zip(elements, messages))
 

@@ -124,6 +124,11 @@ class Cluster:
     measured: tuple[Measured, ...] = ()
 
     @property
+    def sharing(self) -> int:
+        """Ranks of a node that see each other's memory: all, if they run on its processors."""
+        return self.devices if self.cores else 1
+
+    @property
     def per_device(self) -> float:
         """Bytes per second from a device to another node, when all of its node send."""
         return self.between.speed / self.devices

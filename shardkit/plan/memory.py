@@ -52,14 +52,17 @@ class Memory:
 
 
 @lru_cache(maxsize=200_000)
-def memory_of(layout: Layout, shape: ModelShape, software: Software) -> Memory:
-    """Of the pipeline rank that needs the most. The layout is one that why_not() has nothing against."""
+def memory_of(layout: Layout, shape: ModelShape, software: Software, sharing: int = 1) -> Memory:
+    """Of the pipeline rank that needs the most. The layout is one that why_not() has nothing against.
+
+    sharing   ranks of a node that see each other's memory: Cluster.sharing
+    """
     last = layout.pipeline - 1
     ranks = range(layout.pipeline) if layout.pipeline <= 4 else (0, 1, last)       # those between keep less than the second
-    return max((rank_memory(layout, shape, software, rank) for rank in ranks), key=lambda memory: memory.total)
+    return max((rank_memory(layout, shape, software, rank, sharing) for rank in ranks), key=lambda memory: memory.total)
 
 
-def rank_memory(layout: Layout, shape: ModelShape, software: Software, rank: int) -> Memory:
+def rank_memory(layout: Layout, shape: ModelShape, software: Software, rank: int, sharing: int = 1) -> Memory:
     """Of this pipeline rank."""
     all_stages = stage_units(shape, software, layout.num_stages, layout.tensor)
     stages = stages_of_rank(layout.schedule, layout.pipeline, layout.virtual, rank)
@@ -67,6 +70,8 @@ def rank_memory(layout: Layout, shape: ModelShape, software: Software, rank: int
     state = _padded_state if software.sums_in_tree else _formula_state
     borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, [all_stages[at] for at in stages]) else 0
     parts = state(tuple(elements), layout, rank, software, borrowed)
+    if not software.gathers(layout.data, layout.tensor, sharing):
+        parts["gathered"] = 0.0
     return Memory(**parts, activations=_activations(layout, shape, software, rank, [all_stages[stage] for stage in stages]),
                   buffers=_buffers(layout, shape, software))
 

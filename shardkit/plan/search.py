@@ -99,7 +99,9 @@ class Search:
         lines.append(f"a device with {least.memory.total / 1e9:.3g} GB would hold it")
         for factor in _GROWTH:
             layout = _least_memory(self.shape, self.software, self.cluster, self.devices * factor, self.batch)
-            if layout is not None and memory_of(layout, self.shape, self.software).total <= least.limit_bytes:
+            if layout is None:
+                continue
+            if memory_of(layout, self.shape, self.software, self.cluster.sharing).total <= least.limit_bytes:
                 lines.append(f"{self.devices * factor} devices would: {layout}")
                 break
         else:
@@ -121,7 +123,7 @@ def search(shape: ModelShape, software: Software, cluster: Cluster, devices: int
         if reason is not None:
             refused[reason] += 1
             continue
-        chosen, memory = _with_recomputation(layout, shape, software, limit)
+        chosen, memory = _with_recomputation(layout, shape, software, limit, cluster.sharing)
         candidates.append((chosen, memory))
     fitting = _ranked([(layout, memory) for layout, memory in candidates if memory.total <= limit], shape, software, cluster)
     rest = sorted(((layout, memory) for layout, memory in candidates if memory.total > limit), key=lambda c: c[1].total)
@@ -150,11 +152,11 @@ def _rank(candidate: Candidate):
             list(POLICIES).index(layout.policy))
 
 
-def _with_recomputation(layout: Layout, shape, software, limit) -> tuple[Layout, Memory]:
+def _with_recomputation(layout: Layout, shape, software, limit, sharing) -> tuple[Layout, Memory]:
     """The layout with as little recomputation as fits, or with the most."""
     for recomputation in (r for r in RECOMPUTATIONS if r in software.recomputations):
         chosen = replace(layout, recomputation=recomputation)
-        memory = memory_of(chosen, shape, software)
+        memory = memory_of(chosen, shape, software, sharing)
         if memory.total <= limit:
             break
     return chosen, memory
@@ -166,7 +168,7 @@ def _least_memory(shape, software, cluster, devices, batch) -> Layout | None:
     allowed = [layout for layout in _layouts(shape, software, cluster, devices, batch, 1)
                if why_not(layout, shape, software) is None]
     return min((replace(layout, recomputation=most) for layout in allowed),
-               key=lambda layout: memory_of(layout, shape, software).total, default=None)
+               key=lambda layout: memory_of(layout, shape, software, cluster.sharing).total, default=None)
 
 
 def _shortage(candidate: Candidate) -> str:

@@ -38,6 +38,7 @@ class Software:
     overlaps_transfers       messages between stages travel while the ranks compute
     scatters_transfers       each tensor rank sends its part of an activation to the next stage
     messages_per_layer       collectives that the parameters of a layer travel in under a sharding policy
+    shares_parameters        data ranks that see each other's memory have parameters whole once for all of them
     merges_below             blocks are merged to units of at least so many elements
     arena_share              what activations hold by what is in use at once: free blocks between those that are lent
     calls_per_layer          of kernels from Python in a forward; half as many again per gradient in backward
@@ -65,9 +66,17 @@ class Software:
     overlaps_transfers: bool = True
     scatters_transfers: bool = False
     messages_per_layer: int = 1
+    shares_parameters: bool = False
     merges_below: int = 1
     arena_share: float = 1.0
     calls_per_layer: int = 24
+
+    def gathers(self, data: int, tensor: int, sharing: int) -> bool:
+        """True if parameters that a policy shards over so many data ranks are copied together for a moment.
+
+        sharing   ranks of a node that see each other's memory
+        """
+        return not (self.shares_parameters and 1 < data <= sharing // tensor)
 
     @cached_property
     def _hash(self) -> int:
@@ -92,7 +101,8 @@ SHARDKIT = Software(
     update_bytes=40, accumulation_bytes=12, keeps_scores=False, masks_dropout=False, recomputations=("none", "full"),
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), cuts_evenly=False, sums_in_tree=True, splits_backward=True,
     # array/arena.py held 88 MiB where 81 were in use, 534 for 520
-    overlaps_gathers=False, overlaps_reductions=False, merges_below=1024, arena_share=1.07, calls_per_layer=26)
+    overlaps_gathers=False, overlaps_reductions=False, shares_parameters=True, merges_below=1024, arena_share=1.07,
+    calls_per_layer=26)
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 MEGATRON_2021 = _MEGATRON_2021
 # Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit "gradient accumulation

@@ -1,8 +1,10 @@
 """Lanes against the MPI library: the same values, wherever arrays are; and when there are no lanes."""
 import numpy
 import pytest
+from builders import token_batch, train
 from threads.communication_contract import PROMISES, rough, tree
 
+import shardkit as sk
 from shardkit.comm import (MPICommunicationBackend, ReductionOperation, collectively, ordered_all_reduce,
                            ordered_reduce_scatter)
 
@@ -168,3 +170,54 @@ def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(backend, monkeypa
     assert [group.memory() is None for group in (second, near, far)] == [True, False, True]
     for group in (near, far, second):
         group.shutdown()
+
+
+# ---- parameters that a node has once -------------------------------------------------------------------------------
+
+def test_a_common_array_is_the_same_memory_on_all_ranks(lanes):
+    n = lanes.world_size
+    array = lanes.common(3 * n, "float32")
+    array[3 * lanes.rank:3 * lanes.rank + 3] = lanes.rank
+    lanes.barrier()
+    assert (array == numpy.repeat(numpy.arange(n), 3)).all()
+    lanes.barrier()
+
+
+def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(lanes):
+    def lent():
+        lanes.common(1, "uint8")
+        return lanes.memory().lent_bytes
+    before = lent()
+    arrays = [lanes.common(100_000, "float64") for _ in range(2)]
+    if lanes.rank == 0:
+        arrays.pop()
+    kept = lent() - before
+    arrays.clear()
+    gone = lent() - before
+    if lanes.rank == 0:
+        assert (kept >= 1_600_000, gone) == (True, 0)
+
+
+@pytest.mark.parametrize("steps", ["train", "by hand"])
+def test_fsdp_in_common_memory_ends_in_the_bits_of_fsdp_by_messages(lanes, monkeypatch, steps):
+    monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "1")
+    apart = MPICommunicationBackend()
+    apart.initialize()
+    ends, common = [], []
+    for backend in (lanes, apart):
+        model, _ = train("FSDP", backend, 2, samples=2 * backend.world_size)
+        for step in range(3):
+            x, y = sk.split_batch(model.mesh, *token_batch(step, 2 * backend.world_size))
+            if steps == "train":
+                model.train(x, y)
+            else:
+                gradients = model.compute_gradients(x, y)
+                model.predict(x)                            # a rank may still read when another one writes
+                model.apply_gradients(gradients, 1e-2)
+        common += [unit.is_common for unit in model.engine.units]
+        ends.append(model.gather_full_parameters())
+        model.close()
+    apart.shutdown()
+    units = len(common) // 2
+    assert common == [True] * units + [False] * units
+    assert (ends[0] == ends[1]).all()

@@ -1,5 +1,8 @@
 """A node: the ranks of one machine that can map each other's heaps, and the lanes of groups inside of it."""
 import os
+import weakref
+
+import numpy
 
 from ..launch import own_cores
 from .desk import NOWHERE, new_desk, table_of
@@ -18,6 +21,8 @@ class Node:
         self._mappings = dict(zip(members, mappings))
         self._has_cores = has_cores
         self._desks: dict = {}                  # by offset, of lanes that nobody has closed: neighbours may still look at them
+        self._common: dict[tuple, numpy.ndarray] = {}       # (world ranks, offset): array in this heap that these ranks see
+        self._unused: set[tuple] = set()        # of these keys: this rank has no view of the array any more
 
     @classmethod
     def open(cls, comm, world_rank: int) -> "Node | None":
@@ -30,13 +35,13 @@ class Node:
         try:
             heap = Heap(min(machine_bytes(), ADDRESS_BYTES // comm.size))
         except (OSError, AttributeError, ValueError, OverflowError):
-            pass
+            pass                                            # the ranks hear of it below, and agree on messages
         facts = comm.allgather(None if heap is None else (os.getpid(), heap.file, heap.num_bytes, heap.token))
         if None not in facts:
             try:
                 mappings = [heap.memory if rank == comm.rank else Mapping.of_neighbour(*fact) for rank, fact in enumerate(facts)]
             except (OSError, ValueError, OverflowError):
-                pass
+                pass                                        # likewise
         places = comm.allgather((world_rank, own_cores(), mappings is not None))
         if heap is not None:
             heap.hide()
@@ -57,3 +62,24 @@ class Node:
         desks = [heap + offset for heap, offset in zip(heaps, offsets)]
         return Lane(table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores), comm,
                     lambda: self._desks.pop(own))
+
+    def common(self, comm, world_ranks: tuple[int, ...], size: int, dtype):
+        """An array that these ranks see, contents undefined, in the heap of the first; None on all if that is full.
+
+        Collective over comm, which they form. When a rank lets it go a neighbour may still read it: so it is freed at a later
+        call by the same ranks, once all have.
+        """
+        for key in frozenset.intersection(*comm.allgather(frozenset(self._unused))):
+            if key[0] == world_ranks:
+                self._unused.remove(key)
+                self._common.pop(key, None)
+        array = self.heap.empty(size, dtype) if comm.rank == 0 else None
+        offset = comm.bcast(None if array is None else array.ctypes.data - self.heap.memory.address)
+        if offset is None:
+            return None
+        key = world_ranks, offset
+        if array is not None:
+            self._common[key] = array
+        seen = numpy.ndarray(size, dtype, self._mappings[world_ranks[0]].map, offset)
+        weakref.finalize(seen, self._unused.add, key).atexit = False
+        return seen
