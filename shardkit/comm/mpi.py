@@ -19,6 +19,7 @@ from .checked import check_collectives
 from .guard import JobGuard
 from .launch import check_launch, check_library, own_cores, settle_threads
 from .shared import open_node
+from .shared.levels import Levels, ranks_per_node
 from .shared.verbs import NodeVerbs
 from .start import start_limit
 from .watchdog import Watchdog
@@ -118,18 +119,25 @@ class MPICommunicationBackend(NodeVerbs):
         home = None if self._node is None else self._node.members[0]
         self._homes, crowded = zip(*self._parent.allgather((home, len(set().union(*cores)) < len(cores))))
         self.shares_cores = any(crowded)
-        self._lane = self._own_lane()
+        self._take_roads()
         node.Free()
 
-    def _own_lane(self):
-        """The lane of this group, if all its ranks are on one node and there are several. Collective over it."""
-        homes = {self._homes[rank] for rank in self.world_ranks}
-        if len(homes) > 1 or None in homes or self.world_size == 1:
-            return None
-        return self._node.lane(self._comm, self.world_ranks)
+    def _take_roads(self):
+        """A lane for this group, if all its ranks are on one node and there are several; or levels. Collective over it."""
+        homes = [self._homes[rank] for rank in self.world_ranks]
+        if self.world_size > 1 and len(set(homes)) == 1 and homes[0] is not None:
+            self._lane = self._node.lane(self._comm, self.world_ranks)
+        here = ranks_per_node(homes)
+        if here is not None:
+            levels = Levels(self._group_of(self._comm.Split(self.rank // here, self.rank)),
+                            self._group_of(self._comm.Split(self.rank % here, self.rank)))
+            if all(self._comm.allgather(levels.near._lane is not None)):
+                self._levels = levels
+            else:
+                levels.close()
 
     def memory(self):
-        return None if self._lane is None else self._node.heap
+        return None if self._lane is None and self._levels is None else self._node.heap
 
     def common(self, size: int, dtype):
         return None if self._lane is None else self._node.common(self._comm, self.world_ranks, size, dtype)
@@ -140,9 +148,10 @@ class MPICommunicationBackend(NodeVerbs):
         if self._is_world:
             self._guard.stop()
         self._close_watchdog()
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+        for road in (self._lane, self._levels):
+            if road is not None:
+                road.close()
+        self._lane = self._levels = None
         self._family.remove(self._comm)
         self._comm.Free()
         self._comm = None
@@ -194,8 +203,10 @@ class MPICommunicationBackend(NodeVerbs):
 
     def _split(self, color, key):
         comm = self._comm.Split(self._mpi.UNDEFINED if color is None else color, key)
-        if comm == self._mpi.COMM_NULL:
-            return None
+        return None if comm == self._mpi.COMM_NULL else self._group_of(comm)
+
+    def _group_of(self, comm):
+        """Some ranks of this group, as a backend. Collective over comm."""
         group = MPICommunicationBackend(comm)
         self._family.append(comm)
         group._family = self._family
@@ -204,5 +215,5 @@ class MPICommunicationBackend(NodeVerbs):
         places = comm.group.Translate_ranks(range(comm.size), self._comm.group)
         group.world_ranks = tuple(self.world_ranks[place] for place in places)
         group._node, group._homes = self._node, self._homes
-        group._lane = group._own_lane()
+        group._take_roads()
         return group

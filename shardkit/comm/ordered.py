@@ -40,6 +40,8 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
     Collective over the backend, in place.
     buffer    [any length], float or integer dtype
     """
+    if backend.world_size == 1:
+        return
     if backend.adds_in_tree_order(buffer):
         return backend.all_reduce(buffer)
     shard = -(-buffer.size // backend.world_size)

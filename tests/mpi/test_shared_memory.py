@@ -155,21 +155,93 @@ def test_without_lanes_everything_goes_through_mpi(backend, monkeypatch, variabl
     assert (ones == backend.world_size).all()
 
 
-def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(backend, monkeypatch):
+# ---- several nodes, which are here parts of one -----------------------------------------------------------------------
+
+@pytest.fixture
+def two_nodes(backend, monkeypatch):
+    """A backend of four ranks on two nodes."""
     if backend.world_size != 4:
         pytest.skip("two nodes of two ranks are four ranks")
     monkeypatch.setenv("SHARDKIT_SHARED", "1")
     monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "2")
     second = MPICommunicationBackend()
     second.initialize()
-    near, far = second.split(second.rank // 2), second.split(second.rank % 2)
-    for group in (second, near, far):
+    yield second
+    second.shutdown()
+
+
+def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(two_nodes):
+    near, far = two_nodes.split(two_nodes.rank // 2), two_nodes.split(two_nodes.rank % 2)
+    for group in (two_nodes, near, far):
         ones = numpy.ones(100_000)
         group.all_reduce(ones)
         assert (ones == group.world_size).all()
-    assert [group.memory() is None for group in (second, near, far)] == [True, False, True]
-    for group in (near, far, second):
+    assert [group.memory() is None for group in (two_nodes, near, far)] == [False, False, True]
+    assert [group.common(5, "float32") is None for group in (two_nodes, near, far)] == [True, False, True]
+    for group in (near, far):
         group.shutdown()
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_contract_holds_on_two_nodes(two_nodes, promise):
+    two_nodes.small_bytes = -1
+    with collectively(two_nodes):
+        PROMISES[promise](two_nodes)
+
+
+@pytest.mark.parametrize("size", [1, 7, 40_000, 1_500_001])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
+    """The same bits as one node, and as numpy; every verb on equal and on other parts."""
+    arrays = [rough(rank, size * 4, dtype) for rank in range(4)]
+    wide = "float32" if dtype == "float16" else dtype           # as which half floats are added
+    mine, whole = arrays[two_nodes.rank], tree([array.astype(wide) for array in arrays]).astype(dtype)
+    total, counts = mine.copy(), [size * 4 - 3, 0, 1, 2]
+    ordered_all_reduce(two_nodes, total)
+    assert total.tobytes() == whole.tobytes()
+    part = numpy.empty(size, dtype)
+    ordered_reduce_scatter(two_nodes, mine, part)
+    own = slice(size * two_nodes.rank, size * (two_nodes.rank + 1))
+    assert part.tobytes() == whole[own].tobytes()
+    everything = numpy.zeros_like(whole)
+    two_nodes.all_gather(part, everything)
+    assert everything.tobytes() == whole.tobytes()
+    if two_nodes.adds_in_tree_order(mine):
+        start = sum(counts[:two_nodes.rank])
+        own = slice(start, start + counts[two_nodes.rank])
+        part = numpy.empty(counts[two_nodes.rank], dtype)
+        two_nodes.reduce_scatter(mine, part, counts)
+        assert part.tobytes() == whole[own].tobytes()
+        everything = numpy.zeros_like(whole)
+        two_nodes.all_gather(part, everything, counts)
+        assert everything.tobytes() == whole.tobytes()
+
+
+def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
+    """The bytes that a rank hands to MPI in a reduce-scatter and an all-gather: half of what it needs without levels."""
+    sent = []
+    far = two_nodes._levels.far
+    isend = far._comm.Isend
+
+    def counted(array, *rest):
+        sent.append(array.nbytes)
+        return isend(array, *rest)
+    whole, part = numpy.ones(400_000, "float32"), numpy.empty(100_000, "float32")
+    with monkeypatch.context() as patch:
+        patch.setattr(far, "_comm", _Recorder(far._comm, counted))
+        ordered_reduce_scatter(two_nodes, whole, part)
+        two_nodes.all_gather(part, whole)
+    assert sent == [part.nbytes, part.nbytes]                   # its node's sum of one slice; its own slice
+
+
+class _Recorder:
+    """A communicator with another Isend."""
+
+    def __init__(self, comm, isend):
+        self._own, self.Isend = comm, isend
+
+    def __getattr__(self, name):
+        return getattr(self._own, name)
 
 
 # ---- parameters that a node has once -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Ranks of one node read and write each other's memory instead of sending messages.
 
-heap.py is the memory, node.py who can see whose, lane.py a group's verbs on it; meeting.py says how the ranks meet.
+heap.py is the memory, node.py who can see whose, lane.py a group's verbs on it; meeting.py says how the ranks meet. levels.py
+puts lanes together with messages between nodes.
 """
 from importlib.util import find_spec
 

@@ -1,0 +1,107 @@
+"""A group on several nodes, with as many of its ranks on each: in the memory of a node first, then between nodes.
+
+    ranks    0 1 | 2 3 | 4 5          near: the ranks of one node, in a lane          (0 1) (2 3) (4 5)
+                                      far:  those at the same place of every node     (0 2 4) (1 3 5)
+
+    reduce-scatter   near: each rank adds what all ranks at its place are to get;    far: each of them adds its own
+    all-reduce       near: reduce-scatter;    far: reduce-scatter, all-gather;       near: all-gather
+    all-gather       far: the slices of all ranks at its place;                      near: all slices
+
+A sum leaves its node once, and not once per rank. Where a node has a power of two of the ranks, the tree over all ranks (see
+ordered.py) adds each node first, so the bits are those of that tree.
+"""
+from itertools import groupby
+
+from ...array.arena import empty
+from ...array.kernels import tree_sum
+from ..checks import starts_of
+from ..operations import ReductionOperation
+
+WINDOW_ELEMENTS = 1 << 20               # of what comes from other nodes at once
+SUM = ReductionOperation.SUM
+
+
+def ranks_per_node(homes) -> int | None:
+    """How many ranks of a group each of its nodes has, if levels suit it: one node after the other, with equally many ranks.
+
+    homes   of all ranks of the group: what tells nodes apart; None where a rank sees no neighbour's memory
+    """
+    lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
+    suits = None not in homes and 1 < len(lengths) == len(set(homes)) and len(set(lengths)) == 1 and lengths[0] > 1
+    return lengths[0] if suits else None
+
+
+class Levels:
+    """One rank's end. Every method is collective over the whole group; arrays are flat, on the host.
+
+    near, far   groups with a lane, and of one rank per node
+    """
+
+    def __init__(self, near, far):
+        self.near, self.far = near, far
+        self._place, self._here = near.rank, near.world_size
+
+    def adds(self, dtype) -> bool:
+        """True if sums of this dtype are the tree over all ranks."""
+        return self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype)
+
+    def reduce_scatter(self, send, receive, counts) -> None:
+        """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""
+        own, starts = counts[self._place::self._here], starts_of(counts)
+        partial = empty(sum(own), send.dtype)
+        at = starts_of(own)
+        for node in range(self.far.world_size):
+            first = node * self._here
+            there = counts[first:first + self._here]
+            self.near._lane.reduce_scatter(send[starts[first]:starts[first] + sum(there)], partial[at[node]:at[node] + own[node]],
+                                           there, SUM)
+        self._add_nodes(partial, own, receive)
+
+    def all_reduce(self, array) -> None:
+        """The sum, in place."""
+        here = _shares(array.size, self._here)
+        start = starts_of(here)[self._place]
+        mine = array[start:start + here[self._place]]
+        self.near._lane.reduce_scatter(array, mine, here, SUM)
+        there = _shares(mine.size, self.far.world_size)
+        start = starts_of(there)[self.far.rank]
+        own = mine[start:start + there[self.far.rank]]
+        self._add_nodes(mine, there, own)
+        self.far._all_gather(own, mine, there)
+        self.near._lane.all_gather(mine, array, here)
+
+    def all_gather(self, send, receive, counts) -> None:
+        """All slices in `receive`."""
+        own, starts, nodes = counts[self._place::self._here], starts_of(counts), self.far.world_size
+        places = starts[self._place::self._here]
+        self.far._all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
+        for node, (place, count) in enumerate(zip(places, own)):
+            first = node * self._here
+            there = counts[first:first + self._here]
+            self.near._lane.all_gather(receive[place:place + count], receive[starts[first]:starts[first] + sum(there)], there)
+
+    def _add_nodes(self, partial, counts, out) -> None:
+        """The slice of this node of the sum over nodes of `partial`, in `out`, which may be that slice."""
+        nodes, starts = self.far.world_size, starts_of(counts)
+        window = max(1, WINDOW_ELEMENTS // nodes)
+        received = empty(nodes * min(window, max(counts)), partial.dtype)
+        for first in range(0, max(counts), window):
+            sizes = [min(max(count - first, 0), window) for count in counts]
+            own = sizes[self.far.rank]
+            slices = received[:nodes * own]
+            self.far._all_to_all(partial, slices, sizes, [own] * nodes,
+                                 [start + min(first, count) for start, count in zip(starts, counts)],
+                                 [node * own for node in range(nodes)])
+            if own:
+                tree_sum(list(slices.reshape(nodes, own)), out=out[first:first + own])
+
+    def close(self) -> None:
+        """Collective."""
+        for group in (self.near, self.far):
+            group.shutdown()
+
+
+def _shares(size: int, num_ranks: int) -> list[int]:
+    """So many elements in parts that are equal, but for the last ones."""
+    shard = -(-size // num_ranks)
+    return [min(max(size - rank * shard, 0), shard) for rank in range(num_ranks)]
