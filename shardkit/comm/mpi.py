@@ -146,7 +146,8 @@ class MPICommunicationBackend(NodeVerbs):
         if self._comm is None:
             return
         if self._is_world:
-            self._guard.stop()
+            with self._verb("shutdown"):                 # noted and watched: a rank may never come here either
+                self._guard.stop()
         self._close_watchdog()
         for road in (self._lane, self._levels):
             if road is not None:
