@@ -7,6 +7,7 @@ FOLDER  gets the checkpoint, the ledgers, and the file `struck`, made when the f
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -49,6 +50,9 @@ class Fault:
             return 1.0
         self.is_due = False
         if self.how == "stop":                  # until now a busy machine may take as long as it likes
+            if place == "start-up":
+                self.backend.barrier()          # ranks start one after the other
+                time.sleep(0.3 * (self.backend.rank == 1))                  # what it has sent is on its way
             self.backend.timeout = WATCHDOG_SECONDS
             self.backend.keep_ledger(self.folder / "ledger")
         if self.backend.rank == 1:
