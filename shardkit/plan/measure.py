@@ -8,8 +8,9 @@
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
 
-What one rank does is timed in processor time, on one thread, the best of a few tries, so it is what a core does that the rank
-has to itself; then the mean over the ranks. A collective takes as long as its slowest rank, the quickest of a few tries.
+What one rank does is timed in processor time, on one thread, so it is what a core does that the rank has to itself, but for its
+caches: the median of some tries, then the mean over the ranks. A collective takes as long as its slowest rank, the quickest of
+a few tries.
 """
 import os
 import tempfile
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable
 from itertools import cycle, islice
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 
 import numpy
 from threadpoolctl import threadpool_limits
@@ -125,24 +126,24 @@ def _value(value) -> str:
 
 # ---- one rank --------------------------------------------------------------------------------------------------------
 
-def _best_seconds(act: Callable[[], object]) -> float:
-    """The quickest of some tries, in processor seconds of this thread."""
+def _usual_seconds(act: Callable[[], object]) -> float:
+    """The median of some tries, in processor seconds of this thread."""
     act()
-    began, best, tries = time.perf_counter(), float("inf"), 0
-    while tries < _TRIES or time.perf_counter() - began < _PART_SECONDS:
+    began, tries = time.perf_counter(), []
+    while len(tries) < _TRIES or time.perf_counter() - began < _PART_SECONDS:
         start = time.thread_time()
         act()
-        best, tries = min(best, time.thread_time() - start), tries + 1
-    return best
+        tries.append(time.thread_time() - start)
+    return median(tries)
 
 
 def _memory_speeds() -> list[float]:
     """Bytes per second of a sum of arrays, and of fused kernels by the bytes that they cannot avoid."""
     a, b, c = (numpy.ones(_STREAM_ELEMENTS, "float32") for _ in range(3))
-    stream = 12 * _STREAM_ELEMENTS / _best_seconds(lambda: numpy.add(a, b, out=c))
+    stream = 12 * _STREAM_ELEMENTS / _usual_seconds(lambda: numpy.add(a, b, out=c))
     rows, weight = a.reshape(-1, 512), numpy.ones(512, "float32")
-    norm = _best_seconds(lambda: kernels.layer_norm(rows, weight, weight, 1e-5, out=c.reshape(-1, 512)))
-    bend = _best_seconds(lambda: kernels.gelu(a, out=c))
+    norm = _usual_seconds(lambda: kernels.layer_norm(rows, weight, weight, 1e-5, out=c.reshape(-1, 512)))
+    bend = _usual_seconds(lambda: kernels.gelu(a, out=c))
     return [stream, mean([8 * _STREAM_ELEMENTS / norm, 8 * _STREAM_ELEMENTS / bend])]
 
 
@@ -153,7 +154,7 @@ def _product_speeds(dtype: str) -> list[float]:
         matrix_bytes = edge * edge * numpy.dtype(dtype).itemsize
         sets = cycle([[numpy.ones((edge, edge), dtype) for _ in range(3)] for _ in range(1 + _COLD_BYTES // (3 * matrix_bytes))])
         times = max(1, (256 // edge) ** 2)
-        seconds = _best_seconds(lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)])
+        seconds = _usual_seconds(lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)])
         speeds.append(2.0 * edge ** 3 * times / seconds)
     return speeds
 
@@ -162,7 +163,7 @@ def _call_seconds() -> list[float]:
     """Of one kernel call in a transformer block on next to nothing: what Python needs around it, forward and backward."""
     block = TransformerBlock(16, 2).finish(0)
     x, gradient = Tensor(numpy.ones((1, 8, 16), "float32"), requires_grad=True), numpy.ones((1, 8, 16), "float32")
-    return [_best_seconds(lambda: block(x).backward(gradient)) / (2 * SHARDKIT.calls_per_layer)]
+    return [_usual_seconds(lambda: block(x).backward(gradient)) / (2 * SHARDKIT.calls_per_layer)]
 
 
 def _memory_bytes() -> float:
