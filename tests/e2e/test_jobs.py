@@ -152,10 +152,12 @@ def test_a_job_that_never_gets_done_stops_after_its_restarts(site, scheduler, te
     assert job.returncode == 75 and "not done after 3 restarts" in output and asked(site) == ""
 
 
-RANKS = """trap 'echo ranks got USR1; exit 75' USR1
+# Read before the signal comes: bash may run a trap while it reads $(...), and stumble.
+RANKS = """train() { for _ in {1..100}; do sleep 0.1; done; }
+trap 'echo ranks got USR1; exit 75' USR1
 trap : TERM
 echo ready
-for _ in $(seq 100); do sleep 0.1; done
+train
 """
 
 
