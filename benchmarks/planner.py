@@ -2,10 +2,10 @@
 
     python benchmarks/planner.py [--model S] [--ranks 2,4] [--turns 7]
 
-The machine is measured first, by `shardkit bench hardware` on one rank and on as many. Times are ratios to the step of one
-rank, which takes turns with the layouts. Memory is the most that the allocator of the fullest rank accounted for at once:
-parameters, gradients, optimizer state, activations. The last line says whether the layout that was predicted to be the
-quickest is one of the two that were.
+The machine is measured first, by `shardkit bench hardware` on as many ranks. Times are ratios to the step of one rank, which
+takes turns with the layouts; that is predicted from the same description, since the speed of a shared machine drifts. Memory is
+the most that the allocator of the fullest rank accounted for at once: parameters, gradients, optimizer state, activations. The
+last line says whether the layout that was predicted to be the quickest is one of the two that were.
 """
 import argparse
 import subprocess
@@ -75,7 +75,7 @@ def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, d
     """The table of one number of ranks, raw numbers, errors, and what went wrong."""
     from shardkit.plan import SHARDKIT, Layout, memory_of, step_cost
     cluster, shape = hardware(ranks, folder), shape_of(sizes)
-    alone = step_cost(Layout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, hardware(1, folder)).seconds
+    alone = step_cost(Layout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster).seconds
     every, rows, raw, wrong = layouts(ranks, sizes.batch), [], {}, []
     for first in range(0, len(every), AT_ONCE):
         some = every[first:first + AT_ONCE]
