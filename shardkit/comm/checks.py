@@ -90,6 +90,12 @@ def equal_counts(what: str, size: int, num_ranks: int) -> list[int]:
     return [size // num_ranks] * num_ranks
 
 
+def shares_of(size: int, num_ranks: int) -> list[int]:
+    """`size` elements in parts that are equal, but for the last ones."""
+    share = -(-size // num_ranks)
+    return [min(max(size - rank * share, 0), share) for rank in range(num_ranks)]
+
+
 def starts_of(counts: list[int]) -> list[int]:
     """Where each piece begins when the pieces lie one after the other."""
     return [0, *accumulate(counts)][:-1]

@@ -14,7 +14,7 @@ import numpy
 from ..array.arena import empty
 from ..array.backend import xp_of
 from ..array.kernels import tree_sum
-from .checks import equal_counts, starts_of
+from .checks import equal_counts, shares_of, starts_of
 from .device import HALF_FLOATS
 
 SCRATCH_ELEMENTS = 1 << 20
@@ -31,7 +31,7 @@ def ordered_reduce_scatter(backend, buffer, out, *, scratch_elements: int = SCRA
     if backend.adds_in_tree_order(buffer):
         return backend.reduce_scatter(buffer, out, in_place=True)
     counts = equal_counts("counts", buffer.size, backend.world_size)
-    _reduce_to_owners(backend, buffer, counts, out, scratch_elements, scratch)
+    reduce_to_owners(backend.all_to_all, backend.rank, buffer, counts, out, scratch_elements, scratch)
 
 
 def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None):
@@ -44,11 +44,10 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
         return
     if backend.adds_in_tree_order(buffer):
         return backend.all_reduce(buffer)
-    shard = -(-buffer.size // backend.world_size)
-    counts = [min(max(buffer.size - rank * shard, 0), shard) for rank in range(backend.world_size)]
+    counts = shares_of(buffer.size, backend.world_size)
     start = starts_of(counts)[backend.rank]
     own = buffer[start:start + counts[backend.rank]]
-    _reduce_to_owners(backend, buffer, counts, own, scratch_elements, scratch)
+    reduce_to_owners(backend.all_to_all, backend.rank, buffer, counts, own, scratch_elements, scratch)
     backend.all_gather(own, buffer, counts)
 
 
@@ -65,9 +64,13 @@ def ordered_sum(backend, values):
     return tree_sum(list(table))
 
 
-def _reduce_to_owners(backend, buffer, counts, out, scratch_elements, scratch):
-    """A window of every owner's slice at a time, so that the scratch stays small."""
-    num_ranks, rank = backend.world_size, backend.rank
+def reduce_to_owners(all_to_all, rank, buffer, counts, out, scratch_elements=SCRATCH_ELEMENTS, scratch=None):
+    """The sum over ranks of this rank's slice of `buffer`, in `out`, which may be that slice. Collective.
+
+    A window of every owner's slice at a time, so that the scratch stays small.
+    all_to_all   as of a backend: (send, receive, send counts, receive counts, send starts)
+    """
+    num_ranks = len(counts)
     starts = starts_of(counts)
     window = max(1, scratch_elements // num_ranks)
     if scratch is None:
@@ -75,8 +78,8 @@ def _reduce_to_owners(backend, buffer, counts, out, scratch_elements, scratch):
     for first in range(0, max(counts), window):
         sizes = [min(max(count - first, 0), window) for count in counts]
         received = scratch[:num_ranks * sizes[rank]]
-        backend.all_to_all(buffer, received, sizes, [sizes[rank]] * num_ranks,
-                           [start + min(first, count) for start, count in zip(starts, counts)])
+        all_to_all(buffer, received, sizes, [sizes[rank]] * num_ranks,
+                   [start + min(first, count) for start, count in zip(starts, counts)])
         _add(received, num_ranks, out[first:first + sizes[rank]])
 
 

@@ -13,11 +13,10 @@ ordered.py) adds each node first, so the bits are those of that tree.
 from itertools import groupby
 
 from ...array.arena import empty
-from ...array.kernels import tree_sum
-from ..checks import starts_of
+from ..checks import shares_of, starts_of
 from ..operations import ReductionOperation
+from ..ordered import reduce_to_owners
 
-WINDOW_ELEMENTS = 1 << 20               # of what comes from other nodes at once
 SUM = ReductionOperation.SUM
 
 
@@ -59,11 +58,11 @@ class Levels:
 
     def all_reduce(self, array) -> None:
         """The sum, in place."""
-        here = _shares(array.size, self._here)
+        here = shares_of(array.size, self._here)
         start = starts_of(here)[self._place]
         mine = array[start:start + here[self._place]]
         self.near._lane.reduce_scatter(array, mine, here, SUM)
-        there = _shares(mine.size, self.far.world_size)
+        there = shares_of(mine.size, self.far.world_size)
         start = starts_of(there)[self.far.rank]
         own = mine[start:start + there[self.far.rank]]
         self._add_nodes(mine, there, own)
@@ -81,27 +80,13 @@ class Levels:
             self.near._lane.all_gather(receive[place:place + count], receive[starts[first]:starts[first] + sum(there)], there)
 
     def _add_nodes(self, partial, counts, out) -> None:
-        """The slice of this node of the sum over nodes of `partial`, in `out`, which may be that slice."""
-        nodes, starts = self.far.world_size, starts_of(counts)
-        window = max(1, WINDOW_ELEMENTS // nodes)
-        received = empty(nodes * min(window, max(counts)), partial.dtype)
-        for first in range(0, max(counts), window):
-            sizes = [min(max(count - first, 0), window) for count in counts]
-            own = sizes[self.far.rank]
-            slices = received[:nodes * own]
-            self.far._all_to_all(partial, slices, sizes, [own] * nodes,
-                                 [start + min(first, count) for start, count in zip(starts, counts)],
-                                 [node * own for node in range(nodes)])
-            if own:
-                tree_sum(list(slices.reshape(nodes, own)), out=out[first:first + own])
+        """The sum over nodes of the slice of `partial` that this rank owns, in `out`, which may be that slice."""
+        reduce_to_owners(self._between_nodes, self.far.rank, partial, counts, out)
+
+    def _between_nodes(self, send, receive, send_counts, receive_counts, send_starts) -> None:
+        self.far._all_to_all(send, receive, send_counts, receive_counts, send_starts, starts_of(receive_counts))
 
     def close(self) -> None:
         """Collective."""
         for group in (self.near, self.far):
             group.shutdown()
-
-
-def _shares(size: int, num_ranks: int) -> list[int]:
-    """So many elements in parts that are equal, but for the last ones."""
-    shard = -(-size // num_ranks)
-    return [min(max(size - rank * shard, 0), shard) for rank in range(num_ranks)]
