@@ -7,9 +7,10 @@
 
     segment   | lent | free |   lent   |            free             |
 
-A segment is one mapping of memory, in huge pages where the system has them. An array gets the smallest free block that is
-large enough, and what it does not need of it stays free; free neighbours become one block. If nothing is large enough, the
-arena grows by a segment. A step lets go of all that it took, so after the first one, whose segments become one, nothing is
+A segment is one mapping of memory, in huge pages where the system has them. An array gets the block of one of its size that
+came back last, and is still in the cache. If there is none, all that came back is free, neighbours as one block, and the array
+gets the smallest block that is large enough; what it does not need of it stays free. If nothing is large enough, the arena grows
+by a segment. A step lets go of all that it took, so after the first one, whose segments become one, nothing is
 asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the cache.
 """
 import mmap
@@ -57,8 +58,9 @@ class Arena:
         self._free: list[tuple] = []            # (size, start), sorted
         self._size_at: dict[int, int] = {}      # start of a free block -> its size
         self._start_of: dict[int, int] = {}     # stop of a free block -> its start
-        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, its (start, size))
-        self._came_back: list[tuple] = []       # (start, size) of arrays that are gone
+        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, its block)
+        self._came_back: list[tuple] = []       # blocks (start, size, mapping, where the start is in it) of arrays that are gone
+        self._idle: dict[int, list[tuple]] = {}     # size -> blocks that came back and are not joined to free ones
         self._next_start = 0                    # of the next segment
         self.num_bytes = 0                      # lent out and free
 
@@ -80,13 +82,10 @@ class Arena:
         num_bytes = (shape if isinstance(shape, int) else prod(shape)) * dtype.itemsize
         if num_bytes <= SMALL_BYTES:
             return numpy.empty(shape, dtype)
-        self._collect()
-        size = _round_up(num_bytes, ALIGNMENT_BYTES)
-        start = self._take(size)
-        first, memory, offset = self._segments[bisect_left(self._segments, (start + 1,)) - 1]
-        array = numpy.ndarray(shape, dtype, memory, offset + start - first)
+        block = self._block(-(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
+        array = numpy.ndarray(shape, dtype, block[2], block[3])
         reference = weakref.ref(array, self._come_back)
-        self._lent[id(reference)] = reference, (start, size)
+        self._lent[id(reference)] = reference, block
         return array
 
     def _come_back(self, reference):
@@ -99,7 +98,7 @@ class Arena:
     @property
     def lent_bytes(self) -> int:
         """Of blocks that are in use."""
-        self._collect()
+        self._join_idle()
         return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
@@ -109,9 +108,29 @@ class Arena:
 
     # ---- blocks --------------------------------------------------------------------------------------------------
 
+    def _block(self, size: int) -> tuple:
+        """A block of this size."""
+        self._collect()
+        same = self._idle.get(size)
+        if same:
+            return same.pop()
+        self._join_idle()
+        start = self._take(size)
+        first, memory, offset = self._segments[bisect_left(self._segments, (start + 1,)) - 1]
+        return start, size, memory, offset + start - first
+
     def _collect(self):
         while self._came_back:
-            self._give(*self._came_back.pop())
+            block = self._came_back.pop()
+            self._idle.setdefault(block[1], []).append(block)
+
+    def _join_idle(self):
+        """All that came back is free."""
+        self._collect()
+        for blocks in self._idle.values():
+            for start, size, _, _ in blocks:
+                self._give(start, size)
+        self._idle.clear()
 
     def _take(self, size: int) -> int:
         """The start of a block of this size."""
@@ -159,7 +178,7 @@ class Arena:
 
     def _join_segments(self):
         """One segment of the same size, if nothing is in use: the next step finds one piece instead of many."""
-        self._collect()
+        self._join_idle()
         if len(self._segments) > 1 and not self._lent:
             num_bytes = self.num_bytes
             self.clear()
