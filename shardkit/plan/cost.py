@@ -67,7 +67,7 @@ def step_cost(layout: Layout, shape: ModelShape, software: Software, cluster: Cl
     seconds = _stage_seconds(stages, layout, software, busy, once)
     run = replayed if is_exact else estimated
     pipeline = run(layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, seconds, latency)
-    pipeline = max(pipeline, _shared_cores(layout, seconds, cluster))
+    pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
     if once:
         pipeline += 2 * sum(stage.gather for stage in stages) * (1 - _hidden(software.overlaps_gathers, stages, layout))
     reduction, update = _end_of_step(layout, stages, shape, software, cluster)
@@ -138,13 +138,14 @@ def _hidden(overlaps: bool, stages: list[_Stage], layout: Layout) -> float:
     return min(compute / gather, 1.0) if overlaps and gather else 0.0
 
 
-def _shared_cores(layout: Layout, seconds: StageSeconds, cluster: Cluster) -> float:
-    """Where there are more ranks than cores: the work of all ranks by the cores."""
+def _shared_cores(layout: Layout, seconds: StageSeconds, message: float, cluster: Cluster) -> float:
+    """Where there are more ranks than cores: the work of all ranks by the cores, and the messages that a rank waits for."""
     if not cluster.cores or cluster.devices <= cluster.cores:
         return 0.0
     work = layout.micro_batches * sum(map(seconds.total, range(len(seconds.forward)))) * layout.data * layout.tensor
     here = min(layout.devices, cluster.devices)
-    return work / layout.devices * here / min(cluster.cores, here)
+    messages = layout.micro_batches * layout.virtual * min(layout.pipeline - 1, 2)      # in the midst of it from both sides
+    return work / layout.devices * here / min(cluster.cores, here) + messages * message
 
 
 def _end_of_step(layout: Layout, stages: list[_Stage], shape: ModelShape, software: Software,
@@ -166,7 +167,8 @@ def _end_of_step(layout: Layout, stages: list[_Stage], shape: ModelShape, softwa
         spread = 0.0
     else:
         reduction = travel(REDUCE_SCATTER, software.wire_bytes)
-        spread = 0.0 if policy.shard_parameters else travel(ALL_GATHER, software.parameter_bytes)
+        spread = travel(ALL_GATHER, software.parameter_bytes) if not policy.shard_parameters else _meetings(
+            messages[most], software, data, cluster)
     times = 1 if software.sums_in_tree or not policy.shard_gradients else layout.micro_batches
     reduction *= times                              # there is no room for whole gradients to wait for the last micro-batch
     if software.overlaps_reductions:                # with the backward of that micro-batch
@@ -179,6 +181,13 @@ def _end_of_step(layout: Layout, stages: list[_Stage], shape: ModelShape, softwa
     clip = sum(collective_seconds(cluster, ALL_REDUCE, 8, group) for group in (data, Group(layout.pipeline, 1)))
     update = cluster.device.pass_seconds(owned * software.update_bytes) + clip + messages[most] * cluster.device.call_seconds
     return reduction + spread, update
+
+
+def _meetings(number: int, software: Software, data: Group, cluster: Cluster) -> float:
+    """Seconds until owners have written so many parameters that a node has once; 0 where each gather waits for its own."""
+    if software.gathers(data.size, data.stride, cluster.sharing):
+        return 0.0
+    return number * collective_seconds(cluster, ALL_GATHER, data.size, data)
 
 
 def _parts(layout: Layout, stages: list[_Stage], busy: float, pipeline: float, gathers_once: bool) -> dict[str, float]:
