@@ -28,6 +28,7 @@ class Sizes:
     style: str = "gpt2"
     micro_batches: int = 4          # of the pipeline contenders; the others compute their part of the batch at once
     first_stage_blocks: int = 0     # transformer blocks of the first of two pipeline stages
+    blocks_of_v: tuple = ()         # of each of the four stages of a pipeline in the shape of a V: 0 and 3 on rank 0
 
     @property
     def tokens(self) -> int:
@@ -44,6 +45,7 @@ class Spec:
 
     library    "shardkit" or "torch"
     strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
+    schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     attention, fused, compiled   torch only: form of attention, fused AdamW instead of the default, torch.compile
     layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
     """
@@ -52,6 +54,7 @@ class Spec:
     library: str
     ranks: int = 1
     strategy: str = "ddp"
+    schedule: str = "1f1b"
     attention: str = "eager"
     fused: bool = False
     compiled: bool = False
@@ -59,6 +62,12 @@ class Spec:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+
+def blocks_of_stages(spec: Spec, sizes: Sizes) -> tuple[int, ...]:
+    """Transformer blocks of each pipeline stage, the same for both libraries."""
+    first = sizes.first_stage_blocks
+    return sizes.blocks_of_v if spec.schedule == "zb-v" else (first, sizes.layers - first)
 
 
 def token_batch(sizes, number: int):
@@ -88,17 +97,21 @@ class Shardkit:
         from shardkit.plan import Layout
         models = {"ddp": sk.DDPModel, "zero1": sk.ZeRO1Model, "zero2": sk.ZeRO2Model, "fsdp": sk.FSDPModel,
                   "tensor": sk.TensorParallelModel, "pipeline": sk.PipelineParallelModel}
-        is_pipeline = spec.strategy == "pipeline" and spec.ranks == 2
-        split = sizes.first_stage_blocks
-        self.backend, self.sizes, self.split_batch = sk.MPICommunicationBackend(), sizes, sk.split_batch
+        self.backend, self.spec, self.sizes, self.split_batch = sk.MPICommunicationBackend(), spec, sizes, sk.split_batch
         if spec.layout is not None:
             self.model = self._in_layout(sk, Layout(**spec.layout))
             return
         config = sk.ShardingConfiguration(
             self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
-            micro_batches=sizes.micro_batches if spec.strategy == "pipeline" else 1,
-            blocks_per_stage=(1 + split, sizes.layers - split + 1) if is_pipeline and split else None)
+            **(self._pipeline_options() if spec.strategy == "pipeline" else {}))
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+
+    def _pipeline_options(self) -> dict:
+        of_stage = list(blocks_of_stages(self.spec, self.sizes))
+        of_stage[0] += 1                # the embedding
+        of_stage[-1] += 1               # the head
+        return {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule,
+                "virtual_stages": len(of_stage) // self.spec.ranks, "blocks_per_stage": tuple(of_stage)}
 
     def _in_layout(self, sk, layout):
         config = sk.ShardingConfiguration(

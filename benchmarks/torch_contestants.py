@@ -1,11 +1,11 @@
-"""PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel, and 1F1B pipelining.
+"""PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel, and pipelining.
 
 Each follows the tutorial of its technique: pytorch.org/tutorials, "DDP", "FSDP2 (fully_shard)", "Tensor Parallel",
 "Pipeline Parallelism". Gradients of replicated parameters are counted once in the norm that clips.
 """
 import torch
 import torch.distributed as dist
-from contestants import CLIP_NORM, LEARNING_RATE, Sizes, Spec, token_batch
+from contestants import CLIP_NORM, LEARNING_RATE, Sizes, Spec, blocks_of_stages, token_batch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 from twins import GPT, mean_loss
 
@@ -131,30 +131,32 @@ class Tensor(Alone):
 
 
 class Pipeline(Alone):
-    """Two stages of torch.distributed.pipelining under Schedule1F1B."""
+    """Stages of torch.distributed.pipelining: one per rank under Schedule1F1B, two under ScheduleZBVZeroBubble."""
 
     def twin(self, spec, weights):
-        split = self.sizes.first_stage_blocks
-        blocks = range(split) if self.rank == 0 else range(split, self.sizes.layers)
-        stage = GPT(self.sizes, spec.attention, blocks=blocks, first=self.rank == 0, last=self.rank == self.ranks - 1)
-        stage.load_state_dict({name: weights[name] for name in stage.state_dict()})
-        return stage
+        of_stage = blocks_of_stages(spec, self.sizes)
+        self.num_stages = len(of_stage)
+        self.stages = {self.rank: None} if spec.schedule == "1f1b" else {self.rank: None, self.num_stages - 1 - self.rank: None}
+        for stage in self.stages:
+            blocks = range(sum(of_stage[:stage]), sum(of_stage[:stage + 1]))
+            part = GPT(self.sizes, spec.attention, blocks=blocks, first=stage == 0, last=stage == self.num_stages - 1)
+            part.load_state_dict({name: weights[name] for name in part.state_dict()})
+            self.stages[stage] = part
+        return torch.nn.ModuleList(self.stages.values())
 
     def parallel(self, twin):
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-        stage = PipelineStage(twin, self.rank, self.ranks, torch.device("cpu"))
-        self.schedule = Schedule1F1B(stage, self.sizes.micro_batches, loss_fn=mean_loss)
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
+        stages = [PipelineStage(part, stage, self.num_stages, torch.device("cpu")) for stage, part in self.stages.items()]
+        options = {"n_microbatches": self.sizes.micro_batches, "loss_fn": mean_loss}
+        self.schedule = Schedule1F1B(*stages, **options) if len(stages) == 1 else ScheduleZBVZeroBubble(stages, **options)
         return twin
 
     def batch(self, number):
         return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
 
     def backward(self, x, y):
-        losses = []
-        if self.rank == 0:
-            self.schedule.step(x)
-        else:
-            self.schedule.step(target=y, losses=losses)
+        losses, is_last = [], self.num_stages - 1 in self.stages
+        self.schedule.step(*([x] if 0 in self.stages else []), **({"target": y, "losses": losses} if is_last else {}))
         return torch.stack(losses).mean().item() if losses else None
 
     def clip(self):

@@ -18,8 +18,10 @@ from contestants import Sizes, Spec
 from race import Race
 from report import Table, machine, machine_text, save
 
-MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4),
-          "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2)}
+MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4,
+                    blocks_of_v=(1, 2, 2, 1)),
+          "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2,
+                    blocks_of_v=(1, 1, 1, 1))}
 STEPS_PER_TURN = {"M": 1, "S": 5}
 TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
 TOLERANCE = 1e-4            # relative, of losses
@@ -40,11 +42,14 @@ GROUPS = {                  # the first is compared with the others
              Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
              Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa")],
     "tensor": [Spec("shardkit tensor", "shardkit", 2, "tensor"), Spec("torch DTensor", "torch", 2, "tensor", **BEST)],
-    "pipeline": [Spec("shardkit pipeline", "shardkit", 2, "pipeline"),
-                 Spec("torch pipelining", "torch", 2, "pipeline", **BEST)],
+    "pipeline": [Spec("shardkit, 1F1B", "shardkit", 2, "pipeline"),
+                 Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1"),
+                 Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v"),
+                 Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
+                 Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST)],
 }
 TITLES = {"alone": "1 rank", "ddp": "2 ranks, data parallel", "fsdp": "2 ranks, fully sharded",
-          "tensor": "2 ranks, tensor parallel", "pipeline": "2 ranks, pipeline 1F1B, {micro_batches} micro-batches"}
+          "tensor": "2 ranks, tensor parallel", "pipeline": "2 ranks, pipeline, {micro_batches} micro-batches"}
 WEIGHTS = {("M", "alone"): 10, ("M", "ddp"): 5, ("M", "fsdp"): 4, ("M", "tensor"): 4, ("M", "pipeline"): 3,
            ("S", "alone"): 4}           # parts of the budget; 1 for the others
 COLUMNS = ["contestant", "ms per step", "tokens/s", "GFLOP/s", "step time / first", "processor ms, all ranks",
