@@ -8,7 +8,8 @@ from shardkit import nn
 from shardkit.layout.cuts import balanced_stages
 from shardkit.schedule import Kind
 
-MESHES = [(pipeline, data) for pipeline in (1, 2, 3, 4) for data in (1, 2) if pipeline * data <= 8]
+SWEPT = [pytest.param(*mesh, marks=pytest.mark.sweep) for mesh in [(1, 1), (1, 2), (4, 1)]]     # as test_strategies, or as others
+MESHES = [(2, 1), (2, 2), (3, 1), (3, 2), (4, 2), *SWEPT]
 POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
 SCHEDULES = ["gpipe", "1f1b"]
 
@@ -51,7 +52,7 @@ def deep_serial():
 
 @pytest.mark.parametrize("policy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("schedule, virtual", [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)])
-@pytest.mark.parametrize("pipeline, data", [(1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)])
+@pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 2), (3, 1), *SWEPT])
 def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(deep_serial, pipeline, data, schedule, virtual, policy):
     if virtual and pipeline * virtual > 8:
         virtual = 2
@@ -59,12 +60,19 @@ def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(deep_serial,
                         changes={"layers": 6}) == deep_serial
 
 
+TIED = {"tied": True, "layers": 3}
+
+
+@pytest.fixture(scope="module")
+def tied_serial():
+    return trained_bits(1, 1, "ddp", changes=TIED)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data, schedule", [(2, 1, "1f1b"), (2, 2, "gpipe"), (3, 1, "1f1b"), (2, 1, "zb-v"),
                                                       (1, 2, "gpipe")])
-def test_tied_weights_have_the_same_bits_wherever_their_users_are(pipeline, data, schedule, policy):
-    changes = {"tied": True, "layers": 3}
-    assert trained_bits(pipeline, data, policy, schedule=schedule, changes=changes) == trained_bits(1, 1, "ddp", changes=changes)
+def test_tied_weights_have_the_same_bits_wherever_their_users_are(tied_serial, pipeline, data, schedule, policy):
+    assert trained_bits(pipeline, data, policy, schedule=schedule, changes=TIED) == tied_serial
 
 
 def test_accumulated_gradients_of_tied_weights_are_added_over_their_users_ranks():
