@@ -12,7 +12,7 @@ from math import isfinite, prod
 
 import numpy
 
-from ..array.backend import Device, to_host
+from ..array.backend import Device, host_array, to_host
 from ..comm import Ballot, Mesh, agree, collectively
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
@@ -197,6 +197,7 @@ class Engine:
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
+        gradients = host_array("gradients", gradients)
         wanted = (sum(unit.num_updated for unit in self.own_units),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as compute_gradients returns them")
@@ -292,7 +293,7 @@ class Engine:
         if self.config.is_checked:
             check_peers(self.mesh, x)
         with whole_outputs():
-            prediction = self._predict(numpy.asarray(x))
+            prediction = self._predict(host_array("x", x))
         shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
         if prediction is None:
             prediction = numpy.empty(shape, self.units[0].dtype)
@@ -369,7 +370,7 @@ class Engine:
     def set_full_parameters(self, vector):
         """The inverse: every rank takes what it owns from the same whole vector. Errors: ValueError on a wrong length."""
         with collectively(self.mesh.world):
-            vector = numpy.asarray(vector)
+            vector = host_array("the parameter vector", vector)
             if vector.shape != (self.parameter_count,):
                 raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
         views = self._canonical_views(vector)

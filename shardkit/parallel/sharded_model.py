@@ -242,8 +242,11 @@ class ShardedModel:
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
         self._saver.wait()
-        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, self.describe_state(data_position),
-                                          keep=keep, keep_every=keep_every, driver=driver)
+        return self._store(path).save(self.engine.counted_boxes(), self.mesh.world, self.describe_state(data_position),
+                                      keep=keep, keep_every=keep_every, driver=driver)
+
+    def _store(self, path) -> CheckpointStore:
+        return CheckpointStore(path, self.engine.device.copies)
 
     def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
                          data_position: dict | None = None) -> PendingCheckpoint:
@@ -254,7 +257,7 @@ class ShardedModel:
         close(). One at a time: the next save waits for it. Arguments as for save_model.
         Errors, on all ranks: as save_model, also from those later calls; nothing is left of the checkpoint then.
         """
-        return self._saver.start(CheckpointStore(path), self.engine.counted_boxes(), self.describe_state(data_position),
+        return self._saver.start(self._store(path), self.engine.counted_boxes(), self.describe_state(data_position),
                                  Retention(keep, keep_every))
 
     def abandon_saving(self):
@@ -295,7 +298,7 @@ class ShardedModel:
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; the model is unchanged then.
         """
         self._saver.wait()
-        store, engine = CheckpointStore(path), self.engine
+        store, engine = self._store(path), self.engine
         try:
             checkpoint = store.load_newest(engine.owned_boxes(), self.mesh.world, self._check_checkpoint,
                                            expendable=engine.is_initial)
