@@ -69,7 +69,7 @@ class Copies:
 
 
 class LaneCopies(Copies):
-    """Copies on a stream of their own. For one thread, and contiguous arrays of one GPU.
+    """Copies on a stream of their own, of arrays of one GPU. For one thread; arrays of the host are for any.
 
     xp     cupy
     pool   of page-locked memory, in bytes
@@ -82,6 +82,8 @@ class LaneCopies(Copies):
         self._last = Done()
 
     def to_host(self, array, target):
+        if isinstance(array, numpy.ndarray):
+            return super().to_host(array, target)
         array = self._xp.ascontiguousarray(array)
         return self._copy(target.ctypes.data, array.data.ptr, array.nbytes, "memcpyDeviceToHost", (array, target))
 
@@ -99,6 +101,9 @@ class LaneCopies(Copies):
         done.hold_back(self._xp.cuda.get_current_stream())
 
     def parts(self, array, spans):
+        return super().parts(array, spans) if isinstance(array, numpy.ndarray) else self._parts_of_gpu(array, spans)
+
+    def _parts_of_gpu(self, array, spans):
         ahead = deque()                     # (memory, part, Done): one is read by the caller while the other is on its way
         try:
             for start, stop in spans:

@@ -76,7 +76,8 @@ class Neighbours:
         self._rank, self._num_ranks = world.rank, world.world_size
         self._own = _laid_out(model.engine.counted_boxes())
         self._other = world.all_gather_object(self._own)[self._rank - 1]
-        self._generations = [_Generation(_end(self._own), _end(self._other), model.engine.device) for _ in range(_NUM_GENERATIONS)]
+        device = model.engine.device
+        self._generations = [_Generation(_end(self._own), _end(self._other), device) for _ in range(_NUM_GENERATIONS)]
 
     def commit(self) -> None:
         """Copy the state of this step, and exchange it with the neighbours. Collective over the mesh."""

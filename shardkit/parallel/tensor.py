@@ -200,8 +200,9 @@ class VocabularyParallelEmbedding(Module):
         self._axis = axis
 
     def forward(self, ids):
-        ids = xp_of(self.weight.array).asarray(array_of(ids))
+        ids = array_of(ids)
         check_ids("embedding", ids, self.weight.global_shape[0])
+        ids = xp_of(self.weight.array).asarray(ids)
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
         rows = ops.embedding(self.weight, local, is_checked=True)
         return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))

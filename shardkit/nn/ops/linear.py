@@ -94,10 +94,10 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     gradient: row v gets the sum over the places where v was taken, in the order of those places
     Errors: ShapeError on ids that are not integers or out of range.
     """
-    ids = xp_of(weight.array).asarray(array_of(ids))
-    num_rows, width = weight.shape
+    ids, (num_rows, width) = array_of(ids), weight.shape
     if not is_checked:
-        check_ids("embedding", ids, num_rows)
+        check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
+    ids = xp_of(weight.array).asarray(ids)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
