@@ -3,7 +3,7 @@
 __device__ __forceinline__ real logistic(real x) { return 1 / (1 + exp_of(-x)); }       // goes to 0 and 1 without overflow
 
 // x/2 (1 + tanh u) is x / (1 + exp(-2u)), with 2u = x (TWICE + TWICE_CUBIC x^2)
-constexpr real TWICE = 1.5957691216057308, TWICE_CUBIC = 0.07135481282553706;
+constexpr real TWICE = 1.5957691216057308, TWICE_CUBIC = 0.07135481627260025;
 
 __device__ __forceinline__ real twice_u(real x) { return x * fused(x * x, TWICE_CUBIC, TWICE); }
 
