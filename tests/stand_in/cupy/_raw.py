@@ -50,6 +50,7 @@ class Function:
     def __call__(self, grid, block, args, *, shared_mem=0):
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise RuntimeError("CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes allows")
+        self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
