@@ -6,8 +6,8 @@ import numpy
 
 from ..errors import CommunicationError
 from . import checks
-from .device import open_port
 from .operations import FinishedHandle, Handle, ReductionOperation
+from .ports import open_port
 from .staging import Part
 
 _LONGEST = ReductionOperation.MAX

@@ -24,10 +24,10 @@ from pathlib import Path
 
 from . import checks
 from .arguments import Arguments, summing, unstage, with_starts
-from .device import NoPort
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
 from .operations import Handle, ReductionOperation, Traffic
+from .ports import NoPort
 from .progress import Progress
 from .staging import Staging
 
