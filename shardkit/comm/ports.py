@@ -2,11 +2,11 @@
 
     port.host      the flat NumPy array that can be handed to the backend as it is, or None if it must be staged:
                    the memory is a GPU's, or a reduction needs half floats as float32
-    port.load      elements -> host scratch, in the dtype that travels (`wire`)
-    port.store     host scratch -> elements
+    port.settle    wait until whoever computes the array is done: before any copy, and before any other rank reads it
+    port.begin_load    elements -> host scratch, in the dtype that travels (`wire`)
+    port.begin_store   host scratch -> elements
 
-A GPU array is anything with `__cuda_array_interface__`. The stream that produces it is synchronized when the port is
-opened, before any MPI call sees the memory.
+The last two begin copies and return a function that waits for them. A GPU array is anything with `__cuda_array_interface__`.
 Source: numba.readthedocs.io, "CUDA Array Interface (Version 3)"; mpi4py test/arrayimpl.py for testing without a GPU.
 """
 from functools import lru_cache
@@ -18,8 +18,14 @@ from ..array.backend import is_device_array
 HALF_FLOATS = ("float16", "bfloat16")
 
 
+def _nothing():
+    """To wait for."""
+
+
 class HostPort:
     """A C-contiguous NumPy array."""
+
+    is_on_device = False
 
     def __init__(self, flat, wire):
         self._flat = flat
@@ -32,55 +38,100 @@ class HostPort:
         """Of the first byte."""
         return self._flat.ctypes.data
 
-    def load(self, start, scratch):
-        """scratch [n] wire dtype, filled with elements [start, start + n)."""
-        scratch[...] = self._flat[start:start + scratch.size]
+    def settle(self):
+        """Nothing to wait for."""
 
-    def store(self, start, scratch):
-        """Elements [start, start + n), rounded back from scratch [n]."""
-        self._flat[start:start + scratch.size] = scratch
+    def begin_load(self, pieces):
+        """Fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start + n)."""
+        for start, scratch in pieces:
+            scratch[...] = self._flat[start:start + scratch.size]
+        return _nothing
+
+    def begin_store(self, pieces):
+        """For each (start, scratch [n]): elements [start, start + n), rounded back from scratch."""
+        for start, scratch in pieces:
+            self._flat[start:start + scratch.size] = scratch
+        return _nothing
 
 
 class NoPort:
     """Stands for the array that only the root of a scatter or gather has: nothing is loaded or stored."""
 
     def __init__(self, like):
-        self.dtype, self.wire = like.dtype, like.wire
+        self.dtype, self.wire, self.is_on_device = like.dtype, like.wire, like.is_on_device
         self.size = self.num_bytes = self.address = 0
         self.host = numpy.empty(0, like.wire)
 
-    def load(self, start, scratch):
-        """Nothing."""
+    def settle(self):
+        """Nothing to wait for."""
 
-    def store(self, start, scratch):
+    def begin_load(self, pieces):
         """Nothing."""
+        return _nothing
+
+    begin_store = begin_load
 
 
 class DevicePort:
-    """A contiguous GPU array, reached by its address through `copies` (CudaCopies, or a fake in tests)."""
+    """A contiguous GPU array, reached by its address through `copies` (CudaCopies, or a fake in tests).
 
-    def __init__(self, address, size, dtype, wire, copies):
-        self.address, self.size, self.dtype, self.wire = address, size, dtype, wire
+    array    as it was given
+    stream   address of the stream that produces it; EVERY_STREAM if that is not known, None if nothing need be waited for
+    """
+
+    EVERY_STREAM = "all"
+    is_on_device = True
+
+    def __init__(self, array, address, size, dtype, wire, stream, copies):
+        self.array, self.address, self.size, self.dtype, self.wire = array, address, size, dtype, wire
         self.num_bytes = size * dtype.itemsize
+        self.stream = stream
         self.host = None
         self._copies = copies
 
-    def load(self, start, scratch):
-        """scratch [n] wire dtype, filled with elements [start, start + n)."""
-        narrow = self._narrow(scratch)
-        self._copies.to_host(self.address + start * self.dtype.itemsize, narrow)
-        if narrow is not scratch:
-            scratch[...] = narrow
+    def settle(self):
+        """Return when the kernels that were launched on the array's stream are done."""
+        if self.stream is not None:
+            self._copies.synchronize(None if self.stream == self.EVERY_STREAM else self.stream)
 
-    def store(self, start, scratch):
-        """Elements [start, start + n), rounded back from scratch [n]."""
-        narrow = self._narrow(scratch)
-        if narrow is not scratch:
-            narrow[...] = scratch
-        self._copies.to_device(narrow, self.address + start * self.dtype.itemsize)
+    def begin_load(self, pieces):
+        """Begin to fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start + n); settle() first.
+
+        Returns a function that returns when they are there.
+        """
+        narrow = [(start, self._narrow(scratch), scratch) for start, scratch in pieces]
+        for start, raw, _ in narrow:
+            self._copies.begin_to_host(self._at(start), raw)
+        arrived = self._copies.loaded()
+
+        def wait():
+            arrived.synchronize()
+            for _, raw, scratch in narrow:
+                if raw is not scratch:
+                    scratch[...] = raw
+        return wait
+
+    def begin_store(self, pieces):
+        """Begin to set elements [start, start + n), rounded back, from each (start, scratch [n]).
+
+        Returns a function that returns when they are there; the scratch must not change before.
+        """
+        narrow = [(start, self._narrow(scratch), scratch) for start, scratch in pieces]
+        for start, raw, scratch in narrow:
+            if raw is not scratch:
+                raw[...] = scratch
+            self._copies.begin_to_device(raw, self._at(start))
+        stored = self._copies.stored()
+
+        def wait(kept=narrow):                           # page-locked memory that is let go may be handed out again
+            stored.synchronize()
+        return wait
+
+    def _at(self, start):
+        return self.address + start * self.dtype.itemsize
 
     def _narrow(self, scratch):
-        return scratch if self.dtype == scratch.dtype else numpy.empty(scratch.size, self.dtype)
+        return scratch if self.dtype == scratch.dtype else self._copies.pinned(scratch.size, self.dtype)
 
 
 def open_port(what: str, array, staging, *, writes: bool = False, reduces: bool = False):
@@ -112,9 +163,13 @@ def _device_port(what, array, copies, writes, reduces):
     address, is_read_only = interface["data"]
     if writes and is_read_only:
         raise ValueError(f"{what} is read-only; wanted an array that can receive")
-    if interface["version"] < 3 or interface.get("stream") is not None:      # version 3 with None: nothing to wait for
-        copies.synchronize(interface.get("stream"))
-    return DevicePort(address, size, dtype, wire, copies)
+    return DevicePort(array, address, size, dtype, wire, _producer(interface), copies)
+
+
+def _producer(interface):
+    """The stream to wait for: since version 3 the interface says; None is then nothing to wait for."""
+    stream = interface.get("stream")
+    return DevicePort.EVERY_STREAM if stream is None and interface["version"] < 3 else stream
 
 
 @lru_cache
