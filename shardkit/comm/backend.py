@@ -145,7 +145,7 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
 
     def adds_in_tree_order(self, array) -> bool:
         """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of ordered.py. By size and dtype."""
-        return self.road is not None and is_device_array(array) and self.road.adds_in_tree_order(array)
+        return is_device_array(array) and self._device_sums_are_trees(array)
 
     # ---- collectives ----------------------------------------------------------------------------------------------
 

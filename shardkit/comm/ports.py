@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy
 
 from ..array.backend import is_device_array
+from .device import EVERY_STREAM
 
 HALF_FLOATS = ("float16", "bfloat16")
 
@@ -79,7 +80,6 @@ class DevicePort:
     stream   address of the stream that produces it; EVERY_STREAM if that is not known, None if nothing need be waited for
     """
 
-    EVERY_STREAM = "all"
     is_on_device = True
 
     def __init__(self, array, address, size, dtype, wire, stream, copies):
@@ -92,7 +92,7 @@ class DevicePort:
     def settle(self):
         """Return when the kernels that were launched on the array's stream are done."""
         if self.stream is not None:
-            self._copies.synchronize(None if self.stream == self.EVERY_STREAM else self.stream)
+            self._copies.synchronize(self.stream)
 
     def begin_load(self, pieces):
         """Begin to fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start + n); settle() first.
@@ -169,7 +169,7 @@ def _device_port(what, array, copies, writes, reduces):
 def _producer(interface):
     """The stream to wait for: since version 3 the interface says; None is then nothing to wait for."""
     stream = interface.get("stream")
-    return DevicePort.EVERY_STREAM if stream is None and interface["version"] < 3 else stream
+    return EVERY_STREAM if stream is None and interface["version"] < 3 else stream
 
 
 @lru_cache

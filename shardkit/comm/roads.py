@@ -12,6 +12,7 @@ its ranks know: verb, bytes, dtype and operation.
 """
 from typing import Protocol
 
+from .gpu_alone import AloneRoad
 from .operations import Handle, ReductionOperation
 
 
@@ -42,16 +43,6 @@ class Road(Protocol):
         """Collective over the group."""
 
 
-class CompleteHandle(Handle):
-    """Of what was done at once."""
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-    def test(self) -> bool:
-        return True
-
-
 class Roads:
     """Mixed into CommunicationBackend: the choice for each call.
 
@@ -76,9 +67,21 @@ class Roads:
         getattr(road, verb)(send, receive, *given).wait()
 
     def _road_of(self, verb, num_bytes, *ports, op=None) -> Road | None:
-        if self.road is None or not all(port.is_on_device for port in ports):
+        if not all(port.is_on_device for port in ports):
             return None
-        return self.road if self.road.takes(verb, num_bytes, ports[0].dtype, op) else None
+        road = self._gpu_road()
+        return road if road is not None and road.takes(verb, num_bytes, ports[0].dtype, op) else None
+
+    def _gpu_road(self) -> Road | None:
+        """The road of this group, now that a GPU array has come."""
+        if self.road is None and self.world_size == 1:
+            self.road = AloneRoad(self.staging.copies)
+        return self.road
+
+    def _device_sums_are_trees(self, array) -> bool:
+        """What adds_in_tree_order says about a GPU array."""
+        road = self._gpu_road()
+        return road is not None and road.adds_in_tree_order(array)
 
     def close_road(self) -> None:
         """GPU arrays are staged from now on. Collective."""

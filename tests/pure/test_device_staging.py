@@ -29,7 +29,7 @@ class FakeCopies:
 
     def __init__(self):
         self.calls = []
-        self._to_host, self._to_device = FakeStream(self.calls, "loaded"), FakeStream(self.calls, "stored")
+        self._to_host, self._to_device, self._within = (FakeStream(self.calls, word) for word in ("loaded", "stored", "copied"))
 
     def synchronize(self, stream):
         self.calls.append(("synchronize", stream))
@@ -43,11 +43,18 @@ class FakeCopies:
         self.calls.append(("to_device", array.nbytes))
         self._to_device.put(address, array.ctypes.data, array.nbytes)
 
+    def begin_within(self, target, source, num_bytes):
+        self.calls.append(("within", num_bytes))
+        self._within.put(target, source, num_bytes)
+
     def loaded(self):
         return FakeEvent(self._to_host)
 
     def stored(self):
         return FakeEvent(self._to_device)
+
+    def copied(self):
+        return FakeEvent(self._within)
 
     def pinned(self, size, dtype):
         self.calls.append(("pinned", size * dtype.itemsize))
@@ -55,7 +62,7 @@ class FakeCopies:
 
     @property
     def num_waiting(self):
-        return len(self._to_host.waiting) + len(self._to_device.waiting)
+        return sum(len(stream.waiting) for stream in (self._to_host, self._to_device, self._within))
 
 
 class FakeStream:
@@ -164,7 +171,7 @@ def test_a_message_that_fails_leaves_no_copy_under_way():
         with pytest.raises(RuntimeError, match="network"):
             backend.all_reduce(device(numpy.arange(40)))
         return copies.num_waiting
-    assert on_fake_device(1, work) == [0]
+    assert on_fake_device(2, work) == [0, 0]
 
 
 def test_what_a_verb_does_not_read_or_change_is_not_copied():
@@ -178,12 +185,12 @@ def test_what_a_verb_does_not_read_or_change_is_not_copied():
     assert on_fake_device(2, work) == [["to_host", "to_host"], ["to_device", "to_device"]]
 
 
-@pytest.mark.parametrize("stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, [None])])
+@pytest.mark.parametrize("stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, ["all"])])
 def test_a_stream_is_waited_for_as_the_interface_asks(stream, version, expected):
     def work(backend, copies):
         backend.broadcast(FakeDeviceArray(numpy.zeros(3), stream, version))
         return [argument for call, argument in copies.calls if call == "synchronize"]
-    assert on_fake_device(1, work) == [expected]
+    assert on_fake_device(2, work) == [expected] * 2
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
