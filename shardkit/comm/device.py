@@ -19,7 +19,7 @@ class CudaCopies:
 
     def __init__(self):
         import cupy
-        self._cuda, self._runtime = cupy.cuda, cupy.cuda.runtime
+        self._cupy, self._cuda, self._runtime = cupy, cupy.cuda, cupy.cuda.runtime
         self._loads, self._stores, self._within = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
 
     def synchronize(self, stream):
@@ -50,6 +50,14 @@ class CudaCopies:
     def copied(self):
         """The end of all copies within GPU memory begun so far; synchronize() waits for it."""
         return _end_of(self._cuda, self._within)
+
+    def finish_kernels(self):
+        """Wait for what CuPy has launched on this thread's current stream."""
+        self._cuda.get_current_stream().synchronize()
+
+    def flat(self, port):
+        """port's array as CuPy's, [size], a view."""
+        return self._cupy.asarray(port.array).reshape(-1)
 
     def pinned(self, size: int, dtype):
         """size -> [size] page-locked, contents undefined."""

@@ -13,14 +13,12 @@ from collections import Counter
 from contextlib import contextmanager
 
 from ..errors import CommunicationError, DeviceError
-from .checks import shares_of, starts_of
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
 from .operations import CopiedHandle, ReductionOperation
-from .ordered import reduce_to_owners
 from .ports import HALF_FLOATS
-from .staging import Part
+from .swaps import SwapRoad, spans
 
-SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
+SUM = ReductionOperation.SUM
 BROADCAST_BYTES = 1 << 30               # in one call: some versions of CuPy take the count of a broadcast as a C int
 _MOVES = ("broadcast", "all_gather", "iall_gather", "all_to_all")
 _REDUCTIONS = ("all_reduce", "iall_reduce", "reduce_scatter", "ireduce_scatter")
@@ -65,11 +63,12 @@ def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
     return {place: [rank for rank, seat in enumerate(seats) if seat.place == place] for place, n in users.items() if n > 1}
 
 
-class NcclRoad:
+class NcclRoad(SwapRoad):
     """One rank's end. Making one, and every method, is collective over the group."""
 
     def __init__(self, group, module, *, fixed_order: bool):
-        self._group, self._module, self._fixed_order = group, module, fixed_order
+        super().__init__(group)
+        self._module, self._fixed_order = module, fixed_order
         self._stream = CollectiveStream()
         unique_id = group.broadcast_object(module.get_unique_id() if group.rank == 0 else None)
         with group._verb("connect NCCL"), self._errors("connect"):
@@ -87,7 +86,6 @@ class NcclRoad:
         return dtype.name in _TYPES and op in _OPERATIONS and (is_exact or not self._fixed_order)
 
     def _is_tree(self, dtype, op):
-        """Slices are sent to their owners."""
         return op is SUM and (dtype.name in HALF_FLOATS or self._fixed_order and dtype.name in _TYPES and dtype.kind == "f")
 
     # ---- what moves: bytes --------------------------------------------------------------------------------------------
@@ -99,27 +97,12 @@ class NcclRoad:
                 self._communicator.broadcast(at, at, size, self._module.NCCL_UINT8, root, self._stream.address)
         return self._handle()
 
-    def all_gather(self, own, whole):
-        with self._work("all_gather", own.port, whole.port):
-            self._gather(own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize)
-        return self._handle()
-
-    def all_to_all(self, outgoing, incoming):
-        with self._work("all_to_all", outgoing.port, incoming.port):
-            self._swap(_spans(outgoing), _spans(incoming))
-        return self._handle()
-
-    def _gather(self, source: int, target: int, counts, itemsize):
-        """Slices from the addresses `source` of all ranks -> `target`."""
-        if len(set(counts)) == 1:
-            return self._communicator.allGather(source, target, counts[0] * itemsize, self._module.NCCL_UINT8,
-                                                self._stream.address)
-        sizes = [count * itemsize for count in counts]
-        self._swap([(source, sizes[self._group.rank])] * self._group.world_size,
-                   [(target + start, size) for start, size in zip(starts_of(sizes), sizes)])
+    def _gather(self, source, target, counts, itemsize):
+        if len(set(counts)) > 1:
+            return super()._gather(source, target, counts, itemsize)
+        self._communicator.allGather(source, target, counts[0] * itemsize, self._module.NCCL_UINT8, self._stream.address)
 
     def _swap(self, outgoing, incoming):
-        """(address, bytes) for each rank: send the ones, receive the others, at once."""
         me = self._group.rank
         self._stream.copy(incoming[me][0], *outgoing[me])
         with self._together():
@@ -129,56 +112,41 @@ class NcclRoad:
                 if rank != me and received:
                     self._communicator.recv(target, received, self._module.NCCL_UINT8, rank, self._stream.address)
 
-    # ---- what adds ------------------------------------------------------------------------------------------------------
+    # ---- what NCCL adds -------------------------------------------------------------------------------------------------
 
     def all_reduce(self, port, op):
+        if not self._is_native(port.dtype, op):
+            return super().all_reduce(port, op)
         with self._work("all_reduce", port):
-            if self._is_native(port.dtype, op):
-                self._communicator.allReduce(port.address, port.address, port.size, *self._codes(port.dtype, op),
-                                             self._stream.address)
-            else:
-                self._add_and_gather(self._stream.flat(port))
+            self._communicator.allReduce(port.address, port.address, port.size, *self._codes(port.dtype, op),
+                                         self._stream.address)
         return self._handle()
 
-    def _add_and_gather(self, flat):
-        counts = shares_of(flat.size, self._group.world_size)
-        start = starts_of(counts)[self._group.rank]
-        own = flat[start:start + counts[self._group.rank]]
-        reduce_to_owners(self._swap_arrays, self._group.rank, flat, counts, own)
-        self._gather(own.data.ptr, flat.data.ptr, counts, flat.dtype.itemsize)
-
     def reduce_scatter(self, whole, own, op):
+        if not self._is_native(own.port.dtype, op):
+            return super().reduce_scatter(whole, own, op)
         with self._work("reduce_scatter", whole.port, own.port):
-            if self._is_native(own.port.dtype, op):
-                self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
-            else:
-                reduce_to_owners(self._swap_arrays, self._group.rank, self._stream.flat(whole.port), whole.counts,
-                                 self._stream.flat(own.port))
+            self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
         return self._handle()
 
     def _reduce_slices(self, whole, own, dtype, op):
         if len(set(whole.counts)) == 1:
             return self._communicator.reduceScatter(whole.port.address, own.address, own.size, dtype, op, self._stream.address)
         with self._together():
-            for owner, (address, num_bytes) in enumerate(_spans(whole)):
+            for owner, ((address, num_bytes), count) in enumerate(zip(spans(whole), whole.counts)):
                 if num_bytes:
-                    self._communicator.reduce(address, own.address, whole.counts[owner], dtype, op, owner, self._stream.address)
-
-    def _swap_arrays(self, send, receive, send_counts, receive_counts, send_starts):
-        """As all_to_all of a backend, on CuPy arrays."""
-        itemsize = send.dtype.itemsize
-        self._swap([(send.data.ptr + start * itemsize, count * itemsize) for start, count in zip(send_starts, send_counts)],
-                   [(receive.data.ptr + start * itemsize, count * itemsize)
-                    for start, count in zip(starts_of(receive_counts), receive_counts)])
+                    self._communicator.reduce(address, own.address, count, dtype, op, owner, self._stream.address)
 
     def _codes(self, dtype, op):
         return getattr(self._module, _TYPES[dtype.name]), getattr(self._module, _OPERATIONS[op])
 
     # ---- order, errors, the end -------------------------------------------------------------------------------------------
 
+    def _flat(self, port):
+        return self._stream.flat(port)
+
     @contextmanager
     def _work(self, verb, *ports):
-        """Around what a verb puts on the stream."""
         self._stream.follow(*ports)
         with self._errors(verb), self._stream.current():
             yield
@@ -204,10 +172,5 @@ class NcclRoad:
         return CopiedHandle(self._stream.end())
 
     def close(self):
+        """Collective over the group."""
         self._communicator.destroy()
-
-
-def _spans(part: Part) -> list[tuple[int, int]]:
-    """(address, bytes) of each piece."""
-    itemsize = part.port.dtype.itemsize
-    return [(part.port.address + start * itemsize, count * itemsize) for start, count in zip(part.starts, part.counts)]
