@@ -253,9 +253,9 @@ class Engine:
         parts = [slice(m * size, (m + 1) * size) for m in range(num)]
         contexts = [ForwardContext(training=True, seed=self.config.seed, step=self.step_number,
                                    first_sample=batch.first_sample + part.start) for part in parts]
-        return batch, Step(x=[self.device.from_host(batch.x[part]) for part in parts],
-                           y=[self.device.from_host(batch.y[part]) for part in parts],
-                           contexts=contexts, loss=criterion, number=self._next_update)
+        x, y = self.device.from_host(batch.x), self.device.from_host(batch.y)
+        return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=criterion,
+                           number=self._next_update)
 
     def _criterion(self, loss=None):
         return as_loss(loss or self.config.loss or self.model.loss)

@@ -18,7 +18,7 @@ import numpy
 
 from ..array import fresh
 from ..array.arena import Arena, empty
-from ..array.backend import xp_of
+from ..array.backend import numbers_of, xp_of
 from ..comm import Mesh
 from ..errors import OutOfMemoryError
 from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
@@ -56,7 +56,7 @@ class Step:
     learning_rate: float | None = None
     is_good: bool = True
     shortage: str | None = None
-    losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items
+    losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items, after the run
     predictions: dict[int, Any] = field(default_factory=dict)        # micro-batch -> output of the last unit
     gradient_norm: float | None = None                               # before clipping
 
@@ -110,6 +110,7 @@ class Runtime:
         try:
             with self.arena.in_use():
                 self._run(actions, step)
+                step.losses = dict(zip(step.losses, numbers_of(step.losses.values())))
         except BaseException:
             self.transfers.give_up()
             raise
@@ -163,7 +164,7 @@ class Runtime:
         if place != self.stages.last:
             self._activations[self.stages.after(place), m] = output      # of this rank, or picked up by SEND_F
         elif step.loss is not None:
-            step.losses[m] = float(output)
+            step.losses[m] = output.reshape(())                      # a number once the program has ended
         else:
             step.predictions[m] = output
 
@@ -275,13 +276,16 @@ class Runtime:
         xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
         everyones = empty((data.world_size, mine.size), mine.dtype, xp)
         data.all_gather(mine, everyones.reshape(-1))
-        of_units, column = numpy.zeros(len(self.stages.places)), 0             # zero where another pipeline rank has the unit
-        for place, unit, blocks in zip(self.units, units, local):
+        sums, column = [], 0
+        for unit, blocks in zip(units, local):
             in_order = fresh.contiguous(everyones[:, column:column + blocks.size]).reshape(-1)     # all blocks, in flat order
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
-            of_units[self.stages.places.index(place)] = 0.0 if unit.plan.is_copy else float(in_order[:used].sum())
+            sums.append(in_order[:used].sum())
             column += blocks.size
-        of_units += float(everyones[:, -1].sum())
+        *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
+        of_units = numpy.full(len(self.stages.places), nan_or_zero)                # zero where another pipeline rank has the unit
+        for place, unit, total in zip(self.units, units, sums):
+            of_units[self.stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
         for group in (self.mesh.group("tensor"), pipeline):
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)

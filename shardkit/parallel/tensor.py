@@ -203,7 +203,7 @@ class VocabularyParallelEmbedding(Module):
         ids = xp_of(self.weight.array).asarray(array_of(ids))
         check_ids("embedding", ids, self.weight.global_shape[0])
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
-        rows = ops.embedding(self.weight, local)
+        rows = ops.embedding(self.weight, local, is_checked=True)
         return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))
 
 
@@ -299,7 +299,7 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
                          f"{(*targets.shape, stop - start)}: {stop - start} of {num_classes} classes are this rank's")
     flat, rows = targets.reshape(-1), (targets.size, stop - start)
     counts = flat == flat if ignore_index is None else flat != ignore_index          # [rows] bool
-    check_ids("cross_entropy", flat[counts], num_classes)
+    check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     local, is_mine = _own_ids(flat, start, stop - start)
     log_sums, at_target = _reduced_rows(logits.array.reshape(rows), local, is_mine, axis.group)
 

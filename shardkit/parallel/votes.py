@@ -8,7 +8,7 @@ step costs no message; only after a bad one the ranks tell each other what happe
 from dataclasses import dataclass
 from math import isfinite
 
-from ..array.backend import Device
+from ..array.backend import Device, numbers_of
 from ..comm import CommunicationBackend, agree
 from ..errors import OutOfMemoryError
 
@@ -60,7 +60,7 @@ def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
     """Whether the step is to be taken, the same on all ranks. Collective if nothing clips, else without communication."""
     if step.gradient_norm is not None:
         return isfinite(step.gradient_norm)
-    is_good = step.is_good and all(isfinite(float(unit.squares().sum())) for unit in units)
+    is_good = step.is_good and all(map(isfinite, numbers_of([unit.squares().sum() for unit in units])))
     return not agree(world, not is_good)
 
 

@@ -3,6 +3,7 @@ from math import prod
 
 from ...array import fresh, kernels, products
 from ...array.backend import xp_of
+from ...array.known import known_values
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .activation import bias_gelu, gelu
@@ -85,16 +86,18 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return record(product, (x, y), backward, needs=(for_x, for_y))
 
 
-def embedding(weight: Tensor, ids) -> Tensor:
+def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     """The rows of weight [V, D] that the ids [...] name -> [..., D].
 
-    ids      integer Tensor or array with 0 <= id < V
+    ids          integer Tensor or array with 0 <= id < V
+    is_checked   the caller has made sure that they are: on a GPU that may mean to wait for it
     gradient: row v gets the sum over the places where v was taken, in the order of those places
     Errors: ShapeError on ids that are not integers or out of range.
     """
     ids = xp_of(weight.array).asarray(array_of(ids))
     num_rows, width = weight.shape
-    check_ids("embedding", ids, num_rows)
+    if not is_checked:
+        check_ids("embedding", ids, num_rows)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
@@ -102,10 +105,14 @@ def embedding(weight: Tensor, ids) -> Tensor:
     return record(fresh.rows(weight.array, ids), (weight,), backward)
 
 
-def check_ids(name, ids, stop):
-    """Raise ShapeError unless ids are integers in [0, stop)."""
+def check_ids(name, ids, stop, ignored=None):
+    """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU whose ids nobody knows."""
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
+    values = known_values(ids)
+    ids = ids if values is None else values
+    if ignored is not None:
+        ids = ids[ids != ignored]
     if ids.size and (ids.min() < 0 or ids.max() >= stop):
         raise ShapeError(f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
                          "is the vocabulary as large as the one the ids were made with?")

@@ -19,10 +19,10 @@ def cross_entropy(logits: Tensor, targets, ignore_index: int | None = None, redu
                          "wanted logits [..., V] and targets of the shape before V")
     num_classes, flat = logits.shape[-1], targets.reshape(-1)
     counts = None if ignore_index is None else flat != ignore_index            # [rows] bool
-    check_ids("cross_entropy", flat if counts is None else flat[counts], num_classes)
+    check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     rows = (flat.size, num_classes)
     losses, log_sums = kernels.cross_entropy(logits.array.reshape(rows), flat, counts)
-    weight = _weight(reduction, flat.size if counts is None else int(counts.sum()))
+    weight = _weight(reduction, lambda: flat.size if counts is None else int(counts.sum()))
 
     def backward(gradient, wanted):
         for_rows = kernels.cross_entropy_backward(gradient * weight, logits.array.reshape(rows), flat, log_sums, counts)
@@ -36,7 +36,7 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
     if prediction.shape != target.shape:
         raise ShapeError(f"mse of prediction {prediction.shape} and target {target.shape}; wanted equal shapes "
                          "(no broadcasting here: it hides mistakes)")
-    weight = _weight(reduction, prediction.size)
+    weight = _weight(reduction, lambda: prediction.size)
 
     def backward(gradient, wanted):
         for_prediction = fresh.compute("subtract", prediction.array, target.array)
@@ -49,7 +49,7 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
 
 
 def _weight(reduction, count):
-    """What each item counts: a Python float, so that no dtype changes."""
+    """What each item counts: a Python float, so that no dtype changes. count() is asked for the mean only."""
     if reduction not in ("mean", "sum"):
         raise ShapeError(f'reduction {reduction!r}; wanted "mean" or "sum"')
-    return 1.0 if reduction == "sum" else 1.0 / max(count, 1)
+    return 1.0 if reduction == "sum" else 1.0 / max(count(), 1)

@@ -23,7 +23,8 @@ class ndarray:
             self._host = numpy.ndarray(shape, dtype, self._allocation.memory, strides=strides, order=order)
         else:
             self._allocation = memptr.mem._allocation
-            self._host = numpy.ndarray(shape, dtype, self._allocation.memory, memptr.ptr - self._allocation.address, strides, order)
+            offset = memptr.ptr - self._allocation.address
+            self._host = numpy.ndarray(shape, dtype, self._allocation.memory, offset, strides, order)
         self.base = None
 
     # ---- what it is ------------------------------------------------------------------------------------------------

@@ -21,7 +21,8 @@ SIGNATURES = {
     "flatnonzero": "a",
     "full": "shape, fill_value, dtype=None, order='C'",
     "full_like": "a, fill_value, dtype=None, order='K', subok=None, shape=None",
-    "matmul": "*args, axes=None, axis=None, keepdims=False, casting='same_kind', dtype=None, signature=None, order='K', out=None",
+    "matmul": "*args, axes=None, axis=None, keepdims=False, casting='same_kind', dtype=None, signature=None, order='K', "
+              "out=None",
     "max": "a, axis=None, out=None, keepdims=False",
     "mean": "a, axis=None, dtype=None, out=None, keepdims=False",
     "min": "a, axis=None, out=None, keepdims=False",

@@ -160,7 +160,8 @@ class Machine:
             at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
             _, num_bytes = self._addresses.pop(at)
             del self._allocations[allocation.address]
-            if any(start < allocation.address + num_bytes and allocation.address < start + size for start, size in self.on_the_way):
+            stop = allocation.address + num_bytes
+            if any(start < stop and allocation.address < start + size for start, size in self.on_the_way):
                 self.mistakes.append(f"{num_bytes} bytes were given back while a copy of them was on the way")
                 self._kept.append(allocation.memory)
 

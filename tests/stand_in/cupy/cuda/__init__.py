@@ -62,6 +62,6 @@ def is_available():
     return machine.num_devices > 0
 
 
-__all__ = ["Device", "Event", "ExternalStream", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory", "PinnedMemoryPool", "Stream",
-           "UnownedMemory", "alloc_pinned_memory", "get_current_stream", "get_elapsed_time", "is_available", "memory",
+__all__ = ["Device", "Event", "ExternalStream", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory", "PinnedMemoryPool",
+           "Stream", "UnownedMemory", "alloc_pinned_memory", "get_current_stream", "get_elapsed_time", "is_available", "memory",
            "pinned_memory", "runtime", "stream"]

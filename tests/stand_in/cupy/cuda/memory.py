@@ -1,6 +1,4 @@
 """Blocks of GPU memory, and the pool that they come from."""
-import numpy
-
 from .._machine import machine
 
 
@@ -75,8 +73,3 @@ class MemoryPool:
 
 pool = MemoryPool()
 
-
-def memory_at(address, num_bytes):
-    """NumPy's view of these bytes, wherever they are."""
-    import ctypes
-    return numpy.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))

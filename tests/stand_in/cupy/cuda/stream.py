@@ -7,30 +7,12 @@ from .._machine import Queue, machine
 _addresses = itertools.count(0x1000, 0x10)
 
 
-class Stream:
-    """Work in order. What is copied on one that is not the current one is copied when somebody waits for it."""
-
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
-        if null:
-            self._queue = machine.null_stream(machine.device)
-        else:
-            self._queue = Queue(machine, machine.device, next(_addresses), non_blocking=non_blocking)
-            machine.streams[self._queue.address] = self._queue
-        self._before = []
-
-    @classmethod
-    def _of(cls, queue):
-        self = cls.__new__(cls)
-        self._queue, self._before = queue, []
-        return self
+class _BaseStream:
+    """What all streams can do."""
 
     @property
     def ptr(self):
         return self._queue.address
-
-    @property
-    def device_id(self):
-        return self._queue.device
 
     @property
     def is_non_blocking(self):
@@ -41,7 +23,7 @@ class Stream:
         return not self._queue.waiting
 
     def __eq__(self, other):
-        return isinstance(other, Stream) and self._queue is other._queue
+        return isinstance(other, _BaseStream) and self._queue is other._queue
 
     def __hash__(self):
         return hash(self._queue.address)
@@ -70,7 +52,25 @@ class Stream:
         wait_for(self._queue, event._point)
 
 
-class ExternalStream(Stream):
+class Stream(_BaseStream):
+    """Work in order. What is copied on one that is not the current one is copied when somebody waits for it."""
+
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        if null:
+            self._queue = machine.null_stream(machine.device)
+        else:
+            self._queue = Queue(machine, machine.device, next(_addresses), non_blocking=non_blocking)
+            machine.streams[self._queue.address] = self._queue
+        self._before = []
+
+    @classmethod
+    def _of(cls, queue):
+        self = cls.__new__(cls)
+        self._queue, self._before = queue, []
+        return self
+
+
+class ExternalStream(_BaseStream):
     """One that the runtime made."""
 
     def __init__(self, ptr, device_id=-1):
