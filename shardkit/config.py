@@ -61,6 +61,13 @@ def environment_without_launcher() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(told) or "_MCA_" in name}
 
 
+def environment_of_children() -> dict[str, str]:
+    """The same, for Python processes that import this very package."""
+    here = str(Path(__file__).resolve().parents[1])
+    environment = environment_without_launcher()
+    return {**environment, "PYTHONPATH": os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])}
+
+
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else None
@@ -87,6 +94,25 @@ def start_seconds() -> float:
     if not text.replace(".", "", 1).isdigit():
         raise ConfigurationError(f"SHARDKIT_START_SECONDS = {text!r}; wanted seconds, or 0 for no limit")
     return float(text)
+
+
+def gpu_aware_mpi() -> str:
+    """What SHARDKIT_GPU_AWARE_MPI says about GPU arrays as arguments of MPI calls, where gpu_transport is "mpi".
+
+    "probe"  (the default) processes of their own try each verb at several sizes before the library gets any from this one
+    "yes"    the site knows that its library takes them: nothing is tried
+    "no"     the library gets none
+    Errors: ConfigurationError on another word.
+    """
+    word = os.environ.get("SHARDKIT_GPU_AWARE_MPI", "").strip().lower() or "probe"
+    if word not in ("probe", "yes", "no"):
+        raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {word!r}; wanted probe, yes or no")
+    return word
+
+
+def visible_gpus() -> str | None:
+    """CUDA_VISIBLE_DEVICES, which says what GPUs this process may see; None: all that there are."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def is_shared_memory_wanted() -> bool:
