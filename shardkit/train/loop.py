@@ -314,7 +314,9 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
-            device=parallel.device, seed=settings.run.seed)
+            device=parallel.device, compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
+            initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
+            matmul_precision=parallel.matmul_precision, seed=settings.run.seed)
     return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
 
 

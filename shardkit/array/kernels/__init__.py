@@ -1,14 +1,15 @@
 """The inner loops of training: one name and one signature each, whoever computes them.
 
 `reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for NumPy arrays of float32 and
-float64, loops compiled by Numba. Which of the two computes depends on the kind and dtype of the arrays alone, so ranks never
-differ in it. Numba is imported by the first kernel that needs it; where there is none, the plain twins compute everything.
+float64, loops compiled by Numba; `wide` computes half floats in float32. Which of them computes depends on the kind and dtype of
+the arrays alone, so ranks never differ in it. Numba is imported by the first kernel that needs it; where there is none, the
+plain twins compute everything.
 """
 import functools
 
 import numpy
 
-from . import reference
+from . import reference, wide
 
 __all__ = reference.__all__
 
@@ -35,6 +36,8 @@ def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
         x = deciding(args)
         if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
             return getattr(fast_twins(), name)(*args, **kwargs)
+        if wide.is_for(name, x):
+            return wide.computed(kernel, name, x.dtype, args, kwargs)
         return plain(*args, **kwargs)
     return kernel
 
