@@ -127,6 +127,7 @@ def slurm_node() -> str | None:
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
+
 @dataclass(frozen=True)
 class ShardingConfiguration:
     """How a model is sharded and trained; every field is consumed by the sharded models.

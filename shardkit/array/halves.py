@@ -20,7 +20,7 @@ FLOAT32 = numpy.dtype("float32")
 
 def is_half(dtype) -> bool:
     """True for float16 and bfloat16."""
-    return dtype.itemsize == 2 and dtype.name in ("float16", "bfloat16")
+    return dtype.char == "e" or dtype.kind == "V" and dtype.name == "bfloat16"
 
 
 def is_floating(dtype) -> bool:

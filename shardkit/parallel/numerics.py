@@ -1,9 +1,9 @@
 """What a model is computed in: the dtype of activations, the precision of products, and the scale of float16's loss.
 
-                    masters    lent to the blocks    activations    gradients of parameters    moments    messages
-    float32         float32    the masters           float32        float32                    float32    float32
-    bfloat16        float32    rounded copies        bfloat16       float32                    float32    gathers, activations: half
-    float16         float32    rounded copies        float16        float32                    float32    gathers, activations: half
+    compute_dtype   masters, moments   lent to blocks   activations   gradients of parameters   messages
+    float32         float32            the masters      float32       float32                   float32
+    bfloat16        float32            rounded copies   bfloat16      float32                   half, but for gradients
+    float16         float32            rounded copies   float16       float32                   half, but for gradients
 
 Each rank rounds what it owns and gathers half floats, so a gather moves half the bytes; the rule updates the masters, which are
 what checkpoints hold. A product of half floats is added up in float32, and a weight's gradient is written as that float32,
