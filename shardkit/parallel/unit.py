@@ -363,7 +363,7 @@ class Unit:
         return self._updated(self.gradient, self.policy.shard_gradients)
 
     def trained_parameters(self):
-        """[layout.length] of all data ranks as they are trained, not rounded. The unit is gathered. Collective over the data axis."""
+        """[layout.length] of all data ranks, not rounded. The unit must be gathered. Collective over the data axis."""
         trained = self.masters if self._is_mixed else self.whole
         if trained is None:
             trained = self._memory.device.empty(self.layout.size, self.dtype, purpose="gathered parameters")

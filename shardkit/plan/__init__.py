@@ -20,6 +20,5 @@ from .search import Candidate, Search, search
 from .software import MIXED, SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, SOFTWARE, Software, software_named
 
 __all__ = ["Candidate", "Cluster", "Layout", "MIXED", "Memory", "ModelShape", "PARTS", "RECOMPUTATIONS", "SHARDKIT",
-           "SHARDKIT_BF16", "SHARDKIT_FP16", "SOFTWARE",
-           "Search", "Software", "StepCost", "known_clusters", "memory_of", "rank_memory", "read_cluster", "read_model", "search",
-           "software_named", "step_cost", "why_not"]
+           "SHARDKIT_BF16", "SHARDKIT_FP16", "SOFTWARE", "Search", "Software", "StepCost", "known_clusters", "memory_of",
+           "rank_memory", "read_cluster", "read_model", "search", "software_named", "step_cost", "why_not"]
