@@ -272,7 +272,8 @@ class ShardedModel:
         loss = self._last_loss
         return {
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen,
-            "skipped_steps": self.engine.skips.total,
+            "skipped_steps": self.engine.skips.total, "loss_scale": self.engine.loss_scale.state(),
+            "compute_dtype": str(self.engine.numerics.compute_dtype),
             "last_loss": loss if loss is None or isfinite(loss) else None,         # JSON has no NaN
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
@@ -285,7 +286,8 @@ class ShardedModel:
 
     def go_on_from(self, description: dict):
         """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
-        self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0))
+        self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0),
+                            description.get("loss_scale"))
         self._last_loss = description["last_loss"]
         if self.wrapped_model.features is not None and description["active_features"] is not None:
             self.wrapped_model.features.activate(description["active_features"])
@@ -355,6 +357,9 @@ class ShardedModel:
             "parameter_count": self.parameter_count,
             "shard_size": self.local_parameter_shard.size,
             "num_units": len(self.engine.units),
+            "compute_dtype": str(self.engine.numerics.compute_dtype),
+            "matmul_precision": self.engine.numerics.precision,
+            "loss_scale": self.engine.loss_scale.value,
             "parameter_bytes": live("parameters", "gathered parameters"),
             "gradient_bytes": live("gradients", "gradients in flight"),
             "optimizer_bytes": live("optimizer state"),

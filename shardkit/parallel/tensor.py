@@ -321,7 +321,7 @@ def _reduced_rows(logits, local, is_mine, group):
     _, own = kernels.cross_entropy(logits, local)                                    # log of this rank's sum of exp
     top = own.copy()
     group.all_reduce(top, ReductionOperation.MAX)
-    sums = xp.empty((2, *own.shape), logits.dtype)
+    sums = xp.empty((2, *own.shape), own.dtype)
     sums[0] = xp.exp(own - top)
     sums[1] = xp.where(is_mine, logits[xp.arange(local.size), local], 0)
     ordered_all_reduce(group, sums.reshape(-1))
