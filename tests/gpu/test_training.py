@@ -63,6 +63,20 @@ def test_every_form_of_model_follows_the_cpu(gpu, form, name):
     check(name, form)
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("changes", [{"dropout": 0.2, "tied": True}, {"style": "llama"}], ids=str)
+def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
+    """float32 and half precision have tolerances of their own (test_kernels); here all kernels work together."""
+    def run(device):
+        def on_rank(backend):
+            model, losses = train("FSDP", backend, 1, samples=4, model=small_gpt(dtype="float64", **changes), device=device)
+            return losses, model.gather_full_parameters()
+        return sk.run_ranks(2, on_rank)[0]
+    (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
+    numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-12)
+    assert relative(gpu_parameters, parameters) < 1e-10
+
+
 def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
     def bits(mesh, schedule="1f1b"):
         run = trained(mesh, "fsdp", schedule, steps=2, model=lambda: gpt(2), micro_batches=8 // mesh[1], device="cuda")

@@ -15,7 +15,7 @@ _ERRORS = {1: "cudaErrorInvalidValue: invalid argument", 2: "cudaErrorMemoryAllo
            35: "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
            100: "cudaErrorNoDevice: no CUDA-capable device is detected", 101: "cudaErrorInvalidDevice: invalid device ordinal",
            400: "cudaErrorInvalidResourceHandle: invalid resource handle"}
-_held: dict[int, object] = {}           # what malloc and hostAlloc gave out
+_held: dict[int, object] = {}           # what malloc, hostAlloc and streamCreate gave out
 
 
 class CUDARuntimeError(RuntimeError):
@@ -107,12 +107,14 @@ def freeHost(ptr):
 def hostRegister(ptr, size, flags):
     if machine.is_pinned(ptr, size):
         raise CUDARuntimeError(1)
-    machine.pinned[ptr] = size
+    with machine.lock:
+        machine.pinned[ptr] = size
 
 
 def hostUnregister(ptr):
-    if machine.pinned.pop(ptr, None) is None:
-        raise CUDARuntimeError(1)
+    with machine.lock:
+        if machine.pinned.pop(ptr, None) is None:
+            raise CUDARuntimeError(1)
 
 
 def pointerGetAttributes(ptr):
@@ -194,13 +196,15 @@ def streamCreate():
 
 def streamCreateWithFlags(flags):
     address = next(streams._addresses)
-    machine.streams[address] = Queue(machine, machine.device, address, non_blocking=bool(flags & streamNonBlocking))
+    queue = Queue(machine, machine.device, address, non_blocking=bool(flags & streamNonBlocking))
+    with machine.lock:
+        machine.streams[address] = _held[address] = queue
     return address
 
 
 def streamDestroy(stream):
     _stream(stream).finish()
-    del machine.streams[stream]
+    del _held[stream]
 
 
 def _stream(address):
