@@ -39,10 +39,12 @@ class Allocation:
     """A block of GPU memory, held by the arrays and pointers that use it.
 
     written   (stream, tick) of the work that last wrote it
+    parts     (start, stop, stream, tick) of copies by address that wrote these bytes since, not all of which have been waited for
     """
 
     def __init__(self, machine, memory, device, size, written):
         self.machine, self.memory, self.device, self.size, self.written = machine, memory, device, size, written
+        self.parts: list[tuple] = []
         self.address = memory.__array_interface__["data"][0]
 
     def __del__(self):
@@ -185,14 +187,23 @@ class Machine:
         with self.lock:
             return any(start <= address and address + num_bytes <= start + size for start, size in self.pinned.items())
 
-    def check_seen(self, stream, allocation, what):
-        """Errors: RuntimeError unless work on this stream comes after what last wrote the allocation."""
-        writer, tick = allocation.written
+    def check_seen(self, stream, allocation, what, start=0, stop=float("inf")):
+        """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes of the allocation."""
+        with self.lock:
+            writers = [allocation.written] + [part[2:] for part in allocation.parts if part[0] < stop and start < part[1]]
+        if not all(self._has_seen(stream, *writer) for writer in writers):
+            self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
+
+    def _has_seen(self, stream, writer, tick):
         if writer is stream or stream.seen.get(writer, -1) >= tick or self.known_to_host.get(writer, -1) >= tick:
-            return
-        if 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking:
-            return                                      # the null stream and ordinary ones wait for each other
-        self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
+            return True                                 # the null stream and ordinary ones wait for each other
+        return 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking
+
+    def note_written(self, allocation, stream, start, stop):
+        """A copy by address, put on this stream, writes these bytes."""
+        with self.lock:
+            allocation.parts = [part for part in allocation.parts if self.known_to_host.get(part[2], -1) < part[3]]
+            allocation.parts.append((start, stop, stream, stream.tick))
 
 
 class Queue:

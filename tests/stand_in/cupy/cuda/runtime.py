@@ -131,7 +131,7 @@ def memcpy(dst, src, size, kind):
         ends = _ends(queue, dst, src, size, kind)
         queue.synchronize()
         ctypes.memmove(dst, src, size)
-        _mark_written(ends[1], queue)
+        _mark_written(ends[1], queue, dst, size)
 
 
 def memcpyAsync(dst, src, size, kind, stream):
@@ -149,7 +149,7 @@ def memcpyAsync(dst, src, size, kind, stream):
                 machine.on_the_way.remove(place)
             ctypes.memmove(dst, src, size)
         queue.put(work)
-        _mark_written(ends[1], queue)
+        _mark_written(ends[1], queue, dst, size)
 
 
 def memset(ptr, value, size):
@@ -158,14 +158,14 @@ def memset(ptr, value, size):
     allocation = machine.find(ptr, size)
     machine.check_seen(queue, allocation, "memset")
     ctypes.memset(ptr, value, size)
-    _mark_written(allocation, queue)
+    _mark_written(allocation, queue, ptr, size)
 
 
 def memsetAsync(ptr, value, size, stream):
     queue, allocation = machine.stream_at(stream), machine.find(ptr, size)
     machine.check_seen(queue, allocation, "memsetAsync")
     queue.put(lambda: ctypes.memset(ptr, value, size))
-    _mark_written(allocation, queue)
+    _mark_written(allocation, queue, ptr, size)
 
 
 def _ends(queue, dst, src, size, kind):
@@ -176,16 +176,17 @@ def _ends(queue, dst, src, size, kind):
         raise CUDARuntimeError(1)
     for allocation in (source, target):
         if allocation is not None:
-            machine.check_seen(queue, allocation, "a copy")
+            start = (src if allocation is source else dst) - allocation.address
+            machine.check_seen(queue, allocation, "a copy", start, start + size)
     if found in (memcpyHostToDevice, memcpyDeviceToHost):
         machine.note("copy to device" if found == memcpyHostToDevice else "copy to host", size)
     return source, target
 
 
-def _mark_written(allocation, queue):
+def _mark_written(allocation, queue, address, size):
     if allocation is not None:
         queue.tick += 1
-        allocation.written = queue, queue.tick
+        machine.note_written(allocation, queue, address - allocation.address, address - allocation.address + size)
 
 
 # ---- streams and events ----------------------------------------------------------------------------------------------
