@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy
 
 HEADERS = [Path(__file__).parent / name for name in ("cuda_on_host.h", "switch.h", "words.h")]
-FLAGS = ["-std=c++17", "-O2", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
+FLAGS = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
          "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]
 if platform.machine() == "x86_64":
     FLAGS.append("-mtls-dialect=gnu2")                                 # threadIdx without a call

@@ -33,7 +33,7 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
     if q.size == 0:
         for_k[...], for_v[...] = 0, 0
         return for_q, for_k, for_v
-    along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), plain(log_sums), prod(q.shape[:3])
+    along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), real(log_sums, q), prod(q.shape[:3])
     gradient, q, k, v, y = [_with_rows(x) for x in (gradient, q, k, v, y)]
     launch(q, FILE, "attention_along", spread(rows, THREADS // 32), (32, THREADS // 32), *_described(gradient, y), along,
            *q.shape, **_macros(q))

@@ -57,7 +57,7 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
     parts = [new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None for is_wanted in wanted[1:]]
     packs, threads = _share(x)
     launch(x, "normalization_backward.cu", "norm_backward", (num_pieces,), (threads,), plain(gradient), plain(x),
-           real(weight, x), None if mean is None else plain(mean), plain(inverse), for_x, *parts, *x.shape, ROWS, PACKS=packs)
+           real(weight, x), None if mean is None else real(mean, x), real(inverse, x), for_x, *parts, *x.shape, ROWS, PACKS=packs)
     return for_x, *[None if part is None else sum_pieces(part, x) for part in parts]
 
 

@@ -2,7 +2,7 @@
 import numpy
 
 from ...backend import is_device_array, xp_of
-from .arrays import by_rows, new, new_like, pack, plain, real_dtype
+from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
 from .launch import MAX_BLOCKS, launch
 
 FILE = "rows.cu"
@@ -18,7 +18,7 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
     out, (targets, counts) = new_like(logits, out), _marks(targets, counts)
     is_there = is_device_array(gradient)                               # a number on the device is read there: nothing waits
     factor = (gradient.astype(real_dtype(logits), copy=False), 0.0) if is_there else (None, float(gradient))
-    by_rows(FILE, "cross_entropy_backward", logits, *factor, plain(logits), targets, plain(log_sums), counts, out)
+    by_rows(FILE, "cross_entropy_backward", logits, *factor, plain(logits), targets, real(log_sums, logits), counts, out)
     return out
 
 
@@ -28,12 +28,15 @@ def _marks(targets, counts):
 
 
 def embedding_backward(gradient, ids, num_rows, out=None):
-    width = gradient.shape[1]
-    out = new(gradient, (num_rows, width), real_dtype(gradient)) if out is None else out
-    assert out.dtype == real_dtype(gradient) and num_rows <= MAX_BLOCKS
+    width, dtype = gradient.shape[1], real_dtype(gradient)
+    assert num_rows <= MAX_BLOCKS
+    sums = out if out is not None and out.dtype == dtype else new(gradient, (num_rows, width), dtype)
     ids = plain(ids.astype(numpy.int64, copy=False))
     order = xp_of(ids).argsort(ids, kind="stable")                     # equal ids side by side, in the order they came
     threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
     launch(gradient, "embedding.cu", "embedding_backward", (num_rows if width else 0,), (threads,), plain(gradient), ids[order],
-           order.astype(numpy.int64, copy=False), out, ids.size, width)
+           order.astype(numpy.int64, copy=False), sums, ids.size, width)
+    if out is None or out is sums:
+        return sums
+    out[...] = sums                                                    # half floats: rounded once, after all is added
     return out
