@@ -25,7 +25,7 @@ def test_staged_sums_have_the_bits_of_the_host(backend, dtype):
 
 
 def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(backend, monkeypatch):
-    monkeypatch.setattr("shardkit.comm.gpu_mpi.MESSAGE_BYTES", 64)             # so that arrays go in several messages
+    monkeypatch.setattr("shardkit.comm.gpu_mpi.MESSAGE_BYTES", 1000)             # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
         group.road = MPIRoad(group, Verdict.everything())
         assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(group, numpy.asarray, numpy.empty)

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right, insort
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,10 +40,12 @@ class Allocation:
     """A block of GPU memory, held by the arrays and pointers that use it.
 
     written   (stream, tick) of the work that last wrote it
+    copied    (start, stop, stream, tick) of copies into a part of it, by address: other parts may be used at the same time
     """
 
     def __init__(self, machine, memory, device, size, written):
         self.machine, self.memory, self.device, self.size, self.written = machine, memory, device, size, written
+        self.copied: list[tuple] = []
         self.address = memory.__array_interface__["data"][0]
 
     def __del__(self):
@@ -181,9 +184,20 @@ class Machine:
         """Whether these bytes of host memory are page-locked."""
         return any(start <= address and address + num_bytes <= start + size for start, size in list(self.pinned.items()))
 
-    def check_seen(self, stream, allocation, what):
-        """Errors: RuntimeError unless work on this stream comes after what last wrote the allocation."""
-        writer, tick = allocation.written
+    def check_seen(self, stream, allocation, what, start=0, stop=inf):
+        """Errors: RuntimeError unless work on this stream comes after what last wrote the allocation, from start to stop."""
+        writers = [allocation.written, *((writer, tick) for first, last, writer, tick in list(allocation.copied)
+                                         if first < stop and start < last)]
+        for writer, tick in writers:
+            self._check_comes_after(stream, writer, tick, what)
+
+    def note_copy(self, allocation, start, stop, queue):
+        """A copy into these addresses of the allocation was put on the stream."""
+        queue.tick += 1
+        kept = [entry for entry in allocation.copied if self.known_to_host.get(entry[2], -1) < entry[3]]
+        allocation.copied = [*kept, (start, stop, queue, queue.tick)]
+
+    def _check_comes_after(self, stream, writer, tick, what):
         if writer is stream or stream.seen.get(writer, -1) >= tick or self.known_to_host.get(writer, -1) >= tick:
             return
         if 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking:

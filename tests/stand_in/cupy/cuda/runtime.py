@@ -147,7 +147,8 @@ def memcpyAsync(dst, src, size, kind, stream):
                 machine.on_the_way.remove(place)
             ctypes.memmove(dst, src, size)
         queue.put(work)
-        _mark_written(ends[1], queue)
+        if ends[1] is not None:
+            machine.note_copy(ends[1], dst, dst + size, queue)
 
 
 def memset(ptr, value, size):
@@ -172,9 +173,9 @@ def _ends(queue, dst, src, size, kind):
     found = {(False, False): 0, (False, True): 1, (True, False): 2, (True, True): 3}[source is not None, target is not None]
     if kind not in (found, memcpyDefault):
         raise CUDARuntimeError(1)
-    for allocation in (source, target):
+    for allocation, address in ((source, src), (target, dst)):
         if allocation is not None:
-            machine.check_seen(queue, allocation, "a copy")
+            machine.check_seen(queue, allocation, "a copy", address, address + size)
     if found in (memcpyHostToDevice, memcpyDeviceToHost):
         machine.note("copy to device" if found == memcpyHostToDevice else "copy to host", size)
     return source, target
