@@ -148,6 +148,9 @@ def slurm_node() -> str | None:
     return os.environ.get("SLURMD_NODENAME")
 
 
+GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
+
+
 # ---- sharded models ----------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
@@ -176,6 +179,10 @@ class ShardingConfiguration:
     check                         True: checked mode, which compares what ranks pass before they use it; None: as the
                                   environment says, SHARDKIT_CHECK=1
     device                        "cpu" or "cuda"
+    gpu_transport                 how GPU arrays reach other ranks, with the same bits. "staged": through page-locked host memory,
+                                  always right. "nccl": through NCCL, one GPU per rank. "ipc": ranks of a node copy in each
+                                  other's GPU memory. "mpi": as arguments of MPI calls, where a probe shows that the library
+                                  takes them (SHARDKIT_GPU_AWARE_MPI). What a way does not take is staged
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
     Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
@@ -200,6 +207,7 @@ class ShardingConfiguration:
     deterministic: bool = True
     check: bool | None = None
     device: str = "cpu"
+    gpu_transport: str = "staged"
     seed: int = 0
 
     def __post_init__(self):
@@ -214,6 +222,7 @@ class ShardingConfiguration:
         _require(self.gradient_compression in (None, "float16"), "gradient_compression",
                  self.gradient_compression, 'None or "float16"')
         _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+        _require(self.gpu_transport in GPU_TRANSPORTS, "gpu_transport", self.gpu_transport, " or ".join(GPU_TRANSPORTS))
 
     @property
     def is_checked(self) -> bool:
@@ -343,6 +352,8 @@ class Parallel:
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
     device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
+    gpu_transport: str = key("staged", "how GPU arrays reach other ranks; staged: through host memory, always right",
+                             among=GPU_TRANSPORTS)
 
 
 @dataclass(frozen=True)

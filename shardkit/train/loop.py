@@ -314,7 +314,7 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
-            device=parallel.device, seed=settings.run.seed)
+            device=parallel.device, gpu_transport=parallel.gpu_transport, seed=settings.run.seed)
     return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
 
 
