@@ -149,6 +149,9 @@ def slurm_node() -> str | None:
     return os.environ.get("SLURMD_NODENAME")
 
 
+GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
+
+
 # ---- sharded models ----------------------------------------------------------------------------------------------
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
@@ -185,6 +188,10 @@ class ShardingConfiguration:
     initial_loss_scale            float16 only, whose loss is scaled: a power of two to begin with; None: 1024
     loss_scale_interval           float16 only: good steps in a row after which the scale is doubled; None: 2000
     matmul_precision              "highest", or on "cuda" "tf32": products of float32 that read 10 bits behind the point
+    gpu_transport                 how GPU arrays reach other ranks, with the same bits. "staged": through page-locked host memory,
+                                  always right. "nccl": through NCCL, one GPU per rank. "ipc": ranks of a node copy in each
+                                  other's GPU memory. "mpi": as arguments of MPI calls, where a probe shows that the library
+                                  takes them (SHARDKIT_GPU_AWARE_MPI). What a way does not take is staged
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
     Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
@@ -213,6 +220,7 @@ class ShardingConfiguration:
     initial_loss_scale: float | None = None
     loss_scale_interval: int | None = None
     matmul_precision: str = "highest"
+    gpu_transport: str = "staged"
     seed: int = 0
 
     def __post_init__(self):
@@ -227,6 +235,7 @@ class ShardingConfiguration:
         _require(self.gradient_compression in (None, "float16"), "gradient_compression",
                  self.gradient_compression, 'None or "float16"')
         _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+        _require(self.gpu_transport in GPU_TRANSPORTS, "gpu_transport", self.gpu_transport, " or ".join(GPU_TRANSPORTS))
         self._require_numerics()
 
     def _require_numerics(self):
@@ -375,6 +384,8 @@ class Parallel:
     loss_scale_interval: int = key(0, "of float16: good steps in a row that double the scale; 0: 2000", "steps", minimum=0)
     matmul_precision: str = key("highest", "of float32 products; tf32: on cuda, reads 10 bits behind the point",
                                 among=("highest", "tf32"))
+    gpu_transport: str = key("staged", "how GPU arrays reach other ranks; staged: through host memory, always right",
+                             among=GPU_TRANSPORTS)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What communication asks of CuPy, which is imported here and in array/ only."""
 import platform
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy
@@ -37,7 +38,7 @@ class CudaCopies:
     def begin_within(self, target: int, source: int, num_bytes: int) -> None:
         """Begin to copy from one GPU address to another, on this GPU or another one that it can reach; see copied()."""
         if num_bytes:
-            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self._within.ptr)
+            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, self._within.ptr)
 
     def loaded(self):
         """The end of all copies to the host begun so far; synchronize() waits for it."""
@@ -106,6 +107,62 @@ def _end_of(cuda, stream):
     event = cuda.Event(disable_timing=True)
     event.record(stream)
     return event
+
+
+class SharedBlock:
+    """An allocation of this rank's GPU that other processes of the node may open, and those of theirs that it has opened.
+
+    handle   64 bytes for the others
+    Errors: DeviceError where CUDA refuses: in containers that do not share processes, on GPUs that cannot reach each other.
+    """
+
+    def __init__(self, num_bytes: int):
+        import cupy
+        self._runtime, self.num_bytes = cupy.cuda.runtime, num_bytes
+        self._others: dict[int, int] = {}                # rank -> address in this process
+        with _cuda_errors(self._runtime, "GPU memory cannot be shared between processes"):
+            self.address = self._runtime.malloc(num_bytes)
+            self.handle = self._runtime.ipcGetMemHandle(self.address)
+
+    def open(self, rank: int, handle: bytes) -> None:
+        """Make the block that this rank gave the handle of readable here."""
+        with _cuda_errors(self._runtime, f"the GPU memory of rank {rank} cannot be opened"):
+            self._others[rank] = self._runtime.ipcOpenMemHandle(handle)
+
+    def of_rank(self, rank: int) -> int:
+        """Where the rank's block is in this process."""
+        return self._others[rank]
+
+    def fill(self, value: int) -> None:
+        """Set all bytes of this rank's block."""
+        self._runtime.memset(self.address, value, self.num_bytes)
+        self._runtime.deviceSynchronize()
+
+    def look(self, rank: int) -> int:
+        """The last byte of the rank's block."""
+        byte = numpy.zeros(1, numpy.uint8)
+        with _cuda_errors(self._runtime, f"the GPU memory of rank {rank} cannot be read"):
+            self._runtime.memcpy(byte.ctypes.data, self._others[rank] + self.num_bytes - 1, 1, self._runtime.memcpyDeviceToHost)
+        return int(byte[0])
+
+    def close_others(self) -> None:
+        """What was opened; before any of its owners closes it."""
+        while self._others:
+            self._runtime.ipcCloseMemHandle(self._others.popitem()[1])
+
+    def close(self) -> None:
+        """Give all back."""
+        self.close_others()
+        self._runtime.free(self.address)
+
+
+@contextmanager
+def _cuda_errors(runtime, what: str):
+    """An error of the CUDA runtime as a DeviceError."""
+    try:
+        yield
+    except runtime.CUDARuntimeError as error:
+        raise DeviceError(f'{what}: CUDA reports "{error}"') from None
 
 
 def nccl_module():

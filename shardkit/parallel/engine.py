@@ -63,6 +63,8 @@ class Engine:
             self.stages = Stages.of(units, ranges, order)
             self.program = self._lower(order)
             self.forward_program = self._lower_forward()
+        if config.device == "cuda":
+            mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = self.tensor.all_gather_object(boxes)      # of each tensor rank, in the whole parameters
         self._make_units()

@@ -20,12 +20,12 @@ def test_staged_arrays_go_through_every_verb_as_host_arrays_do(backend):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_staged_sums_have_the_bits_of_the_host(backend, dtype):
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
-        assert bits(ordered_sums(group, cupy.asarray, cupy.empty, dtype)) == bits(ordered_sums(group, numpy.asarray, numpy.empty,
-                                                                                              dtype))
+        on_host = ordered_sums(group, numpy.asarray, numpy.empty, dtype)
+        assert bits(ordered_sums(group, cupy.asarray, cupy.empty, dtype)) == bits(on_host)
 
 
 def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(backend, monkeypatch):
-    monkeypatch.setattr("shardkit.comm.gpu_mpi.MESSAGE_BYTES", 64)             # so that arrays go in several messages
+    monkeypatch.setattr("shardkit.comm.gpu_mpi.MESSAGE_BYTES", 1000)             # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
         group.road = MPIRoad(group, Verdict.everything())
         assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(group, numpy.asarray, numpy.empty)

@@ -174,7 +174,7 @@ def _ends(queue, dst, src, size, kind):
     found = {(False, False): 0, (False, True): 1, (True, False): 2, (True, True): 3}[source is not None, target is not None]
     if kind not in (found, memcpyDefault):
         raise CUDARuntimeError(1)
-    for allocation in (source, target):
+    for allocation, address in ((source, src), (target, dst)):
         if allocation is not None:
             start = (src if allocation is source else dst) - allocation.address
             machine.check_seen(queue, allocation, "a copy", start, start + size)
