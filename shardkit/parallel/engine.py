@@ -265,9 +265,13 @@ class Engine:
         parts = [slice(m * size, (m + 1) * size) for m in range(num)]
         contexts = [ForwardContext(training=True, seed=self.config.seed, step=self.step_number,
                                    first_sample=batch.first_sample + part.start) for part in parts]
-        x, y = self.device.from_host(batch.x), self.device.from_host(batch.y)
+        x, y = self._entering(batch.x), self.device.from_host(batch.y)
         return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=criterion,
                            number=self._next_update, loss_scale=self.loss_scale.value)
+
+    def _entering(self, x):
+        """x of the batch, on the device."""
+        return self.numerics.entering(self.device.from_host(x))
 
     def _criterion(self, loss=None):
         return as_loss(loss or self.config.loss or self.model.loss)
@@ -333,7 +337,7 @@ class Engine:
 
     def _predict(self, x):
         """The output on the last stage, None elsewhere."""
-        step = Step(x=[self.device.from_host(x)], contexts=[ForwardContext(seed=self.config.seed)])
+        step = Step(x=[self._entering(x)], contexts=[ForwardContext(seed=self.config.seed)])
         return self.runtime.run(self.forward_program, step).predictions.get(0)
 
     # ---- whole vectors -------------------------------------------------------------------------------------------

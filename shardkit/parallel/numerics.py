@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy
 
 from ..array import products
-from ..array.halves import dtype_named
+from ..array.halves import dtype_named, is_floating, rounded
 from ..config import ShardingConfiguration
 from ..errors import ConfigurationError
 
@@ -67,6 +67,10 @@ class Numerics:
     def is_scaled(self) -> bool:
         """True if the loss is scaled."""
         return self.compute_dtype == numpy.float16
+
+    def entering(self, x):
+        """A batch's x as the first block reads it: numbers, but not integers, in the dtype that mixed blocks compute in."""
+        return rounded(x, self.compute_dtype) if self.is_mixed and is_floating(x.dtype) else x
 
     @contextmanager
     def in_use(self):

@@ -176,7 +176,7 @@ def _ends(queue, dst, src, size, kind):
         raise CUDARuntimeError(1)
     for allocation, address in ((source, src), (target, dst)):
         if allocation is not None:
-            start = (src if allocation is source else dst) - allocation.address
+            start = address - allocation.address
             machine.check_seen(queue, allocation, "a copy", start, start + size)
     if found in (memcpyHostToDevice, memcpyDeviceToHost):
         machine.note("copy to device" if found == memcpyHostToDevice else "copy to host", size)
