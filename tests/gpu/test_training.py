@@ -103,7 +103,8 @@ def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
 
 @pytest.mark.parametrize("numerics, tolerance", [({"matmul_precision": "tf32"}, 1e-4),
                                                  ({"compute_dtype": "float16"}, 1e-4),
-                                                 pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks)], ids=str)
+                                                 pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks)],
+                         ids=str)
 def test_faster_arithmetic_follows_float32_on_the_cpu(gpu, numerics, tolerance):
     """Losses of three steps: half a last bit of what is rounded, averaged over 144 tokens."""
     def run(device, **settings):
