@@ -54,6 +54,29 @@ class FinishedHandle(Handle):
             self._finish()
 
 
+class CompleteHandle(Handle):
+    """Of what was done at once."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def test(self) -> bool:
+        return True
+
+
+class CopiedHandle(Handle):
+    """Of work on a stream that ends at this event."""
+
+    def __init__(self, end):
+        self._end = end
+
+    def wait(self) -> None:
+        self._end.synchronize()
+
+    def test(self) -> bool:
+        return self._end.done
+
+
 class Traffic:
     """Bytes this rank has sent to other ranks, per verb.
 

@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_info
 from ..array.backend import Device
 from ..checkpoint.hdf5 import library_text
 from ..comm import CommunicationBackend
-from ..comm.facts import takes_gpu_arrays
+from ..comm.probe import agreed_verdict
 from ..comm.launch import all_seats, crowding, ranks_text
 from ..config import allocation_end, blas_threads_are_set, slurm_job
 from ..errors import DeviceError

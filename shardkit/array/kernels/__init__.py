@@ -1,16 +1,16 @@
 """The inner loops of training: one name and one signature each, whoever computes them.
 
 `reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for NumPy arrays of float32 and
-float64, loops compiled by Numba; `cuda` those for CuPy arrays, kernels in CUDA C++. Which of them computes depends on the kind
-and dtype of the arrays alone, so ranks never differ in it. Numba is imported by the first kernel that needs it; where there is
-none, the plain twins compute everything.
+float64, loops compiled by Numba; `cuda` those for CuPy arrays, kernels in CUDA C++; `wide` computes other half floats in
+float32. Which of them computes depends on the kind and dtype of the arrays alone, so ranks never differ in it. Numba is imported
+by the first kernel that needs it; where there is none, the plain twins compute everything.
 """
 import functools
 import sys
 
 import numpy
 
-from . import cuda, reference
+from . import cuda, reference, wide
 
 __all__ = reference.__all__
 
@@ -45,6 +45,8 @@ def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
             return getattr(fast_twins(), name)(*args, **kwargs)
         if is_cupy_array(x) and cuda.computes(name, x):
             return getattr(cuda, name)(*args, **kwargs)
+        if wide.is_for(name, x):
+            return wide.computed(kernel, name, x.dtype, args, kwargs)
         return plain(*args, **kwargs)
     return kernel
 
