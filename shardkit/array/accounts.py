@@ -54,3 +54,12 @@ class Accounts:
             self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])
             self._total += num_bytes
             self._total_peak = max(self._total_peak, self._total)
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes for people: 1.5 GiB."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"

@@ -8,11 +8,14 @@ CuPy is imported here and nowhere else, and only when a CUDA device is asked for
 or CuPy to compute: it asks `xp_of(array)`.
 """
 import sys
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy
 
-from ..errors import DeviceError
-from .accounts import Accounts
+from ..errors import DeviceError, DeviceMemoryError
+from .accounts import Accounts, bytes_text
+from .copies import Copies, LaneCopies
 from .known import upload
 
 ALIGNMENT_BYTES = 64        # one cache line, and the widest vector register in use
@@ -47,12 +50,12 @@ def to_host(array):
     return array.get() if is_device_array(array) else numpy.asarray(array)
 
 
-def copy_to_host(array, target) -> None:
-    """Copy an array, on the host or a GPU, into a NumPy array of its shape and dtype; waits for it."""
+def host_array(what: str, array):
+    """What a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
     if is_device_array(array):
-        array.get(out=target)
-    else:
-        numpy.copyto(target, array)
+        raise DeviceError(f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to its own GPU, so "
+                          "pass what .get() returns")
+    return numpy.asarray(array)
 
 
 def numbers_of(scalars) -> list[float]:
@@ -65,9 +68,13 @@ def _import_cupy():
     """CuPy with a working GPU, or one sentence that says what is missing."""
     try:
         import cupy
-    except ImportError:
+    except ModuleNotFoundError:
         raise DeviceError('device "cuda" needs CuPy, which is not installed; install "shardkit[cuda12]" or '
                           '"shardkit[cuda13]", or use device "cpu"') from None
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise DeviceError(f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install the one for '
+                          'this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"') from None
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -105,9 +112,34 @@ class Device:
         return self
 
     def empty(self, shape, dtype="float32", *, purpose: str):
-        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line."""
-        base = self._aligned(shape, dtype) if self.kind == "cpu" else self.xp.empty(shape, dtype)
+        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line.
+
+        Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the most there.
+        """
+        base = self._aligned(shape, dtype) if self.kind == "cpu" else self._on_gpu(shape, dtype, purpose)
         return self.accounts.watch(base, purpose)
+
+    def _on_gpu(self, shape, dtype, purpose):
+        try:
+            return self.xp.empty(shape, dtype)
+        except MemoryError:
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            asked = bytes_text(numpy.dtype(dtype).itemsize * int(numpy.prod(shape, dtype=numpy.int64)))
+            raise DeviceMemoryError(f"{self!r} has no room for {asked} of {purpose}", self.memory_text()) from None
+
+    def memory(self) -> "DeviceMemory":
+        """What the GPU holds beside what the accounts know; zeros on the CPU."""
+        if self.kind == "cpu":
+            return DeviceMemory(0, 0, 0, 0)
+        pool = self.xp.get_default_memory_pool()
+        return DeviceMemory(pool.used_bytes(), pool.total_bytes(), *self.xp.cuda.runtime.memGetInfo())
+
+    def memory_text(self) -> str:
+        """What takes the most, largest first; on a GPU also what the pool and others have."""
+        table = sorted(self.accounts.table().items(), key=lambda entry: -entry[1])
+        held = ", ".join(f"{purpose} {bytes_text(count)}" for purpose, count in table)
+        text = f"the arrays of the model take {bytes_text(sum(count for _, count in table))} there ({held})"
+        return text if self.kind == "cpu" else f"{text}; {self.memory()}"
 
     def zeros(self, shape, dtype="float32", *, purpose: str):
         """Like `empty`, filled with zero."""
@@ -132,13 +164,27 @@ class Device:
         return numpy.asarray(array) if self.kind == "cpu" else upload(array, self.xp)
 
     def pinned(self, shape, dtype="float32", *, purpose: str = "staging"):
-        """A host array for staging: page-locked where a GPU will read it, plain on the CPU."""
+        """A host array for staging: page-locked where a GPU will read it, plain on the CPU.
+
+        Errors: DeviceMemoryError if the system does not lock so much.
+        """
         if self.kind == "cpu":
             return self.empty(shape, dtype, purpose=purpose)
         dtype = numpy.dtype(dtype)
-        count = int(numpy.prod(shape, dtype=numpy.int64))
-        memory = self.xp.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+        num_bytes = max(int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize, 1)
+        try:
+            memory = self.xp.cuda.alloc_pinned_memory(num_bytes)
+        except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
+            raise DeviceMemoryError(f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} ({error})",
+                                    "ask for less, or raise the limit of locked memory (ulimit -l)") from None
         return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Between this device and the host; on a GPU beside the computation, through page-locked memory. For one thread."""
+        if self.kind == "cpu":
+            return Copies()
+        return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
 
     def synchronize(self):
         """Wait until everything that was launched on this device is done; nothing to wait for on the CPU."""
@@ -153,6 +199,25 @@ class Device:
         return f"Device({self.kind!r})" if self.kind == "cpu" else f"Device('cuda', ordinal={self.ordinal})"
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one GPU, as CuPy and the driver count them.
+
+    pool_used   in arrays that are alive, temporaries among them
+    pool_held   that CuPy's pool has from the driver; what is not used waits there to be used again
+    free, total   of the whole GPU, for all processes
+    """
+
+    pool_used: int
+    pool_held: int
+    free: int
+    total: int
+
+    def __str__(self):
+        return (f"of {bytes_text(self.total)} on the GPU {bytes_text(self.free)} are free, {bytes_text(self.pool_held)} are this "
+                f"process's, {bytes_text(self.pool_used)} of them in use")
+
+
 class BufferPool:
     """1-D buffers that are taken and given back, so that a step allocates only once in a run.
 
@@ -161,8 +226,9 @@ class BufferPool:
     once, and no further. FSDP's gathered unit comes from here: its memory is one unit, whatever their number.
     """
 
-    def __init__(self, device: Device, dtype, *, purpose: str):
+    def __init__(self, device: Device, dtype, *, purpose: str, make=None):
         self.device, self.dtype, self.purpose = device, dtype, purpose
+        self._make = make or device.empty       # device.pinned: buffers of page-locked host memory
         self._idle: list = []
         self._out: dict[int, tuple] = {}        # id of the view -> (the view, its buffer)
 
@@ -175,7 +241,7 @@ class BufferPool:
         else:
             if self._idle:
                 self._remove(max(self._idle, key=lambda b: b.size))
-            buffer = self.device.empty(size, self.dtype, purpose=self.purpose)
+            buffer = self._make(size, self.dtype, purpose=self.purpose)
         view = buffer[:size]
         self._out[id(view)] = (view, buffer)
         return view

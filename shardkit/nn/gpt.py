@@ -78,7 +78,7 @@ class TokenEmbedding(Module):
                              f"{self.sequence_length}; cut x, or make the model longer")
         x = self.tokens(ids)                                                          # [batch, S, width]
         if self.positions is not None:
-            x = x + self.positions(arange(first_position, stop, xp_of(ids.array)))     # [S, width] broadcasts
+            x = x + self.positions(arange(first_position, stop, xp_of(x.array)))     # [S, width] broadcasts
         return self.dropout(x)
 
 

@@ -200,8 +200,9 @@ class VocabularyParallelEmbedding(Module):
         self._axis = axis
 
     def forward(self, ids):
-        ids = xp_of(self.weight.array).asarray(array_of(ids))
+        ids = array_of(ids)
         check_ids("embedding", ids, self.weight.global_shape[0])
+        ids = xp_of(self.weight.array).asarray(ids)
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
         rows = ops.embedding(self.weight, local, is_checked=True)
         return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))
@@ -320,7 +321,7 @@ def _reduced_rows(logits, local, is_mine, group):
     _, own = kernels.cross_entropy(logits, local)                                    # log of this rank's sum of exp
     top = own.copy()
     group.all_reduce(top, ReductionOperation.MAX)
-    sums = xp.empty((2, *own.shape), logits.dtype)
+    sums = xp.empty((2, *own.shape), own.dtype)
     sums[0] = xp.exp(own - top)
     sums[1] = xp.where(is_mine, logits[xp.arange(local.size), local], 0)
     ordered_all_reduce(group, sums.reshape(-1))

@@ -76,8 +76,8 @@ def test_every_name_and_parameter_of_the_stand_in_is_one_of_cupy(cupy, module):
 
 
 # What the modules of the stand-in use themselves, or have under a name of their own.
-HELPERS = {"FUNCTIONS", "machine", "numpy", "ctypes", "Queue", "itertools", "time", "points", "pool", "wait_for", "Point", "memory",
-           "streams", "PinnedMemory"}
+HELPERS = {"FUNCTIONS", "machine", "numpy", "ctypes", "Queue", "itertools", "time", "points", "pool", "wait_for", "Point",
+           "memory", "streams", "PinnedMemory"}
 
 
 def check_class(name, ours, theirs):

@@ -3,6 +3,7 @@ from math import prod
 
 from ...array import fresh, kernels, products
 from ...array.backend import xp_of
+from ...array.halves import is_floating
 from ...array.known import known_values
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
@@ -25,14 +26,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)        # [rows, out]
     if bias is not None:
         y += bias.array
-    kept = x if weight.requires_grad else None
+    kept, bias_dtype = (x if weight.requires_grad else None), (None if bias is None else bias.gradient_dtype)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
         by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
         return (products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
                 products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
-                fresh.total(rows, (0,)) if wanted[2] else None)
+                fresh.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None)
     return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
 
 
@@ -57,7 +58,7 @@ def _check_linear(x, weight, bias):
 
 def _check_dtypes(name, *dtypes):
     """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the caller's back."""
-    if dtypes[0].kind != "f" or len(set(dtypes)) > 1:
+    if not is_floating(dtypes[0]) or len(set(dtypes)) > 1:
         raise ShapeError(f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast")
 
 
@@ -94,10 +95,10 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     gradient: row v gets the sum over the places where v was taken, in the order of those places
     Errors: ShapeError on ids that are not integers or out of range.
     """
-    ids = xp_of(weight.array).asarray(array_of(ids))
-    num_rows, width = weight.shape
+    ids, (num_rows, width) = array_of(ids), weight.shape
     if not is_checked:
-        check_ids("embedding", ids, num_rows)
+        check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
+    ids = xp_of(weight.array).asarray(ids)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)

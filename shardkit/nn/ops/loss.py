@@ -1,6 +1,7 @@
 """What training makes small. reduction "sum" adds the items up; "mean" divides by how many count."""
 from ...array import fresh, kernels
 from ...array.backend import xp_of
+from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .linear import check_ids
@@ -10,7 +11,7 @@ def cross_entropy(logits: Tensor, targets, ignore_index: int | None = None, redu
     """Negative log probability of the targets under softmax(logits), in nats.
 
     logits   [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to ignore_index do not count
-    returns  a single element; 0 if nothing counts
+    returns  a single element, float32 if the logits are half floats; 0 if nothing counts
     Kept for the backward: the logits and one number per row.
     """
     targets = xp_of(logits.array).asarray(array_of(targets))
@@ -31,7 +32,7 @@ def cross_entropy(logits: Tensor, targets, ignore_index: int | None = None, redu
 
 
 def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
-    """Squared difference, over all elements; target is a Tensor or array of the same shape."""
+    """Squared difference, over all elements, of half floats as float32; target is a Tensor or array of the same shape."""
     target = target if isinstance(target, Tensor) else Tensor(target)
     if prediction.shape != target.shape:
         raise ShapeError(f"mse of prediction {prediction.shape} and target {target.shape}; wanted equal shapes "
@@ -39,11 +40,11 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
     weight = _weight(reduction, lambda: prediction.size)
 
     def backward(gradient, wanted):
-        for_prediction = fresh.compute("subtract", prediction.array, target.array)
+        for_prediction = fresh.compute("subtract", widened(prediction.array), widened(target.array))
         for_prediction = fresh.compute("multiply", for_prediction, gradient * (2 * weight))
-        return (for_prediction.astype(prediction.dtype, copy=False) if wanted[0] else None,
-                -for_prediction.astype(target.dtype, copy=False) if wanted[1] else None)
-    difference = fresh.compute("subtract", prediction.array, target.array)
+        return (rounded(for_prediction, prediction.dtype) if wanted[0] else None,
+                -rounded(for_prediction, target.dtype) if wanted[1] else None)
+    difference = fresh.compute("subtract", widened(prediction.array), widened(target.array))
     difference *= difference
     return record(difference.sum() * weight, (prediction, target), backward, needs=(prediction, target))
 

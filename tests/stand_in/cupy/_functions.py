@@ -21,8 +21,8 @@ SIGNATURES = {
     "flatnonzero": "a",
     "full": "shape, fill_value, dtype=None, order='C'",
     "full_like": "a, fill_value, dtype=None, order='K', subok=None, shape=None",
-    "matmul": "*args, axes=None, axis=None, keepdims=False, casting='same_kind', dtype=None, signature=None, order='K', "
-              "out=None",
+    "matmul": "*args, axes=None, axis=None, keepdims=False, casting='same_kind', dtype=None, "
+              "signature=None, order='K', out=None",
     "max": "a, axis=None, out=None, keepdims=False",
     "mean": "a, axis=None, dtype=None, out=None, keepdims=False",
     "min": "a, axis=None, out=None, keepdims=False",
@@ -42,9 +42,9 @@ SIGNATURES = {
     "zeros": "shape, dtype=float, order='C'",
     "zeros_like": "a, dtype=None, order='K', subok=None, shape=None",
 }
-UFUNCS = ("absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater greater_equal invert isfinite "
-          "isinf isnan left_shift less less_equal log logical_and logical_not logical_or maximum minimum multiply negative "
-          "not_equal power remainder right_shift rint sign sin sqrt square subtract tanh true_divide").split()
+UFUNCS = ("absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater greater_equal invert "
+          "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or maximum minimum multiply "
+          "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh true_divide").split()
 _FROM_NOTHING = ("arange", "empty", "full", "ones", "zeros")
 _VIEWS = ("broadcast_to", "expand_dims", "moveaxis", "reshape")
 

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from bisect import bisect_right, insort
-from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,12 +39,12 @@ class Allocation:
     """A block of GPU memory, held by the arrays and pointers that use it.
 
     written   (stream, tick) of the work that last wrote it
-    copied    (start, stop, stream, tick) of copies into a part of it, by address: other parts may be used at the same time
+    parts     (start, stop, stream, tick) of copies by address that wrote these bytes since, not all of which have been waited for
     """
 
     def __init__(self, machine, memory, device, size, written):
         self.machine, self.memory, self.device, self.size, self.written = machine, memory, device, size, written
-        self.copied: list[tuple] = []
+        self.parts: list[tuple] = []
         self.address = memory.__array_interface__["data"][0]
 
     def __del__(self):
@@ -61,7 +60,8 @@ class Machine:
         self.here = threading.local()
         self.transfers: list[Transfer] = []
         self.mistakes: list[str] = []
-        self.streams: dict[int, Queue] = {}         # address -> those that were made
+        self.streams = weakref.WeakValueDictionary()            # address -> Queue of those that were made
+        self.busy: set[Queue] = set()               # those with work that is still to be done
         self._null_streams: dict[int, Queue] = {}   # device -> the one that it has anyway
         self._kept: list = []                       # memory that copies still need
         self.known_to_host: dict[object, int] = {}  # stream -> tick that somebody has waited for
@@ -116,9 +116,10 @@ class Machine:
 
     def null_stream(self, device):
         """The one that every device has; its address is 0."""
-        if device not in self._null_streams:
-            self._null_streams[device] = Queue(self, device, 0, non_blocking=False)
-        return self._null_streams[device]
+        with self.lock:
+            if device not in self._null_streams:
+                self._null_streams[device] = Queue(self, device, 0, non_blocking=False)
+            return self._null_streams[device]
 
     def stream_at(self, address):
         """The stream of this address, or the null stream of the current device. Errors: KeyError."""
@@ -126,7 +127,8 @@ class Machine:
 
     def all_streams(self, device) -> list:
         """Of one device."""
-        return [queue for queue in [self.null_stream(device), *self.streams.values()] if queue.device == device]
+        with self.lock:
+            return [queue for queue in [self.null_stream(device), *self.streams.values()] if queue.device == device]
 
     def begin(self):
         """Before work on arrays in this thread: what its stream was told to do first is done. Returns the stream."""
@@ -182,27 +184,26 @@ class Machine:
 
     def is_pinned(self, address, num_bytes=1) -> bool:
         """Whether these bytes of host memory are page-locked."""
-        return any(start <= address and address + num_bytes <= start + size for start, size in list(self.pinned.items()))
+        with self.lock:
+            return any(start <= address and address + num_bytes <= start + size for start, size in self.pinned.items())
 
-    def check_seen(self, stream, allocation, what, start=0, stop=inf):
-        """Errors: RuntimeError unless work on this stream comes after what last wrote the allocation, from start to stop."""
-        writers = [allocation.written, *((writer, tick) for first, last, writer, tick in list(allocation.copied)
-                                         if first < stop and start < last)]
-        for writer, tick in writers:
-            self._check_comes_after(stream, writer, tick, what)
+    def check_seen(self, stream, allocation, what, start=0, stop=float("inf")):
+        """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes of the allocation."""
+        with self.lock:
+            writers = [allocation.written] + [part[2:] for part in allocation.parts if part[0] < stop and start < part[1]]
+        if not all(self._has_seen(stream, *writer) for writer in writers):
+            self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
 
-    def note_copy(self, allocation, start, stop, queue):
-        """A copy into these addresses of the allocation was put on the stream."""
-        queue.tick += 1
-        kept = [entry for entry in allocation.copied if self.known_to_host.get(entry[2], -1) < entry[3]]
-        allocation.copied = [*kept, (start, stop, queue, queue.tick)]
-
-    def _check_comes_after(self, stream, writer, tick, what):
+    def _has_seen(self, stream, writer, tick):
         if writer is stream or stream.seen.get(writer, -1) >= tick or self.known_to_host.get(writer, -1) >= tick:
-            return
-        if 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking:
-            return                                      # the null stream and ordinary ones wait for each other
-        self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
+            return True                                 # the null stream and ordinary ones wait for each other
+        return 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking
+
+    def note_written(self, allocation, stream, start, stop):
+        """A copy by address, put on this stream, writes these bytes."""
+        with self.lock:
+            allocation.parts = [part for part in allocation.parts if self.known_to_host.get(part[2], -1) < part[3]]
+            allocation.parts.append((start, stop, stream, stream.tick))
 
 
 class Queue:
@@ -220,6 +221,7 @@ class Queue:
         with self.machine.lock:
             self.tick += 1
             self.waiting.append(work)
+            self.machine.busy.add(self)
 
     @property
     def num_put(self) -> int:
@@ -234,16 +236,19 @@ class Queue:
                 work = self.waiting.pop(0)
                 self.num_done += 1
                 work()
+            if not self.waiting:
+                self.machine.busy.discard(self)
 
     def finish_before(self):
         """As before work that is done at once: the null stream waits for ordinary ones, and they for it."""
-        if self.waiting:
-            self.finish()
-        if self.non_blocking:
+        if not self.machine.busy:
             return
-        for other in self.machine.all_streams(self.device):
-            if other is not self and other.waiting and not other.non_blocking and 0 in (self.address, other.address):
-                other.finish()
+        self.finish()
+        with self.machine.lock:
+            others = [queue for queue in self.machine.busy if queue.device == self.device and 0 in (self.address, queue.address)]
+            for other in others if not self.non_blocking else ():
+                if not other.non_blocking:
+                    other.finish()
 
     def synchronize(self):
         """The host waits for all of it."""

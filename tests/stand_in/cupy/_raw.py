@@ -1,8 +1,13 @@
 """Kernels in CUDA C++, run on the CPU by the emulator beside this package."""
+import threading
+
 import numpy
 
 from ._array import _check_device, ndarray, written
 from ._machine import machine
+
+
+_one_at_a_time = threading.Lock()
 
 
 class RawModule:
@@ -16,9 +21,10 @@ class RawModule:
         self._emulated = None
 
     def compile(self, log_stream=None):
-        if self._emulated is None:
-            from stand_in.emulator import EmulatedModule
-            self._emulated = EmulatedModule(self.code, self.options)
+        with _one_at_a_time:                    # ranks are threads
+            if self._emulated is None:
+                from stand_in.emulator import EmulatedModule
+                self._emulated = EmulatedModule(self.code, self.options)
 
     def get_function(self, name):
         self.compile()
@@ -50,6 +56,7 @@ class Function:
     def __call__(self, grid, block, args, *, shared_mem=0):
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise RuntimeError("CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes allows")
+        self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:

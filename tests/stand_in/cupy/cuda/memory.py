@@ -72,4 +72,3 @@ class MemoryPool:
 
 
 pool = MemoryPool()
-

@@ -12,8 +12,14 @@ class PinnedMemory:
         self._buffer = (ctypes.c_uint8 * max(size, 1))()
         ctypes.memset(self._buffer, 0xFF, max(size, 1))                # NaN, for those who read it
         self.ptr, self.size = ctypes.addressof(self._buffer), size
-        machine.pinned[self.ptr] = max(size, 1)
-        weakref.finalize(self._buffer, machine.pinned.pop, self.ptr, None)
+        with machine.lock:
+            machine.pinned[self.ptr] = max(size, 1)
+        weakref.finalize(self._buffer, _unlock, self.ptr)
+
+
+def _unlock(address):
+    with machine.lock:
+        machine.pinned.pop(address, None)
 
 
 def pointer(mem, offset=0):

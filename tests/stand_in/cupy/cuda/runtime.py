@@ -15,7 +15,7 @@ _ERRORS = {1: "cudaErrorInvalidValue: invalid argument", 2: "cudaErrorMemoryAllo
            35: "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
            100: "cudaErrorNoDevice: no CUDA-capable device is detected", 101: "cudaErrorInvalidDevice: invalid device ordinal",
            400: "cudaErrorInvalidResourceHandle: invalid resource handle"}
-_held: dict[int, object] = {}           # what malloc and hostAlloc gave out
+_held: dict[int, object] = {}           # what malloc, hostAlloc and streamCreate gave out
 
 
 class CUDARuntimeError(RuntimeError):
@@ -107,12 +107,14 @@ def freeHost(ptr):
 def hostRegister(ptr, size, flags):
     if machine.is_pinned(ptr, size):
         raise CUDARuntimeError(1)
-    machine.pinned[ptr] = size
+    with machine.lock:
+        machine.pinned[ptr] = size
 
 
 def hostUnregister(ptr):
-    if machine.pinned.pop(ptr, None) is None:
-        raise CUDARuntimeError(1)
+    with machine.lock:
+        if machine.pinned.pop(ptr, None) is None:
+            raise CUDARuntimeError(1)
 
 
 def pointerGetAttributes(ptr):
@@ -129,7 +131,7 @@ def memcpy(dst, src, size, kind):
         ends = _ends(queue, dst, src, size, kind)
         queue.synchronize()
         ctypes.memmove(dst, src, size)
-        _mark_written(ends[1], queue)
+        _mark_written(ends[1], queue, dst, size)
 
 
 def memcpyAsync(dst, src, size, kind, stream):
@@ -147,8 +149,7 @@ def memcpyAsync(dst, src, size, kind, stream):
                 machine.on_the_way.remove(place)
             ctypes.memmove(dst, src, size)
         queue.put(work)
-        if ends[1] is not None:
-            machine.note_copy(ends[1], dst, dst + size, queue)
+        _mark_written(ends[1], queue, dst, size)
 
 
 def memset(ptr, value, size):
@@ -157,14 +158,14 @@ def memset(ptr, value, size):
     allocation = machine.find(ptr, size)
     machine.check_seen(queue, allocation, "memset")
     ctypes.memset(ptr, value, size)
-    _mark_written(allocation, queue)
+    _mark_written(allocation, queue, ptr, size)
 
 
 def memsetAsync(ptr, value, size, stream):
     queue, allocation = machine.stream_at(stream), machine.find(ptr, size)
     machine.check_seen(queue, allocation, "memsetAsync")
     queue.put(lambda: ctypes.memset(ptr, value, size))
-    _mark_written(allocation, queue)
+    _mark_written(allocation, queue, ptr, size)
 
 
 def _ends(queue, dst, src, size, kind):
@@ -175,16 +176,17 @@ def _ends(queue, dst, src, size, kind):
         raise CUDARuntimeError(1)
     for allocation, address in ((source, src), (target, dst)):
         if allocation is not None:
-            machine.check_seen(queue, allocation, "a copy", address, address + size)
+            start = address - allocation.address
+            machine.check_seen(queue, allocation, "a copy", start, start + size)
     if found in (memcpyHostToDevice, memcpyDeviceToHost):
         machine.note("copy to device" if found == memcpyHostToDevice else "copy to host", size)
     return source, target
 
 
-def _mark_written(allocation, queue):
+def _mark_written(allocation, queue, address, size):
     if allocation is not None:
         queue.tick += 1
-        allocation.written = queue, queue.tick
+        machine.note_written(allocation, queue, address - allocation.address, address - allocation.address + size)
 
 
 # ---- streams and events ----------------------------------------------------------------------------------------------
@@ -195,13 +197,15 @@ def streamCreate():
 
 def streamCreateWithFlags(flags):
     address = next(streams._addresses)
-    machine.streams[address] = Queue(machine, machine.device, address, non_blocking=bool(flags & streamNonBlocking))
+    queue = Queue(machine, machine.device, address, non_blocking=bool(flags & streamNonBlocking))
+    with machine.lock:
+        machine.streams[address] = _held[address] = queue
     return address
 
 
 def streamDestroy(stream):
     _stream(stream).finish()
-    del machine.streams[stream]
+    del _held[stream]
 
 
 def _stream(address):

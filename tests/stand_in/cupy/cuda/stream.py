@@ -60,7 +60,8 @@ class Stream(_BaseStream):
             self._queue = machine.null_stream(machine.device)
         else:
             self._queue = Queue(machine, machine.device, next(_addresses), non_blocking=non_blocking)
-            machine.streams[self._queue.address] = self._queue
+            with machine.lock:
+                machine.streams[self._queue.address] = self._queue
         self._before = []
 
     @classmethod
