@@ -177,6 +177,12 @@ def nccl_module():
     return nccl
 
 
+def nccl_version() -> str:
+    """As "2.27.3". Errors: DeviceError that says what is missing."""
+    number = nccl_module().get_version()
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
 @dataclass(frozen=True)
 class GpuSeat:
     """The GPU that a rank takes.

@@ -42,6 +42,14 @@ def open_gpu_ipc(world, groups) -> None:
                 group.road = IpcRoad(group, blocks)
 
 
+def why_no_ipc(group) -> str:
+    """Why this group, of several ranks, cannot have the road; "" if it can. The same on all ranks. Collective over the group."""
+    blocks, problem = _open_blocks(group)
+    if blocks is not None:
+        IpcRoad(group, blocks).close()
+    return problem
+
+
 def _open_blocks(group):
     """(this rank's SharedBlock, with those of the others opened; "") or (None, why not), the same on all. Collective."""
     block, problem = None, ""

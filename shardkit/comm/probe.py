@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
+from ..array.backend import Device
 from ..config import environment_of_children, gpu_aware_mpi
 from ..errors import DeviceError
 from .device import gpu_seat
@@ -161,24 +162,22 @@ def _try_here(trials: list[str]) -> None:
     from .mpi import MPICommunicationBackend
     backend = MPICommunicationBackend(timeout=LIMIT_SECONDS)
     backend.initialize()
-    gpu_seat(backend.local_rank)
+    xp = Device("cuda", ordinal=backend.local_rank).xp
     backend.road = MPIRoad(backend, Verdict.everything())
     for trial in trials:
         verb, _, num_bytes = trial.partition(":")
-        _TRIALS[verb](backend, int(num_bytes) // 4)
+        _TRIALS[verb](backend, xp, int(num_bytes) // 4)
         if all(backend.all_gather_object(True)) and backend.rank == 0:
             print(_PASSED + trial, flush=True)
     backend.shutdown()
 
 
-def _values(rank: int, size: int):
-    import cupy
-    return cupy.arange(size, dtype="int32") * 3 + rank
+def _values(xp, rank: int, size: int):
+    return xp.arange(size, dtype="int32") * 3 + rank
 
 
-def _empty(size: int):
-    import cupy
-    return cupy.full(size, -1, "int32")
+def _empty(xp, size: int):
+    return xp.full(size, -1, "int32")
 
 
 def _check(array, expected) -> None:
@@ -186,33 +185,33 @@ def _check(array, expected) -> None:
         raise SystemExit("wrong bytes arrived")
 
 
-def _try_send(backend, size):
-    other, received = 1 - backend.rank, _empty(size)
+def _try_send(backend, xp, size):
+    other, received = 1 - backend.rank, _empty(xp, size)
     handle = backend.irecv(received, other)
-    backend.isend(_values(backend.rank, size), other).wait()
+    backend.isend(_values(xp, backend.rank, size), other).wait()
     handle.wait()
-    _check(received, _values(other, size))
+    _check(received, _values(xp, other, size))
 
 
-def _try_broadcast(backend, size):
-    array = _values(7, size) if backend.rank == 0 else _empty(size)
+def _try_broadcast(backend, xp, size):
+    array = _values(xp, 7, size) if backend.rank == 0 else _empty(xp, size)
     backend.broadcast(array)
-    _check(array, _values(7, size))
+    _check(array, _values(xp, 7, size))
 
 
-def _try_all_gather(backend, size):
-    whole = _empty(size)
-    backend.all_gather(_values(backend.rank, size // 2), whole)
+def _try_all_gather(backend, xp, size):
+    whole = _empty(xp, size)
+    backend.all_gather(_values(xp, backend.rank, size // 2), whole)
     for rank in range(2):
-        _check(whole[rank * (size // 2):(rank + 1) * (size // 2)], _values(rank, size // 2))
+        _check(whole[rank * (size // 2):(rank + 1) * (size // 2)], _values(xp, rank, size // 2))
 
 
-def _try_all_to_all(backend, size):
-    received = _empty(size)
-    backend.all_to_all(_values(100 * backend.rank, size), received)
+def _try_all_to_all(backend, xp, size):
+    received = _empty(xp, size)
+    backend.all_to_all(_values(xp, 100 * backend.rank, size), received)
     half = slice(backend.rank * (size // 2), (backend.rank + 1) * (size // 2))
     for rank in range(2):
-        _check(received[rank * (size // 2):(rank + 1) * (size // 2)], _values(100 * rank, size)[half])
+        _check(received[rank * (size // 2):(rank + 1) * (size // 2)], _values(xp, 100 * rank, size)[half])
 
 
 _TRIALS = {"send": _try_send, "broadcast": _try_broadcast, "all_gather": _try_all_gather, "all_to_all": _try_all_to_all}

@@ -107,3 +107,31 @@ def test_without_a_gpu_arrays_are_staged_and_the_reason_is_said():
     with pretended_gpu(num_devices=0), fake_ipc.installed():
         assert run_ranks(2, run, timeout=20) == [None, None]
     assert len(said) == 1 and "needs a GPU" in said[0]
+
+
+def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(monkeypatch):
+    """On a GPU these run after the call that launched them; the stand-in's are done at once, so the order of calls is looked at."""
+    monkeypatch.setattr("shardkit.comm.swaps.SCRATCH_ELEMENTS", 100)
+    order = []
+
+    class Noted:
+        def __init__(self, copies):
+            self._copies = copies
+
+        def __getattr__(self, name):
+            if name in ("finish_kernels", "begin_within"):
+                order.append(name)
+            return getattr(self._copies, name)
+
+    def work(backend, cupy):
+        array = cupy.arange(1000, dtype="float32")
+        if backend.rank == 0:
+            backend.road._copies = Noted(backend.road._copies)
+            swap = backend.road._swap
+            backend.road._swap = lambda *pieces: order.append("swap") or swap(*pieces)
+        backend.all_reduce(array)
+        return array.tolist()
+    results, _, _ = on_one_gpu(2, work)
+    swaps = [place for place, name in enumerate(order) if name == "swap"]
+    assert results == [[2.0 * i for i in range(1000)]] * 2 and len(swaps) == 10
+    assert all(order[place + 1] == "finish_kernels" for place in swaps) and order[-1] == "finish_kernels"
