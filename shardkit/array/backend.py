@@ -36,7 +36,7 @@ def xp_of(*arrays):
             break
     else:
         return numpy                # at once: this is asked for every operation
-    on_device = [is_device_array(a) for a in arrays if hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
+    on_device = [is_device_array(a) for a in arrays if is_device_array(a) or hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
     if not any(on_device):
         return numpy
     if not all(on_device):
