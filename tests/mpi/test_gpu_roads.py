@@ -3,7 +3,7 @@ from math import inf
 
 import numpy
 import pytest
-from gpu_roads import all_verbs, bits, gpu_group, ordered_sums
+from gpu_roads import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
 from shardkit.comm import collectively
 from shardkit.comm.gpu_mpi import MPIRoad, open_gpu_mpi

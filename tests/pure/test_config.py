@@ -1,7 +1,8 @@
 """Settings: where they come from, and what is refused."""
 import pytest
 
-from shardkit.config import (RunConfiguration, configuration_keys, help_text, launched_ranks, parse_override, read_toml)
+from shardkit.config import (RunConfiguration, ShardingConfiguration, configuration_keys, gpu_aware_mpi, help_text,
+                             launched_ranks, parse_override, read_toml)
 from shardkit.errors import ConfigurationError
 
 

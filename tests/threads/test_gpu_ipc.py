@@ -3,7 +3,7 @@ import gc
 
 import numpy
 import pytest
-from gpu_roads import all_verbs, bits, ordered_sums
+from gpu_roads import all_verbs, bits, ordered_sums, plain_twins  # noqa: F401
 from stand_in import fake_ipc, pretended_gpu
 
 from shardkit.comm import gpu_ipc, run_ranks
@@ -110,7 +110,7 @@ def test_without_a_gpu_arrays_are_staged_and_the_reason_is_said():
 
 
 def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(monkeypatch):
-    """On a GPU these run after the call that launched them; the stand-in's are done at once, so the order of calls is looked at."""
+    """On a GPU these run after the call that launched them; the stand-in's are done at once: so look at the order of calls."""
     monkeypatch.setattr("shardkit.comm.swaps.SCRATCH_ELEMENTS", 100)
     order = []
 
