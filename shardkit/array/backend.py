@@ -23,7 +23,9 @@ ALIGNMENT_BYTES = 64        # one cache line, and the widest vector register in 
 
 def is_device_array(array) -> bool:
     """True for an array in GPU memory (anything that speaks `__cuda_array_interface__`)."""
-    return not isinstance(array, numpy.ndarray) and hasattr(array, "__cuda_array_interface__")
+    if isinstance(array, numpy.ndarray):
+        return False            # of the class first: for an array itself, CuPy would put the interface together
+    return hasattr(type(array), "__cuda_array_interface__") or hasattr(array, "__cuda_array_interface__")
 
 
 def xp_of(*arrays):
