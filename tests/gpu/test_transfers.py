@@ -107,6 +107,16 @@ def test_labels_that_are_ignored_are_not_counted_on_the_gpu(book):
     assert of_one_step(book, 1, make, step) == {BATCH: 2, NUMBERS: 2}
 
 
+def test_features_that_are_switched_off_are_not_sent_again(book):
+    x, y = numpy.ones((8, 4), "float32"), numpy.ones((8, 1), "float32")
+
+    def make(backend):
+        model = sk.DDPModel(sk.models.MLP([4, 16, 1]), sk.ShardingConfiguration(backend, max_gradient_norm=1.0, device="cuda"))
+        model.set_active_feature_indices([1, 2])
+        return model
+    assert of_one_step(book, 1, make, lambda model: model.train(x, y)) == {BATCH: 2, NUMBERS: 2}
+
+
 def test_half_floats_on_the_wire_ask_for_one_magnitude_per_unit(book):
     def make(backend):
         return train("FSDP", backend, 0, device="cuda", gradient_compression="float16")[0]
