@@ -1,6 +1,6 @@
 """GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays."""
 from ..reference import activation as reference
-from .arrays import THREADS, by_rows, elementwise, new, new_like, pack, plain, real, real_dtype, spread, sum_pieces
+from .arrays import THREADS, alike, by_rows, elementwise, new, new_like, pack, plain, real, real_dtype, spread, sum_pieces
 from .launch import launch
 
 FILE = "activation.cu"
@@ -25,8 +25,8 @@ def bias_gelu(x, bias, out=None):
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = new_like(x, out) if wanted[0] else None
     parts = new(x, (-(-x.shape[0] // ROWS), x.shape[1]), real_dtype(x)) if wanted[1] else None
-    launch(x, FILE, "bias_gelu_backward", _grid(x), (THREADS,), plain(gradient), plain(x), real(bias, x), out, parts, *x.shape,
-           ROWS)
+    launch(x, FILE, "bias_gelu_backward", _grid(x), (THREADS,), alike(gradient, x), plain(x), real(bias, x), out, parts,
+           *x.shape, ROWS)
     return out, sum_pieces(parts, x) if wanted[1] else None
 
 
@@ -54,7 +54,7 @@ def swiglu(gate, up, out=None):
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     for_gate, for_up = [new_like(gate, buffer) for buffer in out]
     launch(gate, FILE, "swiglu_backward", spread(gate.size, THREADS * pack(gate)), (THREADS,),
-           *[plain(x) for x in (gradient, gate, up)], for_gate, for_up, gate.size)
+           *[alike(x, gate) for x in (gradient, gate, up)], for_gate, for_up, gate.size)
     return for_gate, for_up
 
 
@@ -70,5 +70,5 @@ def softmax_backward(gradient, y, dim=-1, out=None):
     if dim not in (-1, y.ndim - 1) or y.size == 0:
         return reference.softmax_backward(gradient, y, dim, out)
     out = new_like(y, out)
-    by_rows("rows.cu", "softmax_backward", y, plain(gradient), plain(y), out)
+    by_rows("rows.cu", "softmax_backward", y, alike(gradient, y), plain(y), out)
     return out

@@ -34,7 +34,7 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
         for_k[...], for_v[...] = 0, 0
         return for_q, for_k, for_v
     along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), real(log_sums, q), prod(q.shape[:3])
-    gradient, q, k, v, y = [_with_rows(x) for x in (gradient, q, k, v, y)]
+    gradient, q, k, v, y = [_with_rows(x.astype(q.dtype, copy=False)) for x in (gradient, q, k, v, y)]
     launch(q, FILE, "attention_along", spread(rows, THREADS // 32), (32, THREADS // 32), *_described(gradient, y), along,
            *q.shape, **_macros(q))
     inputs = *_described(gradient, q, k, v), log_sums, along
@@ -56,8 +56,8 @@ def _numbers(q, k, scale, first_query):
 
 
 def _described(*arrays):
-    """Each array with its strides of samples, heads and rows in elements."""
-    arrays = [_with_rows(x) for x in arrays]
+    """Each array, in the dtype of the first, with its strides of samples, heads and rows in elements."""
+    arrays = [_with_rows(x.astype(arrays[0].dtype, copy=False)) for x in arrays]
     return [value for x in arrays for value in (x, *[stride // x.itemsize for stride in x.strides[:3]])]
 
 
