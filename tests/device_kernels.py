@@ -2,6 +2,7 @@
 import numpy
 from kernel_table import EXACT, TABLE, as_tuple, bits, buffers_like, flat, made
 
+from shardkit.array import kernels
 from shardkit.array.backend import is_device_array
 from shardkit.array.kernels import cuda, reference
 from shardkit.array.kernels.cuda.arrays import real_dtype
@@ -187,8 +188,8 @@ def check_attention(xp, head_dim, dtype, seed=0):
     wanted = reference.causal_attention(q, k, v, scale, first)
     wanted = [*wanted, *reference.causal_attention_backward(gradient, q, k, v, *wanted, scale, first)]
     ours = [xp.asarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v, gradient)]
-    got = cuda.causal_attention(*ours[:3], scale, first)
-    got = [*got, *cuda.causal_attention_backward(ours[3], *ours[:3], *got, scale, first)]
+    got = kernels.causal_attention(*ours[:3], scale, first)
+    got = [*got, *kernels.causal_attention_backward(ours[3], *ours[:3], *got, scale, first)]
     for found, expected in zip(on_host(got), wanted, strict=True):
         assert found.dtype == real_dtype(q)
         numpy.testing.assert_allclose(found, expected, rtol=0, atol=100 * numpy.finfo(dtype).eps * max(1, abs(expected).max()))

@@ -132,6 +132,15 @@ def test_the_door_takes_the_cuda_twin_for_the_dtypes_that_it_computes(cupy, monk
     assert (taken == [x]) if is_taken else not taken
 
 
+def test_what_is_too_wide_for_a_gpu_goes_to_the_plain_twin(cupy):
+    for dtype, widest_head, widest_row in (("float32", 368, 8192), ("float64", 176, 4096), ("bfloat16", 368, 8192)):
+        if dtype == "bfloat16":
+            pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
+        for extra, fits in ((0, True), (1, False)):
+            assert cuda.computes("causal_attention", cupy.empty((1, 1, 1, widest_head + extra), dtype)) is fits
+            assert cuda.computes("layer_norm_backward", cupy.empty((1, widest_row + extra), dtype)) is fits
+
+
 def test_the_door_gives_the_mask_of_the_cpu_on_the_device(cupy):
     mask = kernels.dropout_mask(5, 3, 1000, 0.3, cupy)
     assert isinstance(mask, cupy.ndarray)

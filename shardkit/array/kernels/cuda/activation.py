@@ -1,5 +1,5 @@
 """GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays."""
-from ..reference import activation as reference
+from ...backend import xp_of
 from .arrays import THREADS, alike, by_rows, elementwise, new, new_like, pack, plain, real, real_dtype, spread, sum_pieces
 from .launch import launch
 
@@ -59,16 +59,29 @@ def swiglu_backward(gradient, gate, up, out=(None, None)):
 
 
 def softmax(x, dim=-1, out=None):
-    if dim not in (-1, x.ndim - 1) or x.size == 0:
-        return reference.softmax(x, dim, out)          # along another dim it is rare: attention and losses have their own
-    out = new_like(x, out)
+    return _along(dim, _softmax, x, out=out)
+
+
+def softmax_backward(gradient, y, dim=-1, out=None):
+    return _along(dim, _softmax_backward, gradient, y, out=out)
+
+
+def _along(dim, rows, *arrays, out):
+    """rows(*arrays, out) for this dim; one that is not the last is brought there by copies."""
+    if dim in (-1, arrays[0].ndim - 1):
+        return rows(*arrays, new_like(arrays[-1], out))
+    xp = xp_of(*arrays)
+    turned = [plain(xp.moveaxis(x, dim, -1)) for x in arrays]
+    out = new_like(arrays[-1], out)
+    out[...] = xp.moveaxis(rows(*turned, new(turned[-1])), -1, dim)
+    return out
+
+
+def _softmax(x, out):
     by_rows("rows.cu", "softmax", x, plain(x), out)
     return out
 
 
-def softmax_backward(gradient, y, dim=-1, out=None):
-    if dim not in (-1, y.ndim - 1) or y.size == 0:
-        return reference.softmax_backward(gradient, y, dim, out)
-    out = new_like(y, out)
+def _softmax_backward(gradient, y, out):
     by_rows("rows.cu", "softmax_backward", y, alike(gradient, y), plain(y), out)
     return out

@@ -1,5 +1,4 @@
 """Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition before it."""
-from ..reference import normalization as reference
 from .arrays import alike, by_rows, new, new_like, pack, plain, real, real_dtype, sum_pieces
 from .launch import launch
 
@@ -25,8 +24,6 @@ def _layer_norm(x, branch, total, weight, bias, eps, out):
 
 
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
-    if not _fits(x):
-        return reference.layer_norm_backward(gradient, x, weight, mean, inverse, wanted, out)
     return _backward(gradient, x, weight, mean, inverse, wanted, out)
 
 
@@ -46,8 +43,6 @@ def _rms_norm(x, branch, total, weight, eps, out):
 
 
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
-    if not _fits(x):
-        return reference.rms_norm_backward(gradient, x, weight, inverse, wanted, out)
     return _backward(gradient, x, weight, None, inverse, (*wanted, False), out)[:2]
 
 
@@ -61,10 +56,10 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
     return for_x, *[None if part is None else sum_pieces(part, x) for part in parts]
 
 
-def _fits(x):
-    """False for rows too wide for the registers of a block (8192 numbers, 4096 float64): the plain twin computes them."""
-    packs, _ = _share(x)
-    return packs is not None and packs * pack(x) <= NUMBERS
+def fits(gradient) -> bool:
+    """False for rows too wide for the registers of a block: more than 8192 numbers, or 4096 float64."""
+    packs, _ = _share(gradient)
+    return packs is not None and packs * pack(gradient) <= NUMBERS
 
 
 def _share(x):
