@@ -146,14 +146,24 @@ def check_rows_alone(xp, width):
     targets = xp.asarray(numpy.arange(13) % width)
 
     def all_of(x, targets):
-        y, mean, inverse = cuda.layer_norm(x, w, b, 1e-5)
-        parts = [y, mean, inverse, *cuda.rms_norm(x, w, 1e-6), *cuda.cross_entropy(x, targets), cuda.softmax(x),
-                 cuda.softmax_backward(x, x), cuda.layer_norm_backward(x, x, w, mean, inverse)[0]]
+        y, mean, inverse = kernels.layer_norm(x, w, b, 1e-5)
+        parts = [y, mean, inverse, *kernels.rms_norm(x, w, 1e-6), *kernels.cross_entropy(x, targets), kernels.softmax(x),
+                 kernels.softmax_backward(x, x), kernels.layer_norm_backward(x, x, w, mean, inverse)[0]]
         return [part.get() for part in parts]
     whole = all_of(x, targets)
     for row in (0, 6, 12):
         for together, single in zip(whole, all_of(x[row:row + 1], targets[row:row + 1]), strict=True):
             assert together[row:row + 1].tobytes() == single.tobytes()
+
+
+# (width, kernels) of rows that blocks of all sizes take: more than the table has
+WIDE_ROWS = [(5000, "layer_norm layer_norm_backward rms_norm_backward softmax_backward cross_entropy"),
+             (40_000, "layer_norm add_rms_norm softmax softmax_backward cross_entropy cross_entropy_backward")]
+
+
+def check_wide_rows(xp, width, names):
+    for name in names.split():
+        check_parity(xp, name, TABLE[name][0], (3, width), "float32")
 
 
 def check_nan(xp, name):
