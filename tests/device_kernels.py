@@ -2,6 +2,7 @@
 import numpy
 from kernel_table import EXACT, TABLE, as_tuple, bits, buffers_like, flat, made
 
+from shardkit.array import kernels
 from shardkit.array.backend import is_device_array
 from shardkit.array.kernels import cuda, reference
 from shardkit.array.kernels.cuda.arrays import real_dtype
@@ -145,14 +146,24 @@ def check_rows_alone(xp, width):
     targets = xp.asarray(numpy.arange(13) % width)
 
     def all_of(x, targets):
-        y, mean, inverse = cuda.layer_norm(x, w, b, 1e-5)
-        parts = [y, mean, inverse, *cuda.rms_norm(x, w, 1e-6), *cuda.cross_entropy(x, targets), cuda.softmax(x),
-                 cuda.softmax_backward(x, x), cuda.layer_norm_backward(x, x, w, mean, inverse)[0]]
+        y, mean, inverse = kernels.layer_norm(x, w, b, 1e-5)
+        parts = [y, mean, inverse, *kernels.rms_norm(x, w, 1e-6), *kernels.cross_entropy(x, targets), kernels.softmax(x),
+                 kernels.softmax_backward(x, x), kernels.layer_norm_backward(x, x, w, mean, inverse)[0]]
         return [part.get() for part in parts]
     whole = all_of(x, targets)
     for row in (0, 6, 12):
         for together, single in zip(whole, all_of(x[row:row + 1], targets[row:row + 1]), strict=True):
             assert together[row:row + 1].tobytes() == single.tobytes()
+
+
+# (width, kernels) of rows that blocks of all sizes take: more than the table has
+WIDE_ROWS = [(5000, "layer_norm layer_norm_backward rms_norm_backward softmax_backward cross_entropy"),
+             (40_000, "layer_norm add_rms_norm softmax softmax_backward cross_entropy cross_entropy_backward")]
+
+
+def check_wide_rows(xp, width, names):
+    for name in names.split():
+        check_parity(xp, name, TABLE[name][0], (3, width), "float32")
 
 
 def check_nan(xp, name):
@@ -187,8 +198,8 @@ def check_attention(xp, head_dim, dtype, seed=0):
     wanted = reference.causal_attention(q, k, v, scale, first)
     wanted = [*wanted, *reference.causal_attention_backward(gradient, q, k, v, *wanted, scale, first)]
     ours = [xp.asarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v, gradient)]
-    got = cuda.causal_attention(*ours[:3], scale, first)
-    got = [*got, *cuda.causal_attention_backward(ours[3], *ours[:3], *got, scale, first)]
+    got = kernels.causal_attention(*ours[:3], scale, first)
+    got = [*got, *kernels.causal_attention_backward(ours[3], *ours[:3], *got, scale, first)]
     for found, expected in zip(on_host(got), wanted, strict=True):
         assert found.dtype == real_dtype(q)
         numpy.testing.assert_allclose(found, expected, rtol=0, atol=100 * numpy.finfo(dtype).eps * max(1, abs(expected).max()))

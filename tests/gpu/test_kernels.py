@@ -45,6 +45,11 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(cupy, name
     checks.check_alone(cupy, name, dtype)
 
 
+@pytest.mark.parametrize("width, names", checks.WIDE_ROWS)
+def test_wide_rows_are_shared_by_more_threads(cupy, width, names):
+    checks.check_wide_rows(cupy, width, names)
+
+
 @pytest.mark.parametrize("width", [1, 3, 64, 257, 700, 5000, 40000])
 def test_each_row_has_the_bits_it_has_alone(cupy, width):
     checks.check_rows_alone(cupy, width)

@@ -64,6 +64,7 @@ struct Machine {
     std::vector<Fiber*> fibers, idle;
     std::vector<unsigned> queue;                                     // numbers of threads that can run, from head on
     size_t head = 0, num_done = 0, num_at_barrier = 0;
+    unsigned chosen = 0;                                             // the one to run next
     unsigned running = 0;
     void* scheduler = nullptr;                                       // top of the stack that launched the grid
     void (*body)(void*) = nullptr;
@@ -101,6 +102,37 @@ inline void back_to_scheduler() {
     for (;;) back_to_scheduler();
 }
 
+// ---- order --------------------------------------------------------------------------------------------------------
+
+// Forward: who could run first runs first. Backward: who could run last, so that a warp may be far ahead of the others.
+// Shuffled: any. Blocks likewise.
+
+inline uint64_t shuffled_bits() {                                    // xorshift
+    uint64_t& s = machine->shuffle_state;
+    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
+    return s;
+}
+
+inline bool choose() {                                               // takes one out of the queue
+    Machine& m = *machine;
+    size_t count = m.queue.size() - m.head;
+    if (count == 0) return false;
+    if (m.order > 1) std::swap(m.queue[m.head], m.queue[m.head + shuffled_bits() % count]);
+    m.chosen = m.order == 1 ? m.queue.back() : m.queue[m.head];
+    if (m.order == 1) m.queue.pop_back();
+    else m.head++;
+    return true;
+}
+
+inline void give_back() {                                            // what choose() took
+    if (machine->order == 1) machine->queue.push_back(machine->chosen);
+    else machine->head--;
+}
+
+inline size_t block_number(size_t turn, size_t num_blocks) {        // shuffled: from the middle on
+    return machine->order == 1 ? num_blocks - 1 - turn : machine->order ? (turn + num_blocks / 2) % num_blocks : turn;
+}
+
 // ---- fibers -------------------------------------------------------------------------------------------------------
 
 inline void enter(unsigned number) {
@@ -117,12 +149,13 @@ inline void fiber_main() {                                           // thread a
         m.body(m.arguments);
         mine.state = DONE;
         m.num_done++;
-        if (!failed() && m.head < m.queue.size() && m.threads[m.queue[m.head]].state == UNSTARTED) {
-            unsigned next = m.queue[m.head++];
-            m.threads[next].fiber = mine.fiber;
-            m.threads[next].state = READY;
-            enter(next);
+        bool goes_on = choose();
+        if (goes_on && !failed() && m.threads[m.chosen].state == UNSTARTED) {
+            m.threads[m.chosen].fiber = mine.fiber;
+            m.threads[m.chosen].state = READY;
+            enter(m.chosen);
         } else {
+            if (goes_on) give_back();
             m.idle.push_back(mine.fiber);
             back_to_scheduler();
         }
@@ -156,28 +189,12 @@ inline void resume(unsigned number) {
     switch_stack(&machine->scheduler, thread.fiber->top);
 }
 
-// ---- order --------------------------------------------------------------------------------------------------------
-
-inline uint64_t shuffled_bits() {                                    // xorshift
-    uint64_t& s = machine->shuffle_state;
-    s ^= s << 13, s ^= s >> 7, s ^= s << 17;
-    return s;
-}
-
-inline void arrange(unsigned* numbers, size_t count) {               // numbers come in rising order
-    for (size_t i = 0; machine->order == 1 && i < count / 2; i++) std::swap(numbers[i], numbers[count - 1 - i]);
-    for (size_t i = count; machine->order > 1 && i > 1; i--) std::swap(numbers[i - 1], numbers[shuffled_bits() % i]);
-}
+// ---- barriers and exchanges ---------------------------------------------------------------------------------------
 
 inline void make_ready(const unsigned* numbers, size_t count) {
-    Machine& m = *machine;
-    size_t before = m.queue.size();
-    m.queue.insert(m.queue.end(), numbers, numbers + count);
-    for (size_t i = 0; i < count; i++) m.threads[numbers[i]].state = READY;
-    arrange(m.queue.data() + before, count);
+    machine->queue.insert(machine->queue.end(), numbers, numbers + count);
+    for (size_t i = 0; i < count; i++) machine->threads[numbers[i]].state = READY;
 }
-
-// ---- barriers and exchanges ---------------------------------------------------------------------------------------
 
 inline void release_block(int line) {
     Machine& m = *machine;
@@ -319,11 +336,10 @@ inline void run_block() {
     size_t count = m.threads.size();
     m.queue.resize(count), m.head = m.num_done = m.num_at_barrier = 0;
     for (unsigned i = 0; i < count; i++) m.queue[i] = i, m.threads[i].state = UNSTARTED;
-    arrange(m.queue.data(), count);
     memset(m.shared, POISON, m.shared_used + GUARD_BYTES);
     while (m.num_done < count && !failed()) {
-        if (m.head == m.queue.size()) return describe_wait();
-        resume(m.queue[m.head++]);
+        if (!choose()) return describe_wait();
+        resume(m.chosen);
     }
     if (!failed()) check_guards();
 }
@@ -350,10 +366,8 @@ inline void run_grid(const unsigned* sizes, unsigned shared_bytes, unsigned shar
     m.arrays.clear();
     take_shared(nullptr, shared_bytes);
     size_t num_blocks = (size_t)sizes[0] * sizes[1] * sizes[2];
-    std::vector<unsigned> numbers(num_blocks);
-    for (size_t i = 0; i < num_blocks; i++) numbers[i] = i;
-    arrange(numbers.data(), num_blocks);
-    for (unsigned number : numbers) {
+    for (size_t turn = 0; turn < num_blocks; turn++) {
+        unsigned number = block_number(turn, num_blocks);
         m.block = {number % sizes[0], number / sizes[0] % sizes[1], number / sizes[0] / sizes[1]};
         run_block();
         if (failed()) return reset_fibers();

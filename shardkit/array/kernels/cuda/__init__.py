@@ -5,6 +5,7 @@ rows, stays float32. The bits may differ from the reference, but follow the same
 the bits it would have anywhere else, sums along a row depend on the row alone, sums over rows and buffers go in a fixed order.
 Nothing depends on where arrays lie in memory, on which block runs first or on the GPU's size; no float is added by an atomic.
 """
+from . import attention, normalization
 from .activation import (bias_gelu, bias_gelu_backward, gelu, gelu_backward, sigmoid, silu, silu_backward, softmax,
                          softmax_backward, swiglu, swiglu_backward)
 from .attention import causal_attention, causal_attention_backward, rotary, rotary_tables
@@ -29,7 +30,17 @@ OF_LAYERS = (*OF_NUMBERS, "float16", "bfloat16")
 DTYPES = {"adam": OF_NUMBERS, "momentum": OF_NUMBERS, "sgd": OF_NUMBERS, "tree_sum": OF_NUMBERS, "to_half": OF_NUMBERS,
           "from_half": ("float16",), "rotary_tables": ()}
 
+FITS = {"causal_attention": attention.fits, "causal_attention_backward": attention.fits,
+        "layer_norm_backward": normalization.fits, "rms_norm_backward": normalization.fits}
+
 
 def computes(name: str, x) -> bool:
-    """True if the kernel of this name takes an array of the dtype of x."""
-    return x.dtype.name in DTYPES.get(name, OF_LAYERS)
+    """True if the kernel of this name takes an array of the dtype and width of x; else the plain twin computes.
+
+    x  the array that decides: the first argument, or what the door names instead
+    """
+    return x.dtype.name in DTYPES.get(name, OF_LAYERS) and FITS.get(name, _always)(x)
+
+
+def _always(x):
+    return True

@@ -16,6 +16,11 @@ def plain(x):
     return x if x.flags.c_contiguous else xp_of(x).ascontiguousarray(x)
 
 
+def alike(x, like):
+    """x, C-contiguous, in the dtype of `like`: kernels take arrays of one dtype, and cannot see another."""
+    return plain(x.astype(like.dtype, copy=False))
+
+
 def real_dtype(x):
     """What numbers of x are computed in, and what is one number per row or column: float32, or float64 for float64."""
     return numpy.dtype("float64" if x.dtype.name == "float64" else "float32")
@@ -33,6 +38,7 @@ def new(x, shape=None, dtype=None):
 
 def new_like(x, out=None):
     """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    assert out is None or (out.dtype == x.dtype and out.flags.c_contiguous)
     return new(x) if out is None else out
 
 
@@ -49,7 +55,8 @@ def spread(num_items: int, per_block: int = THREADS) -> tuple:
 def elementwise(file, name, *inputs, out=None):
     """kernel(*inputs, out, n) on arrays of one shape; returns out, or a new array."""
     out = new_like(inputs[0], out)
-    launch(out, file, name, spread(out.size, THREADS * pack(out)), (THREADS,), *[plain(x) for x in inputs], out, out.size)
+    launch(out, file, name, spread(out.size, THREADS * pack(out)), (THREADS,), *[alike(x, out) for x in inputs], out,
+           out.size)
     return out
 
 

@@ -5,7 +5,6 @@ permute has to copy. Inputs may have any strides if their rows [D] lie in one pi
 """
 from math import prod
 
-from ..reference import attention as reference
 from ..reference.attention import rotary_tables
 from .arrays import THREADS, new, plain, real, real_dtype, spread
 from .launch import MAX_BLOCKS, launch
@@ -18,8 +17,6 @@ __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_ta
 
 
 def causal_attention(q, k, v, scale, first_query, out=None):
-    if _tile(q) is None:
-        return reference.causal_attention(q, k, v, scale, first_query, out)
     y, log_sums = _by_position(q) if out is None else out, new(q, q.shape[:3], real_dtype(q))
     if q.size:
         _launch("attention", q, q.shape[:3], 3, *_described(q, k, v, y), log_sums, *_numbers(q, k, scale, first_query))
@@ -27,14 +24,12 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 
 
 def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)):
-    if _tile(q) is None:
-        return reference.causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query, out)
     for_q, for_k, for_v = [_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)]
     if q.size == 0:
         for_k[...], for_v[...] = 0, 0
         return for_q, for_k, for_v
     along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), real(log_sums, q), prod(q.shape[:3])
-    gradient, q, k, v, y = [_with_rows(x) for x in (gradient, q, k, v, y)]
+    gradient, q, k, v, y = [_with_rows(x.astype(q.dtype, copy=False)) for x in (gradient, q, k, v, y)]
     launch(q, FILE, "attention_along", spread(rows, THREADS // 32), (32, THREADS // 32), *_described(gradient, y), along,
            *q.shape, **_macros(q))
     inputs = *_described(gradient, q, k, v), log_sums, along
@@ -56,8 +51,8 @@ def _numbers(q, k, scale, first_query):
 
 
 def _described(*arrays):
-    """Each array with its strides of samples, heads and rows in elements."""
-    arrays = [_with_rows(x) for x in arrays]
+    """Each array, in the dtype of the first, with its strides of samples, heads and rows in elements."""
+    arrays = [_with_rows(x.astype(arrays[0].dtype, copy=False)) for x in arrays]
     return [value for x in arrays for value in (x, *[stride // x.itemsize for stride in x.strides[:3]])]
 
 
@@ -75,10 +70,14 @@ def _dim(q):
     return max(16, -(-q.shape[3] // 16) * 16)
 
 
+def fits(q) -> bool:
+    """False for heads too wide for shared memory (above 368, in float64 176), and for more rows than a grid has blocks."""
+    return _tile(q) is not None and prod(q.shape[:3]) <= MAX_BLOCKS
+
+
 def _tile(q):
-    """Queries and keys of a tile, as many as fit; None for heads too wide for any, which the plain twin computes."""
-    fitting = [tile for tile in (64, 32, 16) if _shared_bytes(q, tile, 4) <= MAX_SHARED_BYTES]
-    return fitting[0] if fitting and prod(q.shape[:3]) <= MAX_BLOCKS else None
+    """Queries and keys of a tile, as many as fit into shared memory; None if none do."""
+    return next((tile for tile in (64, 32, 16) if _shared_bytes(q, tile, 4) <= MAX_SHARED_BYTES), None)
 
 
 def _shared_bytes(q, tile, num_tiles):

@@ -1,7 +1,7 @@
 """Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read once."""
 import numpy
 
-from .arrays import THREADS, new, new_like, pack, plain, spread
+from .arrays import THREADS, alike, new, new_like, pack, plain, spread
 from .launch import launch
 
 FILE = "flat.cu"
@@ -12,7 +12,7 @@ def tree_sum(buffers, out=None):
     out = new_like(buffers[0], out)
     while len(buffers) > MAX_BUFFERS:
         buffers = [tree_sum(buffers[start:start + MAX_BUFFERS]) for start in range(0, len(buffers), MAX_BUFFERS)]
-    buffers = [plain(buffer) for buffer in buffers]
+    buffers = [alike(buffer, out) for buffer in buffers]
     launch(out, FILE, "tree_sum", spread(out.size, THREADS * pack(out)), (THREADS,), *buffers,
            *[None] * (MAX_BUFFERS - len(buffers)), len(buffers), out, out.size)
     return out

@@ -1,6 +1,5 @@
 """Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition before it."""
-from ..reference import normalization as reference
-from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype, sum_pieces
+from .arrays import alike, by_rows, new, new_like, pack, plain, real, real_dtype, sum_pieces
 from .launch import launch
 
 FILE = "normalization.cu"
@@ -15,7 +14,7 @@ def layer_norm(x, weight, bias, eps, out=None):
 
 def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
     total = new_like(x, out[0])
-    return total, *_layer_norm(x, plain(branch), total, weight, bias, eps, out[1])
+    return total, *_layer_norm(x, alike(branch, x), total, weight, bias, eps, out[1])
 
 
 def _layer_norm(x, branch, total, weight, bias, eps, out):
@@ -25,8 +24,6 @@ def _layer_norm(x, branch, total, weight, bias, eps, out):
 
 
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
-    if not _fits(x):
-        return reference.layer_norm_backward(gradient, x, weight, mean, inverse, wanted, out)
     return _backward(gradient, x, weight, mean, inverse, wanted, out)
 
 
@@ -36,7 +33,7 @@ def rms_norm(x, weight, eps, out=None):
 
 def add_rms_norm(x, branch, weight, eps, out=(None, None)):
     total = new_like(x, out[0])
-    return total, *_rms_norm(x, plain(branch), total, weight, eps, out[1])
+    return total, *_rms_norm(x, alike(branch, x), total, weight, eps, out[1])
 
 
 def _rms_norm(x, branch, total, weight, eps, out):
@@ -46,8 +43,6 @@ def _rms_norm(x, branch, total, weight, eps, out):
 
 
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
-    if not _fits(x):
-        return reference.rms_norm_backward(gradient, x, weight, inverse, wanted, out)
     return _backward(gradient, x, weight, None, inverse, (*wanted, False), out)[:2]
 
 
@@ -56,15 +51,15 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
     for_x, num_pieces = new_like(x, out) if wanted[0] else None, -(-x.shape[0] // ROWS)
     parts = [new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None for is_wanted in wanted[1:]]
     packs, threads = _share(x)
-    launch(x, "normalization_backward.cu", "norm_backward", (num_pieces,), (threads,), plain(gradient), plain(x),
+    launch(x, "normalization_backward.cu", "norm_backward", (num_pieces,), (threads,), alike(gradient, x), plain(x),
            real(weight, x), None if mean is None else real(mean, x), real(inverse, x), for_x, *parts, *x.shape, ROWS, PACKS=packs)
     return for_x, *[None if part is None else sum_pieces(part, x) for part in parts]
 
 
-def _fits(x):
-    """False for rows too wide for the registers of a block (8192 numbers, 4096 float64): the plain twin computes them."""
-    packs, _ = _share(x)
-    return packs is not None and packs * pack(x) <= NUMBERS
+def fits(gradient) -> bool:
+    """False for rows too wide for the registers of a block: more than 8192 numbers, or 4096 float64."""
+    packs, _ = _share(gradient)
+    return packs is not None and packs * pack(gradient) <= NUMBERS
 
 
 def _share(x):
