@@ -36,7 +36,7 @@ def xp_of(*arrays):
             break
     else:
         return numpy                # at once: this is asked for every operation
-    on_device = [is_device_array(a) for a in arrays if hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
+    on_device = [is_device_array(a) for a in arrays if is_device_array(a) or hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
     if not any(on_device):
         return numpy
     if not all(on_device):
@@ -82,7 +82,19 @@ def _import_cupy():
                           'run on a node with a GPU or use device "cpu"') from None
     if found == 0:
         raise DeviceError('device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use device "cpu"')
+    _check_libraries(cupy)
     return cupy
+
+
+def _check_libraries(cupy):
+    """Errors: DeviceError unless CuPy finds the compiler of kernels and the library of matrix products: its wheel brings none."""
+    try:
+        cupy.cuda.nvrtc.getVersion()
+        cupy.cuda.cublas.getVersion
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceError(f'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports "{reason}"; load the CUDA '
+                          'module of this machine, or run pip install "cupy-cuda12x[ctk]" (cuda13x for CUDA 13)') from None
 
 
 class Device:

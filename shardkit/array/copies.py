@@ -22,13 +22,13 @@ class Done:
     """
 
     def __init__(self, event=None, arrays=()):
-        self._event, self._arrays = event, arrays
+        self._event, self.arrays = event, arrays
 
     def wait(self) -> None:
         """Return when they are done."""
         if self._event is not None:
             self._event.synchronize()
-        self._arrays = ()
+        self.arrays = ()
 
     def hold_back(self, stream) -> None:
         """What this stream is asked for from now on begins when they are done; the host goes on."""
@@ -39,8 +39,11 @@ class Done:
 class Copies:
     """Each copy is done when the call returns; between host arrays, or arrays that can only get() and set()."""
 
-    def to_host(self, array, target) -> Done:
-        """array [n] -> target, [n] of the host, page-locked if the array is on a GPU."""
+    def to_host(self, array, target, after: Done | None = None) -> Done:
+        """array [n] -> target, [n] of the host, page-locked if the array is on a GPU.
+
+        after   copies that were asked for before; they are done too when this one is
+        """
         if isinstance(array, numpy.ndarray):
             numpy.copyto(target, array)
         else:
@@ -81,11 +84,11 @@ class LaneCopies(Copies):
         self._windows = deque()             # (memory, Done of what it was delivered to) of the last two
         self._last = Done()
 
-    def to_host(self, array, target):
+    def to_host(self, array, target, after=None):
         if isinstance(array, numpy.ndarray):
             return super().to_host(array, target)
-        array = self._xp.ascontiguousarray(array)
-        return self._copy(target.ctypes.data, array.data.ptr, array.nbytes, "memcpyDeviceToHost", (array, target))
+        array, before = self._xp.ascontiguousarray(array), () if after is None else after.arrays
+        return self._copy(target.ctypes.data, array.data.ptr, array.nbytes, "memcpyDeviceToHost", (array, target, *before))
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: str, arrays) -> Done:
         """From address to address, after all work that the current stream was asked for."""

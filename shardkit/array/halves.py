@@ -45,7 +45,7 @@ def _check_bfloat16(xp):
         import ml_dtypes        # noqa: F401  tells NumPy of the name "bfloat16"
     except ImportError:
         raise ConfigurationError('compute_dtype = "bfloat16" needs the package ml_dtypes, which is not installed; run '
-                                 'pip install ml_dtypes, or use "float16"') from None
+                                 'pip install "shardkit[bfloat16]", or use "float16"') from None
     if xp is not numpy and int(xp.__version__.split(".")[0]) < 14:
         raise ConfigurationError(f'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is {xp.__version__}; '
                                  'update it, or use "float16"')

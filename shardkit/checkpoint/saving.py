@@ -218,7 +218,7 @@ class Snapshot:
         copies, at, done = [], 0, Done()
         for (tensor, piece, array), size in zip(owned, sizes):
             copy = self._memory[at:at + array.size * array.dtype.itemsize].view(array.dtype)
-            done = self._device.copies.to_host(array, copy)         # in order: the last is done when all are
+            done = self._device.copies.to_host(array, copy, done)
             copies.append((tensor, piece, copy))
             at += size
         self._device.copies.hold_back(done)

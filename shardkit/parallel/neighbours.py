@@ -86,7 +86,7 @@ class Neighbours:
         newest.description = None
         device, copied = self._model.engine.device, Done()
         for part, (_, _, array) in zip(self._own, self._model.engine.counted_boxes()):
-            copied = device.copies.to_host(array, part.view(newest.own).reshape(-1))
+            copied = device.copies.to_host(array, part.view(newest.own).reshape(-1), copied)
         copied.wait()
         if self._num_ranks > 1:
             sending = self._world.isend(newest.own, (self._rank + 1) % self._num_ranks, _TAG)

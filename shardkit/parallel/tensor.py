@@ -33,7 +33,7 @@ from ..nn.context import current_context
 from ..nn.layers import input_tensor
 from ..nn.loss import CrossEntropy
 from ..nn.module import Module, Parameter
-from ..nn.ops.linear import check_ids
+from ..nn.ops.linear import check_ids, index_array
 from . import conjugate
 
 SEQUENCE_DIM = 1        # of activations [batch, sequence, width]
@@ -200,7 +200,7 @@ class VocabularyParallelEmbedding(Module):
         self._axis = axis
 
     def forward(self, ids):
-        ids = array_of(ids)
+        ids = index_array(ids)
         check_ids("embedding", ids, self.weight.global_shape[0])
         ids = xp_of(self.weight.array).asarray(ids)
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])

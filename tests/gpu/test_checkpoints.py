@@ -6,7 +6,8 @@ from hybrids import hybrid, step_once
 
 import shardkit as sk
 
-HOW = ["at once", "beside the training", "image"]
+WAYS = [("cuda", "cpu", "at once"), ("cuda", "cpu", "beside the training"), ("cuda", "cpu", "image"), ("cpu", "cuda", "at once"),
+        ("cpu", "cuda", "image"), ("cuda", "cuda", "beside the training")]
 
 
 def saved(model, how, folder):
@@ -21,8 +22,7 @@ def saved(model, how, folder):
     return lambda other: other.load_model(folder)
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("there, back", [("cuda", "cpu"), ("cpu", "cuda"), ("cuda", "cuda")])
+@pytest.mark.parametrize("there, back, how", WAYS)
 def test_training_goes_on_from_a_checkpoint_of_the_other_device(gpu, tmp_path, there, back, how):
     """Another policy reads other boxes: rows, columns, and pieces of both."""
     def on_rank(backend):

@@ -3,19 +3,14 @@ import device_kernels as checks
 import pytest
 from kernel_table import CASES, TABLE, WITH_OUT, bits
 
-from shardkit.array.backend import Device
-from shardkit.errors import DeviceError
-
+pytestmark = pytest.mark.real
 every_case = pytest.mark.parametrize("name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES])
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
-@pytest.fixture(scope="module")
-def cupy():
-    try:
-        return Device("cuda").xp
-    except DeviceError as error:
-        pytest.skip(str(error))
+@pytest.fixture
+def cupy(gpu):
+    return gpu.device.xp
 
 
 @every_dtype

@@ -7,6 +7,7 @@ from functools import cache
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
+from half_floats import BFLOAT16
 from hybrids import gpt, layers_for, trained
 
 import shardkit as sk
@@ -98,6 +99,17 @@ def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
     (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
     numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-5)
     numpy.testing.assert_allclose(gpu_parameters, parameters, atol=1e-6)
+
+
+@pytest.mark.parametrize("numerics, tolerance", [({"matmul_precision": "tf32"}, 1e-4),
+                                                 ({"compute_dtype": "float16"}, 1e-4),
+                                                 pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks)],
+                         ids=str)
+def test_faster_arithmetic_follows_float32_on_the_cpu(gpu, numerics, tolerance):
+    """Losses of three steps: half a last bit of what is rounded, averaged over 144 tokens."""
+    def run(device, **settings):
+        return sk.run_ranks(2, lambda backend: train("FSDP", backend, 3, device=device, micro_batch=3, **settings)[1])[0]
+    numpy.testing.assert_allclose(run("cuda", **numerics), run("cpu"), rtol=tolerance)
 
 
 def everything_else(device):

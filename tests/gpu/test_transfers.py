@@ -52,6 +52,7 @@ TRAINED = {"FSDP": {"strategy": "FSDP"}, "DDP without clipping": {"strategy": "D
            "checkpointed": {"strategy": "FSDP", "activation_checkpointing": True},
            "dropout": {"strategy": "FSDP", "model": lambda: small_gpt(dropout=0.2)},
            "llama": {"strategy": "FSDP", "model": lambda: small_gpt(style="llama")},
+           "half floats": {"strategy": "FSDP", "compute_dtype": "float16"},
            "momentum": {"strategy": "ZeRO-1", "optimizer": sk.Momentum(lr=0.1)}}
 
 

@@ -57,7 +57,7 @@ def test_what_is_no_half_float_is_left_alone():
 
 def test_bfloat16_without_ml_dtypes_is_refused_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
-    with pytest.raises(ConfigurationError, match="pip install ml_dtypes"):
+    with pytest.raises(ConfigurationError, match="needs the package ml_dtypes"):
         dtype_named("bfloat16")
 
 

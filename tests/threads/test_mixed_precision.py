@@ -2,6 +2,8 @@
 
     python -m pytest tests/threads/test_mixed_precision.py -m sweep        all meshes, policies and schedules of up to 4 ranks
 """
+import functools
+
 import numpy
 import pytest
 from builders import STRATEGIES, sha256, small_gpt, token_batch, train
@@ -10,8 +12,10 @@ from hybrids import POLICIES, SCHEDULES, gpt, hybrid, meshes, step_once, trained
 from sabotage import sabotage
 
 import shardkit as sk
+from shardkit.config import RunConfiguration
 from shardkit.errors import ConfigurationError
-from shardkit.parallel.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale
+from shardkit.parallel.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
+from shardkit.train.loop import make_model
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -71,21 +75,27 @@ def test_a_function_as_loss_sees_float32():
     assert sk.run_ranks(1, run)[0] == pytest.approx(9e4, rel=0.02) and seen == {"float32"}
 
 
-@EVERY_HALF
-def test_a_gpt_learns_as_well_as_in_float32(half):
-    """Counting modulo 61 with a random step: 60 steps from a loss of 4.1 to one below 0.5."""
+@functools.cache
+def learned(compute_dtype):
+    """(mean of the last losses, skipped steps) of counting modulo 61 by one or by two, 40 steps on two ranks."""
     def batch(step):
         rng = numpy.random.default_rng(step)
         tokens = (rng.integers(0, 61, (16, 1)) + rng.integers(1, 3, (16, 1)) * numpy.arange(13)) % 61
         return tokens[:, :-1], tokens[:, 1:]
 
-    def run(backend, compute_dtype):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), compute_dtype=compute_dtype)
-        model = sk.FSDPModel(small_gpt(width=32), config)
-        losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(60)]
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=2e-2), compute_dtype=compute_dtype)
+        model = sk.FSDPModel(small_gpt(width=24), config)
+        losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(40)]
         return numpy.mean(losses[-5:]), model.engine.skips.total
-    (found, skipped), (right, _) = [sk.run_ranks(2, lambda backend: run(backend, dtype))[0] for dtype in (half, None)]
-    assert skipped == 0 and right < 0.5 and found == pytest.approx(right, abs=0.05)
+    return sk.run_ranks(2, run)[0]
+
+
+@EVERY_HALF
+def test_a_gpt_learns_as_well_as_in_float32(half):
+    """From a loss of 4.1 to one below 1."""
+    (found, skipped), (right, _) = learned(half), learned(None)
+    assert skipped == 0 and right < 1 and found == pytest.approx(right, rel=0.1)
 
 
 # ---- the same bits -----------------------------------------------------------------------------------------------
@@ -324,6 +334,21 @@ def test_a_scale_that_makes_no_sense_is_refused_before_anything_is_read(damage):
     sk.run_ranks(1, run)
 
 
+# ---- settings of a run -------------------------------------------------------------------------------------------
+
+def test_the_keys_of_a_run_reach_the_model():
+    keys = {"parallel.compute_dtype": "float16", "parallel.initial_loss_scale": 64.0, "parallel.loss_scale_interval": 7,
+            "model.layers": 1, "model.width": 16, "model.heads": 2}
+
+    def run(backend, settings):
+        engine = make_model(RunConfiguration().replace(settings), backend).engine
+        return str(engine.numerics.compute_dtype), engine.loss_scale.value, engine.config.loss_scale_interval
+    assert sk.run_ranks(1, lambda backend: run(backend, keys)) == [("float16", 64.0, 7)]
+    assert sk.run_ranks(1, lambda backend: run(backend, {"model.layers": 1})) == [("float32", 1.0, None)]
+    with pytest.raises(ConfigurationError, match="matmul_precision"):
+        sk.run_ranks(1, lambda backend: run(backend, {"parallel.matmul_precision": "tf32"}))
+
+
 # ---- wrong use ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("model, settings, message", [
@@ -339,7 +364,6 @@ def test_what_nothing_would_read_is_refused_on_all_ranks(model, settings, messag
 
 
 def test_tf32_is_for_products_of_float32():
-    from shardkit.parallel.numerics import Numerics
     config = sk.ShardingConfiguration(object(), device="cuda", matmul_precision="tf32", compute_dtype="float16")
     with pytest.raises(ConfigurationError, match="for products of float32, but this model computes in float16"):
         Numerics.of(config, numpy.dtype("float32"), numpy)

@@ -143,8 +143,8 @@ def test_activations_over_the_tensor_axis(num_ranks, layers, micro_batches, sequ
 # ---- the pipeline axis -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("mesh", [(2, 1, 1), (1, 1, 2)], ids=str)
-def test_half_floats_halve_activations_between_stages_but_sums_over_tensor_ranks_travel_as_float32(mesh):
-    """As on the way they are added up in float32 (comm/ordered.py), they are sent as half floats, and rounded once."""
+def test_half_floats_halve_activations_between_stages_and_over_tensor_ranks(mesh):
+    """But for the numbers per token of the loss."""
     def run(backend, compute_dtype):
         model = hybrid(backend, mesh, micro_batches=4, model=gpt(dtype="float32"), max_gradient_norm=None,
                        compute_dtype=compute_dtype)

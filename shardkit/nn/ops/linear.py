@@ -1,8 +1,10 @@
 """Matrix products, and rows taken from a matrix."""
 from math import prod
 
+import numpy
+
 from ...array import fresh, kernels, products
-from ...array.backend import xp_of
+from ...array.backend import is_device_array, xp_of
 from ...array.halves import is_floating
 from ...array.known import known_values
 from ...errors import ShapeError
@@ -95,7 +97,7 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     gradient: row v gets the sum over the places where v was taken, in the order of those places
     Errors: ShapeError on ids that are not integers or out of range.
     """
-    ids, (num_rows, width) = array_of(ids), weight.shape
+    ids, (num_rows, width) = index_array(ids), weight.shape
     if not is_checked:
         check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
     ids = xp_of(weight.array).asarray(ids)
@@ -104,6 +106,12 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
         rows = gradient.reshape(ids.size, width)
         return (kernels.embedding_backward(rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()),)
     return record(fresh.rows(weight.array, ids), (weight,), backward)
+
+
+def index_array(ids):
+    """The array of a Tensor, an array as it is, anything else as an array of the host."""
+    ids = array_of(ids)
+    return ids if is_device_array(ids) else numpy.asarray(ids)
 
 
 def check_ids(name, ids, stop, ignored=None):

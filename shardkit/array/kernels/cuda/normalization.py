@@ -5,8 +5,8 @@ from .launch import launch
 
 FILE = "normalization.cu"
 ROWS = 16                           # of a piece of the sums over rows
-# (width in packs, packs of a thread, threads at most): registers hold the columns of a thread
-SHARES = ((256, 1, 256), (512, 2, 256), (1024, 4, 256), (2048, 4, 512))
+# (width in packs, packs of a thread): registers hold the columns of a thread, of up to 512 and NUMBERS each
+SHARES, NUMBERS = ((512, 1), (1024, 2), (2048, 4)), 16
 
 
 def layer_norm(x, weight, bias, eps, out=None):
@@ -62,15 +62,16 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
 
 
 def _fits(x):
-    """False for rows too wide for the registers of a block (8192 float32): the plain twin computes them."""
-    return x.shape[1] <= SHARES[-1][0] * pack(x)
+    """False for rows too wide for the registers of a block (8192 numbers, 4096 float64): the plain twin computes them."""
+    packs, _ = _share(x)
+    return packs is not None and packs * pack(x) <= NUMBERS
 
 
 def _share(x):
-    """(packs of a thread, threads) for rows of this width."""
+    """(packs of a thread, threads) for rows of this width; no packs if it is too wide."""
     num_packs = -(-x.shape[1] // pack(x))
-    packs, most = next((packs, threads) for widest, packs, threads in SHARES if num_packs <= widest)
-    return packs, min(max(32, -(-num_packs // packs // 32) * 32), most)
+    packs = next((packs for widest, packs in SHARES if num_packs <= widest), None)
+    return packs, max(32, -(-num_packs // (packs or 1) // 32) * 32)
 
 
 def _per_row(x):

@@ -1,6 +1,6 @@
 """Devices, streams, events and memory."""
 from .._machine import machine
-from . import memory, pinned_memory, runtime, stream
+from . import cublas, device, memory, nvrtc, pinned_memory, runtime, stream
 from .memory import Memory, MemoryPointer, MemoryPool, UnownedMemory
 from .pinned_memory import PinnedMemory, PinnedMemoryPool
 from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
@@ -63,5 +63,5 @@ def is_available():
 
 
 __all__ = ["Device", "Event", "ExternalStream", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory", "PinnedMemoryPool",
-           "Stream", "UnownedMemory", "alloc_pinned_memory", "get_current_stream", "get_elapsed_time", "is_available", "memory",
-           "pinned_memory", "runtime", "stream"]
+           "Stream", "UnownedMemory", "alloc_pinned_memory", "cublas", "device", "get_current_stream", "get_elapsed_time",
+           "is_available", "memory", "nvrtc", "pinned_memory", "runtime", "stream"]
