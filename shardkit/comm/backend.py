@@ -28,7 +28,7 @@ from . import checks
 from .arguments import Arguments, summing, unstage, with_starts
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
-from .operations import Handle, ReductionOperation, Traffic
+from .operations import Handle, ReductionOperation, Traffic, together
 from .ports import NoPort
 from .progress import Progress
 from .roads import Roads
@@ -269,8 +269,10 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
             port = self._port("array", array)
             self._count_if("send", destination != self.rank, port.num_bytes)
             road = self._road_of("send", port.num_bytes, port)
-            return self._handle(self._isend(self.staging.whole(port, load=True), destination, tag) if road is None
-                                else road.send(port, destination, tag))
+            if road is not None:
+                return self._handle(road.send(port, destination, tag))
+            parts = self.staging.messages(port, self.staging.whole(port, load=True))
+            return self._handle(together([self._isend(part, destination, tag) for part in parts]))
 
     def irecv(self, array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
@@ -280,7 +282,8 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
             if road is not None:
                 return self._handle(road.receive(port, source, tag))
             host = self.staging.whole(port, load=False)
-            return self._handle(self._irecv(host, source, tag), lambda: unstage(port, host))
+            parts = self.staging.messages(port, host)
+            return self._handle(together([self._irecv(part, source, tag) for part in parts]), lambda: unstage(port, host))
 
     # ---- non-blocking collectives ---------------------------------------------------------------------------------
 

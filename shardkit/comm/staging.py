@@ -99,7 +99,7 @@ class Staging:
         if port.host is not None:
             return run(port.host)
         port.settle()
-        length = max(1, self.window_bytes // port.wire.itemsize)
+        length = self._window(port)
         windows = [self._one_array(port, first, min(length, port.size - first), run, number % _IN_FLIGHT, loads, stores)
                    for number, first in enumerate(range(0, max(port.size, 1), length))]     # an empty array takes part, once
         _flow(windows)
@@ -138,6 +138,15 @@ class Staging:
         if load:
             port.begin_load([(0, array)])()
         return array
+
+    def messages(self, port, host) -> list:
+        """`host`, what whole() gave for the port, in the parts in which a blocking verb sends or receives it."""
+        length = self._window(port)
+        return [host] if port.host is not None else [host[first:first + length] for first in range(0, max(host.size, 1), length)]
+
+    def _window(self, port) -> int:
+        """Elements of a window."""
+        return max(1, self.window_bytes // port.wire.itemsize)
 
     def _host_bytes(self, num_bytes):
         if self._copies is None:                         # half floats on the host: ordinary memory will do

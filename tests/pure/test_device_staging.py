@@ -282,3 +282,16 @@ def test_host_arrays_never_touch_the_copies():
         ordered_sum(backend, [1.0, 2.0])
         return copies.calls
     assert on_fake_device(2, work) == [[], []]
+
+
+@pytest.mark.parametrize("begins, ends", [("isend", "receive"), ("send", "irecv"), ("isend", "irecv"), ("send", "receive")])
+@pytest.mark.parametrize("size", [0, 5, 20])
+def test_a_message_of_several_windows_is_received_however_it_was_sent(begins, ends, size):
+    def work(backend, copies):
+        array = device(numpy.arange(size)) if backend.rank == 0 else empty(size)
+        handle = getattr(backend, begins if backend.rank == 0 else ends)(array, 1 - backend.rank)
+        if handle is not None:
+            handle.wait()
+            assert handle.test()
+        return array.memory.tolist(), copies.num_waiting
+    assert on_fake_device(2, work) == [(list(range(size)), 0)] * 2
