@@ -26,7 +26,7 @@ def zeros(shape, dtype, xp=numpy):
 def copy(x, dtype=None):
     """A new array with the values of x, C-contiguous, in its dtype or another."""
     out = empty(x.shape, x.dtype if dtype is None else dtype, xp_of(x))
-    if halves.is_half(out.dtype):
+    if out.dtype.itemsize == 2 and halves.is_half(out.dtype):
         return halves.rounded(x, out.dtype, out)
     out[...] = x
     return out
@@ -63,7 +63,7 @@ def rows(table, ids):
 
 def total(x, dims: tuple, keepdims: bool = False, dtype=None):
     """The sum of x over these dims, in the dtype of x. That of half floats is made in float32; dtype=float32 leaves it so."""
-    if halves.is_half(x.dtype):
+    if x.dtype.itemsize == 2 and halves.is_half(x.dtype):
         return halves.rounded(x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims), x.dtype if dtype is None else dtype)
     out = None
     if is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous:       # else `out` might change the order

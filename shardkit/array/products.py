@@ -38,10 +38,15 @@ def matmul(a, b, out=None):
     out   where the result goes; None: a new array. That of half floats may be float32: then nothing is rounded
     """
     xp = xp_of(a, b)
-    if halves.is_half(a.dtype):
+    if a.dtype.itemsize == 2 and halves.is_half(a.dtype):
         return _of_halves(a, b, out) if xp is numpy else cublas.matmul(a, b, out)
     if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == halves.FLOAT32:
         return cublas.matmul(a, b, out, is_tf32=True)
+    return _plain(xp, a, b, out)
+
+
+def _plain(xp, a, b, out):
+    """The product as the library makes it; a new array is the arena's where one is in use."""
     if out is None and xp is numpy and is_arena_in_use():
         leading = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
@@ -50,5 +55,6 @@ def matmul(a, b, out=None):
 
 def _of_halves(a, b, out):
     """The product in float32, rounded unless it goes into float32."""
-    wide = matmul(halves.widened(a), halves.widened(b), out if out is not None and out.dtype == halves.FLOAT32 else None)
+    goes_there = out is not None and out.dtype == halves.FLOAT32
+    wide = _plain(numpy, halves.widened(a), halves.widened(b), out if goes_there else None)
     return wide if wide is out else halves.rounded(wide, a.dtype, out)

@@ -15,7 +15,7 @@ import shardkit as sk
 from shardkit.config import RunConfiguration
 from shardkit.errors import ConfigurationError
 from shardkit.parallel.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
-from shardkit.train.loop import make_model
+from shardkit.train.loop import make_model, train_run
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -347,6 +347,20 @@ def test_the_keys_of_a_run_reach_the_model():
     assert sk.run_ranks(1, lambda backend: run(backend, {"model.layers": 1})) == [("float32", 1.0, None)]
     with pytest.raises(ConfigurationError, match="matmul_precision"):
         sk.run_ranks(1, lambda backend: run(backend, {"parallel.matmul_precision": "tf32"}))
+
+
+def test_a_run_tells_of_the_scale_and_of_what_it_computes_in(tmp_path, capsys):
+    (tmp_path / "text").write_text("to be or not to be, that is the question " * 40)
+    settings = RunConfiguration().replace({
+        "run.folder": str(tmp_path / "run"), "run.steps": 2, "run.report_every": 1,
+        "run.validation_batches": 1, "model.layers": 1,
+        "model.width": 16, "model.heads": 2, "model.sequence_length": 16, "batch.sequences": 2, "batch.micro_batch": 2,
+        "data.path": [str(tmp_path / "text")], "sample.tokens": 0, "parallel.compute_dtype": "float16",
+        "parallel.initial_loss_scale": 2.0 ** 24})
+    sk.run_ranks(1, lambda backend: train_run(settings, backend))
+    said, records = capsys.readouterr().out, (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "computed in float16;" in said and "the loss is scaled by 8.38861e+06 from now on" in said.replace("\n", " ")
+    assert '"loss_scale": 8388608.0' in records
 
 
 # ---- wrong use ---------------------------------------------------------------------------------------------------
