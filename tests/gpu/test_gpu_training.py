@@ -67,7 +67,7 @@ def test_every_form_of_model_follows_the_cpu(gpu, form, name):
 @pytest.mark.emulated
 @pytest.mark.parametrize("changes", [{"dropout": 0.2, "tied": True}, {"style": "llama"}], ids=str)
 def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
-    """float32 and half precision have tolerances of their own (test_kernels); here all kernels work together."""
+    """float32 and half precision have tolerances of their own (test_gpu_kernels); here all kernels work together."""
     def run(device):
         def on_rank(backend):
             model, losses = train("FSDP", backend, 1, samples=4, model=small_gpt(dtype="float64", **changes), device=device)

@@ -45,7 +45,7 @@ def test_between_two_steps_the_pool_holds_what_the_accounts_know(gpu):
 
 
 def test_two_hundred_steps_leave_nothing_behind(gpu):
-    """Sixty on the stand-in. Pool, accounts and page-locked memory are as after the tenth."""
+    """Thirty on the stand-in. Pool, accounts and page-locked memory are as after the tenth."""
     device_pool = gpu.device.xp.get_default_memory_pool()
 
     def on_rank(backend):
@@ -53,7 +53,7 @@ def test_two_hundred_steps_leave_nothing_behind(gpu):
         gc.collect()
         first = device_pool.used_bytes(), device_pool.total_bytes(), model.engine.device.accounts.table()
         x, y = token_batch(0, 4)
-        for _ in range(200 if gpu.is_real else 60):
+        for _ in range(200 if gpu.is_real else 30):
             model.train(x, y)
         gc.collect()
         return first, (device_pool.used_bytes(), device_pool.total_bytes(), model.engine.device.accounts.table())
