@@ -5,6 +5,7 @@ from builders import small_gpt, train
 from hybrids import hybrid, step_once
 
 import shardkit as sk
+from shardkit.parallel.neighbours import Neighbours, restore
 
 WAYS = [("cuda", "cpu", "at once"), ("cuda", "cpu", "beside the training"), ("cuda", "cpu", "image"), ("cpu", "cuda", "at once"),
         ("cpu", "cuda", "image"), ("cuda", "cuda", "beside the training")]
@@ -67,6 +68,18 @@ def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tm
         other = hybrid(backend, (1, 1, 2), device="cuda")
         other.load_model(tmp_path)
         numpy.testing.assert_array_equal(other.gather_full_parameters(), model.gather_full_parameters())
+    sk.run_ranks(2, on_rank)
+
+
+def test_what_neighbours_keep_comes_from_the_gpu_and_goes_back(gpu):
+    def on_rank(backend):
+        model, _ = train("FSDP", backend, 2, device="cuda")
+        copies, before = Neighbours(model), model.gather_full_parameters()
+        copies.commit()
+        model.train(*sk.split_batch(model.mesh, *batch()))
+        assert (model.gather_full_parameters() != before).any()
+        assert restore(backend, [copies], model) == 2
+        numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
     sk.run_ranks(2, on_rank)
 
 

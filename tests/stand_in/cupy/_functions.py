@@ -4,7 +4,7 @@ import inspect
 import numpy
 
 from . import _array
-from ._array import computed, later, ndarray, unwrapped, wrapped, written
+from ._array import computed, ndarray, unwrapped, wrapped, written
 from ._machine import machine
 
 SIGNATURES = {
@@ -232,7 +232,3 @@ def may_share_memory(a, b, max_work=None):
 
 def shares_memory(a, b, max_work=None):
     return numpy.shares_memory(a._host, b._host)
-
-
-__all__ = ["array", "asarray", "ascontiguousarray", "asnumpy", "get_array_module", "later", "may_share_memory", "ogrid",
-           "shares_memory"]
