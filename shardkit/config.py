@@ -10,6 +10,7 @@ import json
 import os
 import tomllib
 from dataclasses import dataclass, field
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def environment_without_launcher() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(told) or "_MCA_" in name}
 
 
+def environment_of_children() -> dict[str, str]:
+    """The same, for Python processes that import this very package."""
+    here = str(Path(__file__).resolve().parents[1])
+    environment = environment_without_launcher()
+    return {**environment, "PYTHONPATH": os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])])}
+
+
 def _number(variable: str) -> int | None:
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else None
@@ -87,6 +95,25 @@ def start_seconds() -> float:
     if not text.replace(".", "", 1).isdigit():
         raise ConfigurationError(f"SHARDKIT_START_SECONDS = {text!r}; wanted seconds, or 0 for no limit")
     return float(text)
+
+
+def gpu_aware_mpi() -> str:
+    """What SHARDKIT_GPU_AWARE_MPI says about GPU arrays as arguments of MPI calls, where gpu_transport is "mpi".
+
+    "probe"  (the default) processes of their own try each verb at several sizes before the library gets any from this one
+    "yes"    the site knows that its library takes them: nothing is tried
+    "no"     the library gets none
+    Errors: ConfigurationError on another word.
+    """
+    word = os.environ.get("SHARDKIT_GPU_AWARE_MPI", "").strip().lower() or "probe"
+    if word not in ("probe", "yes", "no"):
+        raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {word!r}; wanted probe, yes or no")
+    return word
+
+
+def visible_gpus() -> str | None:
+    """CUDA_VISIBLE_DEVICES, which says what GPUs this process may see; None: all that there are."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def is_shared_memory_wanted() -> bool:
@@ -122,7 +149,13 @@ def slurm_node() -> str | None:
     return os.environ.get("SLURMD_NODENAME")
 
 
+GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
+
+
 # ---- sharded models ----------------------------------------------------------------------------------------------
+
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+
 
 @dataclass(frozen=True)
 class ShardingConfiguration:
@@ -150,6 +183,15 @@ class ShardingConfiguration:
     check                         True: checked mode, which compares what ranks pass before they use it; None: as the
                                   environment says, SHARDKIT_CHECK=1
     device                        "cpu" or "cuda"
+    compute_dtype                 "float32", "bfloat16" or "float16": what blocks compute in, from float32 masters, with float32
+                                  gradients and moments (parallel/numerics.py); None: the model's dtype
+    initial_loss_scale            float16 only, whose loss is scaled: a power of two to begin with; None: 1024
+    loss_scale_interval           float16 only: good steps in a row after which the scale is doubled; None: 2000
+    matmul_precision              "highest", or on "cuda" "tf32": products of float32 that read 10 bits behind the point
+    gpu_transport                 how GPU arrays reach other ranks, with the same bits. "staged": through page-locked host memory,
+                                  always right. "nccl": through NCCL, one GPU per rank. "ipc": ranks of a node copy in each
+                                  other's GPU memory. "mpi": as arguments of MPI calls, where a probe shows that the library
+                                  takes them (SHARDKIT_GPU_AWARE_MPI). What a way does not take is staged
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
     Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
@@ -174,6 +216,11 @@ class ShardingConfiguration:
     deterministic: bool = True
     check: bool | None = None
     device: str = "cpu"
+    compute_dtype: str | None = None
+    initial_loss_scale: float | None = None
+    loss_scale_interval: int | None = None
+    matmul_precision: str = "highest"
+    gpu_transport: str = "staged"
     seed: int = 0
 
     def __post_init__(self):
@@ -188,6 +235,18 @@ class ShardingConfiguration:
         _require(self.gradient_compression in (None, "float16"), "gradient_compression",
                  self.gradient_compression, 'None or "float16"')
         _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+        _require(self.gpu_transport in GPU_TRANSPORTS, "gpu_transport", self.gpu_transport, " or ".join(GPU_TRANSPORTS))
+        self._require_numerics()
+
+    def _require_numerics(self):
+        _require(self.compute_dtype in (None, *COMPUTE_DTYPES), "compute_dtype", self.compute_dtype,
+                 f"None or {' or '.join(map(repr, COMPUTE_DTYPES))}")
+        scale, interval = self.initial_loss_scale, self.loss_scale_interval
+        _require(scale is None or scale > 0 and log2(scale).is_integer(), "initial_loss_scale", scale, "None or a power of two")
+        _require(interval is None or interval >= 1, "loss_scale_interval", interval, "None or an integer >= 1")
+        wanted = '"highest" or "tf32"' if self.device == "cuda" else '"highest": TF32 is arithmetic of GPUs (device = "cuda")'
+        _require(self.matmul_precision == "highest" or self.matmul_precision == "tf32" and self.device == "cuda",
+                 "matmul_precision", self.matmul_precision, wanted)
 
     @property
     def is_checked(self) -> bool:
@@ -303,7 +362,9 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression and device."""
+    """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression,
+    device, compute_dtype and matmul_precision.
+    """
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
     schedule: str = key("1f1b", "the order of micro-batches", among=("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"))
@@ -317,6 +378,14 @@ class Parallel:
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
     device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
+    compute_dtype: str = key("model", "what blocks compute in, from float32 masters; model: in model.dtype",
+                             among=("model", *COMPUTE_DTYPES))
+    initial_loss_scale: float = key(0.0, "of float16, a power of two; 0: 1024", minimum=0.0)
+    loss_scale_interval: int = key(0, "of float16: good steps in a row that double the scale; 0: 2000", "steps", minimum=0)
+    matmul_precision: str = key("highest", "of float32 products; tf32: on cuda, reads 10 bits behind the point",
+                                among=("highest", "tf32"))
+    gpu_transport: str = key("staged", "how GPU arrays reach other ranks; staged: through host memory, always right",
+                             among=GPU_TRANSPORTS)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,21 @@ class DeviceError(ShardkitError):
     """The device asked for is missing, or arrays of two devices were mixed."""
 
 
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A GPU, or the page-locked memory beside it, has no room.
+
+    asked   what there was no room for
+    held    what takes the room, and what to do
+    """
+
+    def __init__(self, asked: str, held: str):
+        super().__init__(asked, held)
+        self.asked, self.held = asked, held
+
+    def __str__(self):
+        return f"{self.asked}: {self.held}"
+
+
 class CommunicationError(ShardkitError):
     """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that failed."""
 

@@ -4,6 +4,7 @@ import hashlib
 import numpy
 
 import shardkit as sk
+from shardkit.array.backend import to_host
 
 VOCABULARY, SEQUENCE = 61, 12
 STRATEGIES = {"DDP": sk.DDPModel, "ZeRO-1": sk.ZeRO1Model, "ZeRO-2": sk.ZeRO2Model, "FSDP": sk.FSDPModel}
@@ -38,7 +39,7 @@ def full_gradient(sharded, x, y):
     mine = []
     for unit in engine.units:
         gradient = unit.updated_gradient if engine.policy.shard_optimizer_state else unit.updated_gradient[slice(*unit.span)]
-        mine += [(piece.name, piece.box, gradient[piece.start:piece.stop].copy()) for piece in unit.pieces()]
+        mine += [(piece.name, piece.box, to_host(gradient[piece.start:piece.stop].copy())) for piece in unit.pieces()]
     whole = {name: numpy.zeros(p.shape, p.dtype) for name, p in sharded.wrapped_model.named_parameters().items()}
     for part in engine.data.all_gather_object(mine):
         for name, box, values in part:

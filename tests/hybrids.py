@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy
 
 import shardkit as sk
+from shardkit.array.backend import to_host
 from shardkit.layout.box import tiles_exactly
 from shardkit.parallel.tensor import global_piece, is_counted
 from shardkit.schedule import ORDERS
@@ -94,7 +95,7 @@ def _gradient_boxes(unit):
     owned = unit.updated_gradient if unit.policy.shard_optimizer_state else unit.updated_gradient[slice(*unit.span)]
     for piece in unit.pieces():
         parameter = unit.plan.parameters[piece.name]
-        values = owned[piece.start:piece.stop].copy().reshape(piece.box.shape)
+        values = to_host(owned[piece.start:piece.stop].copy()).reshape(piece.box.shape)
         yield Box(piece.name, global_piece(parameter, piece).box, values, is_counted(parameter) and not unit.plan.is_copy)
 
 

@@ -8,19 +8,24 @@ CuPy is imported here and nowhere else, and only when a CUDA device is asked for
 or CuPy to compute: it asks `xp_of(array)`.
 """
 import sys
-import threading
-import weakref
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy
 
-from ..errors import DeviceError
+from ..errors import DeviceError, DeviceMemoryError
+from .accounts import Accounts, bytes_text
+from .copies import Copies, LaneCopies
+from .known import upload
 
 ALIGNMENT_BYTES = 64        # one cache line, and the widest vector register in use
 
 
 def is_device_array(array) -> bool:
     """True for an array in GPU memory (anything that speaks `__cuda_array_interface__`)."""
-    return not isinstance(array, numpy.ndarray) and hasattr(array, "__cuda_array_interface__")
+    if isinstance(array, numpy.ndarray):
+        return False            # of the class first: for an array itself, CuPy would put the interface together
+    return hasattr(type(array), "__cuda_array_interface__") or hasattr(array, "__cuda_array_interface__")
 
 
 def xp_of(*arrays):
@@ -33,7 +38,7 @@ def xp_of(*arrays):
             break
     else:
         return numpy                # at once: this is asked for every operation
-    on_device = [is_device_array(a) for a in arrays if hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
+    on_device = [is_device_array(a) for a in arrays if is_device_array(a) or hasattr(a, "shape") and getattr(a, "ndim", 1) > 0]
     if not any(on_device):
         return numpy
     if not all(on_device):
@@ -47,21 +52,31 @@ def to_host(array):
     return array.get() if is_device_array(array) else numpy.asarray(array)
 
 
-def copy_to_host(array, target) -> None:
-    """Copy an array, on the host or a GPU, into a NumPy array of its shape and dtype; waits for it."""
+def host_array(what: str, array):
+    """What a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
     if is_device_array(array):
-        array.get(out=target)
-    else:
-        numpy.copyto(target, array)
+        raise DeviceError(f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to its own GPU, so "
+                          "pass what .get() returns")
+    return numpy.asarray(array)
+
+
+def numbers_of(scalars) -> list[float]:
+    """These arrays of one element as Python numbers, fetched from a GPU together: the host waits once."""
+    scalars = list(scalars)
+    return to_host(xp_of(*scalars).stack(scalars)).tolist() if scalars else []
 
 
 def _import_cupy():
     """CuPy with a working GPU, or one sentence that says what is missing."""
     try:
         import cupy
-    except ImportError:
+    except ModuleNotFoundError:
         raise DeviceError('device "cuda" needs CuPy, which is not installed; install "shardkit[cuda12]" or '
                           '"shardkit[cuda13]", or use device "cpu"') from None
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise DeviceError(f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install the one for '
+                          'this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"') from None
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -69,60 +84,19 @@ def _import_cupy():
                           'run on a node with a GPU or use device "cpu"') from None
     if found == 0:
         raise DeviceError('device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use device "cpu"')
+    _check_libraries(cupy)
     return cupy
 
 
-def _owner_of(array):
-    """The array at the end of the chain of views: it lives as long as any view of the memory."""
-    while type(array.base) is type(array):
-        array = array.base
-    return array
-
-
-class Accounts:
-    """Bytes alive and their peak, per purpose ("parameters", "gradients", ...).
-
-    A figure falls when the last view of an array is garbage, so it is what is resident and not what was asked for.
-    """
-
-    def __init__(self):
-        self._lock = threading.RLock()     # reentrant: a finalizer may run inside a locked section of its own thread
-        self._live: dict[str, int] = {}
-        self._peak: dict[str, int] = {}
-        self._total = 0
-        self._total_peak = 0
-
-    def watch(self, array, purpose: str):
-        """Count this array until its memory is garbage; returns it."""
-        self.add(purpose, array.nbytes)
-        weakref.finalize(_owner_of(array), self.add, purpose, -array.nbytes)
-        return array
-
-    def live_bytes(self, *purposes: str) -> int:
-        """Bytes alive now, of these purposes or (none given) of all."""
-        return sum(self._live.get(p, 0) for p in purposes or self._live)
-
-    def peak_bytes(self, purpose: str | None = None) -> int:
-        """The most bytes ever alive at once since `reset_peak`, of one purpose or of all together."""
-        return self._total_peak if purpose is None else self._peak.get(purpose, 0)
-
-    def reset_peak(self):
-        """Start measuring the peak anew from what is alive now."""
-        with self._lock:
-            self._peak = dict(self._live)
-            self._total_peak = self._total
-
-    def table(self) -> dict[str, int]:
-        """Bytes alive per purpose; a fresh dict."""
-        return {purpose: count for purpose, count in sorted(self._live.items()) if count}
-
-    def add(self, purpose: str, num_bytes: int) -> None:
-        """Count memory that is not watched: its owner says when it comes and, with a negative number, when it goes."""
-        with self._lock:
-            self._live[purpose] = self._live.get(purpose, 0) + num_bytes
-            self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])
-            self._total += num_bytes
-            self._total_peak = max(self._total_peak, self._total)
+def _check_libraries(cupy):
+    """Errors: DeviceError unless CuPy finds the compiler of kernels and the library of matrix products: its wheel brings none."""
+    try:
+        cupy.cuda.nvrtc.getVersion()
+        cupy.cuda.cublas.getVersion
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceError(f'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports "{reason}"; load the CUDA '
+                          'module of this machine, or run pip install "cupy-cuda12x[ctk]" (cuda13x for CUDA 13)') from None
 
 
 class Device:
@@ -152,9 +126,34 @@ class Device:
         return self
 
     def empty(self, shape, dtype="float32", *, purpose: str):
-        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line."""
-        base = self._aligned(shape, dtype) if self.kind == "cpu" else self.xp.empty(shape, dtype)
+        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line.
+
+        Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the most there.
+        """
+        base = self._aligned(shape, dtype) if self.kind == "cpu" else self._on_gpu(shape, dtype, purpose)
         return self.accounts.watch(base, purpose)
+
+    def _on_gpu(self, shape, dtype, purpose):
+        try:
+            return self.xp.empty(shape, dtype)
+        except MemoryError:
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            asked = bytes_text(numpy.dtype(dtype).itemsize * int(numpy.prod(shape, dtype=numpy.int64)))
+            raise DeviceMemoryError(f"{self!r} has no room for {asked} of {purpose}", self.memory_text()) from None
+
+    def memory(self) -> "DeviceMemory":
+        """What the GPU holds beside what the accounts know; zeros on the CPU."""
+        if self.kind == "cpu":
+            return DeviceMemory(0, 0, 0, 0)
+        pool = self.xp.get_default_memory_pool()
+        return DeviceMemory(pool.used_bytes(), pool.total_bytes(), *self.xp.cuda.runtime.memGetInfo())
+
+    def memory_text(self) -> str:
+        """What takes the most, largest first; on a GPU also what the pool and others have."""
+        table = sorted(self.accounts.table().items(), key=lambda entry: -entry[1])
+        held = ", ".join(f"{purpose} {bytes_text(count)}" for purpose, count in table)
+        text = f"the arrays of the model take {bytes_text(sum(count for _, count in table))} there ({held})"
+        return text if self.kind == "cpu" else f"{text}; {self.memory()}"
 
     def zeros(self, shape, dtype="float32", *, purpose: str):
         """Like `empty`, filled with zero."""
@@ -175,17 +174,31 @@ class Device:
         return block[start:start + num_bytes].view(dtype).reshape(shape)
 
     def from_host(self, array):
-        """The array on this device: itself on the CPU, a copy on a GPU."""
-        return numpy.asarray(array) if self.kind == "cpu" else self.xp.asarray(array)
+        """The array on this device: itself on the CPU, a copy on a GPU, whose integers stay known (known.py)."""
+        return numpy.asarray(array) if self.kind == "cpu" else upload(array, self.xp)
 
     def pinned(self, shape, dtype="float32", *, purpose: str = "staging"):
-        """A host array for staging: page-locked where a GPU will read it, plain on the CPU."""
+        """A host array for staging: page-locked where a GPU will read it, plain on the CPU.
+
+        Errors: DeviceMemoryError if the system does not lock so much.
+        """
         if self.kind == "cpu":
             return self.empty(shape, dtype, purpose=purpose)
         dtype = numpy.dtype(dtype)
-        count = int(numpy.prod(shape, dtype=numpy.int64))
-        memory = self.xp.cuda.alloc_pinned_memory(max(count * dtype.itemsize, 1))
+        num_bytes = max(int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize, 1)
+        try:
+            memory = self.xp.cuda.alloc_pinned_memory(num_bytes)
+        except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
+            raise DeviceMemoryError(f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} ({error})",
+                                    "ask for less, or raise the limit of locked memory (ulimit -l)") from None
         return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Between this device and the host; on a GPU beside the computation, through page-locked memory. For one thread."""
+        if self.kind == "cpu":
+            return Copies()
+        return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
 
     def synchronize(self):
         """Wait until everything that was launched on this device is done; nothing to wait for on the CPU."""
@@ -200,6 +213,25 @@ class Device:
         return f"Device({self.kind!r})" if self.kind == "cpu" else f"Device('cuda', ordinal={self.ordinal})"
 
 
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one GPU, as CuPy and the driver count them.
+
+    pool_used   in arrays that are alive, temporaries among them
+    pool_held   that CuPy's pool has from the driver; what is not used waits there to be used again
+    free, total   of the whole GPU, for all processes
+    """
+
+    pool_used: int
+    pool_held: int
+    free: int
+    total: int
+
+    def __str__(self):
+        return (f"of {bytes_text(self.total)} on the GPU {bytes_text(self.free)} are free, {bytes_text(self.pool_held)} are this "
+                f"process's, {bytes_text(self.pool_used)} of them in use")
+
+
 class BufferPool:
     """1-D buffers that are taken and given back, so that a step allocates only once in a run.
 
@@ -208,8 +240,9 @@ class BufferPool:
     once, and no further. FSDP's gathered unit comes from here: its memory is one unit, whatever their number.
     """
 
-    def __init__(self, device: Device, dtype, *, purpose: str):
+    def __init__(self, device: Device, dtype, *, purpose: str, make=None):
         self.device, self.dtype, self.purpose = device, dtype, purpose
+        self._make = make or device.empty       # device.pinned: buffers of page-locked host memory
         self._idle: list = []
         self._out: dict[int, tuple] = {}        # id of the view -> (the view, its buffer)
 
@@ -222,7 +255,7 @@ class BufferPool:
         else:
             if self._idle:
                 self._remove(max(self._idle, key=lambda b: b.size))
-            buffer = self.device.empty(size, self.dtype, purpose=self.purpose)
+            buffer = self._make(size, self.dtype, purpose=self.purpose)
         view = buffer[:size]
         self._out[id(view)] = (view, buffer)
         return view

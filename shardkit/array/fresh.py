@@ -6,6 +6,7 @@ The values and their bits are those of the plain operation.
 """
 import numpy
 
+from . import halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 
@@ -25,6 +26,8 @@ def zeros(shape, dtype, xp=numpy):
 def copy(x, dtype=None):
     """A new array with the values of x, C-contiguous, in its dtype or another."""
     out = empty(x.shape, x.dtype if dtype is None else dtype, xp_of(x))
+    if out.dtype.itemsize == 2 and halves.is_half(out.dtype):
+        return halves.rounded(x, out.dtype, out)
     out[...] = x
     return out
 
@@ -58,8 +61,10 @@ def rows(table, ids):
     return table.take(ids, axis=0, out=empty((*ids.shape, *table.shape[1:]), table.dtype), mode="clip")     # unbuffered
 
 
-def total(x, dims: tuple, keepdims: bool = False):
-    """The sum of x over these dims, in the dtype of x."""
+def total(x, dims: tuple, keepdims: bool = False, dtype=None):
+    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32; dtype=float32 leaves it so."""
+    if x.dtype.itemsize == 2 and halves.is_half(x.dtype):
+        return halves.rounded(x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims), x.dtype if dtype is None else dtype)
     out = None
     if is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous:       # else `out` might change the order
         out = empty([1 if d in dims else size for d, size in enumerate(x.shape) if keepdims or d not in dims], x.dtype)
@@ -67,12 +72,15 @@ def total(x, dims: tuple, keepdims: bool = False):
 
 
 def _form(operands, condition=None):
-    """(shape, dtype) of the result, if it is a large NumPy array and an arena is in use; else None."""
-    if not is_arena_in_use():
+    """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which numbers would widen."""
+    arrays = [x for x in operands if type(x) not in (int, float)]
+    if not arrays or not (is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)):
         return None
-    arrays = [x for x in operands if type(x) is numpy.ndarray]
-    plain = all(type(x) in (int, float) for x in operands if type(x) is not numpy.ndarray)
-    if not arrays or not plain or arrays[0].dtype.kind != "f" or any(x.dtype != arrays[0].dtype for x in arrays):
+    if not halves.is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
         return None
     shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
-    return shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes), arrays[0].dtype
+    return shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes), arrays[0].dtype, xp_of(*arrays)
+
+
+def _are_bfloat16(arrays) -> bool:
+    return all(getattr(x, "ndim", 0) > 0 and x.dtype.kind == "V" for x in arrays)

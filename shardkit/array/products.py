@@ -1,18 +1,60 @@
-"""Matrix products. All of them are made here, so that there is one place where they can be counted and timed."""
+"""Matrix products. All of them are made here, so that there is one place where they can be counted and timed.
+
+    operands             NumPy                                  CuPy
+    float32, float64     BLAS                                   cupy.matmul; with precision("tf32") cuBLAS, TF32 (cublas.py)
+    float16, bfloat16    BLAS on float32, the result rounded    cuBLAS on half floats, sums in float32 (cublas.py)
+
+TF32 multiplies float32 numbers of which it reads 10 bits behind the point, and adds in float32: on tensor cores several times
+as fast, with errors of 5e-4 per product (half a last bit of those 10). Nobody gets it without asking.
+"""
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import numpy
 
+from . import cublas, halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
+
+PRECISIONS = ("highest", "tf32")
+
+_precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")      # of this thread
+
+
+@contextmanager
+def precision(name: str):
+    """Inside, products of float32 on a GPU are made in this precision, one of PRECISIONS (this thread only)."""
+    token = _precision.set(name)
+    try:
+        yield
+    finally:
+        _precision.reset(token)
 
 
 def matmul(a, b, out=None):
     """a [..., m, k] times b [..., k, n] -> [..., m, n], by the BLAS of the library that made the arrays.
 
-    Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied.
-    out   where the result goes; None: a new array
+    Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied (half floats on the CPU are).
+    out   where the result goes; None: a new array. That of half floats may be float32: then nothing is rounded
     """
     xp = xp_of(a, b)
+    if a.dtype.itemsize == 2 and halves.is_half(a.dtype):
+        return _of_halves(a, b, out) if xp is numpy else cublas.matmul(a, b, out)
+    if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == halves.FLOAT32:
+        return cublas.matmul(a, b, out, is_tf32=True)
+    return _plain(xp, a, b, out)
+
+
+def _plain(xp, a, b, out):
+    """The product as the library makes it; a new array is the arena's where one is in use."""
     if out is None and xp is numpy and is_arena_in_use():
         leading = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
     return xp.matmul(a, b, out=out)
+
+
+def _of_halves(a, b, out):
+    """The product in float32, rounded unless it goes into float32."""
+    goes_there = out is not None and out.dtype == halves.FLOAT32
+    wide = _plain(numpy, halves.widened(a), halves.widened(b), out if goes_there else None)
+    return wide if wide is out else halves.rounded(wide, a.dtype, out)

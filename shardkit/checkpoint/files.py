@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy
 import xxhash
 
-from ..array.backend import to_host
+from ..array.copies import Copies
 from ..errors import CheckpointError
 from .stored import SEGMENT_BYTES, cut
 
@@ -54,18 +54,20 @@ class Cancelled(Exception):
     """Somebody else failed, so there is no use in writing on."""
 
 
-def write_arrays(path: Path, parts, cancelled: threading.Event | None = None) -> list[tuple[str, ...]]:
+def write_arrays(path: Path, parts, cancelled: threading.Event | None = None,
+                 copies: Copies | None = None) -> list[tuple[str, ...]]:
     """Write arrays into an existing file; returns the checksums of their segments when all is on disk.
 
     parts      (at, array) each: byte of the file, 1-D array, in host or GPU memory, that nobody changes meanwhile
     cancelled  looked at between segments
+    copies     how arrays come from a GPU
     Errors: OSError, CheckpointError if the file then holds something else, Cancelled.
     """
     written, sent = [], 0
     with _descriptor(path, os.O_RDWR) as descriptor:
         for at, array in parts:
             written.append([])
-            for start, view in _segments(array, cancelled):
+            for start, view in _segments(array, cancelled, copies or Copies()):
                 written[-1].append((at + start, len(view), checksum(view)))
                 _write_all(descriptor, view, at + start)
                 stop = at + start + len(view)
@@ -75,10 +77,10 @@ def write_arrays(path: Path, parts, cancelled: threading.Event | None = None) ->
         return _settle(path, descriptor, written, cancelled)
 
 
-def settle(path: Path, parts, cancelled: threading.Event | None = None) -> list[tuple[str, ...]]:
+def settle(path: Path, parts, cancelled: threading.Event | None = None, copies: Copies | None = None) -> list[tuple[str, ...]]:
     """Wait until arrays that somebody wrote are on disk, and compare them meanwhile; all else as write_arrays."""
     with _descriptor(path, os.O_RDWR) as descriptor:
-        written = [[(at + start, len(view), checksum(view)) for start, view in _segments(array, cancelled)]
+        written = [[(at + start, len(view), checksum(view)) for start, view in _segments(array, cancelled, copies or Copies())]
                    for at, array in parts]
         return _settle(path, descriptor, written, cancelled)
 
@@ -127,12 +129,13 @@ def _descriptor(path: Path, flags: int):
         os.close(descriptor)
 
 
-def _segments(array, cancelled):
+def _segments(array, cancelled, copies):
     """(start, bytes) of each segment of a 1-D array."""
     size = array.dtype.itemsize
-    for start, stop in cut(0, array.size * size):
+    spans = [(start // size, stop // size) for start, stop in cut(0, array.size * size)]
+    for (start, _), part in zip(spans, copies.parts(array, spans)):
         _look(cancelled)
-        yield start, bytes_of(numpy.ascontiguousarray(to_host(array[start // size:stop // size])))
+        yield start * size, bytes_of(part)
 
 
 def bytes_of(array) -> memoryview:
@@ -231,10 +234,13 @@ def file_bytes(path: Path) -> int:
 
 
 class Reader:
-    """Reads ranges of the files in one folder. For one thread."""
+    """Reads ranges of the files in one folder. For one thread.
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    copies   how values go to a GPU
+    """
+
+    def __init__(self, folder: Path, copies: Copies | None = None):
+        self.folder, self.copies = folder, copies or Copies()
         self._window: memoryview | None = None
         self._open: dict[str, int] = {}
 
@@ -280,11 +286,12 @@ class Reader:
         return as_text(total)
 
 
-def read_all(folder: Path, tasks, num_bytes: int, num_readers: int = READERS) -> None:
+def read_all(folder: Path, tasks, num_bytes: int, num_readers: int = READERS, copies: Copies | None = None) -> None:
     """Call each of `tasks` with a Reader, on a few threads if there is much to read; all are done when this returns.
 
     tasks      functions of a Reader, taken one by one, so that they may come from a generator
     num_bytes  about what they read together
+    copies     how values go to a GPU; of one thread, so num_readers is 1 then
     Errors: that of the first task that fails; later ones are then left out.
     """
     tasks, lock = iter(tasks), threading.Lock()
@@ -295,7 +302,7 @@ def read_all(folder: Path, tasks, num_bytes: int, num_readers: int = READERS) ->
             return None if failed.is_set() else next(tasks, None)
 
     def work():
-        with Reader(folder) as reader:
+        with Reader(folder, copies) as reader:
             try:
                 while (task := take()) is not None:
                     task(reader)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy
 
 from ..array.backend import is_device_array
+from ..array.copies import Copies
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.box import Box
@@ -92,14 +93,14 @@ class Checkpoint:
 
     # ---- values --------------------------------------------------------------------------------------------------
 
-    def read_into(self, owned) -> None:
+    def read_into(self, owned, copies: Copies | None = None) -> None:
         """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No communication, no checksums.
 
         Optimizer state that a checkpoint of parameters only does not have becomes zero, as at the first step.
         """
-        self._read(owned)
+        self._read(owned, copies)
 
-    def read_verified(self, owned, backend: CommunicationBackend) -> None:
+    def read_verified(self, owned, backend: CommunicationBackend, copies: Copies | None = None) -> None:
         """Fill 1-D arrays and compare every checksum of the checkpoint, reading each byte once. Collective.
 
         A rank verifies the segments that it reads whole; what is left over then is shared out over the ranks.
@@ -107,20 +108,24 @@ class Checkpoint:
         """
         verified = numpy.zeros(len(self._segments), numpy.uint8)
         with collectively(backend):
-            self._read(owned, verified)
+            self._read(owned, copies, verified)
         backend.all_reduce(verified, ReductionOperation.MAX)
         with collectively(backend):
             left_over = numpy.flatnonzero(verified == 0).tolist()
             self._verify(left_over[backend.rank::backend.world_size], backend.rank, backend.world_size)
 
-    def _read(self, owned, verified=None) -> None:
+    def _read(self, owned, copies=None, verified=None) -> None:
         boxes = self._located_boxes()
         owned = [(boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
                  for tensor, piece, array in owned]
         reads = (read for stored, piece, array in owned for read in reads_of(stored, piece.box, array, self._segments, verified))
         on_device = any(is_device_array(array) for _, _, array in owned)
         num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in owned)
-        read_all(self.folder, reads, num_bytes, num_readers=1 if on_device else READERS)
+        copies = copies or Copies()
+        try:
+            read_all(self.folder, reads, num_bytes, num_readers=1 if on_device else READERS, copies=copies)
+        finally:
+            copies.finish()
 
     def _left_out(self, tensor: str, array) -> list:
         """No boxes: state of an optimizer that starts afresh is zero. Errors: CheckpointError if there should be some."""

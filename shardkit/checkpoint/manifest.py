@@ -17,7 +17,7 @@ files before anybody takes memory for them.
 import json
 import os
 import re
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from ..errors import CheckpointError, LayoutError
@@ -71,8 +71,8 @@ def check_description(description) -> None:
     """Errors: CheckpointError unless this says all that a model needs to go on, in the right types."""
     if not isinstance(description, dict):
         raise CheckpointError(f"the description of a checkpoint is a {type(description).__name__}; wanted a dict")
-    for name, (is_right, wanted) in _DESCRIPTION.items():
-        if name not in description or not is_right(description[name]):
+    for name, (is_right, wanted) in {**_DESCRIPTION, **_OPTIONAL}.items():
+        if name not in description and name in _DESCRIPTION or not is_right(description.get(name)):
             raise CheckpointError(f"the description of the checkpoint has {name} = {description.get(name)!r:.100}; "
                                   f"wanted {wanted}")
 
@@ -105,6 +105,10 @@ _DESCRIPTION = {
     "model": (lambda v: isinstance(v, dict) and isinstance(v.get("class"), str)
               and isinstance(v.get("configuration"), dict), '{"class": ..., "configuration": {...}}'),
     "optimizer": (lambda v: v is None or isinstance(v, dict) and isinstance(v.get("rule"), str), '{"rule": ...} or null'),
+}
+_OPTIONAL = {
+    "loss_scale": (lambda v: v is None or isinstance(v, dict) and type(v.get("value")) in (int, float) and 0 < v["value"] < inf
+                   and _is_count(v.get("good_steps")), '{"value": a number above 0, "good_steps": an integer >= 0} or null'),
 }
 
 

@@ -9,7 +9,7 @@ from math import prod
 
 import numpy
 
-from ..array.backend import is_device_array, xp_of
+from ..array.backend import is_device_array
 from ..errors import CheckpointError
 from ..layout.box import Box
 from .files import Reader, bytes_of, checksum_like
@@ -86,8 +86,8 @@ def _extent(shape, strides) -> int:
 
 
 def _host_bytes(reader: Reader, array, part: slice, num_bytes: int) -> memoryview:
-    """Where to read that part of the array to: its own memory, or the window if it is on a GPU."""
-    return reader.window[:num_bytes] if is_device_array(array) else bytes_of(array[part])
+    """Where to read that part of the array to: its own memory, or a window if it is on a GPU."""
+    return memoryview(reader.copies.window(num_bytes)) if is_device_array(array) else bytes_of(array[part])
 
 
 def _compare(reader: Reader, stored: StoredBox, low: int, high: int, view: memoryview) -> None:
@@ -134,7 +134,7 @@ class RunRead:
             _compare(reader, self.stored, self.low, self.high, view)
             self.verified[self.number] = 1
         if is_device_array(self.array):
-            self.array[self.part].set(numpy.frombuffer(view, self.stored.dtype))
+            reader.copies.deliver(numpy.frombuffer(view, self.stored.dtype), self.array[self.part])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +149,13 @@ class PartRead:
     def __call__(self, reader: Reader) -> None:
         stored, strides = self.stored, _strides(self.stored.box.shape)
         size = stored.item_bytes
-        view = reader.window[:_extent(self.part.shape, strides) * size]
+        on_device = is_device_array(self.array)
+        num_bytes = _extent(self.part.shape, strides) * size
+        view = memoryview(reader.copies.window(num_bytes)) if on_device else reader.window[:num_bytes]
         reader.read(stored.file, stored.at + first_element(self.part, stored.box) * size, view)
         values = numpy.ndarray(self.part.shape, stored.dtype, view, strides=[stride * size for stride in strides])
         target = self.array.reshape(self.wanted.shape)[self.part.relative_to(self.wanted).slices()]
-        if is_device_array(self.array):
-            values = xp_of(self.array).asarray(values)
-        target[...] = values
+        if on_device:
+            reader.copies.deliver(values, target)
+        else:
+            target[...] = values

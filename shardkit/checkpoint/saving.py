@@ -1,7 +1,7 @@
 """Saving: from what the ranks own to a folder that is whole, checked and on disk; at once, or beside the training.
 
     begin      rank 0 makes step-00000100.tmp/                                     collective
-    snapshot   owned arrays are copied to host memory                              only if the training goes on meanwhile
+    snapshot   owned arrays are copied to host memory, from a GPU beside the work  only if the training goes on meanwhile
     lay out, write    each rank its file, on disk, read back and compared          in a thread, if there is a snapshot
     gather     rank 0 learns what all have written                                 collective
     publish    rank 0: coverage, manifest; rename; pointer; old ones go            in a thread, if there is a snapshot
@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy
 
-from ..array.backend import Device, copy_to_host, to_host
+from ..array.backend import Device, to_host
+from ..array.copies import Done
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
@@ -68,7 +69,7 @@ class Saving:
             if backend.rank == 0:
                 store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
-        self._put = write_arrays
+        self._put, self._copies = write_arrays, store.copies
         self._boxes: list[StoredBox] = []               # of this rank
         self._records: dict[str, dict] = {}             # what the manifest says about files
         self._scalars: dict[str, float] = {}            # values of tensors of shape ()
@@ -138,7 +139,8 @@ class Saving:
 
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
         """Write the values that lay_out() made room for; they are on disk when this returns. No communication."""
-        sums = self._put(self._path, ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)), cancelled)
+        sums = self._put(self._path, ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)), cancelled,
+                         self._copies)
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, sums)]
 
     def gather(self, root: int = 0) -> None:
@@ -204,19 +206,23 @@ class Snapshot:
     def __init__(self, device: Device):
         self._device, self._memory = device, None
 
-    def take(self, owned) -> list:
-        """The same (tensor path, Piece, 1-D array), with copies of the arrays. They are lent until the next call."""
+    def take(self, owned) -> tuple[list, Done]:
+        """The same (tensor path, Piece, 1-D array), with copies of the arrays, and when these can be read.
+
+        They are lent until the next call. What is computed from now on waits for the copies, so it may change the arrays.
+        """
         sizes = [-(-array.size * array.dtype.itemsize // 64) * 64 for _, _, array in owned]
         if self._memory is None or self._memory.size < sum(sizes):
             self._memory = None                         # before the larger one is taken
             self._memory = self._device.pinned(sum(sizes), "uint8", purpose="checkpoint snapshot")
-        copies, at = [], 0
+        copies, at, done = [], 0, Done()
         for (tensor, piece, array), size in zip(owned, sizes):
             copy = self._memory[at:at + array.size * array.dtype.itemsize].view(array.dtype)
-            copy_to_host(array, copy)
+            done = self._device.copies.to_host(array, copy, done)
             copies.append((tensor, piece, copy))
             at += size
-        return copies
+        self._device.copies.hold_back(done)
+        return copies, done
 
 
 class _Task:
@@ -257,15 +263,16 @@ class PendingCheckpoint:
     write_seconds   how long that took
     """
 
-    def __init__(self, saving: Saving, copies: list):
+    def __init__(self, saving: Saving, copies: list, copied: Done):
         self.folder, self.pause_seconds, self.write_seconds = str(saving.folder), 0.0, 0.0
         self.is_committed = self.is_over = False
-        self._saving, self._copies = saving, copies
+        self._saving, self._copies, self._copied = saving, copies, copied
         self._cancelled, self._began = threading.Event(), time.perf_counter()
         self._stages = [self._write, self._publish]     # all ranks meet after each
         self._task = _Task(self._stages.pop(0))
 
     def _write(self):
+        self._copied.wait()
         self._saving.lay_out(self._copies)
         self._saving.write(self._copies, self._cancelled)
 
@@ -327,8 +334,8 @@ class Saver:
         self.wait()
         saving = Saving(store, self._backend, description, retention)
         with saving.removed_on_error(), collectively(self._backend):
-            copies = self._snapshot.take(owned)
-        self._pending = PendingCheckpoint(saving, copies)
+            copies, copied = self._snapshot.take(owned)
+        self._pending = PendingCheckpoint(saving, copies, copied)
         self._pending.pause_seconds = time.perf_counter() - began
         return self._pending
 

@@ -14,6 +14,7 @@ import shutil
 import warnings
 from pathlib import Path
 
+from ..array.copies import Copies
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
 from .files import make_folder, sync, write_text
@@ -26,10 +27,14 @@ _ASIDE = re.compile(r"step-(\d{8,})\.old")
 
 
 class CheckpointStore:
-    """The checkpoints in one folder."""
+    """The checkpoints in one folder.
 
-    def __init__(self, folder):
+    copies   how arrays come from a GPU and go there: those of its Device; None: each by itself
+    """
+
+    def __init__(self, folder, copies: Copies | None = None):
         self.folder = Path(folder)
+        self.copies = copies or Copies()
         self.skipped: list[str] = []        # why the last search for a valid one passed over others
 
     def folder_of(self, step: int) -> Path:
@@ -144,10 +149,10 @@ class CheckpointStore:
         """
         def load(checkpoint: Checkpoint):
             if expendable and checkpoint.has_segments:
-                return checkpoint.read_verified(owned, backend)
+                return checkpoint.read_verified(owned, backend, self.copies)
             verify_together(checkpoint, backend)
             with collectively(backend):
-                checkpoint.read_into(owned)
+                checkpoint.read_into(owned, self.copies)
         return self._newest_that(load, backend, check)
 
     def _newest_that(self, is_good, backend: CommunicationBackend, check=lambda checkpoint: None) -> Checkpoint:

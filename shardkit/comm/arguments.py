@@ -6,8 +6,8 @@ import numpy
 
 from ..errors import CommunicationError
 from . import checks
-from .device import open_port
 from .operations import FinishedHandle, Handle, ReductionOperation
+from .ports import open_port
 from .staging import Part
 
 _LONGEST = ReductionOperation.MAX
@@ -153,7 +153,7 @@ def summing(op: ReductionOperation) -> ReductionOperation:
 def unstage(port, host) -> None:
     """Bring back what a non-blocking verb left in its scratch; nothing to do on the direct road."""
     if port.host is None:
-        port.store(0, host)
+        port.begin_store([(0, host)])()
 
 
 def with_starts(run):

@@ -10,31 +10,34 @@
     [a0 b0 c0] on each rank      all_to_all          [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
 
 A public verb checks its arguments, opens a port on each array (GPU memory and half floats go through host scratch, see
-staging.py), counts the bytes, and calls the protected verb of the same name, which sees flat host arrays only. A new
-backend implements the protected verbs and inherits everything else.
+staging.py, unless the group has another road for GPU arrays, see roads.py), counts the bytes, and calls the protected verb of
+the same name, which sees flat host arrays only. A new backend implements the protected verbs and inherits everything else.
 
 Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero counts are legal
 everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
 import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from math import inf
 from operator import index
 from pathlib import Path
 
+from ..array.backend import is_device_array
 from . import checks
 from .arguments import Arguments, summing, unstage, with_starts
-from .device import NoPort
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
-from .operations import Handle, ReductionOperation, Traffic
+from .operations import Handle, ReductionOperation, Traffic, together
+from .ports import NoPort
 from .progress import Progress
+from .roads import Roads
 from .staging import Staging
 
 SUM = ReductionOperation.SUM
 
 
-class CommunicationBackend(Arguments, ObjectVerbs, ABC):
+class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
     timeout       seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
@@ -142,7 +145,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
 
     def adds_in_tree_order(self, array) -> bool:
         """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of ordered.py. By size and dtype."""
-        return False
+        return is_device_array(array) and self._device_sums_are_trees(array)
 
     # ---- collectives ----------------------------------------------------------------------------------------------
 
@@ -162,7 +165,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
             def run(host):
                 self._all_reduce(host, summing(op))
                 self._scale(host, op)
-            self.staging.in_place(port, run)
+            self._in_place("all_reduce", port, run, op, op=op)
             self._count_all_reduce(port)
 
     def broadcast(self, array, root: int = 0) -> None:
@@ -170,7 +173,8 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         with self._verb("broadcast"):
             root = checks.check_rank("root", root, self.world_size)
             port = self._port("array", array, writes=self.rank != root)
-            self.staging.in_place(port, lambda host: self._broadcast(host, root))
+            self._in_place("broadcast", port, lambda host: self._broadcast(host, root), root,
+                           loads=self.rank == root, stores=self.rank != root)
             self._count_if("broadcast", self.rank == root, (self.world_size - 1) * port.num_bytes)
 
     def all_gather(self, send, receive, counts=None) -> None:
@@ -182,7 +186,8 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         """
         with self._verb("all_gather"):
             own, whole = self._all_gather_parts(send, receive, counts)
-            self._exchange(own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts))
+            self._exchange("all_gather", own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts),
+                           num_bytes=whole.port.num_bytes)
             self._count_all_gather(own)
 
     def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False) -> None:
@@ -198,7 +203,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
             def run(s, r, part, _):
                 self._reduce_scatter(s, r, part.counts, summing(op))
                 self._scale(r, op)
-            self._exchange(whole, own, run, max(whole.counts))
+            self._exchange("reduce_scatter", whole, own, run, max(whole.counts), op, num_bytes=whole.port.num_bytes, op=op)
             self._count_pieces("reduce_scatter", whole)
 
     def scatter(self, send, receive, root: int = 0, counts=None) -> None:
@@ -212,7 +217,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
             own = self._port("receive", receive, writes=True)
             whole = self._port("send", send) if self.rank == root else NoPort(own)
             whole, own = self._rooted_parts("send", whole, "receive", own, root, counts)
-            self._exchange(whole, own, lambda s, r, part, _: self._scatter(s, r, root, part.counts), max(whole.counts))
+            self._exchange("scatter", whole, own, lambda s, r, part, _: self._scatter(s, r, root, part.counts), max(whole.counts))
             self._count_if("scatter", self.rank == root, whole.port.num_bytes - own.port.num_bytes)
 
     def gather(self, send, receive, root: int = 0, counts=None) -> None:
@@ -226,7 +231,7 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
             own = self._port("send", send)
             whole = self._port("receive", receive, writes=True) if self.rank == root else NoPort(own)
             whole, own = self._rooted_parts("receive", whole, "send", own, root, counts)
-            self._exchange(own, whole, lambda s, r, _, part: self._gather(s, r, root, part.counts), max(whole.counts))
+            self._exchange("gather", own, whole, lambda s, r, _, part: self._gather(s, r, root, part.counts), max(whole.counts))
             self._count_if("gather", self.rank != root, own.port.num_bytes)
 
     def all_to_all(self, send, receive, send_counts=None, receive_counts=None,
@@ -239,11 +244,9 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         with self._verb("all_to_all"):
             outgoing, incoming = self._all_to_all_parts(send, receive, send_counts, receive_counts,
                                                         send_displacements, receive_displacements)
-            self._exchange(outgoing, incoming, with_starts(self._all_to_all), self._longest_anywhere(outgoing, incoming))
+            self._exchange("all_to_all", outgoing, incoming, with_starts(self._all_to_all),
+                           partial(self._longest_anywhere, outgoing, incoming))
             self._count_pieces("all_to_all", outgoing)
-
-    def _exchange(self, send, receive, run, longest):
-        self.staging.exchange(send, receive, run, num_ranks=self.world_size, longest=longest)
 
     # ---- between two ranks ----------------------------------------------------------------------------------------
 
@@ -251,28 +254,36 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         """Send the elements; may block until the receiver takes them, so never send first on both sides."""
         with self._message_verb("send", "destination", destination, tag) as (destination, tag):
             port = self._port("array", array)
-            self.staging.in_place(port, lambda host: self._send(host, destination, tag))
+            self._in_place("send", port, lambda host: self._send(host, destination, tag), destination, tag, stores=False)
             self._count_if("send", destination != self.rank, port.num_bytes)
 
     def receive(self, array, source: int, tag: int = 0) -> None:
         """The next message of this source and tag, in `array`, which must have its size; blocks until it is here."""
         with self._message_verb("receive", "source", source, tag) as (source, tag):
             port = self._port("array", array, writes=True)
-            self.staging.in_place(port, lambda host: self._receive(host, source, tag))
+            self._in_place("receive", port, lambda host: self._receive(host, source, tag), source, tag, loads=False)
 
     def isend(self, array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
         with self._message_verb("isend", "destination", destination, tag) as (destination, tag):
             port = self._port("array", array)
             self._count_if("send", destination != self.rank, port.num_bytes)
-            return self._handle(self._isend(self.staging.whole(port, load=True), destination, tag))
+            road = self._road_of("send", port.num_bytes, port)
+            if road is not None:
+                return self._handle(road.send(port, destination, tag))
+            parts = self.staging.messages(port, self.staging.whole(port, load=True))
+            return self._handle(together([self._isend(part, destination, tag) for part in parts]))
 
     def irecv(self, array, source: int, tag: int = 0) -> Handle:
         """Post a receive; the array holds the message after wait()."""
         with self._message_verb("irecv", "source", source, tag) as (source, tag):
             port = self._port("array", array, writes=True)
+            road = self._road_of("receive", port.num_bytes, port)
+            if road is not None:
+                return self._handle(road.receive(port, source, tag))
             host = self.staging.whole(port, load=False)
-            return self._handle(self._irecv(host, source, tag), lambda: unstage(port, host))
+            parts = self.staging.messages(port, host)
+            return self._handle(together([self._irecv(part, source, tag) for part in parts]), lambda: unstage(port, host))
 
     # ---- non-blocking collectives ---------------------------------------------------------------------------------
 
@@ -281,6 +292,9 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         with self._verb("iall_reduce"):
             port = self._reduction_port("array", array, op, writes=True)
             self._count_all_reduce(port)
+            road = self._road_of("iall_reduce", port.num_bytes, port, op=op)
+            if road is not None:
+                return self._handle(road.all_reduce(port, op))
             host = self.staging.whole(port, load=True)
 
             def finish():
@@ -293,6 +307,9 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         with self._verb("iall_gather"):
             own, whole = self._all_gather_parts(send, receive, counts)
             self._count_all_gather(own)
+            road = self._road_of("iall_gather", whole.port.num_bytes, own.port, whole.port)
+            if road is not None:
+                return self._handle(road.all_gather(own, whole))
             source, target = self.staging.whole(own.port, load=True), self.staging.whole(whole.port, load=False)
             return self._handle(self._iall_gather(source, target, whole.counts),
                                 lambda: unstage(whole.port, target))
@@ -302,6 +319,9 @@ class CommunicationBackend(Arguments, ObjectVerbs, ABC):
         with self._verb("ireduce_scatter"):
             whole, own = self._reduce_scatter_parts(send, receive, counts, op)
             self._count_pieces("reduce_scatter", whole)
+            road = self._road_of("ireduce_scatter", whole.port.num_bytes, whole.port, own.port, op=op)
+            if road is not None:
+                return self._handle(road.reduce_scatter(whole, own, op))
             source, target = self.staging.whole(whole.port, load=True), self.staging.whole(own.port, load=False)
 
             def finish():

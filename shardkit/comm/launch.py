@@ -9,6 +9,7 @@ hardware threads to a core, both count.
 """
 import os
 import platform
+import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,12 @@ def _mismatch(found: Launcher, library: str) -> str:
         return f"they were started by {found.name}, but mpi4py loads {library}; start with {mpiexec}"
     return (f"mpi4py loads another {library} than the launcher's; start with {mpiexec} "
             "(python -m mpi4py --mpi-lib-version shows what is loaded)")
+
+
+def find_mpiexec() -> str | None:
+    """The mpiexec beside this Python, or that of the PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def launch_warnings(world_size: int) -> list[str]:

@@ -79,6 +79,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     def shutdown(self) -> None:
         """Leave: whoever still waits for this rank gets a CommunicationError."""
+        self.close_road()
         if self._is_initialized and self._is_world:
             self._group.environment.leave(self.rank)
         self._is_initialized = False

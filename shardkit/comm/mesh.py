@@ -5,10 +5,12 @@
 """
 import platform
 
+from ..config import checked_mode
 from ..errors import MeshError
 from ..layout.mesh_shape import AXES, Coordinates, MeshShape
 from .backend import CommunicationBackend
 from .failure import collectively
+from .transports import open_transport
 
 
 class Mesh:
@@ -27,6 +29,7 @@ class Mesh:
         self.shape = shape
         self._hosts = _agreed_hosts(backend, shape)
         self._groups = {axis: self._split(axis) for axis in AXES}
+        self._transport = "staged", True
 
     @property
     def rank(self) -> int:
@@ -61,6 +64,20 @@ class Mesh:
         rows += [self._row(rank, host) + [texts[rank] for texts in columns.values()] for rank, host in enumerate(self._hosts)]
         lines = zip(*map(_aligned, zip(*rows)))
         return "\n".join([f"{self.shape} = {self.shape.size} ranks", *("  ".join(line).rstrip() for line in lines)])
+
+    def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
+        """Let GPU arrays go this way within the groups from now on. Collective over the backend.
+
+        name           one of config.GPU_TRANSPORTS; in checked mode all are staged, since there calls are compared
+        deterministic  sums of floats are added as the tree over ranks
+        Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.
+        """
+        if self._transport == (name, deterministic) or checked_mode():
+            return
+        for axis in AXES:
+            self._groups[axis].close_road()
+        open_transport(name, self.world, self._groups, deterministic=deterministic)
+        self._transport = name, deterministic
 
     def close(self) -> None:
         """Free the groups; the backend stays. Collective over the backend; a second call does nothing."""

@@ -148,6 +148,7 @@ class MPICommunicationBackend(NodeVerbs):
         if self._is_world:
             with self._verb("shutdown"):                 # noted and watched: a rank may never come here either
                 self._guard.stop()
+        self.close_road()
         self._close_watchdog()
         for road in (self._lane, self._levels):
             if road is not None:

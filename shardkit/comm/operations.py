@@ -29,6 +29,25 @@ class Handle(ABC):
         """True if the communication is complete; never blocks. Calling it also lets MPI make progress."""
 
 
+class SeveralHandles(Handle):
+    """Of communications that are one to the caller."""
+
+    def __init__(self, parts: list[Handle]):
+        self._parts = parts
+
+    def wait(self) -> None:
+        for part in self._parts:
+            part.wait()
+
+    def test(self) -> bool:
+        return all([part.test() for part in self._parts])
+
+
+def together(parts: list[Handle]) -> Handle:
+    """One handle of them all; at least one."""
+    return parts[0] if len(parts) == 1 else SeveralHandles(parts)
+
+
 class FinishedHandle(Handle):
     """A carrier's handle, and what remains to be done once it is complete: scale, narrow, copy to the device."""
 
@@ -52,6 +71,29 @@ class FinishedHandle(Handle):
         self._is_complete = True
         if self._finish is not None:
             self._finish()
+
+
+class CompleteHandle(Handle):
+    """Of what was done at once."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def test(self) -> bool:
+        return True
+
+
+class CopiedHandle(Handle):
+    """Of work on a stream that ends at this event."""
+
+    def __init__(self, end):
+        self._end = end
+
+    def wait(self) -> None:
+        self._end.synchronize()
+
+    def test(self) -> bool:
+        return self._end.done
 
 
 class Traffic:

@@ -6,14 +6,25 @@
                                                          |              store  scratch -> GPU
     array on the GPU    [ window 0 | ...
 
+Copies go on while ranks talk: the next window is loaded and the last one stored while one is in the verb.
+
+    time  ->    load 0 | load 1  | load 2  | load 3  |
+                       | run 0   | run 1   | run 2   | run 3  |
+                                 | store 0 | store 1 | store 2| store 3
+
 The same road widens half floats for reductions. Arrays that need neither take the direct road: one window, no scratch.
 All ranks of one verb must take the same road: pass arrays of one kind (all host, or all GPU) and one dtype.
 """
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy
 
 from .device import CudaCopies
+
+WINDOW_BYTES = 4 << 20
+_IN_FLIGHT = 3              # windows at once: one is loaded, one is in the verb, one is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +40,13 @@ class Part:
         counts = [min(max(count - first, 0), length) for count in self.counts]
         return Part(self.port, counts, [start + first for start in self.starts])
 
-    def load(self, scratch):
-        """scratch [sum of counts]: the pieces, one after the other."""
-        for start, piece in self._aligned(scratch):
-            self.port.load(start, piece)
+    def begin_load(self, scratch):
+        """scratch [sum of counts]: the pieces, one after the other. Returns a function that waits until they are there."""
+        return self.port.begin_load(list(self._aligned(scratch)))
 
-    def store(self, scratch):
-        """The pieces, from scratch [sum of counts]."""
-        for start, piece in self._aligned(scratch):
-            self.port.store(start, piece)
+    def begin_store(self, scratch):
+        """The pieces, from scratch [sum of counts]. Returns a function that waits until they are there."""
+        return self.port.begin_store(list(self._aligned(scratch)))
 
     def _aligned(self, scratch):
         offset = 0
@@ -47,17 +56,26 @@ class Part:
             offset += count
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is done with one window. `load` and `store` begin copies and return a function that waits for them."""
+
+    load: Callable
+    run: Callable
+    store: Callable
+
+
 class Staging:
     """Scratch that is made once and reused, and the copies to and from the GPU.
 
-    window_bytes   bound of each of the two scratch buffers; the same on all ranks
+    window_bytes   bound of each of the four scratch buffers; the same on all ranks
     copies         None: CudaCopies, made when the first GPU array comes
     """
 
-    def __init__(self, *, window_bytes: int = 8 << 20, copies=None):
+    def __init__(self, *, window_bytes: int = WINDOW_BYTES, copies=None):
         self.window_bytes = window_bytes
         self._copies = copies
-        self._scratch: dict[str, numpy.ndarray] = {}
+        self._scratch: dict[int, numpy.ndarray] = {}
 
     @property
     def copies(self):
@@ -66,23 +84,31 @@ class Staging:
             self._copies = CudaCopies()
         return self._copies
 
-    def scratch(self, role: str, size: int, dtype):
-        """size -> [size] of dtype, contents undefined, valid until the next scratch of this role."""
+    def scratch(self, slot: int, size: int, dtype):
+        """size -> [size] of dtype, contents undefined, valid until the next scratch of this slot."""
         num_bytes = size * dtype.itemsize
-        if role not in self._scratch or self._scratch[role].nbytes < num_bytes:
-            self._scratch[role] = self._host_bytes(max(num_bytes, 1))
-        return self._scratch[role][:num_bytes].view(dtype)
+        if slot not in self._scratch or self._scratch[slot].nbytes < num_bytes:
+            self._scratch[slot] = self._host_bytes(max(num_bytes, 1))
+        return self._scratch[slot][:num_bytes].view(dtype)
 
-    def in_place(self, port, run) -> None:
-        """run(host [n]) on all elements of the port: directly, or window by window."""
+    def in_place(self, port, run, *, loads: bool = True, stores: bool = True) -> None:
+        """run(host [n]) on all elements of the port: directly, or window by window.
+
+        loads, stores   False: run does not read, or does not change, the elements on this rank
+        """
         if port.host is not None:
             return run(port.host)
-        window = max(1, self.window_bytes // port.wire.itemsize)
-        for first in range(0, max(port.size, 1), window):               # an empty array still takes part, once
-            scratch = self.scratch("in place", min(window, port.size - first), port.wire)
-            port.load(first, scratch)
-            run(scratch)
-            port.store(first, scratch)
+        port.settle()
+        length = self._window(port)
+        windows = [self._one_array(port, first, min(length, port.size - first), run, number % _IN_FLIGHT, loads, stores)
+                   for number, first in enumerate(range(0, max(port.size, 1), length))]     # an empty array takes part, once
+        _flow(windows)
+
+    def _one_array(self, port, first, size, run, slot, loads, stores) -> Window:
+        scratch = self.scratch(slot, size, port.wire)
+        piece = [(first, scratch)] if size else []
+        return Window(lambda: port.begin_load(piece if loads else []), lambda: run(scratch),
+                      lambda: port.begin_store(piece if stores else []))
 
     def exchange(self, send: Part, receive: Part, run, *, num_ranks: int, longest: int) -> None:
         """run(send, receive, send_part, receive_part) on host arrays: directly, or a window of every piece at a time.
@@ -91,30 +117,63 @@ class Staging:
         """
         if send.port.host is not None and receive.port.host is not None:
             return run(send.port.host, receive.port.host, send, receive)
-        window = max(1, self.window_bytes // (num_ranks * send.port.wire.itemsize))
-        for first in range(0, max(longest, 1), window):
-            self._one_window(send.window(first, window), receive.window(first, window), run)
+        send.port.settle()
+        receive.port.settle()
+        length = max(1, self.window_bytes // (num_ranks * send.port.wire.itemsize))
+        _flow([self._two_arrays(send.window(first, length), receive.window(first, length), run, number % 2)
+               for number, first in enumerate(range(0, max(longest, 1), length))])
 
-    def _one_window(self, send, receive, run):
-        outgoing = self.scratch("send", sum(send.counts), send.port.wire)
-        incoming = self.scratch("receive", sum(receive.counts), receive.port.wire)
-        send.load(outgoing)
-        run(outgoing, incoming, packed(send), packed(receive))
-        receive.store(incoming)
+    def _two_arrays(self, send, receive, run, turn) -> Window:
+        outgoing = self.scratch(turn, sum(send.counts), send.port.wire)
+        incoming = self.scratch(2 + turn, sum(receive.counts), receive.port.wire)
+        return Window(lambda: send.begin_load(outgoing), lambda: run(outgoing, incoming, packed(send), packed(receive)),
+                      lambda: receive.begin_store(incoming))
 
     def whole(self, port, *, load: bool):
         """All elements of the port as one host array that lives until a non-blocking verb is done; not bounded."""
         if port.host is not None:
             return port.host
+        port.settle()
         array = self._host_bytes(port.size * port.wire.itemsize).view(port.wire)
         if load:
-            port.load(0, array)
+            port.begin_load([(0, array)])()
         return array
+
+    def messages(self, port, host) -> list:
+        """`host`, what whole() gave for the port, in the parts in which a blocking verb sends or receives it."""
+        length = self._window(port)
+        return [host] if port.host is not None else [host[first:first + length] for first in range(0, max(host.size, 1), length)]
+
+    def _window(self, port) -> int:
+        """Elements of a window."""
+        return max(1, self.window_bytes // port.wire.itemsize)
 
     def _host_bytes(self, num_bytes):
         if self._copies is None:                         # half floats on the host: ordinary memory will do
             return numpy.empty(num_bytes, numpy.uint8)
         return self._copies.pinned(num_bytes, numpy.dtype(numpy.uint8))
+
+
+def _flow(windows: list[Window]) -> None:
+    """Run the windows in order; each is loaded while the one before runs, and stored while the next one does.
+
+    When window k runs, window k - 2 is stored: scratch can be used again by the third window after it if the verb changes
+    what was loaded, by the second one if it does not. Whatever happens, no copy is under way afterwards.
+    """
+    under_way = deque([windows[0].load()])
+    stores: deque = deque()
+    try:
+        for number, window in enumerate(windows):
+            if len(stores) == _IN_FLIGHT - 1:
+                stores.popleft()()
+            if number + 1 < len(windows):
+                under_way.append(windows[number + 1].load())
+            under_way.popleft()()
+            window.run()
+            stores.append(window.store())
+    finally:
+        for wait in (*under_way, *stores):
+            wait()
 
 
 def packed(part: Part) -> Part:

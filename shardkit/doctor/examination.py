@@ -8,7 +8,8 @@ from pathlib import Path
 from ..comm import CommunicationBackend
 from .files import check_folder
 from .finding import Finding
-from .machine import check_allocation, check_blas, check_cores, check_gpus, check_nodes, check_versions
+from .gpus import check_gpus
+from .machine import check_allocation, check_blas, check_cores, check_nodes, check_versions
 from .mpi import check_launcher, check_library
 from .network import check_axes
 

@@ -1,17 +1,14 @@
-"""The machine: versions, who sits where, cores, BLAS, GPUs, and the time that the batch system gives."""
+"""The machine: versions, who sits where, cores, BLAS, and the time that the batch system gives."""
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
-from ..array.backend import Device
 from ..checkpoint.hdf5 import library_text
 from ..comm import CommunicationBackend
-from ..comm.facts import takes_gpu_arrays
 from ..comm.launch import all_seats, crowding, ranks_text
 from ..config import allocation_end, blas_threads_are_set, slurm_job
-from ..errors import DeviceError
 from ..train.log import duration_text
 from ..train.stopping import end_of_slurm_job
 from .finding import Finding, ok, warning
@@ -71,29 +68,6 @@ def check_blas() -> list[Finding]:
                         "OMP_NUM_THREADS=1 before the start")]
     by = "set by the environment" if blas_threads_are_set() else "set by nobody, so the ranks of a node share its cores"
     return [ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")]
-
-
-def check_gpus(backend: CommunicationBackend) -> list[Finding]:
-    """GPUs, how many ranks share one, and whether MPI takes GPU memory. Collective."""
-    try:
-        count = Device("cuda", ordinal=backend.local_rank).xp.cuda.runtime.getDeviceCount()
-    except DeviceError as problem:
-        count, reason = 0, str(problem)
-    everyones = backend.all_gather_object((backend.local_rank, count))
-    if not any(count for _, count in everyones):
-        return [ok("GPU", f"none, so device is cpu: {reason}")] if backend.rank == 0 else []
-    blind = [rank for rank, (_, count) in enumerate(everyones) if not count]
-    if blind:
-        return [warning("GPU", f"ranks {ranks_text(blind)} see no GPU, others do", "ask for GPUs on every node")]
-    crowded = [rank for rank, (local_rank, count) in enumerate(everyones) if local_rank >= count]
-    findings = [ok("GPU", f"{everyones[0][1]} visible to rank 0; ranks of a node take them in turn")]
-    if crowded:
-        findings = [warning("GPU", f"rank {ranks_text(crowded)} must share a GPU", "start as many ranks per node as GPUs")]
-    if backend.rank == 0:
-        is_aware = takes_gpu_arrays()
-        findings.append(ok("GPU-MPI", "MPI takes GPU memory" if is_aware else "MPI does not take GPU memory: messages go "
-                           "through pinned host memory, which always works"))
-    return findings
 
 
 def check_allocation() -> list[Finding]:

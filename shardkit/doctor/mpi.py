@@ -1,13 +1,11 @@
 """The MPI library, and whether the launcher is its own."""
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from ..comm.elastic import why_not_elastic
 from ..comm.facts import mpi_facts
-from ..comm.launch import launch_warnings
+from ..comm.launch import find_mpiexec, launch_warnings
 from ..config import environment_without_launcher, launcher
 from .finding import Finding, error, ok, warning
 
@@ -49,8 +47,7 @@ def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
 
 
 def _try_mpiexec() -> Finding:
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
+    mpiexec = find_mpiexec()
     name = mpi_facts().name
     if mpiexec is None:
         return warning("launcher", "no mpiexec beside this Python or in PATH", f"load the MPI module that has {name}, or start "

@@ -9,6 +9,7 @@ Every operation is one call of `record`. Changes in place are counted, not recor
 import numpy
 
 from ..array.backend import is_device_array, to_host, xp_of
+from ..array.halves import is_floating
 from ..errors import AutogradError, ShapeError
 from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
 
@@ -61,7 +62,7 @@ class Tensor:
     def __init__(self, array, requires_grad=False):
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
             array = numpy.asarray(array)
-        if requires_grad and array.dtype.kind != "f":
+        if requires_grad and not is_floating(array.dtype):
             raise AutogradError(f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast it first")
         self._begin(requires_grad)
         self.array = array
@@ -95,6 +96,11 @@ class Tensor:
     @property
     def dtype(self):
         return self.array.dtype
+
+    @property
+    def gradient_dtype(self):
+        """What operations shall make the gradient of this tensor in."""
+        return self.dtype
 
     @property
     def ndim(self):

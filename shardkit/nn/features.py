@@ -23,6 +23,7 @@ class InputFeatures(Module):
         if len(self.names) != num_features or len(set(self.names)) != num_features:
             raise ConfigurationError(f"feature_names = {list(self.names)}; wanted {num_features} different names")
         self._active = tuple(range(num_features))
+        self._mask = None
         self._dtype = dtype
 
     @property
@@ -39,12 +40,18 @@ class InputFeatures(Module):
 
     def activate(self, indices) -> None:
         """Make exactly these features active. Errors: as `checked`."""
-        self._active = self.checked(indices)
+        self._active, self._mask = self.checked(indices), None
 
     def forward(self, x):
         x = input_tensor(x, self._dtype)
         if len(self._active) == len(self.names):
             return x
-        mask = numpy.zeros(len(self.names), bool)
-        mask[list(self._active)] = True
-        return ops.where(xp_of(x.array).asarray(mask), x, x.array.dtype.type(0))
+        return ops.where(self._mask_in(xp_of(x.array)), x, x.array.dtype.type(0))
+
+    def _mask_in(self, xp):
+        """[features] bool in the memory of xp, True: active. Made once, so that no step sends it to a GPU again."""
+        if self._mask is None or xp_of(self._mask) is not xp:
+            mask = numpy.zeros(len(self.names), bool)
+            mask[list(self._active)] = True
+            self._mask = xp.asarray(mask)
+        return self._mask

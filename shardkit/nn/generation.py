@@ -7,7 +7,7 @@ positions in it change, and each token costs a pass over the whole window. Cache
 """
 import numpy
 
-from ..array.backend import to_host
+from ..array.backend import host_array, to_host
 from ..array.random import key_of, uniform
 from ..errors import ConfigurationError, ShapeError
 from .autograd import no_grad
@@ -36,7 +36,7 @@ def generate(model, prompt, num_tokens: int, *, temperature: float = 1.0, seed: 
 
 
 def _checked_prompt(prompt, vocabulary_size) -> list[int]:
-    prompt = numpy.asarray(prompt)
+    prompt = host_array("the prompt", prompt)
     if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
         raise ShapeError(f"a prompt of shape {prompt.shape} and dtype {prompt.dtype}; wanted 1-D integers, at least one")
     if prompt.min() < 0 or prompt.max() >= vocabulary_size:

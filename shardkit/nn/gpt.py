@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 
 from ..array.backend import xp_of
+from ..array.known import arange
 from ..errors import ConfigurationError, ShapeError
 from .generation import generate
 from .init import Normal
@@ -77,7 +78,7 @@ class TokenEmbedding(Module):
                              f"{self.sequence_length}; cut x, or make the model longer")
         x = self.tokens(ids)                                                          # [batch, S, width]
         if self.positions is not None:
-            x = x + self.positions(xp_of(ids.array).arange(first_position, stop))     # [S, width] broadcasts
+            x = x + self.positions(arange(first_position, stop, xp_of(x.array)))     # [S, width] broadcasts
         return self.dropout(x)
 
 

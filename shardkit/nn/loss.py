@@ -8,9 +8,11 @@ ignored, a last part that is shorter). Sums and counts add up over micro-batches
 from math import prod
 
 from ..array.backend import xp_of
+from ..array.halves import wide
 from ..errors import ConfigurationError
 from . import ops
 from .autograd import Tensor, array_of
+from .layers import input_tensor
 
 
 class Loss:
@@ -51,7 +53,7 @@ class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
     def total(self, prediction, y):
-        target = xp_of(prediction.array).asarray(array_of(y), prediction.dtype)
+        target = xp_of(prediction.array).asarray(array_of(y), wide(prediction.dtype))
         return ops.mse(prediction, target, reduction="sum")
 
     def count(self, y):
@@ -59,13 +61,16 @@ class MeanSquaredError(Loss):
 
 
 class FunctionLoss(Loss):
-    """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample."""
+    """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample.
+
+    A prediction of half floats is given to the function as float32: what it adds up would not fit.
+    """
 
     def __init__(self, function):
         self.function = function
 
     def total(self, prediction, y):
-        return self.function(prediction, y) * self.count(y)
+        return self.function(input_tensor(prediction, wide(prediction.dtype)), y) * self.count(y)
 
     def count(self, y):
         return len(array_of(y))

@@ -6,6 +6,9 @@ A parameter of a sharded model lives in somebody else's flat buffer, so it does 
       |                                 ^                     |
       +----------bind(view)-------------+------bind(view)-----+
 
+What is lent may hold half floats: the parameter is of their dtype then, which operations see, while its gradient stays float32,
+since it is a sum. Whoever lends them keeps the values that are trained, in the dtype that the parameter was made with.
+
 Initial values are a function of (seed, name, element index), so ranks can fill the parts that they own from a parameter that
 stays fresh: a model larger than the memory of one node can be made on every node.
 
@@ -17,7 +20,9 @@ from math import prod
 
 import numpy
 
+from ..array.arena import empty
 from ..array.backend import to_host, xp_of
+from ..array.halves import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
@@ -27,20 +32,20 @@ from .init import CHUNK, Initializer
 class Parameter(Tensor):
     """A tensor that is trained: a shape, a dtype and an initializer now, an array later.
 
-    shape   of the whole parameter; dtype a floating point one
+    shape   of the whole parameter; dtype a floating point one, that of its initial values
     init    its values, as a function of seed, name and element index
     name, seed   set by Module.finish; without them there are no initial values
     claim   how ranks share it, for whoever puts the model on a mesh; None: nobody has said
     """
 
-    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_array", "_is_released")
+    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_lent_dtype", "_array", "_is_released")
     is_parameter = True
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
         self._begin(requires_grad=True)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self._dtype = numpy.dtype(dtype)
-        if self._dtype.kind != "f":
+        self._dtype = self._lent_dtype = numpy.dtype(dtype)
+        if not is_floating(self._dtype):
             raise AutogradError(f"a parameter of {self._dtype} cannot take a gradient; wanted floating point")
         self.init = init
         self.name: str | None = None
@@ -57,7 +62,18 @@ class Parameter(Tensor):
 
     @property
     def dtype(self):
-        return self._dtype
+        return self._lent_dtype
+
+    @property
+    def gradient_dtype(self):
+        return wide(self._lent_dtype)
+
+    def empty_gradient(self):
+        """Float32 memory for the gradient also where it cannot be computed in place but x and weight are half floats."""
+        gradient = super().empty_gradient()
+        if gradient is None and is_half(self._lent_dtype):
+            return empty(self._shape, wide(self._lent_dtype), xp_of(self.array))
+        return gradient
 
     @property
     def ndim(self):
@@ -125,21 +141,21 @@ class Parameter(Tensor):
     def bind(self, view):
         """Use exactly this memory from now on, with the values that it holds.
 
-        view    [*shape], of the parameter's dtype
+        view    [*shape], of the parameter's dtype or of half floats
         Errors: ShapeError on another shape or dtype.
         """
-        if view.shape != self._shape or view.dtype != self._dtype:
+        if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of {view.shape} "
                              f"{view.dtype}; slot and parameter must agree")
         if self._array is not None:
             self.stale_views()
-        self._array, self._is_released = view, False
+        self._array, self._lent_dtype, self._is_released = view, view.dtype, False
 
     def release(self):
         """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends another."""
         if self._array is not None:
             self.stale_views()
-        self._array, self._is_released = None, True
+        self._array, self._lent_dtype, self._is_released = None, self._dtype, True
 
     def renew(self):
         """As it was made: initial values, no memory, no gradient."""
@@ -155,6 +171,7 @@ class Parameter(Tensor):
         twin = self._fresh_twin()
         twin.name, twin.seed, twin.requires_grad, twin.claim = self.name, self.seed, self.requires_grad, self.claim
         twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
+        twin._lent_dtype = self._lent_dtype
         twin.grad = copy.deepcopy(self.grad, memo)
         return twin
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy
 
+from ..array.backend import host_array
 from ..comm import Ballot, Mesh, collectively
 from ..errors import ShapeError, ShardingError, StopVoted
 from ..nn.loss import Loss
@@ -65,7 +66,7 @@ def check_peers(mesh: Mesh, *arrays) -> None:
 
 
 def _checked(x, y, micro_batches: int):
-    x, y = numpy.asarray(x), numpy.asarray(y)
+    x, y = host_array("x", x), host_array("y", y)
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
         raise ShapeError(f"x has shape {x.shape} and y {y.shape}; wanted the same number of samples along dim 0")
     if len(x) == 0 or len(x) % micro_batches:

@@ -58,6 +58,7 @@ def synchronize_copies(engine) -> StateDrift:
                 tensor, part = f"{holding.group}/{piece.name}", slice(piece.start, piece.stop)
                 mine[tensor] = max(mine.get(tensor, 0.0), _largest_gap(holding.values[part], first[part]))
             holding.values[...] = first
+        unit.follow_masters()
     return StateDrift.of(_largest_of(engine.mesh.world.all_gather_object(mine)))
 
 

@@ -12,7 +12,8 @@ from math import isfinite, prod
 
 import numpy
 
-from ..array.backend import Device, to_host
+from ..array.backend import Device, host_array, to_host
+from ..array.halves import widened
 from ..comm import Ballot, Mesh, agree, collectively
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
@@ -26,6 +27,7 @@ from ..optim import SGD
 from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named, unit_timeline
 from .balance import stage_ranges
 from .batch import Batch, agree_on_batch, check_peers
+from .numerics import LossScale, Numerics
 from .partition import plan_units
 from .plan import apply_plan, default_plan
 from .runtime import Runtime, Step
@@ -54,11 +56,15 @@ class Engine:
             self.is_initial = all(parameter.is_fresh for parameter in model.parameters())   # start_over() gives the same again
             order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches, config.virtual_stages)
             units = plan_units(model, config.minimum_parameter_group_size)
+            self.numerics = Numerics.of(config, model.parameters()[0].dtype, self.device.xp)
+            self.loss_scale = LossScale.of(config, self.numerics)
             num_stages = len({action.stage for actions in order.values() for action in actions})
             ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
             self.stages = Stages.of(units, ranges, order)
             self.program = self._lower(order)
             self.forward_program = self._lower_forward()
+        if config.device == "cuda":
+            mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = self.tensor.all_gather_object(boxes)      # of each tensor rank, in the whole parameters
         self._make_units()
@@ -79,16 +85,16 @@ class Engine:
             apply_plan(self.model, plan, self.tensor, sequence=self.config.sequence_parallel)
 
     def _make_units(self):
-        config, dtype = self.config, str(self.model.parameters()[0].dtype)
-        self.memory = Memory(self.device, dtype)
+        config, numerics = self.config, self.numerics
+        self.memory = Memory(self.device, numerics.dtype, numerics.compute_dtype)
         units = {place: Unit(self.stages.plans[place], self.data, self.policy, self.rule, self.memory,
                              deterministic=config.deterministic, wire_dtype=config.gradient_compression)
                  for place in self.stages.of_rank(self.pipeline.rank)}
         for plan in self.stages.plans.values():
             for parameter in plan.parameters.values():
                 parameter.release()     # of other stages too: nobody may read initial values for trained ones
-        transfers = Transfers(self.pipeline, self.stages.rank_of, self.memory.arena, dtype)
-        self.runtime = Runtime(units, self.stages, self.mesh, transfers, self.memory.arena,
+        transfers = Transfers(self.pipeline, self.stages.rank_of, self.memory.arena, numerics.compute_dtype)
+        self.runtime = Runtime(units, self.stages, self.mesh, transfers, self.memory.arena, numerics=numerics,
                                max_gradient_norm=config.max_gradient_norm, keep_activations=not config.activation_checkpointing)
         self.units = list(units.values())
 
@@ -157,7 +163,7 @@ class Engine:
         """Reduce what accumulate() left: the mean over all its calls. Errors: ShardingError if there is nothing."""
         if not self._micro_batches_pending:
             raise ShardingError("no gradients are pending: call train() with auto_synchronize_gradients=False first")
-        self.runtime.run(self._only(_REDUCTION), Step(x=[], gradient_scale=1.0 / self._items_pending))
+        self.runtime.run(self._only(_REDUCTION), Step(x=[], gradient_scale=self._gradient_scale(self._items_pending)))
         self._items_pending, self._micro_batches_pending = 0.0, 0
 
     def update(self, learning_rate: float | None = None):
@@ -187,6 +193,7 @@ class Engine:
             self.drop_gradients()
             tell_shortage(self.mesh.world, step.shortage)
         self.skips.count(None if is_taken else describe_skip(self.mesh.world, step, self.step_number + 1, loss))
+        self.loss_scale.count(is_taken)
         self._finish_step()
 
     def _check_memory(self, step):
@@ -197,6 +204,7 @@ class Engine:
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
+        gradients = host_array("gradients", gradients)
         wanted = (sum(unit.num_updated for unit in self.own_units),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as compute_gradients returns them")
@@ -241,9 +249,13 @@ class Engine:
     def _run(self, actions, batch: Batch, step: Step) -> float:
         """Forward, backward and reduction; the mean loss."""
         self.drop_gradients()
-        step.gradient_scale = 1.0 / batch.items
+        step.gradient_scale = self._gradient_scale(batch.items)
         self.runtime.run(actions, step)
         return self._mean_loss(step, batch.items)
+
+    def _gradient_scale(self, items: float) -> float:
+        """From sums over items, of a scaled loss, to means."""
+        return 1.0 / items / self.loss_scale.value
 
     def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
         criterion = self._criterion(loss)
@@ -253,9 +265,13 @@ class Engine:
         parts = [slice(m * size, (m + 1) * size) for m in range(num)]
         contexts = [ForwardContext(training=True, seed=self.config.seed, step=self.step_number,
                                    first_sample=batch.first_sample + part.start) for part in parts]
-        return batch, Step(x=[self.device.from_host(batch.x[part]) for part in parts],
-                           y=[self.device.from_host(batch.y[part]) for part in parts],
-                           contexts=contexts, loss=criterion, number=self._next_update)
+        x, y = self._entering(batch.x), self.device.from_host(batch.y)
+        return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=criterion,
+                           number=self._next_update, loss_scale=self.loss_scale.value)
+
+    def _entering(self, x):
+        """x of the batch, on the device."""
+        return self.numerics.entering(self.device.from_host(x))
 
     def _criterion(self, loss=None):
         return as_loss(loss or self.config.loss or self.model.loss)
@@ -292,11 +308,11 @@ class Engine:
         if self.config.is_checked:
             check_peers(self.mesh, x)
         with whole_outputs():
-            prediction = self._predict(numpy.asarray(x))
+            prediction = self._predict(host_array("x", x))
         shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
         if prediction is None:
             prediction = numpy.empty(shape, self.units[0].dtype)
-        prediction = to_host(prediction)
+        prediction = widened(to_host(prediction))
         self.pipeline.broadcast(prediction, self.stages.last_rank)
         return prediction
 
@@ -321,7 +337,7 @@ class Engine:
 
     def _predict(self, x):
         """The output on the last stage, None elsewhere."""
-        step = Step(x=[self.device.from_host(x)], contexts=[ForwardContext(seed=self.config.seed)])
+        step = Step(x=[self._entering(x)], contexts=[ForwardContext(seed=self.config.seed)])
         return self.runtime.run(self.forward_program, step).predictions.get(0)
 
     # ---- whole vectors -------------------------------------------------------------------------------------------
@@ -351,7 +367,7 @@ class Engine:
         if place in self.runtime.units:
             unit = self.runtime.units[place]
             unit.gather()
-            self.tensor.all_gather(numpy.ascontiguousarray(to_host(unit.whole[:num_elements])), of_ranks.reshape(-1))
+            self.tensor.all_gather(numpy.ascontiguousarray(to_host(unit.trained_parameters())), of_ranks.reshape(-1))
             unit.release()
         self.pipeline.broadcast(of_ranks, self.stages.rank_of[place.stage])
         return of_ranks
@@ -364,12 +380,12 @@ class Engine:
         order = list(self.model.named_parameters())
         slots = sorted(((order.index(slot.name), unit, slot) for unit in units for slot in unit.layout.slots),
                        key=lambda entry: entry[0])
-        return numpy.concatenate([to_host(unit.whole[slot.offset:slot.stop]) for _, unit, slot in slots])
+        return numpy.concatenate([to_host(unit.masters[slot.offset:slot.stop]) for _, unit, slot in slots])
 
     def set_full_parameters(self, vector):
         """The inverse: every rank takes what it owns from the same whole vector. Errors: ValueError on a wrong length."""
         with collectively(self.mesh.world):
-            vector = numpy.asarray(vector)
+            vector = host_array("the parameter vector", vector)
             if vector.shape != (self.parameter_count,):
                 raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
         views = self._canonical_views(vector)
@@ -434,12 +450,13 @@ class Engine:
         self._wait_for_readers()
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
-        self.restore(other.step_number, other.samples_seen, other.skips.total)
+        self.restore(other.step_number, other.samples_seen, other.skips.total, other.loss_scale.state())
 
-    def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0):
+    def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0, loss_scale: dict | None = None):
         """After all owned boxes were written from a checkpoint: go on from there."""
         self.step_number, self.samples_seen, self.is_initial = step_number, samples_seen, False
         self.skips = Skips(skipped_steps)
+        self.loss_scale.restore(loss_scale)
         self.drop_gradients()
         self._settle()
 

@@ -15,7 +15,8 @@ from math import prod
 
 import numpy
 
-from ..array.backend import copy_to_host, is_device_array
+from ..array.backend import Device, is_device_array
+from ..array.copies import Done
 from ..comm import CommunicationBackend
 from ..layout.box import Box
 
@@ -44,9 +45,13 @@ class Part:
 class _Generation:
     """Bytes of one step: this rank's own, and those of the rank before it."""
 
-    def __init__(self, own_bytes: int, other_bytes: int):
+    def __init__(self, own_bytes: int, other_bytes: int, device: Device):
         self.description: dict | None = None            # None: not complete
-        self.own, self.other = (numpy.empty(size, numpy.uint8) for size in (own_bytes, other_bytes))
+        self.other = numpy.empty(other_bytes, numpy.uint8)
+        if device.kind == "cpu":
+            self.own = numpy.empty(own_bytes, numpy.uint8)
+        else:
+            self.own = device.pinned(own_bytes, "uint8", purpose="copies for neighbours")
 
 
 @dataclass(frozen=True)
@@ -71,15 +76,18 @@ class Neighbours:
         self._rank, self._num_ranks = world.rank, world.world_size
         self._own = _laid_out(model.engine.counted_boxes())
         self._other = world.all_gather_object(self._own)[self._rank - 1]
-        self._generations = [_Generation(_end(self._own), _end(self._other)) for _ in range(_NUM_GENERATIONS)]
+        device = model.engine.device
+        self._generations = [_Generation(_end(self._own), _end(self._other), device) for _ in range(_NUM_GENERATIONS)]
 
     def commit(self) -> None:
         """Copy the state of this step, and exchange it with the neighbours. Collective over the mesh."""
         self._generations.reverse()
         newest = self._generations[0]
         newest.description = None
+        device, copied = self._model.engine.device, Done()
         for part, (_, _, array) in zip(self._own, self._model.engine.counted_boxes()):
-            copy_to_host(array, part.view(newest.own).reshape(-1))
+            copied = device.copies.to_host(array, part.view(newest.own).reshape(-1), copied)
+        copied.wait()
         if self._num_ranks > 1:
             sending = self._world.isend(newest.own, (self._rank + 1) % self._num_ranks, _TAG)
             self._world.irecv(newest.other, (self._rank - 1) % self._num_ranks, _TAG).wait()

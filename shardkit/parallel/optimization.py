@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 
 from ..array.random import key_of, random_bits
+from ..array.backend import host_array
 from ..comm import CommunicationBackend, collectively
 from ..errors import ConfigurationError, ShapeError
 from .sharded_model import ShardedModel, split_batch
@@ -50,7 +51,7 @@ class OptimizationInputData:
     def samples(self, name: str):
         """(x, y) of the set "train", "validation" or "test" as NumPy arrays; None if it was not given."""
         x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
-        return None if x is None and y is None else (numpy.asarray(x), numpy.asarray(y))
+        return None if x is None and y is None else (host_array(f"x_{name}", x), host_array(f"y_{name}", y))
 
     def check(self):
         """Errors: ShapeError on sets whose x and y do not match, ConfigurationError on sizes and seeds that are none."""

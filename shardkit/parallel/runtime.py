@@ -18,13 +18,15 @@ import numpy
 
 from ..array import fresh
 from ..array.arena import Arena, empty
-from ..array.backend import xp_of
+from ..array.backend import numbers_of, xp_of
+from ..array.halves import is_floating
 from ..comm import Mesh
 from ..errors import OutOfMemoryError
 from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ..nn.context import ForwardContext, forward_context
 from ..optim import clip_factor
 from ..schedule import COMPUTE, Action, Kind
+from .numerics import Numerics
 from .stages import Place, Stages
 from .transfer import Transfers
 from .unit import NORM_BLOCK, Unit
@@ -42,6 +44,7 @@ class Step:
     gradient_scale  the sum of gradients is multiplied by this when it is reduced: 1 / items of the global batch
     first_gradient  number of micro-batch 0 among all whose gradients are being summed
     learning_rate   overrides the rule's own
+    loss_scale      the gradient of the loss to begin with; gradient_scale takes it out again
     is_good         False: this rank knows that the step must not be taken; CLIP makes it known to all
     shortage        what this rank ran out of; the rest of the program then went on with zeros
     """
@@ -54,9 +57,10 @@ class Step:
     gradient_scale: float = 1.0
     first_gradient: int = 0
     learning_rate: float | None = None
+    loss_scale: float = 1.0
     is_good: bool = True
     shortage: str | None = None
-    losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items
+    losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items, after the run
     predictions: dict[int, Any] = field(default_factory=dict)        # micro-batch -> output of the last unit
     gradient_norm: float | None = None                               # before clipping
 
@@ -78,14 +82,15 @@ class Runtime:
     mesh                    CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
     transfers               of this rank, to its neighbours in the pipeline
     arena                   where activations, their gradients and temporaries lie
+    numerics                how all of it computes
     max_gradient_norm       for CLIP
     keep_activations        False: activation checkpointing
     """
 
     def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, arena: Arena, *,
-                 max_gradient_norm: float | None, keep_activations: bool):
+                 numerics: Numerics, max_gradient_norm: float | None, keep_activations: bool):
         self.units, self.stages, self.mesh, self.transfers, self.arena = units, stages, mesh, transfers, arena
-        self._max_gradient_norm, self._keep_activations = max_gradient_norm, keep_activations
+        self._numerics, self._max_gradient_norm, self._keep_activations = numerics, max_gradient_norm, keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
         self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
         self._gradients: dict[tuple[Place, int], Any] = {}           # gradient of a unit's output, waiting for its B
@@ -108,8 +113,9 @@ class Runtime:
         Errors, on this rank alone: OutOfMemoryError where that cannot be done.
         """
         try:
-            with self.arena.in_use():
+            with self.arena.in_use(), self._numerics.in_use():
                 self._run(actions, step)
+                step.losses = dict(zip(step.losses, numbers_of(step.losses.values())))
         except BaseException:
             self.transfers.give_up()
             raise
@@ -142,7 +148,7 @@ class Runtime:
         place, m = _place(action), action.micro_batch
         is_first = place == self.stages.first
         x = step.x[m] if is_first else self._activations.pop((place, m))
-        graph = UnitGraph(Tensor(x, requires_grad=not is_first and x.dtype.kind == "f"))
+        graph = UnitGraph(Tensor(x, requires_grad=not is_first and is_floating(x.dtype)))
         if step.loss is not None and self._keep_activations:
             output = graph.output = self._compute(place, m, graph.input, step)
         else:
@@ -163,7 +169,7 @@ class Runtime:
         if place != self.stages.last:
             self._activations[self.stages.after(place), m] = output      # of this rank, or picked up by SEND_F
         elif step.loss is not None:
-            step.losses[m] = float(output)
+            step.losses[m] = output.reshape(())                      # a number once the program has ended
         else:
             step.predictions[m] = output
 
@@ -172,7 +178,9 @@ class Runtime:
         graph = self._graphs[place, m]
         if graph.output is None:
             graph.output = self._compute(place, m, graph.input, step)
-        gradient = self._gradients.pop((place, m), None)             # None after the loss: its gradient is 1
+        gradient = self._gradients.pop((place, m), None)             # None after the loss: its gradient is 1, or the scale
+        if gradient is None and step.loss_scale != 1.0:
+            gradient = xp_of(graph.output.array).full_like(graph.output.array, step.loss_scale)
         graph.weight_gradients = backward_inputs(graph.output, gradient)
         if place != self.stages.first:
             self._gradients[self.stages.before(place), m] = graph.input.grad
@@ -275,13 +283,16 @@ class Runtime:
         xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
         everyones = empty((data.world_size, mine.size), mine.dtype, xp)
         data.all_gather(mine, everyones.reshape(-1))
-        of_units, column = numpy.zeros(len(self.stages.places)), 0             # zero where another pipeline rank has the unit
-        for place, unit, blocks in zip(self.units, units, local):
+        sums, column = [], 0
+        for unit, blocks in zip(units, local):
             in_order = fresh.contiguous(everyones[:, column:column + blocks.size]).reshape(-1)     # all blocks, in flat order
             used = -(-unit.layout.length // NORM_BLOCK)                        # without padding, whose size knows the ranks
-            of_units[self.stages.places.index(place)] = 0.0 if unit.plan.is_copy else float(in_order[:used].sum())
+            sums.append(in_order[:used].sum())
             column += blocks.size
-        of_units += float(everyones[:, -1].sum())
+        *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
+        of_units = numpy.full(len(self.stages.places), nan_or_zero)                # zero where another pipeline rank has the unit
+        for place, unit, total in zip(self.units, units, sums):
+            of_units[self.stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
         for group in (self.mesh.group("tensor"), pipeline):
             of_ranks = numpy.empty((group.world_size, of_units.size))
             group.all_gather(of_units, of_ranks)

@@ -242,8 +242,11 @@ class ShardedModel:
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as they were.
         """
         self._saver.wait()
-        return CheckpointStore(path).save(self.engine.counted_boxes(), self.mesh.world, self.describe_state(data_position),
-                                          keep=keep, keep_every=keep_every, driver=driver)
+        return self._store(path).save(self.engine.counted_boxes(), self.mesh.world, self.describe_state(data_position),
+                                      keep=keep, keep_every=keep_every, driver=driver)
+
+    def _store(self, path) -> CheckpointStore:
+        return CheckpointStore(path, self.engine.device.copies)
 
     def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
                          data_position: dict | None = None) -> PendingCheckpoint:
@@ -254,7 +257,7 @@ class ShardedModel:
         close(). One at a time: the next save waits for it. Arguments as for save_model.
         Errors, on all ranks: as save_model, also from those later calls; nothing is left of the checkpoint then.
         """
-        return self._saver.start(CheckpointStore(path), self.engine.counted_boxes(), self.describe_state(data_position),
+        return self._saver.start(self._store(path), self.engine.counted_boxes(), self.describe_state(data_position),
                                  Retention(keep, keep_every))
 
     def abandon_saving(self):
@@ -269,7 +272,8 @@ class ShardedModel:
         loss = self._last_loss
         return {
             "step": self.engine.step_number, "samples_seen": self.engine.samples_seen,
-            "skipped_steps": self.engine.skips.total,
+            "skipped_steps": self.engine.skips.total, "loss_scale": self.engine.loss_scale.state(),
+            "compute_dtype": str(self.engine.numerics.compute_dtype),
             "last_loss": loss if loss is None or isfinite(loss) else None,         # JSON has no NaN
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
@@ -282,7 +286,8 @@ class ShardedModel:
 
     def go_on_from(self, description: dict):
         """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
-        self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0))
+        self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0),
+                            description.get("loss_scale"))
         self._last_loss = description["last_loss"]
         if self.wrapped_model.features is not None and description["active_features"] is not None:
             self.wrapped_model.features.activate(description["active_features"])
@@ -295,7 +300,7 @@ class ShardedModel:
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; the model is unchanged then.
         """
         self._saver.wait()
-        store, engine = CheckpointStore(path), self.engine
+        store, engine = self._store(path), self.engine
         try:
             checkpoint = store.load_newest(engine.owned_boxes(), self.mesh.world, self._check_checkpoint,
                                            expendable=engine.is_initial)
@@ -352,6 +357,9 @@ class ShardedModel:
             "parameter_count": self.parameter_count,
             "shard_size": self.local_parameter_shard.size,
             "num_units": len(self.engine.units),
+            "compute_dtype": str(self.engine.numerics.compute_dtype),
+            "matmul_precision": self.engine.numerics.precision,
+            "loss_scale": self.engine.loss_scale.value,
             "parameter_bytes": live("parameters", "gathered parameters"),
             "gradient_bytes": live("gradients", "gradients in flight"),
             "optimizer_bytes": live("optimizer state"),

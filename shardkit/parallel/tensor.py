@@ -33,7 +33,7 @@ from ..nn.context import current_context
 from ..nn.layers import input_tensor
 from ..nn.loss import CrossEntropy
 from ..nn.module import Module, Parameter
-from ..nn.ops.linear import check_ids
+from ..nn.ops.linear import check_ids, index_array
 from . import conjugate
 
 SEQUENCE_DIM = 1        # of activations [batch, sequence, width]
@@ -200,10 +200,11 @@ class VocabularyParallelEmbedding(Module):
         self._axis = axis
 
     def forward(self, ids):
-        ids = xp_of(self.weight.array).asarray(array_of(ids))
+        ids = index_array(ids)
         check_ids("embedding", ids, self.weight.global_shape[0])
+        ids = xp_of(self.weight.array).asarray(ids)
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
-        rows = ops.embedding(self.weight, local)
+        rows = ops.embedding(self.weight, local, is_checked=True)
         return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))
 
 
@@ -299,7 +300,7 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
                          f"{(*targets.shape, stop - start)}: {stop - start} of {num_classes} classes are this rank's")
     flat, rows = targets.reshape(-1), (targets.size, stop - start)
     counts = flat == flat if ignore_index is None else flat != ignore_index          # [rows] bool
-    check_ids("cross_entropy", flat[counts], num_classes)
+    check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     local, is_mine = _own_ids(flat, start, stop - start)
     log_sums, at_target = _reduced_rows(logits.array.reshape(rows), local, is_mine, axis.group)
 
@@ -320,7 +321,7 @@ def _reduced_rows(logits, local, is_mine, group):
     _, own = kernels.cross_entropy(logits, local)                                    # log of this rank's sum of exp
     top = own.copy()
     group.all_reduce(top, ReductionOperation.MAX)
-    sums = xp.empty((2, *own.shape), logits.dtype)
+    sums = xp.empty((2, *own.shape), own.dtype)
     sums[0] = xp.exp(own - top)
     sums[1] = xp.where(is_mine, logits[xp.arange(local.size), local], 0)
     ordered_all_reduce(group, sums.reshape(-1))

@@ -6,6 +6,7 @@
         |---- span(0) ----|---- span(1) ----|---- span(2) ----|---- |      what each data rank owns
 
     gather   shard  [shard] -> whole [size]       all-gather; parameters become views of `whole`
+             Where blocks compute in half floats, `whole` is of these: each rank rounds its shard, and half the bytes travel.
     release  whole goes back to the pool          (only if the policy shards parameters)
              Where all ranks share memory, `whole` is there once for all of them, each owns its part of it, and to gather is
              to wait until all have written.
@@ -18,7 +19,9 @@ The flat buffer is storage and a message; a parameter's identity is its name and
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..array import fresh, kernels
+import numpy
+
+from ..array import fresh, halves, kernels
 from ..array.arena import Arena
 from ..array.backend import BufferPool, Device
 from ..comm import CommunicationBackend
@@ -36,12 +39,16 @@ NORM_BLOCK = 256        # elements whose squares are summed together; shards are
 
 
 class Memory:
-    """What the units of one model share: the device, the arena of their activations, and the pools of their whole buffers."""
+    """What the units of one model share: the device, the arena of their activations, and the pools of their whole buffers.
 
-    def __init__(self, device: Device, dtype):
+    compute_dtype   of whole parameters; None: dtype
+    """
+
+    def __init__(self, device: Device, dtype, compute_dtype=None):
         self.device = device
         self.arena = Arena(device, purpose="activations")
-        self.whole_parameters = BufferPool(device, dtype, purpose="gathered parameters")
+        self.compute_dtype = numpy.dtype(dtype if compute_dtype is None else compute_dtype)
+        self.whole_parameters = BufferPool(device, self.compute_dtype, purpose="gathered parameters")
         self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
 
 
@@ -67,6 +74,8 @@ class Unit:
     group    the data axis; gather and reduce are collective over it
     rule     an optimizer rule; its state is made here, zero
 
+    shard       [layout.shard] what this rank owns, as it is trained; `whole` may hold it rounded
+    masters     [layout.size] all as they are trained, where this rank has that; else None
     is_common   the parameters are whole in memory that all ranks of the group share
     """
 
@@ -78,6 +87,7 @@ class Unit:
                                     alignment=NORM_BLOCK, dtype=self.dtype)
         self.span = self.layout.span(group.rank)
         self._memory = memory
+        self._is_mixed = memory.compute_dtype != self.dtype
         self._deterministic, self._wire_dtype = deterministic, wire_dtype
         self._own = slice(group.rank * self.layout.shard, (group.rank + 1) * self.layout.shard)
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}
@@ -90,22 +100,35 @@ class Unit:
 
     def _allocate(self):
         device, layout, policy = self._memory.device, self.layout, self.policy
+        dtype = self._memory.compute_dtype
         self.is_common = self._may_be_read = False         # one `whole` for all ranks; some rank may read it now
         if policy.shard_parameters:
-            self.whole = self.group.common(layout.size, self.dtype) if device.kind == "cpu" else None
+            self.whole = self.group.common(layout.size, dtype) if device.kind == "cpu" else None
             self.is_common = self.whole is not None
             if self.is_common:
-                self.shard = device.accounts.watch(self.whole[self._own], "parameters")
-                self.shard.fill(0)
-            else:
-                self.shard = device.zeros(layout.shard, self.dtype, purpose="parameters")
+                device.accounts.watch(self.whole[self._own], "parameters").fill(0)
         else:
-            self.whole = device.zeros(layout.size, self.dtype, purpose="parameters")
-            self.shard = self.whole[self._own]
+            self.whole = device.zeros(layout.size, dtype, purpose="parameters")
+        self._allocate_masters()
         self.is_whole = False
         state_size = layout.shard if policy.shard_optimizer_state else layout.size
         self.state = {name: device.zeros(state_size, self.dtype, purpose="optimizer state") for name in self.rule.state_names}
         self._gradient_shard = device.zeros(layout.shard, self.dtype, purpose="gradients") if policy.shard_gradients else None
+
+    def _allocate_masters(self):
+        """Parts of `whole`, if that is not rounded; else apart, and counted with the optimizer state, which they are like."""
+        device, layout, policy, self.masters = self._memory.device, self.layout, self.policy, None
+        if self._is_mixed and policy.shard_optimizer_state:
+            self.shard = device.zeros(layout.shard, self.dtype, purpose="optimizer state")
+        elif self._is_mixed:
+            self.masters = device.zeros(layout.size, self.dtype, purpose="optimizer state")
+        elif not policy.shard_parameters:
+            self.masters = self.whole
+        else:
+            self.shard = (self.whole[self._own] if self.is_common else
+                          device.zeros(layout.shard, self.dtype, purpose="parameters"))
+        if self.masters is not None:
+            self.shard = self.masters[self._own]
 
     def _fill_with_initial_values(self):
         """Each rank makes only what it owns; whole buffers are filled by the first gather."""
@@ -143,16 +166,24 @@ class Unit:
         if self.whole is None:
             self.whole = self._memory.whole_parameters.take(self.layout.size)
         if not self.is_whole:
-            if self.is_common:
-                self.group.barrier()
-            else:
-                self.group.all_gather(self.shard, self.whole)
+            self._make_whole()
             self.is_whole = True
         self._may_be_read = self.is_common
         if self._bound is not self.whole:
             for name, parameter in self.plan.parameters.items():
                 parameter.bind(self._view(self.whole, name))
             self._bound = self.whole
+
+    def _make_whole(self):
+        """Fill `whole` from what all data ranks own."""
+        if self._is_mixed and self.masters is not None:
+            halves.rounded(self.masters, self.whole.dtype, self.whole)
+            return
+        own = halves.rounded(self.shard, self.whole.dtype, self.whole[self._own]) if self._is_mixed else self.shard
+        if self.is_common:
+            self.group.barrier()
+        else:
+            self.group.all_gather(own, self.whole)
 
     def release(self):
         """Let the gathered parameters go, if this policy shards them. No communication."""
@@ -310,11 +341,11 @@ class Unit:
         gradient_scale  each gradient counts times this, the factor of clipping
         """
         self.wait_for_readers()
-        is_shard = self.policy.shard_parameters
-        self.rule.update(self._updated(self.shard if is_shard else self.whole, is_shard), self.updated_gradient,
+        is_shard = self.masters is None
+        self.rule.update(self._updated(self.shard if is_shard else self.masters, is_shard), self.updated_gradient,
                          {name: self._updated(s, self.policy.shard_optimizer_state) for name, s in self.state.items()},
                          number, learning_rate, gradient_scale)
-        if self.policy.shard_optimizer_state:
+        if self.policy.shard_optimizer_state or self._is_mixed:
             self.is_whole = False
 
     # ---- what this rank owns -------------------------------------------------------------------------------------
@@ -330,6 +361,14 @@ class Unit:
         if self.gradient is None:
             raise ShardingError("no synchronised gradients; call compute_gradients() or synchronize_gradients() first")
         return self._updated(self.gradient, self.policy.shard_gradients)
+
+    def trained_parameters(self):
+        """[layout.length] of all data ranks, not rounded. The unit must be gathered. Collective over the data axis."""
+        trained = self.masters if self._is_mixed else self.whole
+        if trained is None:
+            trained = self._memory.device.empty(self.layout.size, self.dtype, purpose="gathered parameters")
+            self.group.all_gather(self.shard, trained)
+        return trained[:self.layout.length]
 
     def owned_state(self, name: str):
         """[num_owned], a view of one array of the optimizer state."""
@@ -354,8 +393,8 @@ class Unit:
 
     def holdings(self) -> list[Holding]:
         """All that this rank keeps from one step to the next: parameters, and each array of the optimizer state."""
-        has_whole, has_whole_state = not self.policy.shard_parameters, not self.policy.shard_optimizer_state
-        parameters = self.whole[:self.layout.length] if has_whole else self.owned_parameters
+        has_whole, has_whole_state = self.masters is not None, not self.policy.shard_optimizer_state
+        parameters = self.masters[:self.layout.length] if has_whole else self.owned_parameters
         states = [Holding(f"optimizer/{name}", self._updated(state, not has_whole_state), self._pieces(has_whole_state),
                           has_whole_state) for name, state in self.state.items()]
         return [Holding("model", parameters, self._pieces(has_whole), has_whole), *states]
@@ -367,5 +406,15 @@ class Unit:
         """
         self.is_whole = False
         if not self.policy.shard_optimizer_state:
-            for state in self.state.values():
-                self.group.all_gather(state[self._own], state)
+            for array in [*self.state.values(), *([self.masters] if self._is_mixed else [])]:
+                self.group.all_gather(array[self._own], array)
+
+    def follow_masters(self):
+        """After the masters were written, on all ranks that have them: what blocks are lent is rounded anew.
+
+        Collective over the data axis.
+        """
+        if self._is_mixed:
+            self.is_whole = False
+            if not self.policy.shard_parameters:
+                self.gather()

@@ -8,9 +8,9 @@ step costs no message; only after a bad one the ranks tell each other what happe
 from dataclasses import dataclass
 from math import isfinite
 
-from ..array.backend import Device
+from ..array.backend import Device, numbers_of
 from ..comm import CommunicationBackend, agree
-from ..errors import OutOfMemoryError
+from ..errors import DeviceMemoryError, OutOfMemoryError
 
 _MOST_RANKS = 8         # named in a message
 
@@ -60,7 +60,7 @@ def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
     """Whether the step is to be taken, the same on all ranks. Collective if nothing clips, else without communication."""
     if step.gradient_norm is not None:
         return isfinite(step.gradient_norm)
-    is_good = step.is_good and all(isfinite(float(unit.squares().sum())) for unit in units)
+    is_good = step.is_good and all(map(isfinite, numbers_of([unit.squares().sum() for unit in units])))
     return not agree(world, not is_good)
 
 
@@ -79,16 +79,6 @@ def tell_shortage(world: CommunicationBackend, shortage: str | None) -> None:
 
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
     """One sentence: which rank, where, the bytes it asked for and those it has, and what to do."""
-    table = sorted(device.accounts.table().items(), key=lambda entry: -entry[1])
-    held = ", ".join(f"{purpose} {_bytes_text(count)}" for purpose, count in table)
-    return (f"rank {rank} ran out of memory in {place}: {str(error) or 'the system gave none'}; the arrays of the model take "
-            f"{_bytes_text(sum(count for _, count in table))} there ({held}); use smaller micro-batches, activation "
-            "checkpointing, a policy that shards more, or more ranks")
-
-
-def _bytes_text(count: int) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"
+    asked = error.asked if isinstance(error, DeviceMemoryError) else str(error) or "the system gave none"
+    return (f"rank {rank} ran out of memory in {place}: {asked.rstrip('.')}; {device.memory_text()}; use smaller micro-batches, "
+            "activation checkpointing, a policy that shards more, or more ranks")

@@ -17,8 +17,8 @@ from .layouts import RECOMPUTATIONS, Layout, why_not
 from .memory import Memory, memory_of, rank_memory
 from .model import ModelShape, read_model
 from .search import Candidate, Search, search
-from .software import MIXED, SHARDKIT, SOFTWARE, Software, software_named
+from .software import MIXED, SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, SOFTWARE, Software, software_named
 
-__all__ = ["Candidate", "Cluster", "Layout", "MIXED", "Memory", "ModelShape", "PARTS", "RECOMPUTATIONS", "SHARDKIT", "SOFTWARE",
-           "Search", "Software", "StepCost", "known_clusters", "memory_of", "rank_memory", "read_cluster", "read_model", "search",
-           "software_named", "step_cost", "why_not"]
+__all__ = ["Candidate", "Cluster", "Layout", "MIXED", "Memory", "ModelShape", "PARTS", "RECOMPUTATIONS", "SHARDKIT",
+           "SHARDKIT_BF16", "SHARDKIT_FP16", "SOFTWARE", "Search", "Software", "StepCost", "known_clusters", "memory_of",
+           "rank_memory", "read_cluster", "read_model", "search", "software_named", "step_cost", "why_not"]

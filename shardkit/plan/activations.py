@@ -82,13 +82,13 @@ def _of_tape(shape: ModelShape) -> dict:
     """shardkit: flash attention keeps a number per head and token instead of scores, dropout keeps nothing."""
     width, kv, hidden, vocabulary = shape.width, shape.kv_width, shape.num_hidden, shape.vocabulary
     norm, gates = (1 if shape.is_gated else 2), (2 if shape.is_gated else 1)
-    kept = [Row(2 * width, "outside"), Row(2 * norm, "outside"),                        # inputs of both norms, their rows
+    kept = [Row(2 * width, "outside"), Row(2 * norm, "outside", 4),                     # inputs of both norms, their rows
             Row(2 * width, "entered"),                                                  # what attention and feed-forward read
-            Row(2 * width + 2 * kv + shape.heads, "inside"),                            # q, result, k, v, a number per head
+            Row(2 * width + 2 * kv, "inside"), Row(shape.heads, "inside", 4),           # q, result, k, v, a number per head
             Row((gates + 1) * hidden, "inside")]                                        # before and after the nonlinearity
     multiplied = [Row(2 * width, "entered"), Row(width + hidden, "inside")]             # with a gradient, for each matrix
     gradients = [Row(2 * width, "outside"), Row(width + 2 * kv + gates * hidden, "inside")]
-    head = [Row(width, "outside"), Row(width, "entered"), Row(vocabulary, "inside"), Row(norm + 2, "outside")]
+    head = [Row(width, "outside"), Row(width, "entered"), Row(vocabulary, "inside"), Row(norm + 2, "outside", 4)]
     nothing: list[Row] = []
     return {"embedding": (nothing, nothing, [Row(width, "outside")]),
             "layer": (kept, multiplied + gradients, [Row(2 * width, "outside"), Row((gates + 1) * hidden, "inside")]),

@@ -16,7 +16,7 @@ from .layouts import Layout
 from .model import BYTES_VOCABULARY, read_model
 from .report import Training, as_json, default_tokens, print_explanation, print_search, write_timeline
 from .search import search
-from .software import SHARDKIT, SOFTWARE, software_named
+from .software import OWN, SHARDKIT, SOFTWARE, Software, software_named
 
 
 def add_plan(commands) -> None:
@@ -27,14 +27,14 @@ def add_plan(commands) -> None:
         description="Rank all layouts by the predicted time of a step:  shardkit plan model.toml cluster.toml --devices 512 "
                     "--batch 1536\nExit code 1 if none fits. shardkit/plan/VALIDATION.md: how near such predictions are.",
         epilog=f"hardware that comes with shardkit: {', '.join(known_clusters())}\n"
-               f"software: {', '.join(SOFTWARE)}; all but shardkit are for comparison")
+               f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison")
     plan.add_argument("model", help="settings file of `shardkit train`; [model] may also have vocabulary_size and hidden")
     plan.add_argument("cluster", help="TOML file, see `shardkit bench hardware`, or the name of one that comes with shardkit")
     plan.add_argument("--devices", type=_count, required=True, help="ranks: GPUs, or cores of CPU nodes")
     plan.add_argument("--batch", type=_count, help="sequences of a step; default: batch.sequences of the settings")
     plan.add_argument("--micro-batch", type=_count, help="sequences computed at once; default: whatever is best")
     plan.add_argument("--tokens", type=_tokens, help="to train on; default: 20 for each parameter")
-    plan.add_argument("--software", default=SHARDKIT.name, help="what runs; default: %(default)s")
+    plan.add_argument("--software", help=f"what runs; default: {SHARDKIT.name}, in parallel.compute_dtype of the settings")
     plan.add_argument("--rows", type=_count, default=8, help="of the table; default: %(default)s")
     plan.add_argument("--explain", type=_count, metavar="ROW", help="memory and time of a row part by part, and its timeline")
     plan.add_argument("--svg", metavar="FILE", help="of that timeline; default: plan-ROW.svg")
@@ -54,7 +54,8 @@ def run_plan(known, overrides: dict, render: Render) -> int:
     Errors: ConfigurationError.
     """
     shape, settings = read_model(known.model, overrides)
-    cluster, software = read_cluster(known.cluster), software_named(known.software)
+    cluster, own = read_cluster(known.cluster), OWN[settings.parallel.compute_dtype]
+    software = own if known.software is None else software_named(known.software)
     found = search(shape, software, cluster, known.devices, known.batch or settings.batch.sequences, known.micro_batch)
     training = Training(found, known.tokens or default_tokens(found))
     if known.json:
@@ -63,10 +64,12 @@ def run_plan(known, overrides: dict, render: Render) -> int:
         print_search(training, known.rows)
     if found.best is None:
         return 1
-    arguments = train_arguments(found.best.layout, known, overrides)
-    is_runnable = software is SHARDKIT and shape.vocabulary == BYTES_VOCABULARY and shape.hidden is None
-    if not known.json and software is SHARDKIT:
-        print(_how_to_run(found.best.layout, arguments, is_runnable))
+    compute_dtype = next((name for name, ours in OWN.items() if ours is software), None)          # None: it is not shardkit
+    chosen = {} if own is software or compute_dtype is None else {"parallel.compute_dtype": compute_dtype}
+    arguments = train_arguments(found.best.layout, known, {**overrides, **chosen})
+    is_runnable = compute_dtype is not None and shape.vocabulary == BYTES_VOCABULARY and shape.hidden is None
+    if not known.json and compute_dtype is not None:
+        print(_how_to_run(found.best.layout, arguments, is_runnable, software))
     if known.script is not None:
         _write_script(known, found.best.layout, cluster, settings, arguments, is_runnable, render)
     if known.explain is not None:
@@ -90,11 +93,12 @@ def settings_of(layout: Layout) -> dict:
             **({"parallel.virtual_stages": layout.virtual} if layout.virtual > 1 else {}), **flags}
 
 
-def _how_to_run(layout: Layout, arguments: list[str], is_runnable: bool) -> str:
+def _how_to_run(layout: Layout, arguments: list[str], is_runnable: bool, software: Software) -> str:
     if is_runnable:
         return f"run it: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
     values = {"micro_batches": layout.micro_batches, "schedule": layout.schedule, "virtual_stages": layout.virtual,
-              "sequence_parallel": layout.is_sequence_parallel, "activation_checkpointing": layout.recomputation == "full"}
+              "sequence_parallel": layout.is_sequence_parallel, "activation_checkpointing": layout.recomputation == "full",
+              **({} if software is SHARDKIT else {"compute_dtype": software.dtype})}
     config = ", ".join(f"{key}={value!r}" for key, value in values.items())
     return (f"run it from Python (`shardkit train` reads bytes, {BYTES_VOCABULARY} tokens, with layers of the usual size):\n"
             f"  config = ShardingConfiguration(backend, {config})\n"

@@ -72,6 +72,8 @@ def rank_memory(layout: Layout, shape: ModelShape, software: Software, rank: int
     parts = state(tuple(elements), layout, rank, software, borrowed)
     if not software.gathers(layout.data, layout.tensor, sharing):
         parts["gathered"] = 0.0
+    elif software.rounds_when_gathered and POLICIES[layout.policy].shard_parameters:
+        parts["parameters"] = 0.0
     return Memory(**parts, activations=_activations(layout, shape, software, rank, [all_stages[stage] for stage in stages]),
                   buffers=_buffers(layout, shape, software))
 

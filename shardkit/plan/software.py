@@ -2,6 +2,7 @@
 have published times of.
 
     shardkit        this package: float32, flash attention, every collective waited for
+    shardkit-bf16   the same with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
     mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
     megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
     megatron-2022   Megatron-LM as in arXiv 2205.05198
@@ -39,6 +40,7 @@ class Software:
     scatters_transfers       each tensor rank sends its part of an activation to the next stage
     messages_per_layer       collectives that the parameters of a layer travel in under a sharding policy
     shares_parameters        data ranks that see each other's memory have parameters whole once for all of them
+    rounds_when_gathered     under full sharding parameters are kept as master weights alone, and rounded for each gather
     merges_below             blocks are merged to units of at least so many elements
     arena_share              what activations hold by what is in use at once: free blocks between those that are lent
     calls_per_layer          of kernels from Python in a forward; half as many again per gradient in backward
@@ -67,6 +69,7 @@ class Software:
     scatters_transfers: bool = False
     messages_per_layer: int = 1
     shares_parameters: bool = False
+    rounds_when_gathered: bool = False
     merges_below: int = 1
     arena_share: float = 1.0
     calls_per_layer: int = 24
@@ -103,6 +106,10 @@ SHARDKIT = Software(
     # array/arena.py held 88 MiB where 81 were in use, 534 for 520
     overlaps_gathers=False, overlaps_reductions=False, shares_parameters=True, merges_below=1024, arena_share=1.07,
     calls_per_layer=26)
+# parallel/numerics.py: masters beside the moments, gradients in float32; and what is lent to the blocks is rounded, 4 + 2
+SHARDKIT_BF16 = replace(SHARDKIT, name="shardkit-bf16", dtype="bfloat16", parameter_bytes=2, state_bytes=12, activation_bytes=2,
+                        update_bytes=46, rounds_when_gathered=True)
+SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 MEGATRON_2021 = _MEGATRON_2021
 # Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit "gradient accumulation
@@ -112,7 +119,12 @@ MEGATRON_2022 = replace(_MEGATRON_2021, name="megatron-2022", gradient_bytes=4, 
 # Parameters travel one by one, 12 tensors per layer, and are waited for.
 ZERO3_2021 = replace(_MEGATRON_2021, name="zero3-2021", policies=("fsdp",), schedules=("1f1b",), messages_per_layer=12,
                      overlaps_gathers=False)
-SOFTWARE = {software.name: software for software in (SHARDKIT, MIXED, MEGATRON_2021, MEGATRON_2022, ZERO3_2021)}
+SOFTWARE = {software.name: software for software in (
+    SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MEGATRON_2021, MEGATRON_2022, ZERO3_2021)}
+
+
+# by parallel.compute_dtype of a run
+OWN = {"model": SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
 
 
 def software_named(name: str) -> Software:

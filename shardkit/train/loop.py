@@ -183,9 +183,10 @@ class TrainingRun:
 
     def _introduce(self):
         about, settings = self.model.get_model_metadata(), self.settings
+        mixed = f", computed in {about['compute_dtype']}" if self.model.engine.numerics.is_mixed else ""
         self.reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on {self.backend.world_size} ranks "
-            f"({self.model.mesh.shape}), {about['shard_size']:,} on this one; "
+            f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
             f"run folder {self.folder}")
@@ -203,14 +204,21 @@ class TrainingRun:
         self.reporter.progress(step, text)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
         self.reporter.record(step=step, train_loss=loss, learning_rate=learning_rate, tokens_per_second=tokens_per_second,
-                             gradient_norm=self.model.engine.gradient_norm)
+                             gradient_norm=self.model.engine.gradient_norm, **self._scale_record())
+
+    def _scale_record(self) -> dict:
+        """What metrics.jsonl says of the scale of the loss, where there is one."""
+        scale = self.model.engine.loss_scale
+        return {"loss_scale": scale.value} if scale.is_dynamic else {}
 
     def _look_at_skip(self):
         """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too often."""
         skips, limit = self.model.engine.skips, self.settings.run.stop_after_bad_steps
         if skips.last is None:
             return
-        self.reporter.line(f"{skips.last} ({skips.in_a_row} in a row)")
+        scale = self.model.engine.loss_scale
+        rescaled = f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
+        self.reporter.line(f"{skips.last} ({skips.in_a_row} in a row){rescaled}")
         self.reporter.record(step=self.model.step_number, skipped_steps=skips.total)
         if skips.in_a_row >= limit:
             raise NonFiniteError(f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters are those "
@@ -314,7 +322,9 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             activation_checkpointing=parallel.activation_checkpointing,
             minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
-            device=parallel.device, seed=settings.run.seed)
+            device=parallel.device, compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
+            initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
+            matmul_precision=parallel.matmul_precision, gpu_transport=parallel.gpu_transport, seed=settings.run.seed)
     return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
 
 

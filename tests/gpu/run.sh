@@ -1,8 +1,27 @@
 #!/usr/bin/env bash
-# Run the GPU tests on a machine that has a GPU, CuPy and pytest; MPI tests too if an mpiexec is found.
+# Run the GPU tests on a machine that has a GPU and CuPy, mpi4py, h5py, numba and pytest (pip install '.[mpich,test,cuda12]').
+# Without a GPU they run on the stand-in for CuPy (tests/stand_in), and what needs a real one is skipped.
 #
-#   bash tests/gpu/run.sh [pytest arguments]        PYTHON=python3 chooses the interpreter
+#   bash tests/gpu/run.sh [pytest arguments]        PYTHON=python3 chooses the interpreter, MPIEXEC the launcher
+#
+# With an mpiexec (beside the interpreter, or on PATH) ranks of 1, 2 and 4 processes share the GPU too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-export OMP_NUM_THREADS=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
-exec "${PYTHON:-python3}" -m pytest -q tests/gpu "$@"
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
+python=$(command -v "${PYTHON:-python3}")
+status=0
+
+echo "== one process"
+"$python" -m pytest -q tests/gpu "$@" || status=$?
+
+mpiexec=${MPIEXEC:-$(dirname "$python")/mpiexec}
+[ -x "$mpiexec" ] || mpiexec=$(command -v mpiexec || true)
+if [ -z "$mpiexec" ]; then
+    echo "== no mpiexec: ranks that are processes are not tested (pip install mpich)"
+    exit "$status"
+fi
+for ranks in 1 2 4; do
+    echo "== MPI, $ranks ranks"
+    "$mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi/test_gpu_mpi.py "$@" || status=$?
+done
+exit "$status"

@@ -1,7 +1,8 @@
 """Settings: where they come from, and what is refused."""
 import pytest
 
-from shardkit.config import (RunConfiguration, configuration_keys, help_text, launched_ranks, parse_override, read_toml)
+from shardkit.config import (RunConfiguration, ShardingConfiguration, configuration_keys, gpu_aware_mpi, help_text,
+                             launched_ranks, parse_override, read_toml)
 from shardkit.errors import ConfigurationError
 
 
@@ -64,3 +65,24 @@ def test_the_launcher_says_how_many_ranks_it_started(monkeypatch, variables, ran
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched_ranks() == ranks
+
+
+@pytest.mark.parametrize("text, word", [(None, "probe"), ("", "probe"), ("NO", "no"), (" yes", "yes")])
+def test_the_environment_says_whether_mpi_is_given_gpu_arrays(monkeypatch, text, word):
+    monkeypatch.delenv("SHARDKIT_GPU_AWARE_MPI", raising=False)
+    if text is not None:
+        monkeypatch.setenv("SHARDKIT_GPU_AWARE_MPI", text)
+    assert gpu_aware_mpi() == word
+
+
+def test_a_wrong_word_about_gpu_arrays_is_refused(monkeypatch):
+    monkeypatch.setenv("SHARDKIT_GPU_AWARE_MPI", "maybe")
+    with pytest.raises(ConfigurationError, match="SHARDKIT_GPU_AWARE_MPI = 'maybe'; wanted probe, yes or no"):
+        gpu_aware_mpi()
+
+
+def test_a_transport_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigurationError, match="gpu_transport = 'gloo'; wanted staged or mpi or ipc or nccl"):
+        ShardingConfiguration(object(), gpu_transport="gloo")
+    with pytest.raises(ConfigurationError, match="parallel.gpu_transport = 'gloo'"):
+        RunConfiguration().replace({"parallel.gpu_transport": "gloo"})

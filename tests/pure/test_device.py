@@ -4,6 +4,7 @@ import sys
 
 import numpy
 import pytest
+from stand_in import pretended_gpu
 
 from shardkit.array.backend import ALIGNMENT_BYTES, BufferPool, Device, is_device_array, to_host, xp_of
 from shardkit.errors import DeviceError
@@ -91,22 +92,35 @@ def test_cuda_without_a_driver_is_one_clear_sentence(monkeypatch):
         Device("cuda")
 
 
-def test_ranks_of_a_node_take_the_visible_gpus_in_turn(monkeypatch):
-    used = []
+def test_ranks_of_a_node_take_the_visible_gpus_in_turn():
+    with pretended_gpu(num_devices=2) as machine:
+        used = []
+        for local_rank in range(4):
+            used.append((Device("cuda", ordinal=local_rank).ordinal, machine.device))
+    assert used == [(0, 0), (1, 1), (0, 0), (1, 1)]
 
-    class Gpu:
-        def __init__(self, ordinal):
-            self.ordinal = ordinal
 
-        def use(self):
-            used.append(self.ordinal)
+@pytest.mark.parametrize("library", ["nvrtc", "cublas"])
+def test_cuda_without_its_libraries_says_how_to_get_them(monkeypatch, library):
+    class Missing:
+        @property
+        def getVersion(self):
+            raise ImportError(f'Failure finding "lib{library}.so.12"\nNo such file')
+    with pretended_gpu():
+        monkeypatch.setattr(sys.modules["cupy"].cuda, library, Missing())
+        with pytest.raises(DeviceError, match=f"lib{library}.so.12.*pip install") as error:
+            Device("cuda")
+    assert "\n" not in str(error.value)
 
-    runtime = type("runtime", (), {"CUDARuntimeError": RuntimeError, "getDeviceCount": staticmethod(lambda: 2)})
-    module = type(sys)("cupy")
-    module.cuda = type("cuda", (), {"runtime": runtime, "Device": Gpu})
-    monkeypatch.setitem(sys.modules, "cupy", module)
-    devices = [Device("cuda", ordinal=local_rank) for local_rank in range(4)]
-    assert used == [0, 1, 0, 1] == [device.ordinal for device in devices]
+
+def test_cupy_that_cannot_be_loaded_is_one_clear_sentence(monkeypatch, tmp_path):
+    (tmp_path / "cupy.py").write_text("raise ImportError('libfoo.so.1:\\n cannot open shared object file')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(DeviceError, match="installed but cannot be loaded: libfoo.so.1: cannot open") as error:
+        Device("cuda")
+    assert "\n" not in str(error.value)
 
 
 def test_device_arrays_are_told_from_host_arrays(monkeypatch):

@@ -24,25 +24,72 @@ class FakeDeviceArray:
 
 
 class FakeCopies:
-    """Stands for CudaCopies; remembers in which order it was asked for what."""
+    """Stands for CudaCopies; remembers in which order it was asked for what. A copy is made as late as a GPU may make it: when
+    its end is waited for."""
 
     def __init__(self):
         self.calls = []
+        self._to_host, self._to_device, self._within = (FakeStream(self.calls, word) for word in ("loaded", "stored", "copied"))
 
     def synchronize(self, stream):
         self.calls.append(("synchronize", stream))
 
-    def to_host(self, address, array):
+    def begin_to_host(self, address, array):
         self.calls.append(("to_host", array.nbytes))
-        ctypes.memmove(array.ctypes.data, address, array.nbytes)
+        array.view(numpy.uint8)[...] = 0x7F
+        self._to_host.put(array.ctypes.data, address, array.nbytes)
 
-    def to_device(self, array, address):
+    def begin_to_device(self, array, address):
         self.calls.append(("to_device", array.nbytes))
-        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+        self._to_device.put(address, array.ctypes.data, array.nbytes)
+
+    def begin_within(self, target, source, num_bytes):
+        self.calls.append(("within", num_bytes))
+        self._within.put(target, source, num_bytes)
+
+    def loaded(self):
+        return FakeEvent(self._to_host)
+
+    def stored(self):
+        return FakeEvent(self._to_device)
+
+    def copied(self):
+        return FakeEvent(self._within)
 
     def pinned(self, size, dtype):
         self.calls.append(("pinned", size * dtype.itemsize))
         return numpy.empty(size, dtype)
+
+    @property
+    def num_waiting(self):
+        return sum(len(stream.waiting) for stream in (self._to_host, self._to_device, self._within))
+
+
+class FakeStream:
+    """Copies that were begun and not made, in order."""
+
+    def __init__(self, calls, word):
+        self.waiting, self.num_done, self._calls, self._word = [], 0, calls, word
+
+    def put(self, target, source, num_bytes):
+        self.waiting.append((target, source, num_bytes))
+
+    def finish(self, upto):
+        while self.num_done < upto:
+            target, source, num_bytes = self.waiting.pop(0)
+            ctypes.memmove(target, source, num_bytes)
+            self.num_done += 1
+            self._calls.append((self._word, num_bytes))
+
+
+class FakeEvent:
+    """A place in a stream."""
+
+    def __init__(self, stream):
+        self._stream, self._place = stream, stream.num_done + len(stream.waiting)
+
+    def synchronize(self):
+        self._stream.finish(self._place)
 
 
 def on_fake_device(world_size, work):
@@ -71,15 +118,79 @@ def test_all_reduce_goes_window_by_window_after_the_stream_is_synchronized():
         assert values == [3 * i + 3 for i in range(20)]
         assert calls[0] == ("synchronize", 7)
         assert [call for call in calls if call[0] == "to_host"] == [("to_host", 32), ("to_host", 32), ("to_host", 16)]
-        assert [call for call in calls if call[0] == "pinned"] == [("pinned", 32)]
+        assert [call for call in calls if call[0] == "pinned"] == [("pinned", 32), ("pinned", 32), ("pinned", 16)]
 
 
-@pytest.mark.parametrize("stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, [None])])
+def messages_noted(backend, verb, calls):
+    """Let the backend's verb note in `calls` when it begins and ends."""
+    carry = getattr(backend, verb)
+
+    def noted(*arguments):
+        calls.append(("begin message", None))
+        carry(*arguments)
+        calls.append(("end message", None))
+    setattr(backend, verb, noted)
+
+
+def places(calls, word):
+    return [place for place, call in enumerate(calls) if call[0] == word]
+
+
+def test_the_next_window_is_loaded_and_the_last_one_stored_while_one_is_in_its_message():
+    def work(backend, copies):
+        messages_noted(backend, "_all_reduce", copies.calls)
+        array = device(numpy.arange(40) + backend.rank)
+        backend.all_reduce(array)
+        return array.memory.tolist(), copies.calls, copies.num_waiting
+    for values, calls, num_waiting in on_fake_device(2, work):
+        begun, ended = places(calls, "begin message"), places(calls, "end message")
+        loads, stores, stored = places(calls, "to_host"), places(calls, "to_device"), places(calls, "stored")
+        assert values == [2 * i + 1 for i in range(40)] and num_waiting == 0 and len(begun) == 5
+        assert all(loads[k + 1] < begun[k] for k in range(4))               # begun before the message of the window before
+        assert all(stores[k] < begun[k + 1] < stored[k] for k in range(4))      # not waited for before the next message
+        assert all(loads[k + 3] < ended[k + 2] < begun[k + 3] for k in range(2))    # and no further ahead than scratch allows
+
+
+def test_an_exchange_overlaps_its_copies_too_and_never_uses_scratch_that_is_still_stored():
+    def work(backend, copies):
+        messages_noted(backend, "_all_to_all", copies.calls)
+        receive = empty(80)
+        backend.all_to_all(device(numpy.arange(80) + 100 * backend.rank), receive)
+        return receive.memory.tolist(), copies.calls, copies.num_waiting
+    for rank, (values, calls, num_waiting) in enumerate(on_fake_device(2, work)):
+        begun, loads, stored = places(calls, "begin message"), places(calls, "to_host"), places(calls, "stored")
+        assert values == [*range(40 * rank, 40 * rank + 40), *range(40 * rank + 100, 40 * rank + 140)] and num_waiting == 0
+        assert len(begun) == 10 and all(loads[2 * k + 2] < begun[k] for k in range(9))
+        assert all(begun[k + 1] < stored[2 * k] for k in range(9))
+        assert sum(size for call, size in calls if call == "pinned") == 4 * WINDOW_BYTES
+
+
+def test_a_message_that_fails_leaves_no_copy_under_way():
+    def work(backend, copies):
+        backend._all_reduce = lambda array, op: (_ for _ in ()).throw(RuntimeError("network"))
+        with pytest.raises(RuntimeError, match="network"):
+            backend.all_reduce(device(numpy.arange(40)))
+        return copies.num_waiting
+    assert on_fake_device(2, work) == [0, 0]
+
+
+def test_what_a_verb_does_not_read_or_change_is_not_copied():
+    def work(backend, copies):
+        backend.broadcast(device(numpy.arange(4)), 0)
+        if backend.rank == 0:
+            backend.send(device(numpy.arange(4)), 1)
+        else:
+            backend.receive(empty(4), 0)
+        return [call for call, _ in copies.calls if call.startswith("to_")]
+    assert on_fake_device(2, work) == [["to_host", "to_host"], ["to_device", "to_device"]]
+
+
+@pytest.mark.parametrize("stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, ["all"])])
 def test_a_stream_is_waited_for_as_the_interface_asks(stream, version, expected):
     def work(backend, copies):
         backend.broadcast(FakeDeviceArray(numpy.zeros(3), stream, version))
         return [argument for call, argument in copies.calls if call == "synchronize"]
-    assert on_fake_device(1, work) == [expected]
+    assert on_fake_device(2, work) == [expected] * 2
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -171,3 +282,16 @@ def test_host_arrays_never_touch_the_copies():
         ordered_sum(backend, [1.0, 2.0])
         return copies.calls
     assert on_fake_device(2, work) == [[], []]
+
+
+@pytest.mark.parametrize("begins, ends", [("isend", "receive"), ("send", "irecv"), ("isend", "irecv"), ("send", "receive")])
+@pytest.mark.parametrize("size", [0, 5, 20])
+def test_a_message_of_several_windows_is_received_however_it_was_sent(begins, ends, size):
+    def work(backend, copies):
+        array = device(numpy.arange(size)) if backend.rank == 0 else empty(size)
+        handle = getattr(backend, begins if backend.rank == 0 else ends)(array, 1 - backend.rank)
+        if handle is not None:
+            handle.wait()
+            assert handle.test()
+        return array.memory.tolist(), copies.num_waiting
+    assert on_fake_device(2, work) == [(list(range(size)), 0)] * 2

@@ -118,6 +118,19 @@ def test_settings_on_the_command_line_count(capsys):
     assert code == 2 and "did you mean model.layers" in said
 
 
+def test_half_floats_of_the_settings_are_planned_for(capsys):
+    plain, from_settings, chosen = [json.loads(plan(capsys, "--devices", 8, "--json", *more, cluster="a100-80gb-hdr")[1])
+                                    for more in ([], ["--parallel.compute_dtype=bfloat16"], ["--software", "shardkit-bf16"])]
+    assert plain["software"] == "shardkit" and from_settings["software"] == chosen["software"] == "shardkit-bf16"
+    assert from_settings["rows"][0] == chosen["rows"][0] and chosen["rows"][0]["bytes"] < plain["rows"][0]["bytes"]
+    _, said, _ = plan(capsys, "--devices", 8, "--software", "shardkit-fp16", cluster="a100-80gb-hdr")
+    assert "--parallel.compute_dtype=float16" in said
+    _, said, _ = plan(capsys, "--devices", 8, "--parallel.compute_dtype=bfloat16", "--software", "shardkit")
+    assert "--parallel.compute_dtype=model" in said
+    code, _, said = plan(capsys, "--devices", 8, "--software", "shardkit-bf16")
+    assert code == 2 and "no peak for bfloat16" in said
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--software", "megatron"], "wanted one of shardkit"), (["--devices", "0"], "at least 1"), (["--tokens", "many"], "300e9")])
 def test_wrong_arguments_are_refused(capsys, arguments, message):

@@ -105,12 +105,12 @@ def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_not
 def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypatch):
     started, write = threading.Event(), saving.write_arrays
 
-    def rank_1_fails(path, parts, cancelled):
+    def rank_1_fails(path, parts, cancelled, copies):
         if path.name == "rank-00001.h5":
             raise OSError(5, "Input/output error", str(path))
         started.set()
         assert cancelled.wait(30), "rank 0 was not told"
-        return write(path, parts, cancelled)
+        return write(path, parts, cancelled, copies)
     monkeypatch.setattr(saving, "write_arrays", rank_1_fails)
 
     def on_rank(backend):

@@ -198,8 +198,7 @@ class FakeDeviceArray:
         self._array[...] = values
 
 
-def test_gpu_arrays_are_saved_and_filled_through_the_host(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardkit.checkpoint.reads.xp_of", lambda array: numpy)
+def test_gpu_arrays_are_saved_and_filled_through_the_host(tmp_path):
     whole = numbers(600, 900)
     backend = sk.InMemoryCommunicationBackend(0, 1, environment_id="gpu arrays")
     backend.initialize()

@@ -3,7 +3,7 @@ import pytest
 from planned import sharded, train_steps
 
 import shardkit as sk
-from shardkit.plan import SHARDKIT, Layout, ModelShape, memory_of, rank_memory, why_not
+from shardkit.plan import SHARDKIT, SHARDKIT_BF16, Layout, ModelShape, memory_of, rank_memory, why_not
 
 ACCOUNTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
             "gathered": "gathered parameters", "in_flight": "gradients in flight"}
@@ -27,6 +27,23 @@ def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
         return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
     for pipeline, table in sk.run_ranks(layout.devices, run):
         planned = rank_memory(layout, shape, SHARDKIT, pipeline)
+        for part in ("parameters", "gradients", "optimizer"):
+            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
+        ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())
+        assert abs(ours / theirs - 1) < 0.05, f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]], ids=str)
+def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(layout):
+    """Masters beside the moments, lent parameters of half the size, gradients as ever."""
+    pytest.importorskip("ml_dtypes")
+
+    def run(backend):
+        model = sharded(backend, layout, SHAPE, compute_dtype="bfloat16")
+        train_steps(model, layout, SHAPE, 2)
+        return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+    for pipeline, table in sk.run_ranks(layout.devices, run):
+        planned = rank_memory(layout, SHAPE, SHARDKIT_BF16, pipeline)
         for part in ("parameters", "gradients", "optimizer"):
             assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
         ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())

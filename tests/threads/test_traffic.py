@@ -25,7 +25,7 @@ from shardkit import nn
 from shardkit.parallel.unit import NORM_BLOCK
 from shardkit.schedule import Kind
 
-NUMBER, ITEM = 8, 4             # bytes of a small number, and of float32
+NUMBER, ITEM, HALF = 8, 4, 2    # bytes of a small number, of float32, and of float16
 UNIT = 48 * 64                  # elements of a layer below: 12 x 256, so 2, 3 and 4 ranks share it without padding
 
 
@@ -62,10 +62,14 @@ def shared(num_bytes, num_ranks):
     return num_bytes * (num_ranks - 1) // num_ranks
 
 
-def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False):
-    """The formula for the data axis. unit_sizes: elements of each unit; gathers: of units in elements, under FSDP."""
-    whole = ITEM * sum(unit_sizes)
-    times = {"ddp": 2 * whole, "zero1": 2 * whole, "zero2": 2 * whole, "fsdp": whole + ITEM * (gathers or 0)}[policy]
+def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False, lent=ITEM):
+    """The formula for the data axis. unit_sizes: elements of each unit; gathers: of units in elements, under FSDP.
+
+    lent   bytes of a parameter that is gathered
+    """
+    count = sum(unit_sizes)
+    whole, spread = ITEM * count, lent * count
+    times = {"ddp": 2 * whole, "zero1": whole + spread, "zero2": whole + spread, "fsdp": whole + lent * (gathers or 0)}[policy]
     squares = sum(size // num_ranks // NORM_BLOCK for size in unit_sizes) + 1 if clips else 0
     return shared(times, num_ranks) + NUMBER * (num_ranks - 1) * (2 + 1 + squares)
 
@@ -88,6 +92,17 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
         return sent(model, x, y)
     wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, clips=clips)
     assert sk.run_ranks(num_ranks, run) == [{"data": wanted, "world": 1 if clips else 2, "pipeline": 0, "tensor": 0}] * num_ranks
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_half_floats_halve_what_is_gathered_and_leave_gradients_float32(policy, num_ranks):
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(), schedule="gpipe", compute_dtype="float16")
+        x, y = numpy.full((12, 64), 0.1, "float32"), numpy.ones((12, 48), "float32")
+        return sent(sk.HybridShardedModel(ThreeLayers(), config, policy=policy), x, y)["data"]
+    wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, lent=HALF)
+    assert sk.run_ranks(num_ranks, run) == [wanted] * num_ranks
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 4])
@@ -126,6 +141,18 @@ def test_activations_over_the_tensor_axis(num_ranks, layers, micro_batches, sequ
 
 
 # ---- the pipeline axis -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mesh", [(2, 1, 1), (1, 1, 2)], ids=str)
+def test_half_floats_halve_activations_between_stages_and_over_tensor_ranks(mesh):
+    """But for the numbers per token of the loss."""
+    def run(backend, compute_dtype):
+        model = hybrid(backend, mesh, micro_batches=4, model=gpt(dtype="float32"), max_gradient_norm=None,
+                       compute_dtype=compute_dtype)
+        return sent(model, *batch(0))["pipeline" if mesh[0] > 1 else "tensor"]
+    half, whole = [sk.run_ranks(2, lambda backend: run(backend, dtype))[0] for dtype in ("float16", None)]
+    loss = 3 * 2 * (SEQUENCE * 24) * ITEM // 2 if mesh[2] > 1 else 0
+    assert half - loss == (whole - loss) // 2
+
 
 def pipeline_bytes(num_ranks, crossings, micro_batches, samples, *, units):
     """All ranks together. crossings: boundaries between stages on two ranks; units: of the model, if the norm is clipped."""

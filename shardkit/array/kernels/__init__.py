@@ -1,14 +1,16 @@
 """The inner loops of training: one name and one signature each, whoever computes them.
 
 `reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for NumPy arrays of float32 and
-float64, loops compiled by Numba. Which of the two computes depends on the kind and dtype of the arrays alone, so ranks never
-differ in it. Numba is imported by the first kernel that needs it; where there is none, the plain twins compute everything.
+float64, loops compiled by Numba; `cuda` those for CuPy arrays, kernels in CUDA C++; `wide` computes other half floats in
+float32. Which of them computes depends on the kind and dtype of the arrays alone, so ranks never differ in it. Numba is imported
+by the first kernel that needs it; where there is none, the plain twins compute everything.
 """
 import functools
+import sys
 
 import numpy
 
-from . import reference
+from . import cuda, reference, wide
 
 __all__ = reference.__all__
 
@@ -26,6 +28,12 @@ def fast_twins():
     return cpu
 
 
+def is_cupy_array(x) -> bool:
+    """True for an array of CuPy itself, which can launch kernels; others may speak its interface."""
+    cupy = sys.modules.get("cupy")          # whoever made the array has imported it
+    return cupy is not None and type(x) is cupy.ndarray
+
+
 def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
     """The kernel of this name: the fast twin computes where `deciding` finds a NumPy array of float32 or float64."""
     plain = getattr(reference, name)
@@ -35,6 +43,10 @@ def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
         x = deciding(args)
         if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
             return getattr(fast_twins(), name)(*args, **kwargs)
+        if is_cupy_array(x) and cuda.computes(name, x):
+            return getattr(cuda, name)(*args, **kwargs)
+        if wide.is_for(name, x):
+            return wide.computed(kernel, name, x.dtype, args, kwargs)
         return plain(*args, **kwargs)
     return kernel
 
@@ -76,4 +88,4 @@ rotary_tables = reference.rotary_tables
 
 def dropout_mask(key, start, stop, p, xp=numpy):
     """Elements [start, stop) of the mask of this key, in the memory of xp -> [stop - start] bool, True: keep."""
-    return (fast_twins() if xp is numpy else reference).dropout_mask(key, start, stop, p, xp)
+    return (fast_twins() if xp is numpy else cuda).dropout_mask(key, start, stop, p, xp)

@@ -27,7 +27,7 @@ class NodeVerbs(MPIVerbs):
         self._lane = self._levels = None
 
     def adds_in_tree_order(self, array) -> bool:
-        return isinstance(array, numpy.ndarray) and array.nbytes > self.small_bytes and (
+        return super().adds_in_tree_order(array) or isinstance(array, numpy.ndarray) and array.nbytes > self.small_bytes and (
             self._lane is not None and self._lane.adds(array.dtype)
             or self._levels is not None and self._levels.adds(array.dtype))
 

@@ -3,6 +3,7 @@ from math import prod
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
+from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .reduction import reduced_dims
@@ -81,10 +82,12 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """x - log of the sum of exp(x) over dim."""
     dim, = reduced_dims(x, dim)
-    xp = xp_of(x.array)
-    y = x.array - x.array.max(axis=dim, keepdims=True)
+    xp, dtype, array = xp_of(x.array), x.dtype, widened(x.array)
+    y = array - array.max(axis=dim, keepdims=True)
     y -= xp.log(xp.exp(y).sum(axis=dim, keepdims=True))
+    y = rounded(y, dtype)
 
     def backward(gradient, wanted):
-        return (gradient - xp.exp(y) * gradient.sum(axis=dim, keepdims=True),)
+        gradient = widened(gradient)
+        return (rounded(gradient - xp.exp(widened(y)) * gradient.sum(axis=dim, keepdims=True), dtype),)
     return record(y, (x,), backward, needs_output=True)

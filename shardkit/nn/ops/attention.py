@@ -1,6 +1,7 @@
 """Causal attention, and the rotation that tells it where tokens stand."""
 from ...array import kernels
 from ...array.backend import xp_of
+from ...array.halves import wide
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 
@@ -48,7 +49,7 @@ def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
     if x.ndim != 4 or x.shape[3] % 2 or positions.shape != x.shape[2:3]:
         raise ShapeError(f"rotary of x {x.shape} at positions {positions.shape}; "
                          "wanted x [batch, heads, S, D] with D even and one position per S")
-    cos, sin = kernels.rotary_tables(positions, x.shape[3], base, x.dtype)
+    cos, sin = kernels.rotary_tables(positions, x.shape[3], base, wide(x.dtype))
 
     def backward(gradient, wanted):
         return (kernels.rotary(gradient, cos, -sin),)

@@ -7,6 +7,7 @@ import operator
 
 from ...array import fresh
 from ...array.backend import xp_of
+from ...array.halves import is_half, rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 
@@ -27,8 +28,8 @@ def takes_gradient(operand) -> bool:
 
 
 def form(operand):
-    """(shape, dtype) of an operand: what its gradient must have. Holding this keeps no array alive."""
-    return (operand.shape, operand.dtype) if takes_gradient(operand) else None
+    """(shape, dtype) that the gradient of an operand must have. Holding this keeps no array alive."""
+    return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
 
 
 def fit(gradient, form):
@@ -37,7 +38,7 @@ def fit(gradient, form):
     if gradient.shape != shape:
         extra = gradient.ndim - len(shape)
         stretched = [extra + dim for dim, size in enumerate(shape) if size == 1 and gradient.shape[extra + dim] != 1]
-        gradient = fresh.total(gradient, (*range(extra), *stretched)).reshape(shape)
+        gradient = fresh.total(gradient, (*range(extra), *stretched), dtype=dtype).reshape(shape)
     return gradient if gradient.dtype == dtype else fresh.copy(gradient, dtype)
 
 
@@ -108,6 +109,8 @@ def power(x, exponent) -> Tensor:
             for_exponent = fit(gradient * base ** n * xp.log(safe), form_exponent)
         return for_base, for_exponent
     result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
+    if isinstance(x, Tensor) and is_half(x.dtype):
+        result = rounded(result, x.dtype)
     return record(result, (x, exponent), backward, needs=(x, exponent))
 
 

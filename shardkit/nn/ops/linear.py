@@ -1,8 +1,12 @@
 """Matrix products, and rows taken from a matrix."""
 from math import prod
 
+import numpy
+
 from ...array import fresh, kernels, products
-from ...array.backend import xp_of
+from ...array.backend import is_device_array, xp_of
+from ...array.halves import is_floating
+from ...array.known import known_values
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .activation import bias_gelu, gelu
@@ -24,14 +28,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)        # [rows, out]
     if bias is not None:
         y += bias.array
-    kept = x if weight.requires_grad else None
+    kept, bias_dtype = (x if weight.requires_grad else None), (None if bias is None else bias.gradient_dtype)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
         by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
         return (products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
                 products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
-                fresh.total(rows, (0,)) if wanted[2] else None)
+                fresh.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None)
     return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
 
 
@@ -56,7 +60,7 @@ def _check_linear(x, weight, bias):
 
 def _check_dtypes(name, *dtypes):
     """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the caller's back."""
-    if dtypes[0].kind != "f" or len(set(dtypes)) > 1:
+    if not is_floating(dtypes[0]) or len(set(dtypes)) > 1:
         raise ShapeError(f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast")
 
 
@@ -85,16 +89,18 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return record(product, (x, y), backward, needs=(for_x, for_y))
 
 
-def embedding(weight: Tensor, ids) -> Tensor:
+def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     """The rows of weight [V, D] that the ids [...] name -> [..., D].
 
-    ids      integer Tensor or array with 0 <= id < V
+    ids          integer Tensor or array with 0 <= id < V
+    is_checked   the caller has made sure that they are: on a GPU that may mean to wait for it
     gradient: row v gets the sum over the places where v was taken, in the order of those places
     Errors: ShapeError on ids that are not integers or out of range.
     """
-    ids = xp_of(weight.array).asarray(array_of(ids))
-    num_rows, width = weight.shape
-    check_ids("embedding", ids, num_rows)
+    ids, (num_rows, width) = index_array(ids), weight.shape
+    if not is_checked:
+        check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
+    ids = xp_of(weight.array).asarray(ids)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
@@ -102,10 +108,20 @@ def embedding(weight: Tensor, ids) -> Tensor:
     return record(fresh.rows(weight.array, ids), (weight,), backward)
 
 
-def check_ids(name, ids, stop):
-    """Raise ShapeError unless ids are integers in [0, stop)."""
+def index_array(ids):
+    """The array of a Tensor, an array as it is, anything else as an array of the host."""
+    ids = array_of(ids)
+    return ids if is_device_array(ids) else numpy.asarray(ids)
+
+
+def check_ids(name, ids, stop, ignored=None):
+    """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU whose ids nobody knows."""
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
+    values = known_values(ids)
+    ids = ids if values is None else values
+    if ignored is not None:
+        ids = ids[ids != ignored]
     if ids.size and (ids.min() < 0 or ids.max() >= stop):
         raise ShapeError(f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
                          "is the vocabulary as large as the one the ids were made with?")

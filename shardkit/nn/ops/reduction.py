@@ -6,6 +6,7 @@ from math import prod
 
 from ...array import fresh
 from ...array.backend import xp_of
+from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 
@@ -48,12 +49,13 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
     count = _count(x, dims, "variance")
 
     def centred():
-        return x.array - x.array.sum(axis=dims, keepdims=True) / count
+        array = widened(x.array)
+        return array - array.sum(axis=dims, keepdims=True) / count
 
     def backward(gradient, wanted):
-        return (_stretch(gradient * (2 / count), x.shape, dims, keepdim) * centred(),)
+        return (rounded(_stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centred(), x.dtype),)
     y = (centred() ** 2).sum(axis=dims, keepdims=keepdim) / count
-    return record(y, (x,), backward, needs=(x,))
+    return record(rounded(y, x.dtype), (x,), backward, needs=(x,))
 
 
 def reduced_dims(x, dim) -> tuple[int, ...]:

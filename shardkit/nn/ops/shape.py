@@ -5,6 +5,7 @@ where each element came from; elements that were taken several times get the sum
 """
 from ...array import fresh
 from ...array.backend import xp_of
+from ...array.halves import is_floating, rounded, wide
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .elementwise import fit, form
@@ -117,12 +118,12 @@ def getitem(x: Tensor, index) -> Tensor:
     shape, xp = x.shape, xp_of(x.array)
 
     def backward(gradient, wanted):
-        whole = fresh.zeros(shape, gradient.dtype, xp)
+        whole = fresh.zeros(shape, gradient.dtype if is_view else wide(gradient.dtype), xp)
         if is_view:
             whole[index] = gradient
         else:
             xp.add.at(whole, index, gradient)            # an element may be taken several times
-        return (whole,)
+        return (rounded(whole, gradient.dtype),)
     return record(y, (x,), backward, view_of=x if is_view else None)
 
 
@@ -147,17 +148,17 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
         raise ShapeError(f"gather from shape {shape} along dim {dim}: {error}") from None
 
     def backward(gradient, wanted):
-        whole = fresh.zeros(shape, gradient.dtype, xp)
+        whole = fresh.zeros(shape, wide(gradient.dtype), xp)
         places = list(xp.ogrid[tuple([slice(size) for size in index.shape])])    # each [1.., size, ..1]
         places[dim] = index
         xp.add.at(whole, tuple(places), gradient)
-        return (whole,)
+        return (rounded(whole, gradient.dtype),)
     return record(y, (x,), backward)
 
 
 def cast(x: Tensor, dtype) -> Tensor:
     """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no gradient flows."""
     y, dtype_before = fresh.copy(x.array, dtype), x.dtype
-    if y.dtype.kind != "f":
+    if not is_floating(y.dtype):
         return Tensor(y)
     return record(y, (x,), lambda gradient, wanted: (fresh.copy(gradient, dtype_before),))

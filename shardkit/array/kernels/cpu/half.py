@@ -1,4 +1,6 @@
 """To half floats and back, with the instructions that the CPU has for it (NumPy's casts take 10 times as long)."""
+import functools
+
 import numpy
 from llvmlite import ir
 from numba.core import types
@@ -32,6 +34,7 @@ def largest_magnitude(x):
     return float(_largest_magnitude(plain(x)))
 
 
+@functools.cache
 def _has_half_floats():
     """Without such instructions LLVM would call a library that may not be there."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()

@@ -1,0 +1,83 @@
+"""Matrix products on a GPU that cupy.matmul does not make: of half floats with float32 results or sums, and in TF32.
+
+    C = A B, all in rows      is      C^T = B^T A^T, all in columns, which is how cuBLAS reads the same memory
+
+CuPy 13 and 14 choose TF32 once per process (the variable CUPY_TF32), compute batches of float16 in float32, and have no batches
+of bfloat16. cublasGemmEx, which they bind as cupy.cuda.cublas, takes the types of operands and result and the arithmetic with
+each call, so nothing is left behind in the handle that other products would see.
+Source: cuBLAS documentation, cublasGemmEx and cublasGemmStridedBatchedEx, table of types.
+"""
+from math import prod
+
+import numpy
+
+from .backend import xp_of
+
+# of library_types.h and cublas_api.h
+DATA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}
+COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
+ALGORITHM_DEFAULT = -1
+KEEP, TRANSPOSE = 0, 1
+
+_ONE, _ZERO = numpy.ones(1, numpy.float32), numpy.zeros(1, numpy.float32)       # cuBLAS reads them on the host
+
+
+def matmul(a, b, out=None, *, is_tf32: bool = False):
+    """a [..., m, k] times b [..., k, n] -> [..., m, n] with sums in float32; leading dimensions broadcast.
+
+    a, b      CuPy arrays of one dtype: float16, bfloat16, or float32
+    out       of that dtype or float32; None: a new array of that dtype
+    is_tf32   float32 operands are rounded to TF32
+    """
+    xp, leading = xp_of(a, b), numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    shape = (*leading, a.shape[-2], b.shape[-1])
+    c = out if out is not None and out.flags.c_contiguous else xp.empty(shape, a.dtype if out is None else out.dtype)
+    if c.size and not a.shape[-1]:
+        c.fill(0)
+    elif c.size:
+        _multiply(xp, a, b, c, leading, COMPUTE_32F_FAST_TF32 if is_tf32 else COMPUTE_32F)
+    if out is not None and c is not out:
+        out[...] = c
+    return c if out is None else out
+
+
+def _multiply(xp, a, b, c, leading, compute_type):
+    (a, a_form, a_row, a_step), (b, b_form, b_row, b_step) = [_as_it_lies(xp, x, leading) for x in (a, b)]
+    rows, columns, inner = c.shape[-2], c.shape[-1], a.shape[-1]
+    a_type, b_type, c_type = [DATA_TYPES[x.dtype.name] for x in (a, b, c)]
+    common = xp.cuda.device.get_cublas_handle(), b_form, a_form, columns, rows, inner, _ONE.ctypes.data
+    of_c, zero = (c.data.ptr, c_type, columns), _ZERO.ctypes.data
+    if prod(leading) == 1:
+        xp.cuda.cublas.gemmEx(*common, b.data.ptr, b_type, b_row, a.data.ptr, a_type, a_row, zero, *of_c, compute_type,
+                              ALGORITHM_DEFAULT)
+    else:
+        xp.cuda.cublas.gemmStridedBatchedEx(*common, b.data.ptr, b_type, b_row, b_step, a.data.ptr, a_type, a_row, a_step, zero,
+                                            *of_c, rows * columns, prod(leading), compute_type, ALGORITHM_DEFAULT)
+
+
+def _as_it_lies(xp, x, leading):
+    """(x, KEEP or TRANSPOSE, elements from row to row, elements from matrix to matrix); a copy if cuBLAS cannot read x."""
+    x = xp.broadcast_to(x, (*leading, *x.shape[-2:]))
+    step, rows = _step(x, len(leading)), _row(x, *x.shape[-2:], *x.strides[-2:])
+    if step is not None and rows is not None:
+        return x, *rows, step
+    x = xp.ascontiguousarray(x)
+    return x, KEEP, x.shape[-1], x.shape[-2] * x.shape[-1]
+
+
+def _row(x, num_rows, num_columns, row, column):
+    """(KEEP or TRANSPOSE, elements from one row to the next, in memory); None if neither dimension is dense."""
+    item = x.dtype.itemsize
+    if (column == item or num_columns == 1) and (num_rows == 1 or row >= num_columns * item) and row % item == 0:
+        return KEEP, max(row // item if num_rows > 1 else 0, num_columns)
+    if (row == item or num_rows == 1) and (num_columns == 1 or column >= num_rows * item) and column % item == 0:
+        return TRANSPOSE, max(column // item if num_columns > 1 else 0, num_rows)
+    return None
+
+
+def _step(x, num_leading):
+    """Elements from one matrix to the next if it is the same for all of them; None if it is not."""
+    dims = [(size, stride) for size, stride in zip(x.shape[:num_leading], x.strides) if size > 1]
+    if any(stride != inner * size for (_, stride), (size, inner) in zip(dims, dims[1:])):
+        return None
+    return dims[-1][1] // x.dtype.itemsize if dims else 0

@@ -1,0 +1,130 @@
+// GELU, SiLU, SwiGLU, sigmoid with their gradients: one pass, 16 bytes at a time. Results may lie on inputs.
+
+__device__ __forceinline__ real logistic(real x) { return 1 / (1 + exp_of(-x)); }       // goes to 0 and 1 without overflow
+
+// x/2 (1 + tanh u) is x / (1 + exp(-2u)), with 2u = x (TWICE + TWICE_CUBIC x^2)
+constexpr real TWICE = 1.5957691216057308, TWICE_CUBIC = 0.07135481627260025;
+
+__device__ __forceinline__ real twice_u(real x) { return x * fused(x * x, TWICE_CUBIC, TWICE); }
+
+__device__ __forceinline__ real gelu_of(real x) { return x / (1 + exp_of(-twice_u(x))); }
+
+__device__ __forceinline__ real gelu_slope(real x) {
+    real s = logistic(twice_u(x)), slope = fused(x * x, 3 * TWICE_CUBIC, TWICE);                       // 2u'
+    return s * fused(x * (1 - s), slope, (real)1);
+}
+
+__device__ __forceinline__ real silu_slope(real x, real s) { return s * fused(x, 1 - s, (real)1); }
+
+// ---- whole arrays [n] ----------------------------------------------------------------------------------------------
+
+template <class Rule> __device__ __forceinline__ void map(const STORED* x, STORED* out, long long n, Rule rule) {
+    bool aligned = is_aligned(x) && is_aligned(out);
+    for_all_packs(n, [&](long long i, long long count) {
+        real a[PACK];
+        load(a, x + i, count, aligned);
+        for (int j = 0; j < PACK; j++) a[j] = rule(a[j]);
+        store(out + i, a, count, aligned);
+    });
+}
+
+template <class Rule>
+__device__ __forceinline__ void map(const STORED* x, const STORED* y, STORED* out, long long n, Rule rule) {
+    bool aligned = is_aligned(x) && is_aligned(y) && is_aligned(out);
+    for_all_packs(n, [&](long long i, long long count) {
+        real a[PACK], b[PACK];
+        load(a, x + i, count, aligned);
+        load(b, y + i, count, aligned);
+        for (int j = 0; j < PACK; j++) a[j] = rule(a[j], b[j]);
+        store(out + i, a, count, aligned);
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(256) gelu(const STORED* x, STORED* out, long long n) {
+    map(x, out, n, [](real x) { return gelu_of(x); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) sigmoid(const STORED* x, STORED* out, long long n) {
+    map(x, out, n, [](real x) { return logistic(x); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) silu(const STORED* x, STORED* out, long long n) {
+    map(x, out, n, [](real x) { return x * logistic(x); });
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+gelu_backward(const STORED* gradient, const STORED* x, STORED* out, long long n) {
+    map(gradient, x, out, n, [](real g, real x) { return g * gelu_slope(x); });
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+silu_backward(const STORED* gradient, const STORED* x, STORED* out, long long n) {
+    map(gradient, x, out, n, [](real g, real x) { return g * silu_slope(x, logistic(x)); });
+}
+
+extern "C" __global__ void __launch_bounds__(256) swiglu(const STORED* gate, const STORED* up, STORED* out, long long n) {
+    map(gate, up, out, n, [](real gate, real up) { return gate * logistic(gate) * up; });
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+swiglu_backward(const STORED* gradient, const STORED* gate, const STORED* up, STORED* for_gate, STORED* for_up, long long n) {
+    bool aligned = is_aligned(gradient) && is_aligned(gate) && is_aligned(up) && is_aligned(for_gate) && is_aligned(for_up);
+    for_all_packs(n, [&](long long i, long long count) {
+        real g[PACK], a[PACK], b[PACK];
+        load(g, gradient + i, count, aligned);
+        load(a, gate + i, count, aligned);
+        load(b, up + i, count, aligned);
+        for (int j = 0; j < PACK; j++) {
+            real s = logistic(a[j]), for_this = g[j] * b[j] * silu_slope(a[j], s);
+            b[j] = g[j] * a[j] * s;
+            a[j] = for_this;
+        }
+        store(for_gate + i, a, count, aligned);
+        store(for_up + i, b, count, aligned);
+    });
+}
+
+// ---- rows with a bias [width]: a block takes `rows` rows of 256 packs of columns ------------------------------------
+
+extern "C" __global__ void __launch_bounds__(256)
+bias_gelu(const STORED* x, const real* bias, STORED* out, long long num_rows, long long width, long long rows) {
+    long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
+    bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
+    if (count <= 0) return;
+    real shift[PACK];
+    for (int k = 0; k < PACK; k++) shift[k] = k < count ? bias[j + k] : 0;
+    for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
+        for (long long row = first; row < first + rows && row < num_rows; row++) {
+            real a[PACK];
+            load(a, x + row * width + j, count, aligned);
+            for (int k = 0; k < PACK; k++) a[k] = gelu_of(a[k] + shift[k]);
+            store(out + row * width + j, a, count, aligned);
+        }
+    }
+}
+
+// parts [pieces, width], or null: the sum of the gradient over each piece of `rows` rows, in order. out may be null.
+extern "C" __global__ void __launch_bounds__(256)
+bias_gelu_backward(const STORED* gradient, const STORED* x, const real* bias, STORED* out, real* parts, long long num_rows,
+                   long long width, long long rows) {
+    long long j = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK, count = width - j;
+    bool aligned = is_aligned(gradient) && is_aligned(x) && is_aligned(out) && width % PACK == 0;
+    if (count <= 0) return;
+    real shift[PACK];
+    for (int k = 0; k < PACK; k++) shift[k] = k < count ? bias[j + k] : 0;
+    for (long long first = (long long)blockIdx.y * rows; first < num_rows; first += (long long)gridDim.y * rows) {
+        real sum[PACK] = {};
+        for (long long row = first; row < first + rows && row < num_rows; row++) {
+            real g[PACK], a[PACK];
+            load(g, gradient + row * width + j, count, aligned);
+            load(a, x + row * width + j, count, aligned);
+            for (int k = 0; k < PACK; k++) {
+                a[k] = g[k] * gelu_slope(a[k] + shift[k]);
+                sum[k] += a[k];
+            }
+            if (out) store(out + row * width + j, a, count, aligned);
+        }
+        for (int k = 0; parts && k < PACK; k++)
+            if (k < count) parts[first / rows * width + j + k] = sum[k];
+    }
+}

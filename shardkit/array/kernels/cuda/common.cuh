@@ -1,0 +1,164 @@
+// What all kernels share: numbers as they are stored and as they are computed, loads of 16 bytes, sums along a row.
+//
+// STORED is the type in memory: float, double, half_number or bfloat_number; `real` is what is computed in: double for double,
+// float for the rest. No header is needed, so that NVRTC compiles this on any machine. It is compiled without contraction of
+// x y + z (--fmad=false): bits are those of the formula as it stands, and fused() says where one rounding is meant.
+
+struct half_number { unsigned short bits; };
+struct bfloat_number { unsigned short bits; };
+
+template <class T> struct computed { typedef float type; };
+template <> struct computed<double> { typedef double type; };
+typedef computed<STORED>::type real;
+
+constexpr int PACK = 16 / sizeof(STORED);                            // numbers in one load
+constexpr unsigned ALL_LANES = 0xFFFFFFFFu;
+
+// ---- from memory and back -----------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float bits_as_float(unsigned bits) {
+    union { unsigned bits; float x; } both;
+    both.bits = bits;
+    return both.x;
+}
+
+__device__ __forceinline__ unsigned float_as_bits(float x) {
+    union { unsigned bits; float x; } both;
+    both.x = x;
+    return both.bits;
+}
+
+__device__ __forceinline__ float widened(half_number x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+#else
+    union { unsigned short bits; _Float16 x; } both;
+    both.bits = x.bits;
+    return (float)both.x;
+#endif
+}
+
+__device__ __forceinline__ float widened(bfloat_number x) { return bits_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ double widened(double x) { return x; }
+
+// Each of these rounds to the nearest, to even where two are as near.
+template <class T> __device__ __forceinline__ T rounded(real x) { return x; }
+
+__device__ __forceinline__ half_number to_half_number(float x) {
+    half_number y;
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+    union { unsigned short bits; _Float16 x; } both;
+    both.x = (_Float16)x;
+    y.bits = both.bits;
+#endif
+    return y;
+}
+
+// First to the float with an odd last bit on the way to x, so that rounding a second time makes no difference.
+__device__ __forceinline__ half_number to_half_number(double x) {
+    float near = (float)x;
+    unsigned bits = float_as_bits(near);
+    if ((double)near != x && x == x && bits % 2 == 0)
+        bits += (near < 0 || (near == 0 && x < 0) ? -x : x) > (near < 0 ? -(double)near : (double)near) ? 1 : -1;
+    return to_half_number(bits_as_float(bits));
+}
+
+template <> __device__ __forceinline__ half_number rounded<half_number>(real x) { return to_half_number(x); }
+
+template <> __device__ __forceinline__ bfloat_number rounded<bfloat_number>(real x) {
+    unsigned bits = float_as_bits((float)x);
+    bfloat_number y;
+    y.bits = x == x ? (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 : 0x7FC0;
+    return y;
+}
+
+template <class T> struct alignas(16) Packed { T item[16 / sizeof(T)]; };
+
+__device__ __forceinline__ bool is_aligned(const void* address) { return (unsigned long long)address % 16 == 0; }
+
+// `count` numbers, all of a pack in one load if they lie so; the rest is zero. Which thread reads what never depends on it.
+__device__ __forceinline__ void load(real (&x)[PACK], const STORED* from, long long count, bool aligned) {
+    if (aligned && count >= PACK) {
+        Packed<STORED> pack = *(const Packed<STORED>*)from;
+#pragma unroll
+        for (int i = 0; i < PACK; i++) x[i] = widened(pack.item[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < PACK; i++) x[i] = i < count ? widened(from[i]) : 0;
+    }
+}
+
+__device__ __forceinline__ void store(STORED* to, const real (&x)[PACK], long long count, bool aligned) {
+    if (aligned && count >= PACK) {
+        Packed<STORED> pack;
+#pragma unroll
+        for (int i = 0; i < PACK; i++) pack.item[i] = rounded<STORED>(x[i]);
+        *(Packed<STORED>*)to = pack;
+    } else {
+#pragma unroll
+        for (int i = 0; i < PACK; i++)
+            if (i < count) to[i] = rounded<STORED>(x[i]);
+    }
+}
+
+// ---- numbers ------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ float fused(float x, float y, float z) { return fmaf(x, y, z); }        // rounded once
+__device__ __forceinline__ double fused(double x, double y, double z) { return fma(x, y, z); }
+__device__ __forceinline__ float exp_of(float x) { return expf(x); }
+__device__ __forceinline__ double exp_of(double x) { return exp(x); }
+__device__ __forceinline__ float log_of(float x) { return logf(x); }
+__device__ __forceinline__ double log_of(double x) { return log(x); }
+__device__ __forceinline__ float root_of(float x) { return sqrtf(x); }
+__device__ __forceinline__ double root_of(double x) { return sqrt(x); }
+__device__ __forceinline__ float larger(float x, float y) { return fmaxf(x, y); }                  // a NaN is passed over
+__device__ __forceinline__ double larger(double x, double y) { return fmax(x, y); }
+
+__device__ __forceinline__ real infinity() { return (real)bits_as_float(0x7F800000u); }
+
+// ---- a row --------------------------------------------------------------------------------------------------------
+
+// The threads of a row are threadIdx.x: a warp with several rows in a block, or all of a block with one row (rows.py).
+
+struct Add {
+    template <class T> __device__ __forceinline__ T operator()(T a, T b) const { return a + b; }
+};
+
+template <class T> __device__ __forceinline__ T crossed(T x, int pattern) { return __shfl_xor_sync(ALL_LANES, x, pattern); }
+
+// One value for all threads of the row: lanes as a tree, then warps in order. join(a, b) has to have the bits of join(b, a).
+template <class T, class Join> __device__ __forceinline__ T over_row(T x, Join join) {
+    for (int pattern = 16; pattern; pattern /= 2) x = join(x, crossed(x, pattern));
+    if (blockDim.x == 32) return x;
+    __shared__ T parts[32];
+    __syncthreads();                                                 // until what was there before has been read
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = parts[0];
+    for (int warp = 1; warp < blockDim.x / 32; warp++) x = join(x, parts[warp]);
+    return x;
+}
+
+__device__ __forceinline__ real sum_over_row(real x) { return over_row(x, Add()); }
+
+__device__ __forceinline__ long long row_number() { return blockIdx.x * (long long)blockDim.y + threadIdx.y; }
+
+// each(first column, number of columns) for the packs of this thread
+template <class Each> __device__ __forceinline__ void for_packs(long long width, Each each) {
+    for (long long j = (long long)threadIdx.x * PACK; j < width; j += (long long)blockDim.x * PACK)
+        each(j, width - j < PACK ? width - j : (long long)PACK);
+}
+
+// ---- element by element -------------------------------------------------------------------------------------------
+
+// each(first element, number of elements) for the packs of this thread, over all n
+template <class Each> __device__ __forceinline__ void for_all_packs(long long n, Each each) {
+    long long step = (long long)gridDim.x * blockDim.x * PACK;
+    for (long long i = (blockIdx.x * (long long)blockDim.x + threadIdx.x) * PACK; i < n; i += step)
+        each(i, n - i < PACK ? n - i : (long long)PACK);
+}

@@ -1,0 +1,44 @@
+"""benchmarks/gpu.py runs from end to end, at sizes where nothing is fast."""
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+
+
+@pytest.fixture
+def benchmark(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import gpu as benchmark
+    import report
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    return benchmark
+
+
+def cells(tmp_path):
+    """{title of a table: its rows} of the result that was written."""
+    result = json.loads((tmp_path / "gpu.json").read_text())
+    return {table["title"]: table["rows"] for table in result["tables"]}, result
+
+
+def test_every_part_is_measured_and_written(gpu, benchmark, tmp_path, capsys):
+    """PyTorch on the CPU where there is no GPU: it is the code that is tried."""
+    where, has_torch = "cuda" if gpu.is_real else "cpu", importlib.util.find_spec("torch") is not None
+    assert benchmark.main(["--size", "tiny", "--repeats", "1", "--torch-device", where]) == 0, capsys.readouterr().out
+    tables, result = cells(tmp_path)
+    contestants = [row[0] for row in next(iter(tables.values()))]
+    assert contestants[0] == "shardkit, float32" and ("torch, bfloat16" in contestants) == has_torch
+    assert len(tables) == 5 and sum(map(len, tables.values())) > 40
+    numbers = [cell for rows in tables.values() for row in rows for cell in row[1:] if cell is not None]
+    assert all(math.isfinite(number) and number >= 0 for number in numbers)
+    assert set(result["measured"]["losses"]) == set(contestants)
+
+
+def test_without_a_gpu_it_says_so_and_measures_nothing(benchmark, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert benchmark.main([]) == 1 and "CuPy, which is not installed" in capsys.readouterr().out
+    assert not (tmp_path / "gpu.json").exists()

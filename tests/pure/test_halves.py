@@ -1,0 +1,206 @@
+"""Half floats: casts, kernels, products and operations against float64, to a few roundings of the dtype."""
+import sys
+
+import numpy
+import pytest
+from half_floats import EVERY_HALF, HALF_A_LAST_BIT, relative_distance
+
+from shardkit import nn
+from shardkit.array import fresh, kernels, products
+from shardkit.array.arena import Arena
+from shardkit.array.backend import Device
+from shardkit.array.halves import dtype_named, is_floating, is_half, rounded, wide, widened
+from shardkit.array.kernels import wide as wide_kernels
+from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.nn import ops
+from shardkit.nn.autograd import Tensor
+
+
+def numbers(shape, half, seed=0):
+    """Standard normal numbers that the half float has exactly."""
+    return numpy.random.default_rng(seed).standard_normal(shape).astype(dtype_named(half))
+
+
+def exact(x):
+    return numpy.asarray(x, "float64") if is_floating(x.dtype) else x
+
+
+# ---- casts -------------------------------------------------------------------------------------------------------
+
+@EVERY_HALF
+def test_a_cast_there_and_back_is_within_half_a_last_bit(half):
+    x = numpy.random.default_rng(1).standard_normal((5, 77)).astype("float32")
+    back = widened(rounded(x, dtype_named(half)))
+    assert back.dtype == "float32" and (abs(back - x) <= HALF_A_LAST_BIT[half] * abs(x)).all() and (back != x).any()
+    numpy.testing.assert_array_equal(widened(rounded(back, dtype_named(half))), back)
+
+
+@EVERY_HALF
+@pytest.mark.parametrize("view", [lambda x: x.T, lambda x: x[::2], lambda x: x[:0]], ids=["transposed", "strided", "empty"])
+def test_casts_of_views_are_those_of_their_elements(half, view):
+    x = numbers((6, 8), half)
+    numpy.testing.assert_array_equal(widened(view(x)), view(x.astype("float32")))
+    numpy.testing.assert_array_equal(rounded(view(x.astype("float32")), x.dtype), view(x))
+
+
+def test_what_is_too_large_for_float16_is_infinite_and_no_warning():
+    with numpy.errstate(all="raise"):
+        assert rounded(numpy.float32([[1e6, -1e6, 65504]]).T, numpy.dtype("float16")).ravel().tolist() == [
+            numpy.inf, -numpy.inf, 65504]
+
+
+def test_what_is_no_half_float_is_left_alone():
+    x = numpy.ones(3, "float64")
+    assert widened(x) is x and rounded(x, x.dtype) is x and wide(x.dtype) == "float64"
+    assert not is_half(numpy.dtype("int16")) and not is_floating(numpy.dtype("V2"))
+
+
+def test_bfloat16_without_ml_dtypes_is_refused_by_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ConfigurationError, match="needs the package ml_dtypes"):
+        dtype_named("bfloat16")
+
+
+def test_bfloat16_on_a_gpu_needs_cupy_14():
+    pytest.importorskip("ml_dtypes")
+    cupy = type("cupy", (), {"__version__": "13.6.0"})
+    with pytest.raises(ConfigurationError, match="CuPy 14 or newer, but this is 13.6.0"):
+        dtype_named("bfloat16", cupy)
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------
+
+def arguments(half):
+    """{kernel: arguments}, small ones, whose numbers the half float has exactly."""
+    x, g, d = numbers((6, 8), half), numbers((6, 8), half, 1), numbers(8, half, 2)
+    q, k, v, y = [numbers((2, 4, 5, 6), half, seed) for seed in range(4)]
+    per_row, per_query = numpy.float32([1, 2, .5, 1, 2, 1]), numpy.full((2, 4, 5), 3, "float32")
+    ids = numpy.array([3, 0, 3, 3, 5, 0])
+    angles = [function(numpy.linspace(0, 9, 15, dtype="float32")).reshape(5, 3) for function in (numpy.cos, numpy.sin)]
+    probabilities = abs(x)
+    return {"add_layer_norm": (x, g, d, d, 1e-5), "add_rms_norm": (x, g, d, 1e-5), "bias_gelu": (x, d),
+            "bias_gelu_backward": (g, x, d), "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
+            "causal_attention_backward": (y, q, k[:, :2], v[:, :2], y, per_query, 0.3, 0), "cross_entropy": (x, ids),
+            "cross_entropy_backward": (numpy.float32(2), x, ids, per_row), "dropout": (x, 7, 3, 0.25),
+            "embedding_backward": (x, ids, 7), "gelu": (x,), "gelu_backward": (g, x), "layer_norm": (x, d, d, 1e-5),
+            "layer_norm_backward": (g, x, d, per_row, per_row), "rms_norm": (x, d, 1e-5),
+            "rms_norm_backward": (g, x, d, per_row), "rotary": (q, *angles), "sigmoid": (x,), "silu": (x,),
+            "silu_backward": (g, x), "softmax": (x,), "softmax_backward": (g, probabilities), "swiglu": (g, x),
+            "swiglu_backward": (g, x, d + x)}
+
+
+@EVERY_HALF
+@pytest.mark.parametrize("name", sorted(wide_kernels.ROUNDED))
+def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
+    given = arguments(half)[name]
+    results, wanted = getattr(kernels, name)(*given), getattr(kernels.reference, name)(*map(exact_argument, given))
+    results, wanted = [found if isinstance(found, tuple) else (found,) for found in (results, wanted)]
+    for result, right, is_rounded in zip(results, wanted, wide_kernels.ROUNDED[name], strict=True):
+        assert result.dtype == (half if is_rounded else "float32")
+        tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0 ** -24
+        numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0 ** -24)
+
+
+def exact_argument(value):
+    return exact(value) if isinstance(value, numpy.ndarray) else value
+
+
+def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
+    on_flat_buffers = {"adam", "block_squares", "dropout_mask", "from_half", "largest_magnitude", "momentum", "rotary_tables",
+                       "sgd", "to_half", "tree_sum"}
+    assert set(kernels.__all__) == set(wide_kernels.ROUNDED) | on_flat_buffers
+
+
+@EVERY_HALF
+def test_kernels_write_into_buffers_that_they_are_given(half):
+    x, table = numbers((6, 8), half), numpy.full((7, 8), numpy.nan, "float32")
+    assert kernels.embedding_backward(x, numpy.array([3, 0, 3, 3, 5, 0]), 7, out=table) is table and numpy.isfinite(table).all()
+    y = numpy.empty_like(x)
+    assert kernels.gelu(x, out=y) is y
+    numpy.testing.assert_array_equal(y, kernels.gelu(x))
+
+
+# ---- products ----------------------------------------------------------------------------------------------------
+
+@EVERY_HALF
+@pytest.mark.parametrize("in_arena", [False, True])
+def test_a_product_of_half_floats_is_added_up_in_float32(half, in_arena):
+    a, b = numbers((2, 33, 65), half), numbers((65, 300), half, 1)
+    right = exact(a) @ exact(b)
+    with Arena(Device("cpu"), purpose="test").in_use() if in_arena else numpy.errstate():
+        y, into = products.matmul(a, b), numpy.empty((2, 33, 300), "float32")
+        assert products.matmul(a, b, out=into) is into
+    assert y.dtype == half
+    numpy.testing.assert_allclose(into, right, rtol=1e-5, atol=1e-4)
+    numpy.testing.assert_allclose(exact(y), right, rtol=1.01 * HALF_A_LAST_BIT[half], atol=1e-4)
+
+
+@EVERY_HALF
+def test_sums_of_half_floats_do_not_stop_growing(half):
+    """4096 ones: added one by one, bfloat16 ends at 256 and float16 at 2048."""
+    ones = numpy.ones((4096, 3), dtype_named(half))
+    assert fresh.total(ones, (0,)).tolist() == [4096] * 3
+    assert ops.sum(Tensor(ones)).array == 12288 and ops.mean(Tensor(ones)).array == 1
+    huge = fresh.total(ones * 64, (0,), dtype=numpy.dtype("float32"))
+    assert huge.dtype == "float32" and huge[0] == 4096 * 64
+
+
+# ---- operations --------------------------------------------------------------------------------------------------
+
+OPERATIONS = {
+    "add": lambda x, y: x + y, "add a number": lambda x, y: x + 0.3, "subtract": lambda x, y: x - y,
+    "divide": lambda x, y: x / (y * y + 1), "scale": lambda x, y: 0.7 * x, "negative": lambda x, y: -x,
+    "square": lambda x, y: x ** 2.0, "exp": lambda x, y: ops.exp(x), "sqrt": lambda x, y: ops.sqrt(x * x + 1.0),
+    "log": lambda x, y: ops.log(x * x + 1.0), "relu": lambda x, y: ops.relu(x), "tanh": lambda x, y: ops.tanh(x),
+    "sigmoid": lambda x, y: ops.sigmoid(x), "gelu": lambda x, y: ops.gelu(x), "softmax": lambda x, y: ops.softmax(x),
+    "log_softmax": lambda x, y: ops.log_softmax(x), "maximum": lambda x, y: ops.maximum(x, 0.1),
+    "where": lambda x, y: ops.where(numpy.arange(8) % 2 == 0, x, 0.0), "mean": lambda x, y: ops.mean(x, 1),
+    "variance": lambda x, y: ops.variance(x, 1), "max": lambda x, y: ops.max(x, 1), "product": lambda x, y: x @ y.transpose(0, 1),
+    "rows": lambda x, y: x[numpy.array([0, 0, 3])], "slice": lambda x, y: x[1:3] * y[0],
+    "parts": lambda x, y: ops.concatenate([y, x], 1), "permute": lambda x, y: ops.permute(x, (1, 0)),
+    "cast": lambda x, y: ops.cast(ops.cast(x, "float32") * 2.0, x.dtype), "swiglu": lambda x, y: ops.swiglu(x, y),
+    "loss": lambda x, y: ops.mse(x, y.detach(), reduction="sum"),
+}
+
+
+@EVERY_HALF
+@pytest.mark.parametrize("in_arena", [False, True])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_and_their_gradients_are_those_of_float64_to_a_few_roundings(name, half, in_arena):
+    arrays = numbers((6, 8), half), numbers((6, 8), half, 1)
+
+    def run(arrays):
+        x, y = [Tensor(array, requires_grad=True) for array in arrays]
+        out = OPERATIONS[name](x, y)
+        out.backward(numpy.ones(out.shape, out.dtype))
+        return out, x.grad
+    with Arena(Device("cpu"), purpose="test").in_use() if in_arena else numpy.errstate():
+        (out, gradient), (right, right_gradient) = run(arrays), run([exact(array) for array in arrays])
+    assert gradient.dtype == half and out.dtype == ("float32" if name == "loss" else half)
+    tolerance = 6 * HALF_A_LAST_BIT[half]
+    numpy.testing.assert_allclose(exact(out.array), right.array, rtol=tolerance, atol=tolerance)
+    numpy.testing.assert_allclose(exact(gradient), right_gradient, rtol=tolerance, atol=2 * tolerance)
+
+
+@EVERY_HALF
+def test_gradients_of_lent_half_floats_are_float32(half):
+    layer = nn.Linear(8, 5).finish(0)
+    weights = [rounded(parameter.array.copy(), dtype_named(half)) for parameter in layer.parameters()]
+    for parameter, array in zip(layer.parameters(), weights):
+        parameter.bind(array)
+        assert parameter.dtype == half and parameter.gradient_dtype == "float32"
+    x = numbers((40, 8), half)
+    out = layer(Tensor(x))
+    gradient = numbers((40, 5), half, 1)
+    out.backward(gradient)
+    assert out.dtype == half and all(parameter.grad.dtype == "float32" for parameter in layer.parameters())
+    assert relative_distance(layer.weight.grad, exact(gradient).T @ exact(x)) < 1e-6
+    assert relative_distance(layer.bias.grad, exact(gradient).sum(0)) < 1e-6
+    layer.weight.release()
+    assert layer.weight.dtype == "float32"
+
+
+def test_only_half_floats_may_be_lent_in_the_place_of_float32():
+    weight = nn.Linear(2, 2).finish(0).weight
+    with pytest.raises(ShapeError, match="float64"):
+        weight.bind(numpy.zeros((2, 2)))

@@ -1,0 +1,269 @@
+"""The machine that the stand-in pretends to have: GPUs whose memory is NumPy's, and a book of everything that happens.
+
+    transfers    every copy between host and GPU: what kind, how many bytes, from which line of whose code
+    mistakes     what a real GPU would not report, but answer with wrong numbers: memory that is read before what fills it was
+                 waited for, or given back while a copy is still on the way
+
+Work on arrays is done at once. What a program may not count on until it has waited, copies on streams, is done as late as a
+real GPU might do it: when somebody waits.
+"""
+import sys
+import threading
+import weakref
+from bisect import bisect_right, insort
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+
+_HERE = str(Path(__file__).parent)
+_UNIT = 512             # bytes: what the pool rounds an allocation up to
+
+
+class Transfer(NamedTuple):
+    """One copy between host and GPU.
+
+    kind     "to host" or "to device": asked of an array; "size to host": the host must learn how large a result is;
+             "copy to host", "copy to device": asked of the runtime, by address
+    place    file:line of the first caller outside of the stand-in
+    thread   its name
+    """
+
+    kind: str
+    num_bytes: int
+    place: str
+    thread: str
+
+
+class Allocation:
+    """A block of GPU memory, held by the arrays and pointers that use it.
+
+    written   (stream, tick) of the work that last wrote it
+    parts     (start, stop, stream, tick) of copies by address that wrote these bytes since, not all of which have been waited for
+    """
+
+    def __init__(self, machine, memory, device, size, written):
+        self.machine, self.memory, self.device, self.size, self.written = machine, memory, device, size, written
+        self.parts: list[tuple] = []
+        self.address = memory.__array_interface__["data"][0]
+
+    def __del__(self):
+        self.machine.give_back(self)
+
+
+class Machine:
+    """All GPUs of one process. capacity_bytes is of each; num_devices how many are visible."""
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.num_devices, self.capacity_bytes = 1, 1 << 30
+        self.here = threading.local()
+        self.transfers: list[Transfer] = []
+        self.mistakes: list[str] = []
+        self.streams = weakref.WeakValueDictionary()            # address -> Queue of those that were made
+        self.busy: set[Queue] = set()               # those with work that is still to be done
+        self._null_streams: dict[int, Queue] = {}   # device -> the one that it has anyway
+        self._kept: list = []                       # memory that copies still need
+        self.known_to_host: dict[object, int] = {}  # stream -> tick that somebody has waited for
+        self.pinned: dict[int, int] = {}            # address -> bytes
+        self.used_bytes: dict[int, int] = {}        # of each device
+        self.limit_bytes: dict[int, int] = {}
+        self.peak_bytes: dict[int, int] = {}        # of total_bytes: the pool keeps what it has
+        self._addresses: list[tuple[int, int]] = []             # (address, bytes) of allocations, sorted
+        self._allocations: dict[int, weakref.ref] = {}          # by address
+        self.on_the_way: list[tuple[int, int]] = []             # (address, bytes) of GPU memory that copies will touch
+
+    # ---- the book --------------------------------------------------------------------------------------------------
+
+    def open_book(self, num_devices, capacity_bytes):
+        """Begin anew, on the first device of so many."""
+        self.num_devices, self.capacity_bytes, self.device = num_devices, capacity_bytes, 0
+        self.here.streams = {}
+        self.limit_bytes.clear()
+        self.peak_bytes = dict(self.used_bytes)
+        self.transfers.clear()
+        self.mistakes.clear()
+
+    def note(self, kind, num_bytes):
+        """A transfer has been asked for."""
+        self.transfers.append(Transfer(kind, num_bytes, _caller(), threading.current_thread().name))
+
+    def mistake(self, text):
+        """Wrong numbers on a real GPU: written down, and raised."""
+        text = f"{text} (at {_caller()})"
+        self.mistakes.append(text)
+        raise RuntimeError(text)
+
+    # ---- devices and streams ---------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> int:
+        """The current one of this thread."""
+        return getattr(self.here, "device", 0)
+
+    @device.setter
+    def device(self, ordinal):
+        self.here.device = ordinal
+
+    @property
+    def stream(self):
+        """The current one of this thread and device."""
+        return getattr(self.here, "streams", {}).get(self.device) or self.null_stream(self.device)
+
+    def use_stream(self, queue):
+        """Make it the current one."""
+        self.here.streams = {**getattr(self.here, "streams", {}), self.device: queue}
+
+    def null_stream(self, device):
+        """The one that every device has; its address is 0."""
+        with self.lock:
+            if device not in self._null_streams:
+                self._null_streams[device] = Queue(self, device, 0, non_blocking=False)
+            return self._null_streams[device]
+
+    def stream_at(self, address):
+        """The stream of this address, or the null stream of the current device. Errors: KeyError."""
+        return self.null_stream(self.device) if address in (0, 1) else self.streams[address]
+
+    def all_streams(self, device) -> list:
+        """Of one device."""
+        with self.lock:
+            return [queue for queue in [self.null_stream(device), *self.streams.values()] if queue.device == device]
+
+    def begin(self):
+        """Before work on arrays in this thread: what its stream was told to do first is done. Returns the stream."""
+        stream = self.stream
+        stream.finish_before()
+        return stream
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes, memory=None) -> Allocation:
+        """A block of the pool on the current device; `memory` is a NumPy array that already holds its contents."""
+        device, size = self.device, -(-max(num_bytes, 1) // _UNIT) * _UNIT
+        with self.lock:
+            used = self.used_bytes.get(device, 0) + size
+            most = min(self.capacity_bytes, self.limit_bytes.get(device, 0) or self.capacity_bytes)
+            if used > most:
+                from .cuda.memory import OutOfMemoryError
+                raise OutOfMemoryError(size, used - size, most)
+            self.used_bytes[device] = used
+            self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), used)
+        if memory is None:
+            memory = numpy.full(max(num_bytes, 1), 0xFF, numpy.uint8)          # NaN, for those who read it
+        stream = self.stream
+        allocation = Allocation(self, memory, device, size, (stream, stream.tick))
+        with self.lock:
+            insort(self._addresses, (allocation.address, max(num_bytes, 1)))
+            self._allocations[allocation.address] = weakref.ref(allocation)
+        return allocation
+
+    def give_back(self, allocation):
+        """Its last user is gone."""
+        with self.lock:
+            self.used_bytes[allocation.device] -= allocation.size
+            at = bisect_right(self._addresses, (allocation.address, float("inf"))) - 1
+            _, num_bytes = self._addresses.pop(at)
+            del self._allocations[allocation.address]
+            stop = allocation.address + num_bytes
+            if any(start < stop and allocation.address < start + size for start, size in self.on_the_way):
+                self.mistakes.append(f"{num_bytes} bytes were given back while a copy of them was on the way")
+                self._kept.append(allocation.memory)
+
+    def find(self, address, num_bytes=1):
+        """The allocation that holds these bytes, or None. Errors: RuntimeError if they run out of it."""
+        with self.lock:
+            at = bisect_right(self._addresses, (address, float("inf"))) - 1
+            if at < 0 or self._addresses[at][0] + self._addresses[at][1] <= address:
+                return None
+            start, size = self._addresses[at]
+            allocation = self._allocations[start]()
+        if address + num_bytes > start + size:
+            self.mistake(f"{num_bytes} bytes from byte {address - start} of a block of {size}")
+        return allocation
+
+    def is_pinned(self, address, num_bytes=1) -> bool:
+        """Whether these bytes of host memory are page-locked."""
+        with self.lock:
+            return any(start <= address and address + num_bytes <= start + size for start, size in self.pinned.items())
+
+    def check_seen(self, stream, allocation, what, start=0, stop=float("inf")):
+        """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes of the allocation."""
+        with self.lock:
+            writers = [allocation.written] + [part[2:] for part in allocation.parts if part[0] < stop and start < part[1]]
+        if not all(self._has_seen(stream, *writer) for writer in writers):
+            self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
+
+    def _has_seen(self, stream, writer, tick):
+        if writer is stream or stream.seen.get(writer, -1) >= tick or self.known_to_host.get(writer, -1) >= tick:
+            return True                                 # the null stream and ordinary ones wait for each other
+        return 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking
+
+    def note_written(self, allocation, stream, start, stop):
+        """A copy by address, put on this stream, writes these bytes."""
+        with self.lock:
+            allocation.parts = [part for part in allocation.parts if self.known_to_host.get(part[2], -1) < part[3]]
+            allocation.parts.append((start, stop, stream, stream.tick))
+
+
+class Queue:
+    """A stream: what it was told and has not done yet, in order."""
+
+    def __init__(self, machine, device, address, *, non_blocking):
+        self.machine, self.device, self.address, self.non_blocking = machine, device, address, non_blocking
+        self.waiting: list = []             # functions
+        self.num_done = 0                   # of all that were ever put in
+        self.tick = 0                       # grows with every piece of work
+        self.seen: dict[Queue, int] = {}    # of other streams, the ticks that this one has waited for
+
+    def put(self, work):
+        """Do this later."""
+        with self.machine.lock:
+            self.tick += 1
+            self.waiting.append(work)
+            self.machine.busy.add(self)
+
+    @property
+    def num_put(self) -> int:
+        """Pieces of work so far."""
+        return self.num_done + len(self.waiting)
+
+    def finish(self, upto=None):
+        """Do what is waiting, or the first part of it."""
+        with self.machine.lock:
+            upto = self.num_put if upto is None else upto
+            while self.num_done < upto and self.waiting:
+                work = self.waiting.pop(0)
+                self.num_done += 1
+                work()
+            if not self.waiting:
+                self.machine.busy.discard(self)
+
+    def finish_before(self):
+        """As before work that is done at once: the null stream waits for ordinary ones, and they for it."""
+        if not self.machine.busy:
+            return
+        self.finish()
+        with self.machine.lock:
+            others = [queue for queue in self.machine.busy if queue.device == self.device and 0 in (self.address, queue.address)]
+            for other in others if not self.non_blocking else ():
+                if not other.non_blocking:
+                    other.finish()
+
+    def synchronize(self):
+        """The host waits for all of it."""
+        self.finish_before()
+        with self.machine.lock:
+            for stream, tick in {**self.seen, self: self.tick}.items():
+                self.machine.known_to_host[stream] = max(self.machine.known_to_host.get(stream, -1), tick)
+
+
+def _caller() -> str:
+    """file:line of the first frame that is not ours."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
+        frame = frame.f_back
+    return "?" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+machine = Machine()
