@@ -19,9 +19,9 @@ from race import Race
 from report import Table, machine, machine_text, save
 
 MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4,
-                    blocks_of_v=(1, 2, 2, 1)),
+                     blocks_of_v=(1, 2, 2, 1)),
           "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2,
-                    blocks_of_v=(1, 1, 1, 1))}
+                     blocks_of_v=(1, 1, 1, 1))}
 STEPS_PER_TURN = {"M": 1, "S": 5}
 TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
 TOLERANCE = 1e-4            # relative, of losses
