@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy
 
-HEADERS = [Path(__file__).parent / name for name in ("cuda_on_host.h", "switch.h", "words.h")]
+HEADERS = [Path(__file__).parent / name for name in ("cuda_on_host.h", "machine.h", "switch.h", "words.h")]
 FLAGS = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-w",
          "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"]
 if platform.machine() == "x86_64":
