@@ -147,7 +147,16 @@ def results_page() -> str:
     names = {path.stem for path in RESULTS.glob("*") if path.suffix in (".json", ".txt")}
     for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
         parts += _result_parts(RESULTS / f"{name}.json") or _printed_parts(RESULTS / f"{name}.txt")
+    missing = [f"{name}.py ({_about(name)})" for name in ORDER if name not in names]
+    if missing:
+        parts += ["## Not measured", f"No results of {', '.join(missing)}."]
     return "\n\n".join(parts) + "\n"
+
+
+def _about(name: str) -> str:
+    """What a benchmark is for: the first line of its docstring, up to the colon."""
+    first = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8").splitlines()[0]
+    return first.strip('"').partition(":")[0].rstrip(".")
 
 
 def _result_parts(path: Path) -> list[str]:
