@@ -137,7 +137,7 @@ def test_the_arena_holds_little_more_than_what_is_in_use_at_once(style, monkeypa
 
 
 def test_a_large_allocation_is_found():
-    """The test of the test: one array in one thread, gone at once."""
+    """The test of the test: one array in one thread, gone at once. Another thread may look while it is there, and see it too."""
     def make(backend):
         model = sharded(sk.DDPModel)(backend)
         step, engine = model.engine.runtime._step, model.engine
@@ -149,4 +149,4 @@ def test_a_large_allocation_is_found():
         engine.runtime._table = {kind: wasteful if act == step else act for kind, act in engine.runtime._table.items()}
         return model
     found, _ = large_allocations(2, make)
-    assert found and all("test_allocations.py" in each for each in found)
+    assert any("test_allocations.py" in each for each in found)
