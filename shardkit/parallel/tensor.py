@@ -86,8 +86,13 @@ def sum_partial(parameter: Parameter, gradient):
     Collective over parameter.claim.holders, if the claim is "partial". In place.
     gradient   of the parameter or any part of it, contiguous; the same part on all holders
     """
-    if parameter.claim is not None and parameter.claim.kind == "partial":
+    if is_partial(parameter):
         ordered_all_reduce(parameter.claim.holders, gradient.reshape(-1))
+
+
+def is_partial(parameter: Parameter) -> bool:
+    """True if this rank's gradient of the parameter is one term of a sum."""
+    return parameter.claim is not None and parameter.claim.kind == "partial"
 
 
 def is_counted(parameter: Parameter) -> bool:

@@ -18,6 +18,7 @@ The flat buffer is storage and a message; a parameter's identity is its name and
 """
 from dataclasses import dataclass
 from functools import cached_property
+from math import frexp
 
 import numpy
 
@@ -33,7 +34,7 @@ from ..layout.piece import Piece
 from ..layout.policy import Policy
 from .gradient_sum import GradientRunningSum, GradientTree
 from .partition import UnitPlan
-from .tensor import is_counted, sum_partial
+from .tensor import is_counted, is_partial, sum_partial
 
 NORM_BLOCK = 256        # elements whose squares are summed together; shards are multiples of it
 
@@ -92,7 +93,7 @@ class Unit:
         self._own = slice(group.rank * self.layout.shard, (group.rank + 1) * self.layout.shard)
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}
         self._bound = None
-        self.gradient = None
+        self.gradient, self._scale = None, 1.0          # the reduced gradient is the one times the other
         self._allocate()
         self._fill_with_initial_values()
 
@@ -238,7 +239,7 @@ class Unit:
                 self._memory.whole_gradients.give(unfinished)
         if self.gradient is not None and not self.policy.shard_gradients:
             self._memory.whole_gradients.give(self.gradient)
-        self.gradient = None
+        self.gradient, self._scale = None, 1.0
 
     def reduce(self, scale: float):
         """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
@@ -252,28 +253,29 @@ class Unit:
         totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
         if not totals:
             raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
-        kept = [self._reduced(total) for total in totals]
+        sums = [self._reduced(total, self._gradient_shard if number == 0 else None) for number, total in enumerate(totals)]
         self._may_be_read = False               # every rank is past its backward
-        for part in kept:                       # scaled one by one, as they are on different ranks
-            part *= part.dtype.type(scale)
-        for other in kept[1:]:
-            kept[0] += other
-        if self.policy.shard_gradients:
-            self._gradient_shard[:] = kept[0]
-            self.gradient = self._gradient_shard
+        self.gradient = self._gradient_shard if self.policy.shard_gradients else totals.pop(0)
+        if len(sums) == 1 and _changes_no_digit(scale):
+            self._scale = scale
         else:
-            self.gradient = totals.pop(0)
+            for part in sums:                   # scaled one by one, as they are on different ranks
+                part *= part.dtype.type(scale)
+            for other in sums[1:]:
+                sums[0] += other
         for total in totals:
             self._memory.whole_gradients.give(total)
-        gradient = self.updated_gradient
-        for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state):     # one term each on several tensor ranks
-            sum_partial(self.plan.parameters[piece.name], gradient[piece.start:piece.stop])
+        pieces = [piece for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state)
+                  if is_partial(self.plan.parameters[piece.name])]      # one term each on several tensor ranks
+        for piece in pieces:
+            sum_partial(self.plan.parameters[piece.name], self.updated_gradient[piece.start:piece.stop])
 
-    def _reduced(self, total):
-        """total [size], summed over ranks in place; returns the part of it that is now right on this rank."""
+    def _reduced(self, total, out):
+        """total [size], summed over ranks; returns the part that is now right on this rank: out [shard], or in `total` itself."""
         if self.policy.shard_optimizer_state:
-            self._reduce_scatter(total, total[self._own])
-            return total[self._own]
+            out = total[self._own] if out is None else out
+            self._reduce_scatter(total, out)
+            return out
         self._all_reduce(total)
         return total
 
@@ -330,7 +332,9 @@ class Unit:
             gradient = fresh.copy(gradient)
             for piece in copies:
                 gradient[piece.start:piece.stop] = 0
-        return kernels.block_squares(gradient, NORM_BLOCK)
+        squares = kernels.block_squares(gradient, NORM_BLOCK)
+        squares *= self._scale ** 2
+        return squares
 
     def step(self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None):
         """Apply the rule to the elements that this rank updates; the next gather spreads the result.
@@ -342,9 +346,9 @@ class Unit:
         """
         self.wait_for_readers()
         is_shard = self.masters is None
-        self.rule.update(self._updated(self.shard if is_shard else self.masters, is_shard), self.updated_gradient,
+        self.rule.update(self._updated(self.shard if is_shard else self.masters, is_shard), self._unscaled_gradient(),
                          {name: self._updated(s, self.policy.shard_optimizer_state) for name, s in self.state.items()},
-                         number, learning_rate, gradient_scale)
+                         number, learning_rate, gradient_scale * self._scale)
         if self.policy.shard_optimizer_state or self._is_mixed:
             self.is_whole = False
 
@@ -358,6 +362,14 @@ class Unit:
     @property
     def updated_gradient(self):
         """The reduced gradient of the elements that this rank updates, a view. Errors: ShardingError if there is none."""
+        gradient = self._unscaled_gradient()
+        if self._scale != 1.0:
+            gradient *= gradient.dtype.type(self._scale)
+            self._scale = 1.0
+        return gradient
+
+    def _unscaled_gradient(self):
+        """The same without the scale that has still to come."""
         if self.gradient is None:
             raise ShardingError("no synchronised gradients; call compute_gradients() or synchronize_gradients() first")
         return self._updated(self.gradient, self.policy.shard_gradients)
@@ -418,3 +430,8 @@ class Unit:
             self.is_whole = False
             if not self.policy.shard_parameters:
                 self.gather()
+
+
+def _changes_no_digit(scale: float) -> bool:
+    """True for powers of two: multiplied later, together with the factor of clipping, the gradients have the same bits."""
+    return frexp(scale)[0] == 0.5

@@ -8,7 +8,7 @@ The claim needs micro-batches of one size, and a power of two of them on each da
 """
 import pytest
 from builders import sha256
-from hybrids import POLICIES, SCHEDULES, gpt, hybrid, meshes, step_once
+from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
 
 import shardkit as sk
 
@@ -69,3 +69,19 @@ def test_the_bits_depend_on_the_tensor_size_alone(tensor, family):
 @pytest.mark.parametrize("tensor, family", SIZES)
 def test_the_bits_depend_on_the_tensor_size_alone_in_the_whole_product(tensor, family):
     assert len({bits(*run, family) for run in all_runs(tensor, family)}) == 1
+
+
+@pytest.mark.parametrize("samples", (8, 12))            # of 8 tokens: one over their number changes no digit, or does
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at(policy, samples):
+    """In one go the mean over items may wait for the optimizer; whoever looks at the gradients before sees means."""
+    def on_rank(backend):
+        at_once, looked_at = [hybrid(backend, (1, 2, 1), policy, model=gpt(dtype="float32"), micro_batches=2) for _ in range(2)]
+        for step in range(STEPS):
+            part = sk.split_batch(at_once.mesh, *batch(step, samples))
+            at_once.train(*part)
+            looked_at.compute_gradients(*part)
+            looked_at.engine.update()
+            assert at_once.engine.gradient_norm == looked_at.engine.gradient_norm
+        return sha256(at_once.gather_full_parameters()) == sha256(looked_at.gather_full_parameters())
+    assert all(sk.run_ranks(2, on_rank))
