@@ -8,7 +8,7 @@
 
 Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
 """
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ConfigurationError
 
@@ -29,6 +29,16 @@ class Policy:
             return num_bytes / num_ranks if is_sharded else num_bytes
         return parameter_count * (share(parameter_bytes, self.shard_parameters) + share(gradient_bytes, self.shard_gradients)
                                   + share(optimizer_bytes, self.shard_optimizer_state))
+
+    def on(self, num_ranks: int, *, rounds: bool = False) -> "Policy":
+        """What is left of it on so many data ranks: on a single one there is nobody to share with, and nothing to move.
+
+        rounds   parameters are rounded when they are gathered: even a single rank keeps them so for a moment only
+        """
+        if num_ranks > 1:
+            return self
+        return replace(self, shard_optimizer_state=False, shard_gradients=False,
+                       shard_parameters=self.shard_parameters and rounds)
 
 
 POLICIES = {

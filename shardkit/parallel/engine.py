@@ -45,7 +45,7 @@ class Engine:
     """Trains a wrapped model on `mesh` under `policy`. Making one, and every method here, is collective over the mesh."""
 
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
-        self.model, self.config, self.mesh, self.policy = model, config, mesh, policy
+        self.model, self.config, self.mesh = model, config, mesh
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
@@ -57,6 +57,7 @@ class Engine:
             order = order_named(config.schedule)(mesh.size("pipeline"), config.micro_batches, config.virtual_stages)
             units = plan_units(model, config.minimum_parameter_group_size)
             self.numerics = Numerics.of(config, model.parameters()[0].dtype, self.device.xp)
+            self.policy = policy.on(self.data.world_size, rounds=self.numerics.is_mixed)
             self.loss_scale = LossScale.of(config, self.numerics)
             num_stages = len({action.stage for actions in order.values() for action in actions})
             ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)

@@ -123,7 +123,7 @@ def _padded_state(stages: tuple, layout: Layout, rank: int, software: Software, 
     borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the head's, and has a second
                sum of gradients where it is on this rank in its own right
     """
-    policy = POLICIES[layout.policy]
+    policy = POLICIES[layout.policy].on(layout.data, rounds=software.rounds_when_gathered)
     sizes = tuple(tuple(padded_shard(count, layout.data) * layout.data for count in stage) for stage in stages)
     wholes = [unit for stage in sizes for unit in stage]
     shards = [whole // layout.data for whole in wholes]

@@ -129,13 +129,18 @@ def test_more_sharding_never_needs_more_state():
 
 
 @pytest.mark.parametrize("data, tensor, sharing, gathers", [
-    (4, 1, 1, True), (4, 1, 4, False), (4, 2, 4, True), (4, 2, 8, False), (1, 4, 4, True)])
+    (4, 1, 1, True), (4, 1, 4, False), (4, 2, 4, True), (4, 2, 8, False)])
 def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing, gathers):
     layout = Layout(1, data, tensor, "fsdp", micro_batches=1, micro_batch=4)
     alone, shared = (memory_of(layout, LARGE, SHARDKIT, ranks) for ranks in (1, sharing))
     assert alone.gathered > 0 and shared.gathered == (alone.gathered if gathers else 0)
     assert shared.total - shared.gathered == alone.total - alone.gathered
     assert memory_of(layout, LARGE, MIXED, sharing) == memory_of(layout, LARGE, MIXED)
+
+
+def test_a_single_data_rank_shards_nothing():
+    under_policies = {memory_of(Layout(1, 1, 4, policy, micro_batches=1, micro_batch=4), LARGE, SHARDKIT) for policy in POLICIES}
+    assert len(under_policies) == 1
 
 
 def test_recomputation_and_sequence_parallelism_need_less():

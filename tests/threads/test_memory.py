@@ -24,8 +24,8 @@ def large_gpt():
 
 
 def resident_bytes(model):
-    """Of what lasts from step to step. DDP and ZeRO-1 keep the whole gradient in the buffer that it was summed in."""
-    kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (not model.policy.shard_gradients)
+    """Of what lasts from step to step. Who keeps the whole gradient keeps it in the buffer that it was summed in."""
+    kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (not model.engine.policy.shard_gradients)
     return model.engine.device.bytes_in_use(*kinds)
 
 
