@@ -78,7 +78,7 @@ def arguments(half):
     ids = numpy.array([3, 0, 3, 3, 5, 0])
     angles = [function(numpy.linspace(0, 9, 15, dtype="float32")).reshape(5, 3) for function in (numpy.cos, numpy.sin)]
     probabilities = abs(x)
-    return {"add_layer_norm": (x, g, d, d, 1e-5), "add_rms_norm": (x, g, d, 1e-5), "bias_gelu": (x, d),
+    return {"bias_gelu": (x, d),
             "bias_gelu_backward": (g, x, d), "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
             "causal_attention_backward": (y, q, k[:, :2], v[:, :2], y, per_query, 0.3, 0), "cross_entropy": (x, ids),
             "cross_entropy_backward": (numpy.float32(2), x, ids, per_row), "dropout": (x, 7, 3, 0.25),
@@ -108,7 +108,19 @@ def exact_argument(value):
 def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
     on_flat_buffers = {"adam", "block_squares", "dropout_mask", "from_half", "largest_magnitude", "momentum", "rotary_tables",
                        "sgd", "to_half", "tree_sum"}
-    assert set(kernels.__all__) == set(wide_kernels.ROUNDED) | on_flat_buffers
+    assert set(kernels.__all__) == {*wide_kernels.ROUNDED, *wide_kernels.AFTER_ADDING, *on_flat_buffers}
+
+
+@EVERY_HALF
+@pytest.mark.parametrize("name, norm, num_parameters", [("add_layer_norm", "layer_norm", 2), ("add_rms_norm", "rms_norm", 1)])
+def test_a_norm_after_an_addition_reads_the_sum_as_it_is_stored(name, norm, num_parameters, half):
+    x, branch = numbers((6, 8), half), rounded(widened(numbers((6, 8), half, 1)) / 3, dtype_named(half))
+    parameters = [numbers(8, half, seed) for seed in range(num_parameters)]
+    exact_sum, y = exact(x) + exact(branch), numpy.empty_like(x)
+    total, *found = getattr(kernels, name)(x, branch, *parameters, 1e-5, out=(x, y))
+    assert total is x and found[0] is y and (exact(total) != exact_sum).any()
+    for result, right in zip(found, getattr(kernels, norm)(total, *parameters, 1e-5), strict=True):
+        numpy.testing.assert_array_equal(result, right)
 
 
 @EVERY_HALF
