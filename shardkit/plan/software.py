@@ -100,15 +100,15 @@ _MEGATRON_2021 = Software(
 
 SHARDKIT = Software(
     "shardkit", dtype="float32", parameter_bytes=4, gradient_bytes=4, state_bytes=8, activation_bytes=4, wire_bytes=4,
-    # AdamW in one pass reads 4 and writes 3 of float32; clipping reads the gradient; scaling reads and writes it
-    update_bytes=40, accumulation_bytes=12, keeps_scores=False, masks_dropout=False, recomputations=("none", "full"),
+    # AdamW in one pass reads 4 and writes 3 of float32, and scales what it reads; clipping reads the gradient
+    update_bytes=32, accumulation_bytes=12, keeps_scores=False, masks_dropout=False, recomputations=("none", "full"),
     schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), cuts_evenly=False, sums_in_tree=True, splits_backward=True,
     # array/arena.py held 88 MiB where 81 were in use, 534 for 520
     overlaps_gathers=False, overlaps_reductions=False, shares_parameters=True, merges_below=1024, arena_share=1.07,
     calls_per_layer=26)
 # parallel/numerics.py: masters beside the moments, gradients in float32; and what is lent to the blocks is rounded, 4 + 2
 SHARDKIT_BF16 = replace(SHARDKIT, name="shardkit-bf16", dtype="bfloat16", parameter_bytes=2, state_bytes=12, activation_bytes=2,
-                        update_bytes=46, rounds_when_gathered=True)
+                        update_bytes=38, rounds_when_gathered=True)
 SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 MEGATRON_2021 = _MEGATRON_2021
