@@ -8,13 +8,6 @@ from shardkit.comm.shared.lane import Lane
 HEAP_BYTES = 1 << 26
 
 
-class NoMessages:
-    """In the place of a communicator: there is no progress to make."""
-
-    def Iprobe(self):
-        """Nothing waits."""
-
-
 def on_lanes(num_ranks: int, fn, time_limit: float = 110.0) -> list:
     """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a rank."""
     heaps = [Heap(HEAP_BYTES) for _ in range(num_ranks)]
@@ -25,7 +18,7 @@ def on_lanes(num_ranks: int, fn, time_limit: float = 110.0) -> list:
     def run(rank):
         table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, HEAP_BYTES, has_cores=False)
         try:
-            results[rank] = fn(Lane(table, NoMessages(), lambda: None), heaps[rank], rank)
+            results[rank] = fn(Lane(table, lambda: None, lambda: None), heaps[rank], rank)
         except BaseException as error:
             errors.append(error)
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
