@@ -11,6 +11,7 @@ from .atomic import address_of, load, move_bytes
 from .desk import (ALL_GATHER, BLOCK_BYTES, BROADCAST, DESKS, DONE, END, NOT_SHARED, NOWHERE, NUM_RANKS, RANK, SCRATCH,
                    SLOT_BYTES, SOURCES, WORD_BYTES)
 from .meeting import all_have_come, arrive, find_arrays, find_slots, heap_offset, meet, offset_of, own_desk, slot_of
+from .streams import STREAM_BYTES, stream_bytes
 from .sums import reduce_block
 
 __all__ = ["all_gather_in_heaps", "all_gather_in_slots", "all_reduce_in_heaps", "all_reduce_in_slots", "broadcast_in_slots",
@@ -181,7 +182,10 @@ def all_gather_in_heaps(own, whole, starts, counts, table, stage):
             return NOT_SHARED
         for step in range(1, num_ranks):                # everybody begins with another neighbour
             rank = (table[RANK] + step) % num_ranks
-            move_bytes(address_of(whole) + starts[rank], source_of(table, rank), counts[rank])
+            if whole.size < STREAM_BYTES:
+                move_bytes(address_of(whole) + starts[rank], source_of(table, rank), counts[rank])
+            else:
+                stream_bytes(address_of(whole) + starts[rank], source_of(table, rank), counts[rank])
         arrive(table, END, NOWHERE)
     return DONE if all_have_come(table, END) else 2
 
