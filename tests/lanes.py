@@ -18,7 +18,7 @@ def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HE
     def run(rank):
         table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False)
         try:
-            results[rank] = fn(Lane(table, lambda: None, lambda: None), heaps[rank], rank)
+            results[rank] = fn(Lane(table, lambda: None, lambda array: array.ctypes.data, lambda: None), heaps[rank], rank)
         except BaseException as error:
             errors.append(error)
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]

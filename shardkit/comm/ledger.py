@@ -49,8 +49,9 @@ class Ledger:
         self._names: dict[str, int] = {}
         self._groups: dict = {}                                # key of a group, or (key, peer) -> number of its name
         self._dtypes: dict = {None: 0}
-        self._sites: dict[tuple, int] = {}                     # (code, instruction) -> number of its name
-        self._own_code: dict[object, bool] = {}                # code -> is it in this room?
+        self._sites: dict[tuple, int] = {}                     # (id of code, instruction) -> number of its name
+        self._codes: list = []                                 # of _sites: an id means the same as long as they live
+        self._own_files: dict[str, bool] = {}                  # is it in this room?
         self._names_end = 0
         self._number = 0
         self._at = _RING_START
@@ -84,24 +85,28 @@ class Ledger:
         self._map.close()
 
     def _site(self) -> int:
-        """The nearest caller outside of this room; looking starts above the frames that every verb puts here."""
-        own = self._own_code
+        """The nearest caller outside of this room; looking starts above the frames that every verb puts here.
+
+        Found by the id of its code and by file names, which are hashed once: a code object is hashed anew every time, whole.
+        """
+        own = self._own_files
         try:
             frame = sys._getframe(_VERB_FRAMES)
         except ValueError:                                     # not called by a verb
             return 0
         code = frame.f_code
-        while own.get(code, True):
-            if code not in own:
-                own[code] = code.co_filename.startswith(_HERE)
+        while own.get(code.co_filename, True):
+            if code.co_filename not in own:
+                own[code.co_filename] = code.co_filename.startswith(_HERE)
                 continue
             frame = frame.f_back
             if frame is None:
                 return 0
             code = frame.f_code
-        key = code, frame.f_lasti
+        key = id(code), frame.f_lasti
         number = self._sites.get(key)
         if number is None:
+            self._codes.append(code)
             number = self._sites[key] = self._name(f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}")
         return number
 

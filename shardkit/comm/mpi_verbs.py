@@ -32,6 +32,7 @@ class MPIVerbs(CommunicationBackend):
         super().__init__(rank, world_size)
         self._mpi, self._comm = mpi, None
         self._failures = _MPIErrors(self)
+        self._address = mpi.Get_address                  # in an eighth of the time that NumPy takes to tell
         self._ops = {
             ReductionOperation.SUM: mpi.SUM, ReductionOperation.PRODUCT: mpi.PROD,
             ReductionOperation.MIN: mpi.MIN, ReductionOperation.MAX: mpi.MAX,
@@ -183,9 +184,6 @@ class MPIVerbs(CommunicationBackend):
     def _copy_unless_same(self, source, target):
         if source.size and self._address(source) != self._address(target):
             target[...] = source
-
-    def _address(self, array):
-        return self._mpi.Get_address(array)              # in a tenth of the time that NumPy takes to say it
 
     def _errors(self):
         return self._failures

@@ -7,7 +7,7 @@ from ..operations import ReductionOperation
 from .desk import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, RANK, REDUCE_SCATTER, SUM
 
 NUMBERS = "fdilB"                       # dtypes that are added here, each compiled by itself: NumPy's characters
-SLOT_ROAD_BYTES = 8192                  # up to here copying to a slot costs less than meeting a second time
+SLOT_ROAD_BYTES = 2048                  # up to here copying to a slot costs less than meeting a second time
 _OPERATIONS = {ReductionOperation.SUM: SUM, ReductionOperation.PRODUCT: PRODUCT, ReductionOperation.MIN: MIN,
                ReductionOperation.MAX: MAX}
 _VERB_BITS, _OPERATION_BITS = 4, 4
@@ -19,11 +19,12 @@ class Lane:
 
     table    what the loops know of the group
     probe    function () that lets MPI make progress while this rank waits
+    address  function (array) -> of its first byte in this process
     forget   function () that is called when the lane is closed; collective, since neighbours may still look at the desk
     """
 
-    def __init__(self, table, probe, forget):
-        self._table, self._probe, self._forget = table, probe, forget
+    def __init__(self, table, probe, address, forget):
+        self._table, self._probe, self._address, self._forget = table, probe, address, forget
         self._codes = {(op, dtype): (operation, operation << _VERB_BITS | number << _VERB_BITS + _OPERATION_BITS)
                        for op, operation in _OPERATIONS.items() for number, dtype in enumerate(NUMBERS)}
 
@@ -66,7 +67,7 @@ class Lane:
     def all_gather(self, send, receive, counts) -> None:
         """All slices in `receive`."""
         starts, counts = _places(tuple(counts), receive.itemsize)
-        arguments = send.view("uint8"), receive.view("uint8"), starts, counts, self._table
+        arguments = self._address(send), send.nbytes, self._address(receive), receive.nbytes, starts, counts, self._table
         if receive.nbytes <= SLOT_ROAD_BYTES or not self._run(self._loops.all_gather_in_heaps, *arguments):
             self._run(self._loops.all_gather_in_slots, *arguments)
 
