@@ -11,7 +11,8 @@
 
 A public verb checks its arguments, opens a port on each array (GPU memory and half floats go through host scratch, see
 staging.py, unless the group has another road for GPU arrays, see roads.py), counts the bytes, and calls the protected verb of
-the same name, which sees flat host arrays only. A new backend implements the protected verbs and inherits everything else.
+the same name, which sees flat host arrays only. Plain arrays have a shorter road to it (plain.py). A new backend implements the
+protected verbs and inherits everything else.
 
 Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero counts are legal
 everywhere. `counts`, `root` and `op` must be the same on all ranks.

@@ -41,7 +41,7 @@ class Levels:
         self._place, self._here = near.rank, near.world_size
 
     def adds(self, dtype) -> bool:
-        """True if sums of this dtype are the tree over all ranks."""
+        """True if sums of this dtype are the tree over all ranks; `op` is never anything else here."""
         return self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype)
 
     def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
