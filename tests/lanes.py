@@ -8,24 +8,17 @@ from shardkit.comm.shared.lane import Lane
 HEAP_BYTES = 1 << 26
 
 
-class NoMessages:
-    """In the place of a communicator: there is no progress to make."""
-
-    def Iprobe(self):
-        """Nothing waits."""
-
-
-def on_lanes(num_ranks: int, fn, time_limit: float = 110.0) -> list:
+def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HEAP_BYTES) -> list:
     """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a rank."""
-    heaps = [Heap(HEAP_BYTES) for _ in range(num_ranks)]
+    heaps = [Heap(heap_bytes) for _ in range(num_ranks)]
     addresses = [heap.memory.address for heap in heaps]
     desks = [new_desk(heap) for heap in heaps]
     results, errors = [None] * num_ranks, []
 
     def run(rank):
-        table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, HEAP_BYTES, has_cores=False)
+        table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False)
         try:
-            results[rank] = fn(Lane(table, NoMessages(), lambda: None), heaps[rank], rank)
+            results[rank] = fn(Lane(table, lambda: None, lambda array: array.ctypes.data, lambda: None), heaps[rank], rank)
         except BaseException as error:
             errors.append(error)
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]

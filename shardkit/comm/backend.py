@@ -11,7 +11,8 @@
 
 A public verb checks its arguments, opens a port on each array (GPU memory and half floats go through host scratch, see
 staging.py, unless the group has another road for GPU arrays, see roads.py), counts the bytes, and calls the protected verb of
-the same name, which sees flat host arrays only. A new backend implements the protected verbs and inherits everything else.
+the same name, which sees flat host arrays only. Plain arrays have a shorter road to it (plain.py). A new backend implements the
+protected verbs and inherits everything else.
 
 Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero counts are legal
 everywhere. `counts`, `root` and `op` must be the same on all ranks.
@@ -29,6 +30,7 @@ from .arguments import Arguments, summing, unstage, with_starts
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
 from .operations import Handle, ReductionOperation, Traffic, together
+from .plain import PlainVerbs
 from .ports import NoPort
 from .progress import Progress
 from .roads import Roads
@@ -37,7 +39,7 @@ from .staging import Staging
 SUM = ReductionOperation.SUM
 
 
-class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
+class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
     timeout       seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
@@ -159,6 +161,8 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
 
         array   any shape, the same on all ranks. Half floats are summed as float32.
         """
+        if self._plain_all_reduce(array, op):
+            return
         with self._verb("all_reduce"):
             port = self._reduction_port("array", array, op, writes=True)
 
@@ -166,7 +170,7 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
                 self._all_reduce(host, summing(op))
                 self._scale(host, op)
             self._in_place("all_reduce", port, run, op, op=op)
-            self._count_all_reduce(port)
+            self._count_all_reduce(port.size * port.wire.itemsize)
 
     def broadcast(self, array, root: int = 0) -> None:
         """The root's elements, in `array`, on every rank. Collective, in place."""
@@ -184,11 +188,13 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
         receive   sum of counts elements
         counts    elements per rank; None: equal
         """
+        if counts is None and self._plain_all_gather(send, receive):
+            return
         with self._verb("all_gather"):
             own, whole = self._all_gather_parts(send, receive, counts)
             self._exchange("all_gather", own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts),
                            num_bytes=whole.port.num_bytes)
-            self._count_all_gather(own)
+            self._count_all_gather(own.port.num_bytes)
 
     def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False) -> None:
         """The reduction over all ranks of this rank's slice of `send`, in `receive`. Collective; `send` is unchanged.
@@ -197,6 +203,8 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
         receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
         in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
         """
+        if counts is None and self._plain_reduce_scatter(send, receive, op, in_place):
+            return
         with self._verb("reduce_scatter"):
             whole, own = self._reduce_scatter_parts(send, receive, counts, op, in_place and self.adds_in_tree_order(send))
 
@@ -291,7 +299,7 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
         with self._verb("iall_reduce"):
             port = self._reduction_port("array", array, op, writes=True)
-            self._count_all_reduce(port)
+            self._count_all_reduce(port.size * port.wire.itemsize)
             road = self._road_of("iall_reduce", port.num_bytes, port, op=op)
             if road is not None:
                 return self._handle(road.all_reduce(port, op))
@@ -306,7 +314,7 @@ class CommunicationBackend(Arguments, Roads, ObjectVerbs, ABC):
         """Begin an all_gather."""
         with self._verb("iall_gather"):
             own, whole = self._all_gather_parts(send, receive, counts)
-            self._count_all_gather(own)
+            self._count_all_gather(own.port.num_bytes)
             road = self._road_of("iall_gather", whole.port.num_bytes, own.port, whole.port)
             if road is not None:
                 return self._handle(road.all_gather(own, whole))

@@ -6,7 +6,6 @@
 A record is written into mapped memory: no system call, and what was written stays in the file when the process is killed.
 Names (of verbs, groups, call sites) are appended once and referred to by number. Times are seconds since the epoch.
 """
-import contextlib
 import mmap
 import os
 import socket
@@ -30,8 +29,7 @@ _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
 _HERE = os.path.dirname(__file__)
-_VERB_FRAMES = 6         # _site, begin, Progress._begin and begin_..., _verb, __enter__: making frame objects costs time
-_BETWEEN = contextlib.__file__                                 # a verb is entered through it
+_VERB_FRAMES = 5         # _site, begin, Progress.begin_..., what calls that, the verb: making frame objects costs time
 
 
 class Ledger:
@@ -50,28 +48,32 @@ class Ledger:
         self._header = (rank, world_size, os.getpid())
         self._names: dict[str, int] = {}
         self._groups: dict = {}                                # key of a group, or (key, peer) -> number of its name
-        self._dtypes: dict = {}
-        self._sites: dict[tuple, int] = {}                     # (code, instruction) -> number of its name
-        self._own_code: dict[object, bool] = {}                # code -> is it in this room?
+        self._dtypes: dict = {None: 0}
+        self._sites: dict[tuple, int] = {}                     # (id of code, instruction) -> number of its name
+        self._codes: list = []                                 # of _sites: an id means the same as long as they live
+        self._own_files: dict[str, bool] = {}                  # is it in this room?
         self._names_end = 0
         self._number = 0
         self._at = _RING_START
         self._write_header()
 
-    def begin(self, verb: str, group: str, ranks: tuple[int, ...], number_on_group: int | None) -> None:
-        """A call begins. ranks: of the world, those that must take part; number_on_group: None for a message."""
+    def begin(self, verb: str, group: str, ranks: tuple[int, ...], number_on_group: int | None, dtype=None,
+              count: int = -1) -> None:
+        """A call begins.
+
+        ranks            of the world, those that must take part
+        number_on_group  None for a message
+        dtype, count     what it carries, in elements, unless describe() is to tell
+        """
         number = self._number = self._number + 1
         self._at = _RING_START + number % NUM_RECORDS * _RECORD.size
         place = self._groups.get(group if number_on_group else (group, ranks)) or self._group(group, ranks, number_on_group)
-        _RECORD.pack_into(self._map, self._at, number, number_on_group or 0, self._names.get(verb) or self._name(verb), place, 0,
-                          self._site(), -1, time.monotonic(), 0.0)
+        _RECORD.pack_into(self._map, self._at, number, number_on_group or 0, self._names.get(verb) or self._name(verb), place,
+                          self._dtype(dtype), self._site(), count, time.monotonic(), 0.0)
 
     def describe(self, dtype, count: int) -> None:
         """What the call under way carries, in elements."""
-        number = self._dtypes.get(dtype)
-        if number is None:
-            number = self._dtypes[dtype] = self._name(str(dtype))
-        _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, number)
+        _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, self._dtype(dtype))
         _COUNT.pack_into(self._map, self._at + _COUNT_OFFSET, count)
 
     def end(self) -> None:
@@ -83,25 +85,36 @@ class Ledger:
         self._map.close()
 
     def _site(self) -> int:
-        """The nearest caller outside of this room; looking starts above the frames that every verb puts here."""
-        own = self._own_code
+        """The nearest caller outside of this room; looking starts above the frames that every verb puts here.
+
+        Found by the id of its code and by file names, which are hashed once: a code object is hashed anew every time, whole.
+        """
+        own = self._own_files
         try:
             frame = sys._getframe(_VERB_FRAMES)
         except ValueError:                                     # not called by a verb
             return 0
         code = frame.f_code
-        while own.get(code, True):
-            if code not in own:
-                own[code] = code.co_filename.startswith((_HERE, _BETWEEN))
+        while own.get(code.co_filename, True):
+            if code.co_filename not in own:
+                own[code.co_filename] = code.co_filename.startswith(_HERE)
                 continue
             frame = frame.f_back
             if frame is None:
                 return 0
             code = frame.f_code
-        key = code, frame.f_lasti
+        key = id(code), frame.f_lasti
         number = self._sites.get(key)
         if number is None:
+            self._codes.append(code)
             number = self._sites[key] = self._name(f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}")
+        return number
+
+    def _dtype(self, dtype) -> int:
+        """The number of its name; 0 of None."""
+        number = self._dtypes.get(dtype)
+        if number is None:
+            number = self._dtypes[dtype] = self._name(str(dtype))
         return number
 
     def _group(self, group, ranks, number_on_group) -> int:

@@ -126,7 +126,7 @@ class MPICommunicationBackend(NodeVerbs):
         """A lane for this group, if all its ranks are on one node and there are several; or levels. Collective over it."""
         homes = [self._homes[rank] for rank in self.world_ranks]
         if self.world_size > 1 and len(set(homes)) == 1 and homes[0] is not None:
-            self._lane = self._node.lane(self._comm, self.world_ranks)
+            self._lane = self._node.lane(self._comm, self.world_ranks, self._probe, self._address)
         here = ranks_per_node(homes)
         if here is not None:
             levels = Levels(self._group_of(self._comm.Split(self.rank // here, self.rank)),

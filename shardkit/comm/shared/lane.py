@@ -7,23 +7,25 @@ from ..operations import ReductionOperation
 from .desk import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, RANK, REDUCE_SCATTER, SUM
 
 NUMBERS = "fdilB"                       # dtypes that are added here, each compiled by itself: NumPy's characters
-SLOT_ROAD_BYTES = 8192                  # up to here copying to a slot costs less than meeting a second time
+SLOT_ROAD_BYTES = 2048                  # up to here copying to a slot costs less than meeting a second time
 _OPERATIONS = {ReductionOperation.SUM: SUM, ReductionOperation.PRODUCT: PRODUCT, ReductionOperation.MIN: MIN,
                ReductionOperation.MAX: MAX}
 _VERB_BITS, _OPERATION_BITS = 4, 4
+_NUMBERS = frozenset(map(numpy.dtype, NUMBERS))
 
 
 class Lane:
     """One rank's end. Every method is collective over the group; arrays are flat, on the host.
 
     table    what the loops know of the group
-    comm     of the group, to let MPI make progress while this rank waits
-    forget   called when the lane is closed, after all ranks have
+    probe    function () that lets MPI make progress while this rank waits
+    address  function (array) -> of its first byte in this process
+    forget   function () that is called when the lane is closed; collective, since neighbours may still look at the desk
     """
 
-    def __init__(self, table, comm, forget):
-        self._table, self._comm, self._forget = table, comm, forget
-        self._codes = {(op, dtype): operation << _VERB_BITS | number << _VERB_BITS + _OPERATION_BITS
+    def __init__(self, table, probe, address, forget):
+        self._table, self._probe, self._address, self._forget = table, probe, address, forget
+        self._codes = {(op, dtype): (operation, operation << _VERB_BITS | number << _VERB_BITS + _OPERATION_BITS)
                        for op, operation in _OPERATIONS.items() for number, dtype in enumerate(NUMBERS)}
 
     @cached_property
@@ -34,7 +36,6 @@ class Lane:
 
     def close(self) -> None:
         """No more verbs come. Collective."""
-        self._comm.Barrier()                    # the desk is used again
         self._forget()
 
     def barrier(self) -> None:
@@ -43,18 +44,19 @@ class Lane:
 
     def adds(self, dtype) -> bool:
         """True if reductions of this dtype are done here."""
-        return dtype.char in NUMBERS and dtype.isnative
+        return dtype in _NUMBERS
 
     def all_reduce(self, array, op) -> None:
         """The reduction over ranks as a tree, in place."""
-        code, operation = self._codes[op, array.dtype.char] | ALL_REDUCE, _OPERATIONS[op]
-        arguments = array, self._table, operation, code
+        operation, code = self._codes[op, array.dtype.char]
+        arguments = array, self._table, operation, code | ALL_REDUCE
         if array.nbytes <= SLOT_ROAD_BYTES or not self._run(self._loops.all_reduce_in_heaps, *arguments):
             self._run(self._loops.all_reduce_in_slots, *arguments)
 
     def reduce_scatter(self, send, receive, counts, op) -> None:
         """This rank's slice of the reduction as a tree, in `receive`, which may be its own slice of `send`."""
-        code, operation = self._codes[op, send.dtype.char] | REDUCE_SCATTER, _OPERATIONS[op]
+        operation, code = self._codes[op, send.dtype.char]
+        code |= REDUCE_SCATTER
         starts, counts = _places(tuple(counts), 1)
         if send.nbytes > SLOT_ROAD_BYTES:
             start = int(starts[self._table[RANK]])
@@ -65,7 +67,7 @@ class Lane:
     def all_gather(self, send, receive, counts) -> None:
         """All slices in `receive`."""
         starts, counts = _places(tuple(counts), receive.itemsize)
-        arguments = send.view("uint8"), receive.view("uint8"), starts, counts, self._table
+        arguments = self._address(send), send.nbytes, self._address(receive), receive.nbytes, starts, counts, self._table
         if receive.nbytes <= SLOT_ROAD_BYTES or not self._run(self._loops.all_gather_in_heaps, *arguments):
             self._run(self._loops.all_gather_in_slots, *arguments)
 
@@ -77,7 +79,7 @@ class Lane:
         """Run a loop to its end; between two tries MPI makes progress. False: an array is in no heap, and nothing was done."""
         stage = loop(*arguments, 0)
         while stage > 0:
-            self._comm.Iprobe()
+            self._probe()
             stage = loop(*arguments, stage)
         return stage == DONE
 

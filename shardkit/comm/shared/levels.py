@@ -41,10 +41,10 @@ class Levels:
         self._place, self._here = near.rank, near.world_size
 
     def adds(self, dtype) -> bool:
-        """True if sums of this dtype are the tree over all ranks."""
+        """True if sums of this dtype are the tree over all ranks; `op` is never anything else here."""
         return self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype)
 
-    def reduce_scatter(self, send, receive, counts) -> None:
+    def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
         """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""
         own, starts = counts[self._place::self._here], starts_of(counts)
         partial = empty(sum(own), send.dtype)
@@ -56,7 +56,7 @@ class Levels:
                                            there, SUM)
         self._add_nodes(partial, own, receive)
 
-    def all_reduce(self, array) -> None:
+    def all_reduce(self, array, op=SUM) -> None:
         """The sum, in place."""
         here = shares_of(array.size, self._here)
         start = starts_of(here)[self._place]

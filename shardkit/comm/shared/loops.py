@@ -11,6 +11,7 @@ from .atomic import address_of, load, move_bytes
 from .desk import (ALL_GATHER, BLOCK_BYTES, BROADCAST, DESKS, DONE, END, NOT_SHARED, NOWHERE, NUM_RANKS, RANK, SCRATCH,
                    SLOT_BYTES, SOURCES, WORD_BYTES)
 from .meeting import all_have_come, arrive, find_arrays, find_slots, heap_offset, meet, offset_of, own_desk, slot_of
+from .streams import STREAM_BYTES, stream_bytes
 from .sums import reduce_block
 
 __all__ = ["all_gather_in_heaps", "all_gather_in_slots", "all_reduce_in_heaps", "all_reduce_in_slots", "broadcast_in_slots",
@@ -129,30 +130,29 @@ def reduce_scatter_in_heaps(send, receive, start, table, op, code, stage):
     return DONE if all_have_come(table, END) else 2
 
 
-# ---- movement, in bytes ------------------------------------------------------------------------------------------
+# ---- movement, in bytes; own, whole: addresses ----------------------------------------------------------------------
 
 @inlined
-def put_own(own, whole, start):
+def put_own(own, own_bytes, place):
     """Copy the slice to its place, unless it is there already."""
-    place = address_of(whole) + start
-    if own.size and address_of(own) != place:
-        move_bytes(place, address_of(own), own.size)
+    if own_bytes and own != place:
+        move_bytes(place, own, own_bytes)
 
 
 @compiled
-def all_gather_in_slots(own, whole, starts, counts, table, stage):
+def all_gather_in_slots(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
     """A slot full of every slice at a time."""
-    signature, num_ranks, longest = whole.size << CODE_BITS | ALL_GATHER, table[NUM_RANKS], 0
+    signature, num_ranks, longest = whole_bytes << CODE_BITS | ALL_GATHER, table[NUM_RANKS], 0
     if stage == 0:
-        put_own(own, whole, starts[table[RANK]])
+        put_own(own, own_bytes, whole + starts[table[RANK]])
     for rank in range(num_ranks):
         longest = max(longest, counts[rank])
     for turn in range(max(stage - 1, 0), max(1, -(-longest // SLOT_BYTES))):
         first = turn * SLOT_BYTES
         if stage == 0:
-            count = min(own.size - first, SLOT_BYTES)
+            count = min(own_bytes - first, SLOT_BYTES)
             if count > 0:
-                move_bytes(next_slot(table), address_of(own) + first, count)
+                move_bytes(next_slot(table), own + first, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
             return turn + 1
@@ -161,19 +161,19 @@ def all_gather_in_slots(own, whole, starts, counts, table, stage):
         for rank in range(num_ranks):
             count = min(counts[rank] - first, SLOT_BYTES)
             if count > 0 and rank != table[RANK]:
-                move_bytes(address_of(whole) + starts[rank] + first, source_of(table, rank), count)
+                move_bytes(whole + starts[rank] + first, source_of(table, rank), count)
     return DONE
 
 
 @compiled
-def all_gather_in_heaps(own, whole, starts, counts, table, stage):
+def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
     """Every rank reads the slices of the others where they lie."""
-    signature, num_ranks = whole.size << CODE_BITS | ALL_GATHER, table[NUM_RANKS]
+    signature, num_ranks = whole_bytes << CODE_BITS | ALL_GATHER, table[NUM_RANKS]
     if stage == 0:
-        start = starts[table[RANK]]
-        put_own(own, whole, start)
-        offset = offset_of(own, table)
-        arrive(table, signature, offset if offset != NOWHERE else heap_offset(address_of(whole) + start, table))
+        place = whole + starts[table[RANK]]
+        put_own(own, own_bytes, place)
+        offset = heap_offset(own, table) if own_bytes else 0
+        arrive(table, signature, offset if offset != NOWHERE else heap_offset(place, table))
     if stage <= 1:
         if not all_have_come(table, signature):
             return 1
@@ -181,7 +181,10 @@ def all_gather_in_heaps(own, whole, starts, counts, table, stage):
             return NOT_SHARED
         for step in range(1, num_ranks):                # everybody begins with another neighbour
             rank = (table[RANK] + step) % num_ranks
-            move_bytes(address_of(whole) + starts[rank], source_of(table, rank), counts[rank])
+            if whole_bytes < STREAM_BYTES:
+                move_bytes(whole + starts[rank], source_of(table, rank), counts[rank])
+            else:
+                stream_bytes(whole + starts[rank], source_of(table, rank), counts[rank])
         arrive(table, END, NOWHERE)
     return DONE if all_have_come(table, END) else 2
 

@@ -50,8 +50,11 @@ class Node:
             return None
         return cls(heap, mappings, list(members), has_cores=len(set().union(*cores)) >= len(members))
 
-    def lane(self, comm, world_ranks: tuple[int, ...]) -> Lane | None:
-        """A lane for these ranks of the node; None on all of them if a heap is full. Collective over comm, which they form."""
+    def lane(self, comm, world_ranks: tuple[int, ...], probe, address) -> Lane | None:
+        """A lane for these ranks of the node; None on all of them if a heap is full. Collective over comm, which they form.
+
+        probe, address   as for Lane
+        """
         desk = new_desk(self.heap)
         own = NOWHERE if desk is None else desk.ctypes.data - self.heap.memory.address
         offsets = comm.allgather(own)
@@ -60,8 +63,12 @@ class Node:
         self._desks[own] = desk
         heaps = [self._mappings[rank].address for rank in world_ranks]
         desks = [heap + offset for heap, offset in zip(heaps, offsets)]
-        return Lane(table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores), comm,
-                    lambda: self._desks.pop(own))
+
+        def forget():
+            comm.Barrier()
+            del self._desks[own]
+        return Lane(table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores), probe, address,
+                    forget)
 
     def common(self, comm, world_ranks: tuple[int, ...], size: int, dtype):
         """An array that these ranks see, contents undefined, in the heap of the first; None on all if that is full.

@@ -1,8 +1,8 @@
-"""The verbs of an MPI group: large arrays through its lane or its levels, where there are any, all else through MPI.
+"""The verbs of an MPI group: through its lane or its levels, where there are any, and what they do not take through MPI.
 
-An MPI library needs about as long as a lane for a small message, which is little beside what Python needs to ask for it; and a
-program that sends only small ones need not wait for Numba. Where the one road ends and the other begins is fixed, not measured
-when a program starts: the roads add in different orders, and a second run is to have the bits of the first.
+A lane takes arrays of every size: it needs as long as an MPI library for the smallest, and a twentieth where ranks share cores.
+Levels take large arrays only, since they need several messages. Where the one road ends and the other begins is fixed, not
+measured when a program starts: the roads add in different orders, and a second run is to have the bits of the first.
 """
 import numpy
 
@@ -17,7 +17,7 @@ class NodeVerbs(MPIVerbs):
 
     _lane        of this group; None if its ranks do not all see each other's memory
     _levels      of this group; None if it is on one node, or its nodes are not alike
-    small_bytes  arrays of up to so many bytes go through MPI; the same on all ranks
+    small_bytes  arrays of up to so many bytes go through MPI and not through levels; the same on all ranks
     """
 
     small_bytes = 8192
@@ -27,37 +27,50 @@ class NodeVerbs(MPIVerbs):
         self._lane = self._levels = None
 
     def adds_in_tree_order(self, array) -> bool:
-        return super().adds_in_tree_order(array) or isinstance(array, numpy.ndarray) and array.nbytes > self.small_bytes and (
-            self._lane is not None and self._lane.adds(array.dtype)
-            or self._levels is not None and self._levels.adds(array.dtype))
+        if not isinstance(array, numpy.ndarray):
+            return super().adds_in_tree_order(array)
+        return self._adding_road(array, SUM) is not None
+
+    def _adding_road(self, array, op):
+        """The lane or the levels, if they reduce such an array; they add in the order of the tree."""
+        if self._lane is not None:
+            return self._lane if self._lane.adds(array.dtype) else None
+        levels = self._large_road(array)
+        return levels if levels is not None and op is SUM and levels.adds(array.dtype) else None
+
+    def _large_road(self, array):
+        """The levels, if the array is large enough for them."""
+        return self._levels if array.nbytes > self.small_bytes else None
+
+    def _barrier(self):
+        if self._lane is None:
+            return super()._barrier()
+        self._lane.barrier()
 
     def _all_reduce(self, array, op):
-        if not self.adds_in_tree_order(array) or self._lane is None and op is not SUM:
+        road = self._adding_road(array, op)
+        if road is None:
             return super()._all_reduce(array, op)
-        with self._errors():
-            if self._lane is not None:
-                self._lane.all_reduce(array, op)
-            else:
-                self._levels.all_reduce(array)
+        road.all_reduce(array, op)
 
     def _reduce_scatter(self, send, receive, counts, op):
-        if not self.adds_in_tree_order(send) or self._lane is None and op is not SUM:
+        road = self._adding_road(send, op)
+        if road is None:
             return super()._reduce_scatter(send, receive, counts, op)
-        with self._errors():
-            if self._lane is not None:
-                self._lane.reduce_scatter(send, receive, counts, op)
-            else:
-                self._levels.reduce_scatter(send, receive, counts)
+        road.reduce_scatter(send, receive, counts, op)
 
     def _all_gather(self, send, receive, counts):
-        road = self._lane if self._lane is not None else self._levels
-        if road is None or receive.nbytes <= self.small_bytes:
+        road = self._lane or self._large_road(receive)
+        if road is None:
             return super()._all_gather(send, receive, counts)
-        with self._errors():
-            road.all_gather(send, receive, counts)
+        road.all_gather(send, receive, counts)
 
     def _broadcast(self, array, root):
-        if self._lane is None or array.nbytes <= self.small_bytes:
+        if self._lane is None:
             return super()._broadcast(array, root)
+        self._lane.broadcast(array, root)
+
+    def _probe(self):
+        """Let MPI make progress."""
         with self._errors():
-            self._lane.broadcast(array, root)
+            self._comm.Iprobe()

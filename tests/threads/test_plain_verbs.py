@@ -1,0 +1,68 @@
+"""The short road of plain arrays does what the other road does, and leaves to it what it cannot do."""
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.comm import ReductionOperation
+from shardkit.comm.ledger import LEDGER_NAME, read_ledger
+
+AVERAGE = ReductionOperation.AVERAGE
+VERBS = {
+    "all_reduce": lambda backend, whole, own: backend.all_reduce(whole),
+    "all_gather": lambda backend, whole, own: backend.all_gather(own, whole),
+    "reduce_scatter": lambda backend, whole, own: backend.reduce_scatter(whole, own),
+}
+
+
+def called(backend, verb, folder):
+    """(values, bytes sent, what the ledger says) of one call on 12 numbers."""
+    backend.keep_ledger(folder)
+    backend.traffic.reset()
+    whole, own = numpy.arange(12, dtype="float32").reshape(2, 6) + backend.rank, numpy.full((3, 2), backend.rank, "float32")
+    VERBS[verb](backend, whole, own)
+    call = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
+    return (whole.tolist(), own.tolist(), backend.traffic.by_verb, call.carries, call.number_on_group, call.ranks,
+            call.site.rpartition(" in ")[2], call.ended is not None)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_both_roads_leave_the_same_values_traffic_and_record(verb, tmp_path, monkeypatch):
+    short = sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path))
+    monkeypatch.setattr(sk.InMemoryCommunicationBackend, f"_plain_{verb}", lambda *arguments: False)
+    assert sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path)) == short
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_plain_arrays_need_no_port(verb, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a port was opened")
+
+    def work(backend):
+        VERBS[verb](backend, numpy.ones(12), numpy.ones(6))
+    monkeypatch.setattr("shardkit.comm.arguments.open_port", refuse)
+    sk.run_ranks(2, work)
+
+
+def bad_calls(backend):
+    """Calls that look plain, each with what is wrong."""
+    whole, frozen = numpy.ones(8), numpy.ones(8)
+    frozen.flags.writeable = False
+    return [
+        (lambda: backend.all_reduce(frozen), "read-only"),
+        (lambda: backend.all_reduce(whole[::2]), "not contiguous"),
+        (lambda: backend.all_reduce(numpy.ones(8, "int32"), AVERAGE), "average"),
+        (lambda: backend.all_gather(numpy.ones(3), whole), "3 elements"),
+        (lambda: backend.all_gather(numpy.ones(4, "float32"), whole), "float32"),
+        (lambda: backend.all_gather(whole[1:5], whole), "overlap"),
+        (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank:][:4]), "overlap"),
+        (lambda: backend.reduce_scatter(whole, numpy.ones(3)), "3 elements"),
+    ]
+
+
+def test_what_is_wrong_is_told_before_anything_is_sent():
+    def work(backend):
+        for call, message in bad_calls(backend):
+            with pytest.raises(ValueError, match=message):
+                call()
+        assert backend.progress.current is None and backend.traffic.bytes_sent == 0
+    sk.run_ranks(2, work)
