@@ -26,6 +26,14 @@ class NodeVerbs(MPIVerbs):
         super().__init__(mpi, rank, world_size)
         self._lane = self._levels = None
 
+    @property
+    def shares_memory(self) -> bool:
+        return self._lane is not None
+
+    @property
+    def levels(self):
+        return self._levels
+
     def adds_in_tree_order(self, array) -> bool:
         return super().adds_in_tree_order(array) or isinstance(array, numpy.ndarray) and array.nbytes > self.small_bytes and (
             self._lane is not None and self._lane.adds(array.dtype)
