@@ -24,14 +24,12 @@ import numpy
 from ..array import fresh, halves, kernels
 from ..array.arena import Arena
 from ..array.backend import BufferPool, Device
-from ..comm import CommunicationBackend
-from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
-from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..errors import ShardingError
 from ..layout.flat import FlatLayout
 from ..layout.piece import Piece
 from ..layout.policy import Policy
 from .gradient_sum import GradientRunningSum, GradientTree
+from .movement import Movement
 from .partition import UnitPlan
 from .tensor import is_counted, sum_partial
 
@@ -71,7 +69,7 @@ class Holding:
 class Unit:
     """Blocks of the model whose parameters live, travel and are updated together.
 
-    group    the data axis; gather and reduce are collective over it
+    movement over the data axis; gather and reduce are collective over it
     rule     an optimizer rule; its state is made here, zero
 
     shard       [layout.shard] what this rank owns, as it is trained; `whole` may hold it rounded
@@ -79,19 +77,20 @@ class Unit:
     is_common   the parameters are whole in memory that all ranks of the group share
     """
 
-    def __init__(self, plan: UnitPlan, group: CommunicationBackend, policy: Policy, rule, memory: Memory, *,
-                 deterministic: bool = True, wire_dtype: str | None = None):
-        self.plan, self.group, self.policy, self.rule = plan, group, policy, rule
+    def __init__(self, plan: UnitPlan, movement: Movement, policy: Policy, rule, memory: Memory):
+        self.plan, self.policy, self.rule = plan, policy, rule
+        self.group = group = movement.group
         self.dtype = str(next(iter(plan.parameters.values())).dtype)
         self.layout = FlatLayout.of({name: p.shape for name, p in plan.parameters.items()}, num_shards=group.world_size,
                                     alignment=NORM_BLOCK, dtype=self.dtype)
         self.span = self.layout.span(group.rank)
-        self._memory = memory
+        self._memory, self._movement = memory, movement
         self._is_mixed = memory.compute_dtype != self.dtype
-        self._deterministic, self._wire_dtype = deterministic, wire_dtype
         self._own = slice(group.rank * self.layout.shard, (group.rank + 1) * self.layout.shard)
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}
         self._bound = None
+        self._gathering = None          # Begun, between begin_gather and gather
+        self._reducing: list | None = None          # [(sum over micro-batches, Begun)], between begin_reduce and reduce
         self.gradient = None
         self._allocate()
         self._fill_with_initial_values()
@@ -161,10 +160,18 @@ class Unit:
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
+    def begin_gather(self):
+        """Let the parameters travel from now on; gather() comes next. Collective over the data axis; never blocks for long.
+
+        Nothing happens where they are whole, or where gathering is no message.
+        """
+        if not (self.is_whole or self.is_common or self._is_mixed and self.masters is not None):
+            self._take_whole()
+            self._gathering = self._movement.begin_gather(self._own_rounded(), self.whole)
+
     def gather(self):
         """Make the parameters whole and readable. Collective over the data axis."""
-        if self.whole is None:
-            self.whole = self._memory.whole_parameters.take(self.layout.size)
+        self._take_whole()
         if not self.is_whole:
             self._make_whole()
             self.is_whole = True
@@ -174,16 +181,26 @@ class Unit:
                 parameter.bind(self._view(self.whole, name))
             self._bound = self.whole
 
+    def _take_whole(self):
+        if self.whole is None:
+            self.whole = self._memory.whole_parameters.take(self.layout.size)
+
     def _make_whole(self):
         """Fill `whole` from what all data ranks own."""
-        if self._is_mixed and self.masters is not None:
+        if self._gathering is not None:
+            self._movement.end(self._gathering)
+            self._gathering = None
+        elif self._is_mixed and self.masters is not None:
             halves.rounded(self.masters, self.whole.dtype, self.whole)
-            return
-        own = halves.rounded(self.shard, self.whole.dtype, self.whole[self._own]) if self._is_mixed else self.shard
-        if self.is_common:
+        elif self.is_common:
+            self._own_rounded()
             self.group.barrier()
         else:
-            self.group.all_gather(own, self.whole)
+            self.group.all_gather(self._own_rounded(), self.whole)
+
+    def _own_rounded(self):
+        """What this rank owns, as it is lent to blocks; where that is rounded, in its place in `whole`."""
+        return halves.rounded(self.shard, self.whole.dtype, self.whole[self._own]) if self._is_mixed else self.shard
 
     def release(self):
         """Let the gathered parameters go, if this policy shards them. No communication."""
@@ -214,7 +231,7 @@ class Unit:
         Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
         """
         if user not in self._sums:
-            kind = GradientTree if self._deterministic else GradientRunningSum
+            kind = GradientTree if self._movement.is_deterministic else GradientRunningSum
             self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
         buffer, is_empty = self._sums[user].begin()
         buffer[self.layout.length:] = 0
@@ -240,6 +257,10 @@ class Unit:
             self._memory.whole_gradients.give(self.gradient)
         self.gradient = None
 
+    def begin_reduce(self):
+        """Let the gradients travel from now on; reduce() comes next. Collective over the data axis; never blocks for long."""
+        self._reducing = [(total, self._movement.begin_sum(total, self._summed_part(total))) for total in self._take_totals()]
+
     def reduce(self, scale: float):
         """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
 
@@ -249,10 +270,8 @@ class Unit:
         Errors: ShardingError if there is nothing to reduce.
         Source: ZeRO (arXiv 1910.02054), gradient partitioning.
         """
-        totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
-        if not totals:
-            raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
-        kept = [self._reduced(total) for total in totals]
+        totals = self._end_sums() if self._reducing is not None else self._sum_at_once()
+        kept = [self._summed_part(total) for total in totals]
         self._may_be_read = False               # every rank is past its backward
         for part in kept:                       # scaled one by one, as they are on different ranks
             part *= part.dtype.type(scale)
@@ -269,33 +288,34 @@ class Unit:
         for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state):     # one term each on several tensor ranks
             sum_partial(self.plan.parameters[piece.name], gradient[piece.start:piece.stop])
 
-    def _reduced(self, total):
-        """total [size], summed over ranks in place; returns the part of it that is now right on this rank."""
-        if self.policy.shard_optimizer_state:
-            self._reduce_scatter(total, total[self._own])
-            return total[self._own]
-        self._all_reduce(total)
-        return total
+    def _take_totals(self) -> list:
+        """The sums over micro-batches [layout.size] of all users of the unit."""
+        totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
+        if not totals:
+            raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
+        return totals
 
-    def _reduce_scatter(self, whole, out):
-        """whole [size] -> out [shard], which may be this rank's own part of `whole`."""
-        if self._wire_dtype:
-            compressed_reduce_scatter(self.group, whole, out)
-        elif self._deterministic:
-            ordered_reduce_scatter(self.group, whole, out)
-        else:
-            apart = self._memory.whole_gradients.take(self.layout.shard)
-            self.group.reduce_scatter(whole, apart)
-            out[:] = apart
-            self._memory.whole_gradients.give(apart)
+    def _summed_part(self, total):
+        """The part of `total` that holds the sum over ranks once it is reduced: all of it, or what this rank owns."""
+        return total[self._own] if self.policy.shard_optimizer_state else total
 
-    def _all_reduce(self, whole):
-        if self._wire_dtype:
-            compressed_all_reduce(self.group, whole)
-        elif self._deterministic:
-            ordered_all_reduce(self.group, whole)
-        else:
-            self.group.all_reduce(whole)
+    def _sum_at_once(self) -> list:
+        totals = self._take_totals()
+        for total in totals:
+            self._movement.sum(total, self._summed_part(total))
+        return totals
+
+    def _end_sums(self) -> list:
+        reducing, self._reducing = self._reducing, None
+        for _, begun in reducing:
+            self._movement.end(begun)
+        return [total for total, _ in reducing]
+
+    def give_up(self):
+        """A program failed, on all ranks: what was begun is never used, since messages may still write to its memory."""
+        if self._gathering is not None:
+            self._gathering = self.whole = None
+        self._reducing = None
 
     # ---- the update ----------------------------------------------------------------------------------------------
 
