@@ -203,7 +203,7 @@ class TrainingRun:
     def _report(self, step, loss, tokens_per_second, seconds_left):
         learning_rate = self.model.engine.rule.rate(step)
         exposed = sum(self.model.engine.exposure.of_step.values())
-        text = (f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms of a step communicating  "
+        text = (f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
                 f"{duration_text(seconds_left)} left")
         self.reporter.progress(step, text)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
