@@ -97,6 +97,8 @@ def test_a_run_that_failed_on_all_ranks_leaves_nothing_that_the_next_one_meets()
         block.forward = failing
         with pytest.raises(ZeroDivisionError):
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
+        assert not sharded.engine.runtime.movement._under_way
+        assert all(unit._gathering is None and unit._reducing is None for unit in sharded.engine.units)
         return sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
     without = sk.run_ranks(2, lambda backend: hybrid(backend, (1, 2, 1), "fsdp", model=gpt(2)).train(*part(backend, 0)))
     assert sk.run_ranks(2, run) == without
