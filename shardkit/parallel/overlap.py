@@ -11,25 +11,25 @@ from statistics import median
 
 import numpy
 
-from ..comm import CommunicationBackend, Mesh, ReductionOperation
+from ..comm import CommunicationBackend, Mesh, ReductionOperation, agree
 
 _WARM_UP, _MEASURED = 2, 10         # steps, half of them with overlap
 _WORTHWHILE = 0.98                  # of the time without: less is noise, and not worth the memory
 
 
 class Overlap:
-    """The choice for the steps of one model; is_on holds for the next one.
+    """The choice for the steps of one model; is_on holds for the next one. Making it is collective over the mesh.
 
     wanted        True, False or "auto"
     mesh          all its ranks make the same choice
-    is_possible   False: there is nothing to overlap
+    is_possible   False: there is nothing to overlap on this rank
     medians       {with overlap: seconds of a step on the slowest rank}, once measured
     """
 
     def __init__(self, wanted, mesh: Mesh, *, is_possible: bool):
         self._world: CommunicationBackend = mesh.world
         self.is_on = is_possible and wanted is True
-        is_tried = is_possible and wanted == "auto" and not mesh.group("data").shares_memory
+        is_tried = wanted == "auto" and agree(mesh.world, is_possible and not mesh.group("data").shares_memory)     # on any rank
         self._steps_left = _WARM_UP + _MEASURED if is_tried else 0
         self._seconds: dict[bool, list[float]] = {False: [], True: []}
         self.medians: dict[bool, float] = {}

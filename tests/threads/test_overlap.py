@@ -137,8 +137,16 @@ def test_overlap_stays_if_it_is_clearly_quicker_on_the_slowest_rank(with_overlap
 @pytest.mark.parametrize("wanted, is_possible, is_on", [(True, True, True), (True, False, False), (False, True, False),
                                                         ("auto", False, False)])
 def test_what_is_wanted_is_not_tried(wanted, is_possible, is_on):
-    overlap = Overlap(wanted, ApartMesh(None), is_possible=is_possible)
-    assert (overlap.is_settled, overlap.is_on, str(overlap)) == (True, is_on, "on" if is_on else "off")
+    def run(backend):
+        overlap = Overlap(wanted, ApartMesh(backend), is_possible=is_possible)
+        return overlap.is_settled, overlap.is_on, str(overlap)
+    assert sk.run_ranks(2, run) == [(True, is_on, "on" if is_on else "off")] * 2
+
+
+def test_what_one_rank_can_overlap_is_tried_by_all():
+    def run(backend):
+        return Overlap("auto", ApartMesh(backend), is_possible=backend.rank == 1).is_settled
+    assert sk.run_ranks(2, run) == [False] * 2
 
 
 def test_threads_try_nothing_since_each_copies_for_itself():
