@@ -154,6 +154,7 @@ GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
 
 # ---- sharded models ----------------------------------------------------------------------------------------------
 
+OVERLAPS = {"auto": "auto", "on": True, "off": False}       # words of settings
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -192,6 +193,10 @@ class ShardingConfiguration:
                                   always right. "nccl": through NCCL, one GPU per rank. "ipc": ranks of a node copy in each
                                   other's GPU memory. "mpi": as arguments of MPI calls, where a probe shows that the library
                                   takes them (SHARDKIT_GPU_AWARE_MPI). What a way does not take is staged
+    overlap                       parameters and gradients travel between data ranks while units compute (on "cpu"; gradients if
+                                  deterministic and not compressed), with the same bits, for memory of one more unit's
+                                  parameters and two more of its gradients. "auto": the first steps try whether it is
+                                  quicker, unless all data ranks share memory (parallel/overlap.py)
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
     Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
@@ -221,6 +226,7 @@ class ShardingConfiguration:
     loss_scale_interval: int | None = None
     matmul_precision: str = "highest"
     gpu_transport: str = "staged"
+    overlap: bool | str = "auto"
     seed: int = 0
 
     def __post_init__(self):
@@ -235,6 +241,7 @@ class ShardingConfiguration:
         _require(self.gradient_compression in (None, "float16"), "gradient_compression",
                  self.gradient_compression, 'None or "float16"')
         _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
+        _require(isinstance(self.overlap, bool) or self.overlap == "auto", "overlap", self.overlap, 'True, False or "auto"')
         _require(self.gpu_transport in GPU_TRANSPORTS, "gpu_transport", self.gpu_transport, " or ".join(GPU_TRANSPORTS))
         self._require_numerics()
 
@@ -386,6 +393,8 @@ class Parallel:
                                 among=("highest", "tf32"))
     gpu_transport: str = key("staged", "how GPU arrays reach other ranks; staged: through host memory, always right",
                              among=GPU_TRANSPORTS)
+    overlap: str = key("auto", "parameters and gradients travel between data ranks while units compute; auto: if that is quicker",
+                       among=tuple(OVERLAPS))
 
 
 @dataclass(frozen=True)

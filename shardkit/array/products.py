@@ -18,6 +18,7 @@ from .backend import xp_of
 
 PRECISIONS = ("highest", "tf32")
 
+_meanwhile: ContextVar = ContextVar("shardkit_meanwhile", default=None)      # of this thread
 _precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")      # of this thread
 
 
@@ -31,12 +32,25 @@ def precision(name: str):
         _precision.reset(token)
 
 
+@contextmanager
+def doing_meanwhile(act):
+    """Inside, act() is called before each product (this thread only): for what must be looked after while others compute."""
+    token = _meanwhile.set(act)
+    try:
+        yield
+    finally:
+        _meanwhile.reset(token)
+
+
 def matmul(a, b, out=None):
     """a [..., m, k] times b [..., k, n] -> [..., m, n], by the BLAS of the library that made the arrays.
 
     Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied (half floats on the CPU are).
     out   where the result goes; None: a new array. That of half floats may be float32: then nothing is rounded
     """
+    act = _meanwhile.get()
+    if act is not None:
+        act()
     xp = xp_of(a, b)
     if a.dtype.itemsize == 2 and halves.is_half(a.dtype):
         return _of_halves(a, b, out) if xp is numpy else cublas.matmul(a, b, out)

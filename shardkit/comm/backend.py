@@ -29,7 +29,7 @@ from . import checks
 from .arguments import Arguments, summing, unstage, with_starts
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
-from .operations import Handle, ReductionOperation, Traffic, together
+from .operations import Handle, ReductionOperation, SeveralHandles, Traffic, together
 from .plain import PlainVerbs
 from .ports import NoPort
 from .progress import Progress
@@ -136,6 +136,16 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
 
     def memory(self):
         """Where arrays should be that travel over this group: a heap with empty(shape, dtype); None: anywhere will do."""
+        return None
+
+    @property
+    def shares_memory(self) -> bool:
+        """True if all ranks see each other's memory: whoever needs an array copies it itself, and nothing moves meanwhile."""
+        return False
+
+    @property
+    def levels(self):
+        """Levels of this group, if its ranks are on several nodes that share memory each (shared/levels.py); else None."""
         return None
 
     def common(self, size: int, dtype):
@@ -378,6 +388,11 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
 
     @abstractmethod
     def _irecv(self, array, source, tag): ...
+
+    def _begin_exchange(self, outgoing, incoming, tag):
+        """Messages to and from several ranks, as one handle; lists of (rank, array)."""
+        return SeveralHandles([self._irecv(array, rank, tag) for rank, array in incoming]
+                              + [self._isend(array, rank, tag) for rank, array in outgoing])
 
     @abstractmethod
     def _iall_reduce(self, array, op): ...

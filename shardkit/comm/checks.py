@@ -101,6 +101,11 @@ def starts_of(counts: list[int]) -> list[int]:
     return [0, *accumulate(counts)][:-1]
 
 
+def pieces_of(array, counts: list[int], starts: list[int] | None = None) -> list:
+    """Views of so many elements each; starts None: one after the other."""
+    return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
+
+
 def _count_list(what, counts, num_ranks):
     numbers = [_integer(what, count) for count in counts]
     if len(numbers) != num_ranks or any(count < 0 for count in numbers):

@@ -66,6 +66,10 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         return self._is_initialized
 
     @property
+    def shares_memory(self) -> bool:
+        return True
+
+    @property
     def timeout(self) -> float:
         """Seconds that a rank waits for the others in one verb; one number for all ranks of the environment."""
         return self._group.environment.timeout

@@ -10,7 +10,7 @@ import time
 
 from ..errors import CommunicationError
 from .backend import CommunicationBackend
-from .checks import MAX_TAG, starts_of
+from .checks import MAX_TAG, pieces_of
 from .operations import Handle, ReductionOperation
 
 PIECE_TAG = MAX_TAG + 1
@@ -74,38 +74,39 @@ class MPIVerbs(CommunicationBackend):
             self._meet_asleep()
             if sum(counts) <= self.count_limit:
                 return self._comm.Reduce_scatter(send, receive, counts, self._ops[op])
-            for owner, piece in enumerate(_pieces(send, counts)):      # large road: reduce every slice to its owner
+            for owner, piece in enumerate(pieces_of(send, counts)):      # large road: reduce every slice to its owner
                 for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
                     self._comm.Reduce(span, into if owner == self.rank else None, self._ops[op], owner)
 
     def _scatter(self, send, receive, root, counts):
-        with self._errors():
-            if self.rank != root:
-                return self._transfer([], [(root, receive)])
-            pieces = _pieces(send, counts)
-            self._copy_unless_same(pieces[root], receive)
-            self._transfer([(rank, piece) for rank, piece in enumerate(pieces) if rank != root], [])
+        if self.rank != root:
+            return self._transfer([], [(root, receive)])
+        pieces = pieces_of(send, counts)
+        self._copy_unless_same(pieces[root], receive)
+        self._transfer([(rank, piece) for rank, piece in enumerate(pieces) if rank != root], [])
 
     def _gather(self, send, receive, root, counts):
-        with self._errors():
-            if self.rank != root:
-                return self._transfer([(root, send)], [])
-            pieces = _pieces(receive, counts)
-            self._copy_unless_same(send, pieces[root])
-            self._transfer([], [(rank, piece) for rank, piece in enumerate(pieces) if rank != root])
+        if self.rank != root:
+            return self._transfer([(root, send)], [])
+        pieces = pieces_of(receive, counts)
+        self._copy_unless_same(send, pieces[root])
+        self._transfer([], [(rank, piece) for rank, piece in enumerate(pieces) if rank != root])
 
     def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
-        outgoing, incoming = _pieces(send, send_counts, send_starts), _pieces(receive, receive_counts, receive_starts)
+        outgoing, incoming = pieces_of(send, send_counts, send_starts), pieces_of(receive, receive_counts, receive_starts)
         incoming[self.rank][...] = outgoing[self.rank]
         others = [(self.rank + step) % self.world_size for step in range(1, self.world_size)]
-        with self._errors():
-            self._transfer([(rank, outgoing[rank]) for rank in others], [(rank, incoming[rank]) for rank in reversed(others)])
+        self._transfer([(rank, outgoing[rank]) for rank in others], [(rank, incoming[rank]) for rank in reversed(others)])
 
     def _transfer(self, outgoing, incoming):
-        """Lists of (rank, array): post every receive, begin every send, wait for all. Empty arrays are no messages."""
-        requests = [self._comm.Irecv(span, rank, PIECE_TAG) for rank, array in incoming for span in self._messages(array)]
-        requests += [self._comm.Isend(span, rank, PIECE_TAG) for rank, array in outgoing for span in self._messages(array)]
-        self._wait_all(requests)
+        self._begin_exchange(outgoing, incoming, PIECE_TAG).wait()
+
+    def _begin_exchange(self, outgoing, incoming, tag):
+        with self._errors():
+            spans = [(rank, span) for rank, array in incoming for span in self._messages(array)]
+            requests = [self._comm.Irecv(span, rank, tag) for rank, span in spans]
+            requests += [self._comm.Isend(span, rank, tag) for rank, array in outgoing for span in self._messages(array)]
+            return _RequestsHandle(self, requests, [span for _, span in spans])
 
     # ---- between two ranks ----------------------------------------------------------------------------------------
 
@@ -144,7 +145,7 @@ class MPIVerbs(CommunicationBackend):
             if sum(counts) <= self.count_limit:
                 return _RequestsHandle(self, [self._comm.Ireduce_scatter(send, receive, counts, self._ops[op])], [])
             requests = []
-            for owner, piece in enumerate(_pieces(send, counts)):
+            for owner, piece in enumerate(pieces_of(send, counts)):
                 for span, into in zip(self._spans(piece), self._spans(receive if owner == self.rank else piece)):
                     requests.append(self._comm.Ireduce(span, into if owner == self.rank else None, self._ops[op], owner))
             return _RequestsHandle(self, requests, [])
@@ -177,7 +178,7 @@ class MPIVerbs(CommunicationBackend):
 
     def _put_own(self, send, receive, counts):
         """The slices of `receive`, with this rank's own in its place."""
-        pieces = _pieces(receive, counts)
+        pieces = pieces_of(receive, counts)
         self._copy_unless_same(send, pieces[self.rank])
         return pieces
 
@@ -229,10 +230,6 @@ class _RequestsHandle(Handle):
             if got != array.nbytes:
                 raise CommunicationError(f"a message of {got} bytes arrived for an array of {array.nbytes} bytes; the two "
                                          "ranks disagree about its size")
-
-
-def _pieces(array, counts, starts=None):
-    return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
 
 
 def _are_equal(counts):

@@ -80,12 +80,12 @@ def reduce_to_owners(all_to_all, rank, buffer, counts, out, scratch_elements=SCR
         received = scratch[:num_ranks * sizes[rank]]
         all_to_all(buffer, received, sizes, [sizes[rank]] * num_ranks,
                    [start + min(first, count) for start, count in zip(starts, counts)])
-        _add(received, num_ranks, out[first:first + sizes[rank]])
+        add_slices(list(received.reshape(num_ranks, sizes[rank])), out[first:first + sizes[rank]])
 
 
-def _add(received, num_ranks, out):
-    slices = list(received.reshape(num_ranks, -1)) if out.size else []
-    if slices and out.dtype.name in HALF_FLOATS:
+def add_slices(slices, out):
+    """The tree over slices [n] of all ranks, in `out` [n], which may be one of them."""
+    if out.dtype.name in HALF_FLOATS:
         out[...] = tree_sum([half.astype("float32") for half in slices])
-    elif slices:
+    elif out.size:
         tree_sum(slices, out=out)

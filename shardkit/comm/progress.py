@@ -34,6 +34,7 @@ class Progress:
         self.began = 0.0                                 # time.monotonic() when the call under way began, or was resumed
         self.ledger = None                               # Ledger that notes every call, if one is kept
         self.num_calls: Counter[str] = Counter()         # group key -> collective calls begun
+        self.seconds: Counter[str] = Counter()           # group key -> spent in its verbs, waiting or moving bytes
 
     def begin_collective(self, verb: str, group: str, ranks: tuple[int, ...], dtype=None, count: int = -1) -> None:
         """A collective verb begins; end() must follow. dtype, count: as for describe(), if they are known already."""
@@ -64,6 +65,8 @@ class Progress:
 
     def end(self) -> None:
         """The verb is over."""
+        if self.current is not None:
+            self.seconds[self.current.group] += time.monotonic() - self.began
         self.current = None
         if self.ledger is not None:
             self.ledger.end()

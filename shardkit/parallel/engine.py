@@ -6,6 +6,7 @@ Which policy, which schedule, how many ranks: decided here once, when units and 
 sharded_model.py is a face on this one engine.
 """
 import copy
+import time
 from dataclasses import replace
 from functools import cached_property
 from math import isfinite, prod
@@ -24,12 +25,15 @@ from ..nn.context import ForwardContext
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from ..optim import SGD
-from ..schedule import Action, Kind, add_gathers, add_transfers, expand, lower, order_named, unit_timeline
+from ..schedule import Action, Kind, order_named, unit_timeline
 from .balance import stage_ranges
 from .batch import Batch, agree_on_batch, check_peers
+from .movement import Movement
 from .numerics import LossScale, Numerics
+from .overlap import Exposure, Overlap
 from .partition import plan_units
 from .plan import apply_plan, default_plan
+from .programs import Programs
 from .runtime import Runtime, Step
 from .stages import Stages
 from .tensor import global_piece, is_counted, whole_outputs
@@ -37,7 +41,7 @@ from .transfer import Transfers
 from .unit import Memory, Unit
 from .votes import Skips, describe_skip, is_agreed_good, tell_shortage
 
-_REDUCTION = (Kind.REDUCE, Kind.TIE)
+_REDUCTION = (Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
 
 
@@ -62,13 +66,17 @@ class Engine:
             num_stages = len({action.stage for actions in order.values() for action in actions})
             ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
             self.stages = Stages.of(units, ranges, order)
-            self.program = self._lower(order)
-            self.forward_program = self._lower_forward()
+            self._programs = Programs.of(order, self.stages, self.pipeline.rank, clip=config.max_gradient_norm is not None,
+                                         begins_gathers=policy.shard_parameters,
+                                         begins_reductions=config.deterministic and not config.gradient_compression)
         if config.device == "cuda":
             mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
         self._boxes = self.tensor.all_gather_object(boxes)      # of each tensor rank, in the whole parameters
         self._make_units()
+        is_possible = self.device.kind == "cpu" and self.data.world_size > 1 and self._programs.ahead != self._programs.plain
+        self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
+        self.exposure = Exposure(mesh)
         self.step_number = 0            # global batches trained on; where the data goes on
         self.skips = Skips()            # of these, the steps that changed nothing
         self.ballot: Ballot | None = None           # whether to stop, voted on before each step of train()
@@ -88,14 +96,15 @@ class Engine:
     def _make_units(self):
         config, numerics = self.config, self.numerics
         self.memory = Memory(self.device, numerics.dtype, numerics.compute_dtype)
-        units = {place: Unit(self.stages.plans[place], self.data, self.policy, self.rule, self.memory,
-                             deterministic=config.deterministic, wire_dtype=config.gradient_compression)
+        movement = Movement(self.data, self.memory.whole_gradients, deterministic=config.deterministic,
+                            wire_dtype=config.gradient_compression)
+        units = {place: Unit(self.stages.plans[place], movement, self.policy, self.rule, self.memory)
                  for place in self.stages.of_rank(self.pipeline.rank)}
         for plan in self.stages.plans.values():
             for parameter in plan.parameters.values():
                 parameter.release()     # of other stages too: nobody may read initial values for trained ones
         transfers = Transfers(self.pipeline, self.stages.rank_of, self.memory.arena, numerics.compute_dtype)
-        self.runtime = Runtime(units, self.stages, self.mesh, transfers, self.memory.arena, numerics=numerics,
+        self.runtime = Runtime(units, self.stages, self.mesh, transfers, movement, self.memory.arena, numerics=numerics,
                                max_gradient_norm=config.max_gradient_norm, keep_activations=not config.activation_checkpointing)
         self.units = list(units.values())
 
@@ -104,21 +113,10 @@ class Engine:
         """The units of this rank that are not copies of another pipeline rank's."""
         return [unit for unit in self.units if not unit.plan.is_copy]
 
-    def _lower(self, order) -> tuple[Action, ...]:
-        program = lower(order, dict(enumerate(self.stages.units_per_stage)), clip=self.config.max_gradient_norm is not None,
-                        borrows=self._borrows(), ties=self.stages.holders)
-        return program[self.mesh.coordinates.pipeline]
-
-    def _lower_forward(self) -> tuple[Action, ...]:
-        """One micro-batch through all stages, for predictions."""
-        order = {rank: tuple(Action(Kind.FORWARD, stage, None, 0) for stage, at in sorted(self.stages.rank_of.items())
-                             if at == rank) for rank in range(self.mesh.size("pipeline"))}
-        units_per_stage = dict(enumerate(self.stages.units_per_stage))
-        program = add_transfers(add_gathers(expand(order, units_per_stage), borrows=self._borrows()))
-        return program[self.mesh.coordinates.pipeline]
-
-    def _borrows(self) -> dict:
-        return {place: lenders for place, lenders in self.stages.lenders.items() if lenders}
+    @property
+    def program(self) -> tuple[Action, ...]:
+        """Of the next step, on this pipeline rank."""
+        return self._programs.ahead if self.overlap.is_on else self._programs.plain
 
     def _wait_for_readers(self):
         """Before owned values are written, unless all ranks have just agreed on it."""
@@ -136,10 +134,14 @@ class Engine:
 
     def train(self, x, y) -> float:
         """One whole step; returns the mean loss of the global batch before it."""
+        began = time.perf_counter()
+        self.exposure.begin_step()
         batch, step = self._prepare(x, y, None, self.ballot)
         loss = self._run(self._without(_UPDATE), batch, step)
         self._take_step(step, loss)
         self.samples_seen += batch.samples
+        self.exposure.end_step()
+        self.overlap.count(time.perf_counter() - began)
         return loss
 
     def compute_gradients(self, x, y, loss=None) -> float:
@@ -339,7 +341,7 @@ class Engine:
     def _predict(self, x):
         """The output on the last stage, None elsewhere."""
         step = Step(x=[self._entering(x)], contexts=[ForwardContext(seed=self.config.seed)])
-        return self.runtime.run(self.forward_program, step).predictions.get(0)
+        return self.runtime.run(self._programs.forward, step).predictions.get(0)
 
     # ---- whole vectors -------------------------------------------------------------------------------------------
 

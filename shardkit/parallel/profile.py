@@ -58,8 +58,7 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
     """
     world, plain, records, traffic = model.mesh.world, [], [], []
     stopwatch = Stopwatch(model.engine.device)
-    for _ in range(WARM_UP_STEPS):
-        model.train(x, y)
+    _warm_up(model, x, y)
     world.barrier()
     origin = stopwatch.now()
     for _ in range(steps):
@@ -81,9 +80,18 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
     Collective, as profile_steps is; idle time is not told from communication.
     """
     stopwatch, overhead = Stopwatch(model.engine.device), overhead_per_call(model.engine.device)
-    records = [_watched_step(stopwatch, model, x, y) for _ in range(WARM_UP_STEPS + steps)][WARM_UP_STEPS:]
+    _warm_up(model, x, y)
+    records = [_watched_step(stopwatch, model, x, y) for _ in range(steps)]
     parts = [_profile(record, record.seconds, 0.0, overhead, (0, 0)).parts for record in records]
     return {part: min(of_step[part] for of_step in parts) for part in PARTS}
+
+
+def _warm_up(model: ShardedModel, x, y) -> None:
+    """Steps before those that count: until the model has chosen the program that it stays with."""
+    for _ in range(WARM_UP_STEPS):
+        model.train(x, y)
+    while not model.engine.overlap.is_settled:
+        model.train(x, y)
 
 
 def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy
 
-from ..array import fresh
+from ..array import fresh, products
 from ..array.arena import Arena, empty
 from ..array.backend import numbers_of, xp_of
 from ..array.halves import is_floating
@@ -26,6 +26,7 @@ from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ..nn.context import ForwardContext, forward_context
 from ..optim import clip_factor
 from ..schedule import COMPUTE, Action, Kind
+from .movement import Movement
 from .numerics import Numerics
 from .stages import Place, Stages
 from .transfer import Transfers
@@ -81,22 +82,25 @@ class Runtime:
     stages                  of the whole model
     mesh                    CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
     transfers               of this rank, to its neighbours in the pipeline
+    movement                of parameters and gradients over the data axis
     arena                   where activations, their gradients and temporaries lie
     numerics                how all of it computes
     max_gradient_norm       for CLIP
     keep_activations        False: activation checkpointing
     """
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, arena: Arena, *,
-                 numerics: Numerics, max_gradient_norm: float | None, keep_activations: bool):
-        self.units, self.stages, self.mesh, self.transfers, self.arena = units, stages, mesh, transfers, arena
+    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers, movement: Movement,
+                 arena: Arena, *, numerics: Numerics, max_gradient_norm: float | None, keep_activations: bool):
+        self.units, self.stages, self.mesh, self.arena = units, stages, mesh, arena
+        self.transfers, self.movement = transfers, movement
         self._numerics, self._max_gradient_norm, self._keep_activations = numerics, max_gradient_norm, keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
         self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
         self._gradients: dict[tuple[Place, int], Any] = {}           # gradient of a unit's output, waiting for its B
         self._clip_factor = 1.0
-        self._table = {Kind.GATHER: self._gather, Kind.RELEASE: self._release, Kind.FORWARD: self._forward,
-                       Kind.BACKWARD: self._backward, Kind.WEIGHT: self._weight, Kind.REDUCE: self._reduce,
+        self._table = {Kind.BEGIN_GATHER: self._begin_gather, Kind.GATHER: self._gather, Kind.RELEASE: self._release,
+                       Kind.FORWARD: self._forward, Kind.BACKWARD: self._backward, Kind.WEIGHT: self._weight,
+                       Kind.BEGIN_REDUCE: self._begin_reduce, Kind.REDUCE: self._reduce,
                        Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step,
                        Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
                        Kind.SEND_B: self._send_b, Kind.RECV_B: self._recv_b, Kind.WAIT_F: self._wait, Kind.WAIT_B: self._wait}
@@ -113,11 +117,11 @@ class Runtime:
         Errors, on this rank alone: OutOfMemoryError where that cannot be done.
         """
         try:
-            with self.arena.in_use(), self._numerics.in_use():
+            with self.arena.in_use(), self._numerics.in_use(), products.doing_meanwhile(self.movement.pump):
                 self._run(actions, step)
                 step.losses = dict(zip(step.losses, numbers_of(step.losses.values())))
         except BaseException:
-            self.transfers.give_up()
+            self._give_up()
             raise
         finally:
             self._graphs.clear()
@@ -127,14 +131,23 @@ class Runtime:
 
     def _run(self, actions, step):
         self.transfers.begin(actions, [x.shape for x in step.x])
+        self.movement.begin_run()
         for action in actions:
+            self.movement.pump()
             try:
                 (self._table if step.shortage is None else self._table_without_memory)[action.kind](action, step)
             except MemoryError as error:
                 self._go_on_without_memory(action, step, error)
         self.transfers.end()
 
+    def _give_up(self):
+        for part in (self.transfers, self.movement, *self.units.values()):
+            part.give_up()
+
     # ---- parameters ----------------------------------------------------------------------------------------------
+
+    def _begin_gather(self, action, step):
+        self.units[_place(action)].begin_gather()
 
     def _gather(self, action, step):
         self.units[_place(action)].gather()
@@ -255,6 +268,9 @@ class Runtime:
         self.transfers.wait("F" if action.kind is Kind.WAIT_F else "B", action.stage, action.micro_batch)
 
     # ---- the end of the step -------------------------------------------------------------------------------------
+
+    def _begin_reduce(self, action, step):
+        self.units[_place(action)].begin_reduce()
 
     def _reduce(self, action, step):
         self.units[_place(action)].reduce(step.gradient_scale)

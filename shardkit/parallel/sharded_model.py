@@ -367,6 +367,8 @@ class ShardedModel:
             "peak_bytes": self.engine.device.accounts.peak_bytes(),
             "schedule": self.sharding_configuration.schedule,
             "bubble_fraction": self.engine.bubble_fraction,
+            "overlap": str(self.engine.overlap),
+            "exposed_communication_seconds": dict(self.engine.exposure.of_step),
             "micro_batches": self.sharding_configuration.micro_batches,
             "history": {"steps": self.step_number, "samples_seen": self.engine.samples_seen, "last_loss": self._last_loss,
                         "skipped_steps": self.engine.skips.total, "wall_seconds": self._train_seconds},

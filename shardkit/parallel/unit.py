@@ -18,23 +18,19 @@ The flat buffer is storage and a message; a parameter's identity is its name and
 """
 from dataclasses import dataclass
 from functools import cached_property
-from math import frexp
 
 import numpy
 
 from ..array import fresh, halves, kernels
 from ..array.arena import Arena
 from ..array.backend import BufferPool, Device
-from ..comm import CommunicationBackend
-from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
-from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ..errors import ShardingError
 from ..layout.flat import FlatLayout
 from ..layout.piece import Piece
 from ..layout.policy import Policy
-from .gradient_sum import GradientRunningSum, GradientTree
+from .gradients import Gradients
+from .movement import Movement
 from .partition import UnitPlan
-from .tensor import is_counted, is_partial, sum_partial
+from .tensor import is_counted
 
 NORM_BLOCK = 256        # elements whose squares are summed together; shards are multiples of it
 
@@ -69,10 +65,10 @@ class Holding:
     is_whole: bool
 
 
-class Unit:
+class Unit(Gradients):
     """Blocks of the model whose parameters live, travel and are updated together.
 
-    group    the data axis; gather and reduce are collective over it
+    movement over the data axis; gather and reduce are collective over it
     rule     an optimizer rule; its state is made here, zero
 
     shard       [layout.shard] what this rank owns, as it is trained; `whole` may hold it rounded
@@ -80,20 +76,19 @@ class Unit:
     is_common   the parameters are whole in memory that all ranks of the group share
     """
 
-    def __init__(self, plan: UnitPlan, group: CommunicationBackend, policy: Policy, rule, memory: Memory, *,
-                 deterministic: bool = True, wire_dtype: str | None = None):
-        self.plan, self.group, self.policy, self.rule = plan, group, policy, rule
+    def __init__(self, plan: UnitPlan, movement: Movement, policy: Policy, rule, memory: Memory):
+        self.plan, self.policy, self.rule = plan, policy, rule
+        self.group = group = movement.group
         self.dtype = str(next(iter(plan.parameters.values())).dtype)
         self.layout = FlatLayout.of({name: p.shape for name, p in plan.parameters.items()}, num_shards=group.world_size,
                                     alignment=NORM_BLOCK, dtype=self.dtype)
         self.span = self.layout.span(group.rank)
-        self._memory = memory
+        self._memory, self._movement = memory, movement
         self._is_mixed = memory.compute_dtype != self.dtype
-        self._deterministic, self._wire_dtype = deterministic, wire_dtype
         self._own = slice(group.rank * self.layout.shard, (group.rank + 1) * self.layout.shard)
-        self._sums: dict[int, GradientTree | GradientRunningSum] = {}
         self._bound = None
-        self.gradient, self._scale = None, 1.0          # the reduced gradient is the one times the other
+        self._gathering = None          # what begin_gather began, until gather
+        self._begin_gradients()
         self._allocate()
         self._fill_with_initial_values()
 
@@ -162,10 +157,18 @@ class Unit:
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
+    def begin_gather(self):
+        """Let the parameters travel from now on; gather() comes next. Collective over the data axis; never blocks for long.
+
+        Nothing happens where they are whole, or where gathering is no message.
+        """
+        if not (self.is_whole or self.is_common or self._is_mixed and self.masters is not None):
+            self._take_whole()
+            self._gathering = self._movement.begin_gather(self._own_rounded(), self.whole)
+
     def gather(self):
         """Make the parameters whole and readable. Collective over the data axis."""
-        if self.whole is None:
-            self.whole = self._memory.whole_parameters.take(self.layout.size)
+        self._take_whole()
         if not self.is_whole:
             self._make_whole()
             self.is_whole = True
@@ -175,16 +178,26 @@ class Unit:
                 parameter.bind(self._view(self.whole, name))
             self._bound = self.whole
 
+    def _take_whole(self):
+        if self.whole is None:
+            self.whole = self._memory.whole_parameters.take(self.layout.size)
+
     def _make_whole(self):
         """Fill `whole` from what all data ranks own."""
-        if self._is_mixed and self.masters is not None:
+        if self._gathering is not None:
+            self._movement.end(self._gathering)
+            self._gathering = None
+        elif self._is_mixed and self.masters is not None:
             halves.rounded(self.masters, self.whole.dtype, self.whole)
-            return
-        own = halves.rounded(self.shard, self.whole.dtype, self.whole[self._own]) if self._is_mixed else self.shard
-        if self.is_common:
+        elif self.is_common:
+            self._own_rounded()
             self.group.barrier()
         else:
-            self.group.all_gather(own, self.whole)
+            self.group.all_gather(self._own_rounded(), self.whole)
+
+    def _own_rounded(self):
+        """What this rank owns, as it is lent to blocks; where that is rounded, in its place in `whole`."""
+        return halves.rounded(self.shard, self.whole.dtype, self.whole[self._own]) if self._is_mixed else self.shard
 
     def release(self):
         """Let the gathered parameters go, if this policy shards them. No communication."""
@@ -207,97 +220,11 @@ class Unit:
             parameter.release()
         self._bound = None
 
-    # ---- gradients -----------------------------------------------------------------------------------------------
-
-    def open_gradient(self, user: int):
-        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose backward writes it.
-
-        Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
-        """
-        if user not in self._sums:
-            kind = GradientTree if self._deterministic else GradientRunningSum
-            self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
-        buffer, is_empty = self._sums[user].begin()
-        buffer[self.layout.length:] = 0
-        for name, parameter in self.plan.parameters.items():
-            parameter.grad, parameter.grad_is_empty = self._view(buffer, name), is_empty
-        return buffer
-
-    def close_gradient(self, user: int, micro_batch: int, buffer):
-        """This micro-batch's gradient is complete: add it to the sum."""
-        for parameter in self.plan.parameters.values():
-            if parameter.grad_is_empty:                     # no operation used it
-                parameter.grad.fill(0)
-            parameter.grad, parameter.grad_is_empty = None, False
-        self._sums[user].end(micro_batch, buffer)
-
-    def drop_gradients(self):
-        """Forget the gradients of the last step and anything accumulated. No communication."""
-        for pending in self._sums.values():
-            unfinished = pending.finish()
-            if unfinished is not None:
-                self._memory.whole_gradients.give(unfinished)
-        if self.gradient is not None and not self.policy.shard_gradients:
-            self._memory.whole_gradients.give(self.gradient)
-        self.gradient, self._scale = None, 1.0
-
-    def reduce(self, scale: float):
-        """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
-
-        Collective over the data axis. Sums in tree order over micro-batches and then ranks, unless deterministic is off.
-        Tied weights have one sum per unit that uses them: each is reduced by itself before they are added, so that it
-        does not matter whether the users are on one rank or on several.
-        Errors: ShardingError if there is nothing to reduce.
-        Source: ZeRO (arXiv 1910.02054), gradient partitioning.
-        """
-        totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
-        if not totals:
-            raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
-        sums = [self._reduced(total, self._gradient_shard if number == 0 else None) for number, total in enumerate(totals)]
-        self._may_be_read = False               # every rank is past its backward
-        self.gradient = self._gradient_shard if self.policy.shard_gradients else totals.pop(0)
-        if len(sums) == 1 and _changes_no_digit(scale):
-            self._scale = scale
-        else:
-            for part in sums:                   # scaled one by one, as they are on different ranks
-                part *= part.dtype.type(scale)
-            for other in sums[1:]:
-                sums[0] += other
-        for total in totals:
-            self._memory.whole_gradients.give(total)
-        pieces = [piece for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state)
-                  if is_partial(self.plan.parameters[piece.name])]      # one term each on several tensor ranks
-        for piece in pieces:
-            sum_partial(self.plan.parameters[piece.name], self.updated_gradient[piece.start:piece.stop])
-
-    def _reduced(self, total, out):
-        """total [size], summed over ranks; returns the part that is now right on this rank: out [shard], or in `total` itself."""
-        if self.policy.shard_optimizer_state:
-            out = total[self._own] if out is None else out
-            self._reduce_scatter(total, out)
-            return out
-        self._all_reduce(total)
-        return total
-
-    def _reduce_scatter(self, whole, out):
-        """whole [size] -> out [shard], which may be this rank's own part of `whole`."""
-        if self._wire_dtype:
-            compressed_reduce_scatter(self.group, whole, out)
-        elif self._deterministic:
-            ordered_reduce_scatter(self.group, whole, out)
-        else:
-            apart = self._memory.whole_gradients.take(self.layout.shard)
-            self.group.reduce_scatter(whole, apart)
-            out[:] = apart
-            self._memory.whole_gradients.give(apart)
-
-    def _all_reduce(self, whole):
-        if self._wire_dtype:
-            compressed_all_reduce(self.group, whole)
-        elif self._deterministic:
-            ordered_all_reduce(self.group, whole)
-        else:
-            self.group.all_reduce(whole)
+    def give_up(self):
+        """A program failed, on all ranks: what was begun is never used, since messages may still write to its memory."""
+        if self._gathering is not None:
+            self._gathering = self.whole = None
+        self._reducing = None
 
     # ---- the update ----------------------------------------------------------------------------------------------
 
@@ -359,21 +286,6 @@ class Unit:
         """[num_owned], a view."""
         return self.shard[:self.num_owned]
 
-    @property
-    def updated_gradient(self):
-        """The reduced gradient of the elements that this rank updates, a view. Errors: ShardingError if there is none."""
-        gradient = self._unscaled_gradient()
-        if self._scale != 1.0:
-            gradient *= gradient.dtype.type(self._scale)
-            self._scale = 1.0
-        return gradient
-
-    def _unscaled_gradient(self):
-        """The same without the scale that has still to come."""
-        if self.gradient is None:
-            raise ShardingError("no synchronised gradients; call compute_gradients() or synchronize_gradients() first")
-        return self._updated(self.gradient, self.policy.shard_gradients)
-
     def trained_parameters(self):
         """[layout.length] of all data ranks, not rounded. The unit must be gathered. Collective over the data axis."""
         trained = self.masters if self._is_mixed else self.whole
@@ -430,8 +342,3 @@ class Unit:
             self.is_whole = False
             if not self.policy.shard_parameters:
                 self.gather()
-
-
-def _changes_no_digit(scale: float) -> bool:
-    """True for powers of two: multiplied later, together with the factor of clipping, the gradients have the same bits."""
-    return frexp(scale)[0] == 0.5

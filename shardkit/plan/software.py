@@ -1,7 +1,7 @@
 """Software: what a program keeps in memory, how it computes, and what it overlaps. shardkit itself, and programs that others
 have published times of.
 
-    shardkit        this package: float32, flash attention, every collective waited for
+    shardkit        this package: float32, flash attention, every collective waited for (overlap = off)
     shardkit-bf16   the same with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
     mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
     megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)

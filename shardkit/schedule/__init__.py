@@ -5,6 +5,7 @@
     catalog      the orders by name, with how many stages each wants and where each stage lives
     actions      the instructions of a program and their text form
     lowering     passes that add what an order leaves open: units, gathers, reductions, transfers, the optimizer step
+    overlap      passes that let messages between data ranks travel while units compute
     check        is this program well formed?
     simulate     does it end if MPI buffers nothing, how long does it take, what stays in memory?
     grid         the picture of a timeline, as text and as SVG
@@ -18,11 +19,12 @@ from .check import validate
 from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
 from .lowering import add_gathers, add_reductions, add_step, add_transfers, expand, lower
 from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
+from .overlap import begin_gathers, begin_reductions
 from .simulate import Event, Timeline, simulate
 from .zero_bubble import v_shape, zero_bubble_v
 
 __all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "RECEIVES", "Timeline",
-           "add_gathers", "add_reductions",
-           "add_step", "add_transfers", "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe",
-           "interleaved_1f1b", "lower", "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text",
-           "unit_timeline", "v_shape", "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]
+           "add_gathers", "add_reductions", "add_step", "add_transfers", "begin_gathers", "begin_reductions",
+           "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe", "interleaved_1f1b", "lower",
+           "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text", "unit_timeline", "v_shape",
+           "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]

@@ -10,6 +10,7 @@ with its flat parameter buffer; the batch is cut into micro-batches. An action n
     2WAIT_F5    the buffer of 2SEND_F5 is free again        2WAIT_B5    the buffer of 2SEND_B5 is free again
     2.1GATHER   make the unit's parameters whole            2.1RELEASE  keep only this rank's shard of them
     2.1REDUCE   sum the unit's gradient over data ranks     2.1STEP     apply the optimizer to the unit
+    2.1BEGIN_GATHER, 2.1BEGIN_REDUCE    let its messages travel from now on; the GATHER or REDUCE then waits for them
     2.1TIE      add the gradients of a tied unit's copies on other pipeline ranks
     CLIP        bound the gradient norm, over all ranks
 
@@ -37,8 +38,10 @@ class Kind(Enum):
     SEND_B = "SEND_B"
     RECV_B = "RECV_B"
     WAIT_B = "WAIT_B"
+    BEGIN_GATHER = "BEGIN_GATHER"
     GATHER = "GATHER"
     RELEASE = "RELEASE"
+    BEGIN_REDUCE = "BEGIN_REDUCE"
     REDUCE = "REDUCE"
     TIE = "TIE"
     CLIP = "CLIP"
@@ -49,9 +52,9 @@ COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
 SENDS = (Kind.SEND_F, Kind.SEND_B)
 RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 WAITS = (Kind.WAIT_F, Kind.WAIT_B)
-_PER_UNIT = (Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.TIE, Kind.STEP)
+_PER_UNIT = (Kind.BEGIN_GATHER, Kind.GATHER, Kind.RELEASE, Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE, Kind.STEP)
 
-_TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z])?)(\d+)?")
+_TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z]+)?)(\d+)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,21 +4,27 @@ from collections import Counter
 from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, WAITS, Action, Kind, Program, receive_of, wait_of
 
-ONCE_PER_RANK = (*COMPUTE, *SENDS, *RECEIVES, *WAITS, Kind.REDUCE, Kind.TIE, Kind.CLIP, Kind.STEP)
+_ENDS = {Kind.BEGIN_GATHER: Kind.GATHER, Kind.BEGIN_REDUCE: Kind.REDUCE}
+_DISTURBS = {Kind.BEGIN_GATHER: (Kind.BEGIN_GATHER, Kind.RELEASE, Kind.STEP),
+             Kind.BEGIN_REDUCE: (Kind.WEIGHT, Kind.TIE, Kind.CLIP, Kind.STEP)}
+ONCE_PER_RANK = (*COMPUTE, *SENDS, *RECEIVES, *WAITS, Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE, Kind.CLIP, Kind.STEP)
 
 
 def validate(program: Program) -> None:
     """Return if the program is well formed: at stage level, at unit level, before or after any pass.
 
-    Nothing but GATHER and RELEASE happens twice. A stage lives on one rank. Each kind of F, B and W in the program is there
-    for every stage, unit and micro-batch, B after F and W after B (a program of F alone, for evaluation, is well formed).
+    Nothing but GATHER, its BEGIN and RELEASE happens twice. A stage lives on one rank. Each kind of F, B and W in the
+    program is there for every stage, unit and micro-batch, B after F and W after B (a program of F alone, for evaluation, is
+    well formed).
     Every SEND has one RECV, on another rank, and one WAIT, after it; no RECV or WAIT is without its SEND.
+    A BEGIN is followed by its GATHER or REDUCE before anything else is done to the parameters, or the gradient, of its unit.
     Errors: ScheduleError naming the first action that is wrong. Whether the program ends is for `simulate` to say.
     """
     _check_repeats(program)
     _check_stages(program)
     _check_compute(program)
     _check_transfers(program)
+    _check_begun(program)
 
 
 def _check_repeats(program: Program) -> None:
@@ -69,6 +75,22 @@ def _check_transfers(program: Program) -> None:
     for action in place:
         if action not in expected:
             raise ScheduleError(f"{action} on rank {place[action][0]} has no SEND that it belongs to; it would wait for ever")
+
+
+def _check_begun(program: Program) -> None:
+    for rank, actions in program.items():
+        for at, action in enumerate(actions):
+            if action.kind in _ENDS:
+                end = Action(_ENDS[action.kind], action.stage, action.unit)
+                following = next((a for a in actions[at + 1:] if a == end or _disturbs(a, action)), None)
+                if following != end:
+                    raise ScheduleError(f"{action} on rank {rank} is followed by {following or 'nothing'} and not by {end}; its "
+                                        "messages would be on the way for ever, or overwritten")
+
+
+def _disturbs(action: Action, begun: Action) -> bool:
+    is_of_unit = action.kind is Kind.CLIP or (action.stage, action.unit) == (begun.stage, begun.unit)
+    return is_of_unit and action.kind in _DISTURBS[begun.kind]
 
 
 def _places(program: Program, kinds: tuple[Kind, ...]) -> dict[Action, tuple[int, int]]:

@@ -6,7 +6,8 @@ The rules are the strictest that MPI allows, so a program that ends here ends on
     RECV    blocks until the SEND has been posted and transfer_seconds have passed since
     WAIT    blocks until the RECV has completed: nothing is buffered on the way (rendezvous)
     CLIP    blocks until every rank of the program is there
-    others  take their duration. GATHER, RELEASE and REDUCE talk only to data peers, which run the same program in step.
+    others  take their duration. GATHER, RELEASE and REDUCE talk only to data peers, which run the same program in step; where
+            they were begun before, they wait for less
 """
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -21,7 +21,7 @@ from ..checkpoint import CheckpointStore, PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure import Program
 from ..comm.launch import all_seats, crowding, launch_warnings, ranks_text
-from ..config import RunConfiguration, ShardingConfiguration, slurm_node
+from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
@@ -100,6 +100,7 @@ class TrainingRun:
         self.model = make_model(settings, backend)
         self.reporter = Reporter(folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.pending: tuple[int, PendingCheckpoint] | None = None       # step and checkpoint that is being written
+        self._knows_overlap = False                                     # the log says what was chosen
         self.saved_step: int | None = None                              # of the newest checkpoint, written or being written
         if resume:
             self._resume()
@@ -153,6 +154,7 @@ class TrainingRun:
                 step, now = self.model.step_number, time.perf_counter()
                 self._report_checkpoint()
                 self._look_at_skip()
+                self._report_overlap()
                 self.reporter.progress(step)
                 if step % run.report_every == 0 or step == run.steps:
                     seconds_left = (now - began) / (step - first_step) * (run.steps - step)
@@ -200,11 +202,21 @@ class TrainingRun:
 
     def _report(self, step, loss, tokens_per_second, seconds_left):
         learning_rate = self.model.engine.rule.rate(step)
-        text = f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {duration_text(seconds_left)} left"
+        exposed = sum(self.model.engine.exposure.of_step.values())
+        text = (f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
+                f"{duration_text(seconds_left)} left")
         self.reporter.progress(step, text)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
         self.reporter.record(step=step, train_loss=loss, learning_rate=learning_rate, tokens_per_second=tokens_per_second,
-                             gradient_norm=self.model.engine.gradient_norm, **self._scale_record())
+                             gradient_norm=self.model.engine.gradient_norm, exposed_communication_seconds=exposed,
+                             **self._scale_record())
+
+    def _report_overlap(self):
+        """Say what was chosen, once it has been measured."""
+        overlap = self.model.engine.overlap
+        if overlap.is_settled and overlap.medians and not self._knows_overlap:
+            self._knows_overlap = True
+            self.reporter.line(f"overlap of communication and computation is {overlap}")
 
     def _scale_record(self) -> dict:
         """What metrics.jsonl says of the scale of the loss, where there is one."""
@@ -324,7 +336,8 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
             device=parallel.device, compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
             initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
-            matmul_precision=parallel.matmul_precision, gpu_transport=parallel.gpu_transport, seed=settings.run.seed)
+            matmul_precision=parallel.matmul_precision, gpu_transport=parallel.gpu_transport,
+            overlap=OVERLAPS[parallel.overlap], seed=settings.run.seed)
     return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
 
 

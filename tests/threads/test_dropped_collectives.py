@@ -114,7 +114,8 @@ CASES = {
     "1x1x2 sequence parallel": {"mesh": (1, 1, 2), "sequence_parallel": True},
     "1x1x2 one key head": {"mesh": (1, 1, 2), "changes": {"style": "llama", "heads": 12, "kv_heads": 1}},
     "2x2x1 zb-v": {"mesh": (2, 2, 1), "policy": "zero2", "schedule": "zb-v", "changes": {"layers": 2}},
-    "1x2x1 sums of MPI": {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "deterministic": False, **TWO_UNITS}}
+    "1x2x1 sums of MPI": {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "deterministic": False, **TWO_UNITS},
+    "1x2x1 begun ahead": {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "overlap": True, **TWO_UNITS}}
 
 
 def outcome(script, monkeypatch, mesh, changes={}, timeout=10, **settings):

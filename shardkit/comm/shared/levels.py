@@ -13,7 +13,8 @@ ordered.py) adds each node first, so the bits are those of that tree.
 from itertools import groupby
 
 from ...array.arena import empty
-from ..checks import shares_of, starts_of
+from ..begun import to_all, to_owner, to_owner_to_all
+from ..checks import pieces_of, shares_of, starts_of
 from ..operations import ReductionOperation
 from ..ordered import reduce_to_owners
 
@@ -46,38 +47,69 @@ class Levels:
 
     def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
         """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""
-        own, starts = counts[self._place::self._here], starts_of(counts)
-        partial = empty(sum(own), send.dtype)
-        at = starts_of(own)
-        for node in range(self.far.world_size):
-            first = node * self._here
-            there = counts[first:first + self._here]
-            self.near._lane.reduce_scatter(send[starts[first]:starts[first] + sum(there)], partial[at[node]:at[node] + own[node]],
-                                           there, SUM)
+        partial, own = self._sums_of_node(send, counts)
         self._add_nodes(partial, own, receive)
 
     def all_reduce(self, array, op=SUM) -> None:
         """The sum, in place."""
-        here = shares_of(array.size, self._here)
-        start = starts_of(here)[self._place]
-        mine = array[start:start + here[self._place]]
-        self.near._lane.reduce_scatter(array, mine, here, SUM)
+        mine, here = self._sum_at_place(array)
         there = shares_of(mine.size, self.far.world_size)
-        start = starts_of(there)[self.far.rank]
-        own = mine[start:start + there[self.far.rank]]
+        own = pieces_of(mine, there)[self.far.rank]
         self._add_nodes(mine, there, own)
         self.far._all_gather(own, mine, there)
         self.near._lane.all_gather(mine, array, here)
 
     def all_gather(self, send, receive, counts) -> None:
         """All slices in `receive`."""
-        own, starts, nodes = counts[self._place::self._here], starts_of(counts), self.far.world_size
-        places = starts[self._place::self._here]
+        own, nodes = counts[self._place::self._here], self.far.world_size
+        places = starts_of(counts)[self._place::self._here]
         self.far._all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
-        for node, (place, count) in enumerate(zip(places, own)):
+        self._to_neighbours(receive, counts)
+
+    # ---- begun now and ended later (begun.py): turns between nodes, and what ends the collective within a node ------
+
+    def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
+        """Turns."""
+        partial, own = self._sums_of_node(send, counts)
+        return to_owner(self.far, pieces_of(partial, own), receive, scratch, tag)
+
+    def begin_all_reduce(self, array, scratch, tag):
+        """(turns, last)"""
+        mine, here = self._sum_at_place(array)
+        there = shares_of(mine.size, self.far.world_size)
+        return (to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag),
+                lambda: self.near._lane.all_gather(mine, array, here))
+
+    def begin_all_gather(self, receive, counts, tag):
+        """(turns, last); this rank's slice is in its place already."""
+        return (to_all(self.far, pieces_of(receive, counts)[self._place::self._here], tag),
+                lambda: self._to_neighbours(receive, counts))
+
+    # ---- parts of them ---------------------------------------------------------------------------------------------
+
+    def _sums_of_node(self, send, counts):
+        """The node's sums of the slices of all ranks at this place, one after the other, and their counts."""
+        own, starts = counts[self._place::self._here], starts_of(counts)
+        partial = empty(sum(own), send.dtype)
+        for node, out in enumerate(pieces_of(partial, own)):
             first = node * self._here
             there = counts[first:first + self._here]
-            self.near._lane.all_gather(receive[place:place + count], receive[starts[first]:starts[first] + sum(there)], there)
+            self.near._lane.reduce_scatter(send[starts[first]:starts[first] + sum(there)], out, there, SUM)
+        return partial, own
+
+    def _sum_at_place(self, array):
+        """The node's sum of this place's share of `array`, in it, and the shares of the node's ranks."""
+        here = shares_of(array.size, self._here)
+        mine = pieces_of(array, here)[self._place]
+        self.near._lane.reduce_scatter(array, mine, here, SUM)
+        return mine, here
+
+    def _to_neighbours(self, receive, counts) -> None:
+        """The slices of all ranks at this place, to the ranks of this node, and theirs here."""
+        starts, slices = starts_of(counts), pieces_of(receive, counts)
+        for first in range(0, len(counts), self._here):
+            there = counts[first:first + self._here]
+            self.near._lane.all_gather(slices[first + self._place], receive[starts[first]:starts[first] + sum(there)], there)
 
     def _add_nodes(self, partial, counts, out) -> None:
         """The sum over nodes of the slice of `partial` that this rank owns, in `out`, which may be that slice."""

@@ -26,6 +26,14 @@ class NodeVerbs(MPIVerbs):
         super().__init__(mpi, rank, world_size)
         self._lane = self._levels = None
 
+    @property
+    def shares_memory(self) -> bool:
+        return self._lane is not None
+
+    @property
+    def levels(self):
+        return self._levels
+
     def adds_in_tree_order(self, array) -> bool:
         if not isinstance(array, numpy.ndarray):
             return super().adds_in_tree_order(array)
