@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 from ..errors import OutOfMemoryError
 from .checks import equal_counts, pieces_of, shares_of
+from .operations import ReductionOperation
 from .ordered import add_slices
 
 NUM_TAGS = 2                    # of each collective: its own and the next one
@@ -113,7 +114,7 @@ def _beginning(group, name: str):
 
 
 def _adds_in_levels(group, buffer) -> bool:
-    return group.levels is not None and group.levels.adds(buffer.dtype)
+    return group.levels is not None and group.levels.adds(buffer.dtype, ReductionOperation.SUM)
 
 
 # ---- turns: generators of handles; parts are one per rank of the group --------------------------------------------

@@ -42,9 +42,9 @@ class Lane:
         """Return when all have come."""
         self._run(self._loops.meet, self._table)
 
-    def adds(self, dtype) -> bool:
-        """True if reductions of this dtype are done here."""
-        return dtype in _NUMBERS
+    def adds(self, dtype, op) -> bool:
+        """True if such reductions are done here."""
+        return dtype in _NUMBERS and op in _OPERATIONS
 
     def all_reduce(self, array, op) -> None:
         """The reduction over ranks as a tree, in place."""

@@ -41,9 +41,9 @@ class Levels:
         self.near, self.far = near, far
         self._place, self._here = near.rank, near.world_size
 
-    def adds(self, dtype) -> bool:
-        """True if sums of this dtype are the tree over all ranks; `op` is never anything else here."""
-        return self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype)
+    def adds(self, dtype, op) -> bool:
+        """True if such reductions are done here: sums, as the tree over all ranks."""
+        return op is SUM and self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype, op)
 
     def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
         """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""

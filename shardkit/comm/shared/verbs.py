@@ -1,7 +1,8 @@
 """The verbs of an MPI group: through its lane or its levels, where there are any, and what they do not take through MPI.
 
 A lane takes arrays of every size: it needs as long as an MPI library for the smallest, and a twentieth where ranks share cores.
-Levels take large arrays only, since they need several messages. Where the one road ends and the other begins is fixed, not
+But it opens with the first large one, since it loads Numba: a program that only says hello need not wait for that. Levels take
+large arrays only, since they need several messages. Where the one road ends and the other begins is fixed, not
 measured when a program starts: the roads add in different orders, and a second run is to have the bits of the first.
 """
 import numpy
@@ -17,7 +18,7 @@ class NodeVerbs(MPIVerbs):
 
     _lane        of this group; None if its ranks do not all see each other's memory
     _levels      of this group; None if it is on one node, or its nodes are not alike
-    small_bytes  arrays of up to so many bytes go through MPI and not through levels; the same on all ranks
+    small_bytes  arrays of up to so many bytes open no lane, and go through no levels; the same on all ranks
     """
 
     small_bytes = 8192
@@ -25,6 +26,7 @@ class NodeVerbs(MPIVerbs):
     def __init__(self, mpi, rank: int, world_size: int):
         super().__init__(mpi, rank, world_size)
         self._lane = self._levels = None
+        self._is_lane_open = False
 
     @property
     def shares_memory(self) -> bool:
@@ -41,19 +43,24 @@ class NodeVerbs(MPIVerbs):
 
     def _adding_road(self, array, op):
         """The lane or the levels, if they reduce such an array; they add in the order of the tree."""
-        if self._lane is not None:
-            return self._lane if self._lane.adds(array.dtype) else None
-        levels = self._large_road(array)
-        return levels if levels is not None and op is SUM and levels.adds(array.dtype) else None
+        road = self._open_lane(array.nbytes) or self._levels_for(array)
+        return road if road is not None and road.adds(array.dtype, op) else None
 
-    def _large_road(self, array):
+    def _open_lane(self, num_bytes: int):
+        """The lane, from the first call with a large array on, which is the same one on all ranks."""
+        if num_bytes > self.small_bytes:
+            self._is_lane_open = True
+        return self._lane if self._is_lane_open else None
+
+    def _levels_for(self, array):
         """The levels, if the array is large enough for them."""
         return self._levels if array.nbytes > self.small_bytes else None
 
     def _barrier(self):
-        if self._lane is None:
+        lane = self._open_lane(0)
+        if lane is None:
             return super()._barrier()
-        self._lane.barrier()
+        lane.barrier()
 
     def _all_reduce(self, array, op):
         road = self._adding_road(array, op)
@@ -68,15 +75,16 @@ class NodeVerbs(MPIVerbs):
         road.reduce_scatter(send, receive, counts, op)
 
     def _all_gather(self, send, receive, counts):
-        road = self._lane or self._large_road(receive)
+        road = self._open_lane(receive.nbytes) or self._levels_for(receive)
         if road is None:
             return super()._all_gather(send, receive, counts)
         road.all_gather(send, receive, counts)
 
     def _broadcast(self, array, root):
-        if self._lane is None:
+        lane = self._open_lane(array.nbytes)
+        if lane is None:
             return super()._broadcast(array, root)
-        self._lane.broadcast(array, root)
+        lane.broadcast(array, root)
 
     def _probe(self):
         """Let MPI make progress."""
