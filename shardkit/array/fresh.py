@@ -32,6 +32,12 @@ def copy(x, dtype=None):
     return out
 
 
+def placed(values, xp, dtype=None):
+    """The values as an array of xp, in this dtype or their own; themselves if they are one."""
+    array = values if isinstance(values, xp.ndarray) else xp.asarray(values)
+    return array if dtype is None or array.dtype == dtype else copy(array, dtype)
+
+
 def contiguous(x):
     """x itself if it is C-contiguous, else a copy."""
     return x if x.flags.c_contiguous else copy(x)

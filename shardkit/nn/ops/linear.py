@@ -100,7 +100,7 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     ids, (num_rows, width) = index_array(ids), weight.shape
     if not is_checked:
         check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
-    ids = xp_of(weight.array).asarray(ids)
+    ids = fresh.placed(ids, xp_of(weight.array))
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
@@ -111,7 +111,7 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
 def index_array(ids):
     """The array of a Tensor, an array as it is, anything else as an array of the host."""
     ids = array_of(ids)
-    return ids if is_device_array(ids) else numpy.asarray(ids)
+    return ids if is_device_array(ids) else fresh.placed(ids, numpy)
 
 
 def check_ids(name, ids, stop, ignored=None):
