@@ -56,7 +56,11 @@ class Compiled:
         while len(self._recordings) > MOST_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         recording.num_steps += 1
-        return self._worker(recording, step)
+        try:
+            return self._worker(recording, step)
+        except MemoryError:
+            self._refuse("there is no memory for a recording")
+            return self._work
 
     def _worker(self, recording, step):
         if recording.num_steps < RECORDED:

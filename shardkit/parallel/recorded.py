@@ -80,8 +80,12 @@ class RecordingWork:
     def _noted(self, key, buffers, compute):
         place = key[1]
         recorder = Recorder(self._memory, {**_whole_parameters(self._work.owners(place)), **buffers})
+        state = _state_of(self._work.units[place].plan.blocks)
         with self._traced_parameters(place), recorder.active():
             result = compute()
+        for name, value in _state_of(self._work.units[place].plan.blocks).items():
+            if state.get(name) != value:
+                recorder.refuse(f"it changes the attribute {name}, which a replay would not do")
         fixed = None if result is None else self._memory.same_place(result)
         if result is not None and fixed is None:
             recorder.refuse("its result is not of its own making")
@@ -185,6 +189,19 @@ def _fill_unused(units) -> None:
         if parameter.grad_is_empty:
             parameter.grad.fill(0)
             parameter.grad_is_empty = False
+
+
+def _state_of(blocks) -> dict:
+    """{class and attribute: what tells whether it was changed} of all modules of these blocks."""
+    modules = [module for block in blocks for module in block.named_modules().values()]
+    return {f"{name} of {type(module).__name__} {number}": _mark(value) for number, module in enumerate(modules)
+            for name, value in vars(module).items()}
+
+
+def _mark(value):
+    if isinstance(value, numpy.ndarray):
+        return id(value), value.tobytes()
+    return repr(value) if type(value) in (bool, dict, float, int, list, set, str, tuple) else id(value)
 
 
 def _text(key) -> str:

@@ -157,7 +157,7 @@ class ShardedModel:
         Of batches that are alike (same shapes), the first is trained on as ever, the next is recorded, the next is computed
         both ways and compared bit for bit, which takes the memory of activations twice; from then on the recording is
         replayed. If a step cannot be recorded, or the replay differs, a warning says why and the model goes on uncompiled.
-        A recording knows nothing of attributes of modules that are changed later, other than parameters and active features.
+        Attributes of modules that are changed later, other than parameters and active features, do not change a recording.
         As with torch.nn.Module.compile, the model itself is changed and nothing is returned.
         Errors, on all ranks: ShardingError if supports_compilation is False.
         """

@@ -1,4 +1,5 @@
 """model.compile(): the same bits as without, whatever is recorded; and what cannot be recorded is found out."""
+import itertools
 import warnings
 
 import numpy
@@ -107,13 +108,23 @@ class Reads(sk.nn.Module):
 
 
 class Counts(sk.nn.Module):
-    """Scales x by a number that is another one each time."""
+    """Scales x by a number that is another one each time, and is kept where nobody looks."""
 
-    calls = 0
+    def __init__(self):
+        self._numbers = itertools.count(1)
 
     def forward(self, x):
-        self.calls += 1
-        return x * (1.0 + self.calls)
+        return x * float(next(self._numbers))
+
+
+class Remembers(sk.nn.Module):
+    """Updates an attribute that its result does not depend on."""
+
+    mean = 0.0
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.array.mean()
+        return x * 2.0
 
 
 class Sorts(sk.nn.Module):
@@ -132,6 +143,7 @@ def with_layer(layer):
 
 @pytest.mark.parametrize("layer, reason", [(Reads, "F of unit 1 of stage 0, micro-batch 0 cannot be recorded: __float__ reads"),
                                            (Counts, "F of unit 1 of stage 0, micro-batch 0 has other bits"),
+                                           (Remembers, "cannot be recorded: it changes the attribute mean of Remembers"),
                                            (Sorts, "sort reads numbers, or changes arrays in place")])
 def test_what_cannot_be_replayed_is_found_out_and_trains_on(layer, reason):
     def work(model, step):
