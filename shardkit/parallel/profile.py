@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..array import kernels
+from ..errors import ShardingError
 from .sharded_model import ShardedModel
 from .stopwatch import COMMUNICATION, MESSAGE_WAIT, OPTIMIZER, OWN, Product, Record, Stopwatch, overhead_per_call, watching
 
@@ -55,7 +56,9 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
     """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this batch.
 
     Collective; the model is trained. Each rank must be a process of its own: functions of the package are replaced in between.
+    Errors, on all ranks: ShardingError if the model is compiled.
     """
+    _check_uncompiled(model)
     world, plain, records, traffic = model.mesh.world, [], [], []
     stopwatch = Stopwatch(model.engine.device)
     for _ in range(WARM_UP_STEPS):
@@ -80,10 +83,17 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
 
     Collective, as profile_steps is; idle time is not told from communication.
     """
+    _check_uncompiled(model)
     stopwatch, overhead = Stopwatch(model.engine.device), overhead_per_call(model.engine.device)
     records = [_watched_step(stopwatch, model, x, y) for _ in range(WARM_UP_STEPS + steps)][WARM_UP_STEPS:]
     parts = [_profile(record, record.seconds, 0.0, overhead, (0, 0)).parts for record in records]
     return {part: min(of_step[part] for of_step in parts) for part in PARTS}
+
+
+def _check_uncompiled(model: ShardedModel):
+    if model.engine.is_compiled:
+        raise ShardingError("the model is compiled, and a replay does not go through the functions that are timed; profile one "
+                            "that is not (parallel.compile = false)")
 
 
 def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:

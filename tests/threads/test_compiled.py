@@ -4,11 +4,12 @@ import warnings
 
 import numpy
 import pytest
-from hybrids import GradientRecord, gpt, hybrid, layers_for, step_once
+from hybrids import GradientRecord, batch, gpt, hybrid, layers_for, step_once
 
 import shardkit as sk
-from shardkit.errors import ShapeError
+from shardkit.errors import ShapeError, ShardingError
 from shardkit.nn import ops
+from shardkit.parallel import profile_steps
 
 STEPS = 6                       # plain, recorded, compared, replayed three times
 
@@ -167,6 +168,15 @@ def test_bad_ids_are_found_in_a_replay_too_and_the_model_goes_on():
                 model.train(numpy.full((4, 8), 1000), numpy.full((4, 8), 1))
         return model.train(*[numpy.full((4, 8), token) for token in (step, step + 1)])
     assert_same_bits((1, 1, 1), model=gpt, work=work, steps=9, micro_batches=2)
+
+
+def test_a_compiled_model_is_not_profiled():
+    def on_rank(backend):
+        model = hybrid(backend, (1, 1, 1))
+        model.compile()
+        with pytest.raises(ShardingError, match="is compiled"):
+            profile_steps(model, *batch(0), 1)
+    sk.run_ranks(1, on_rank)
 
 
 def test_a_recording_needs_no_more_memory_than_a_tape():
