@@ -46,7 +46,8 @@ class Spec:
     library    "shardkit" or "torch"
     strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
-    attention, fused, compiled   torch only: form of attention, fused AdamW instead of the default, torch.compile
+    compiled   torch.compile; shardkit: model.compile()
+    attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
     """
 
@@ -105,6 +106,8 @@ class Shardkit:
             self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
             **(self._pipeline_options() if spec.strategy == "pipeline" else {}))
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
+        if spec.compiled:
+            self.model.compile()
 
     def _pipeline_options(self) -> dict:
         of_stage = list(blocks_of_stages(self.spec, self.sizes))

@@ -28,6 +28,7 @@ from contestants import Sizes, Spec, bind, import_library, make_contestant, writ
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
 START_SECONDS = 300         # for imports, weights, and compiling
 STEP_SECONDS = 300
+WARM_UP_TURNS = 4           # a compiled shardkit replays from the fourth step on
 
 
 class Failed(Exception):
@@ -184,7 +185,7 @@ class Race:
 
     def run_for(self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int) -> None:
         """Warm up, then as many turns of `steps` steps each as fit into the time."""
-        self.run(turns=2, steps=1, counts=False)
+        self.run(turns=WARM_UP_TURNS, steps=1, counts=False)
         began = time.monotonic()
         self.run(turns=1, steps=steps)
         fitting = int(seconds / max(time.monotonic() - began, 1e-3))

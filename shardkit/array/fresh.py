@@ -9,6 +9,7 @@ import numpy
 from . import halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
+from .traced import HOST_KINDS
 
 
 def empty_like(x):
@@ -30,6 +31,12 @@ def copy(x, dtype=None):
         return halves.rounded(x, out.dtype, out)
     out[...] = x
     return out
+
+
+def placed(values, xp, dtype=None):
+    """The values as an array of xp, in this dtype or their own; themselves if they are one."""
+    array = values if isinstance(values, xp.ndarray) else xp.asarray(values)
+    return array if dtype is None or array.dtype == dtype else copy(array, dtype)
 
 
 def contiguous(x):
@@ -66,7 +73,7 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None):
     if x.dtype.itemsize == 2 and halves.is_half(x.dtype):
         return halves.rounded(x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims), x.dtype if dtype is None else dtype)
     out = None
-    if is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous:       # else `out` might change the order
+    if is_arena_in_use() and type(x) in HOST_KINDS and x.flags.c_contiguous:       # else `out` might change the order
         out = empty([1 if d in dims else size for d, size in enumerate(x.shape) if keepdims or d not in dims], x.dtype)
     return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)
 
@@ -74,7 +81,7 @@ def total(x, dims: tuple, keepdims: bool = False, dtype=None):
 def _form(operands, condition=None):
     """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which numbers would widen."""
     arrays = [x for x in operands if type(x) not in (int, float)]
-    if not arrays or not (is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)):
+    if not arrays or not (is_arena_in_use() and all(type(x) in HOST_KINDS for x in arrays) or _are_bfloat16(arrays)):
         return None
     if not halves.is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
         return None

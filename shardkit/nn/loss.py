@@ -7,6 +7,7 @@ ignored, a last part that is shorter). Sums and counts add up over micro-batches
 """
 from math import prod
 
+from ..array import fresh
 from ..array.backend import xp_of
 from ..array.halves import wide
 from ..errors import ConfigurationError
@@ -53,7 +54,7 @@ class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
     def total(self, prediction, y):
-        target = xp_of(prediction.array).asarray(array_of(y), wide(prediction.dtype))
+        target = fresh.placed(array_of(y), xp_of(prediction.array), wide(prediction.dtype))
         return ops.mse(prediction, target, reduction="sum")
 
     def count(self, y):

@@ -151,6 +151,11 @@ class Parameter(Tensor):
             self.stale_views()
         self._array, self._lent_dtype, self._is_released = view, view.dtype, False
 
+    def seen_as(self, kind):
+        """Use the same memory as an array of this class, if it is lent any."""
+        if self._array is not None:
+            self._array = self._array.view(kind)
+
     def release(self):
         """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends another."""
         if self._array is not None:

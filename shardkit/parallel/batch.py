@@ -12,6 +12,8 @@ from ..comm import Ballot, Mesh, collectively
 from ..errors import ShapeError, ShardingError, StopVoted
 from ..nn.loss import Loss
 
+SAMPLE_BITS = 32        # of the number of a rank's samples; above it in the same message is the form of its part
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -22,6 +24,7 @@ class Batch:
     first_sample: int       # number of x[0] in the global batch
     samples: int            # of the global batch
     items: float            # that the loss counts in the global batch (tokens, for a language model)
+    form: bytes             # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
 
 
 def agree_on_batch(mesh: Mesh, x, y, criterion: Loss, micro_batches: int, *, compare_peers: bool,
@@ -35,7 +38,7 @@ def agree_on_batch(mesh: Mesh, x, y, criterion: Loss, micro_batches: int, *, com
     """
     with collectively(mesh.world, ballot):
         x, y = _checked(x, y, micro_batches)
-        mine = numpy.array([len(x), criterion.count(y)], numpy.int64)
+        mine = numpy.array([len(x) | _form(x, y) << SAMPLE_BITS, criterion.count(y)], numpy.int64)
     if ballot is not None and ballot.outcome:
         raise StopVoted(*ballot.outcome)
     if compare_peers:
@@ -43,8 +46,8 @@ def agree_on_batch(mesh: Mesh, x, y, criterion: Loss, micro_batches: int, *, com
     data = mesh.group("data")
     everyones = numpy.zeros((data.world_size, 2), numpy.int64)
     data.all_gather(mine, everyones.reshape(-1))
-    samples, items = everyones.sum(0)
-    return Batch(x, y, int(everyones[:data.rank, 0].sum()), int(samples), float(items))
+    samples, items = everyones[:, 0] & (1 << SAMPLE_BITS) - 1, everyones[:, 1]
+    return Batch(x, y, int(samples[:data.rank].sum()), int(samples.sum()), float(items.sum()), everyones[:, 0].tobytes())
 
 
 def check_peers(mesh: Mesh, *arrays) -> None:
@@ -63,6 +66,11 @@ def check_peers(mesh: Mesh, *arrays) -> None:
         raise ShardingError(f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, its peer in "
                             f"data replica {replica}; wanted the same part on all pipeline and tensor ranks of a replica: "
                             "take it with split_batch(model.mesh, x, y)")
+
+
+def _form(*arrays) -> int:
+    """31 bits for what these arrays are beside their numbers."""
+    return zlib.crc32(repr([(array.shape, str(array.dtype), array.flags.c_contiguous) for array in arrays]).encode()) >> 1
 
 
 def _checked(x, y, micro_batches: int):

@@ -20,6 +20,7 @@ in every run. Source: Megatron-LM (arXiv 1909.08053) for the first two, arXiv 22
 from ..array import fresh
 from ..array.arena import empty
 from ..array.backend import is_device_array, xp_of
+from ..array.recording import is_recording, noted
 from ..comm import CommunicationBackend
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ..layout.placement import even_span
@@ -94,14 +95,16 @@ def _summed(array, group):
         total = fresh.copy(array)
     else:
         total[...] = array
-    ordered_all_reduce(group, total.reshape(-1))
+    noted(ordered_all_reduce, group, total.reshape(-1))
     return total
 
 
 def _reachable(array, group):
     """A new array like this one, contents undefined, where other ranks of the group can read it; None if there is no place."""
     heap = group.memory()
-    return None if heap is None or is_device_array(array) else heap.empty(array.shape, array.dtype)
+    if heap is None or is_device_array(array) or is_recording():
+        return None
+    return heap.empty(array.shape, array.dtype)
 
 
 def _gathered(array, group, dim, length):
@@ -112,7 +115,7 @@ def _gathered(array, group, dim, length):
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
     whole = empty((length, *own.shape[1:]), own.dtype, xp)                       # [length, ...rest]
     row = whole[:1].size
-    group.all_gather(own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans])
+    noted(group.all_gather, own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans])
     return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 
 
@@ -129,7 +132,7 @@ def _scattered(array, group, dim):
     for part, (start, stop) in zip(buffer, spans):
         part[:stop - start] = front[start:stop]
     own = empty(buffer.shape[1:], array.dtype, xp)                               # [longest, ...rest]
-    ordered_reduce_scatter(group, buffer.reshape(-1), own.reshape(-1))
+    noted(ordered_reduce_scatter, group, buffer.reshape(-1), own.reshape(-1))
     start, stop = spans[group.rank]
     return fresh.contiguous(xp.moveaxis(own[:stop - start], 0, dim))
 

@@ -28,6 +28,7 @@ from ..optim import SGD
 from ..schedule import Action, Kind, order_named, unit_timeline
 from .balance import stage_ranges
 from .batch import Batch, agree_on_batch, check_peers
+from .compiled import Compiled
 from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
@@ -103,10 +104,16 @@ class Engine:
         for plan in self.stages.plans.values():
             for parameter in plan.parameters.values():
                 parameter.release()     # of other stages too: nobody may read initial values for trained ones
-        transfers = Transfers(self.pipeline, self.stages.rank_of, self.memory.arena, numerics.compute_dtype)
+        transfers = Transfers(self.pipeline, self.stages.rank_of, self.device, numerics.compute_dtype)
         self.runtime = Runtime(units, self.stages, self.mesh, transfers, movement, self.memory.arena, numerics=numerics,
                                max_gradient_norm=config.max_gradient_norm, keep_activations=not config.activation_checkpointing)
         self.units = list(units.values())
+
+    def clear_activations(self):
+        """Give memory of activations back to the operating system. No communication."""
+        self.memory.arena.clear()
+        if self.runtime.compiled is not None:
+            self.runtime.compiled.forget()
 
     @property
     def own_units(self) -> list[Unit]:
@@ -129,6 +136,33 @@ class Engine:
             unit.spread()
             if not self.policy.shard_parameters:
                 unit.gather()
+
+    # ---- compiling -----------------------------------------------------------------------------------------------
+
+    def compile(self):
+        """Record the next steps that are alike, and replay them from then on. Errors: ShardingError if that cannot be had."""
+        if not self.supports_compilation:
+            raise ShardingError(f"this model cannot be compiled: {self.why_uncompiled}; train it as it is")
+        if self.runtime.compiled is None:
+            self.runtime.compiled = Compiled(self.runtime.plain_work, self.memory.arena, self.mesh.world,
+                                             overwrites=self.config.deterministic)
+
+    @property
+    def is_compiled(self) -> bool:
+        """True if steps are recorded and replayed."""
+        return self.runtime.compiled is not None and self.supports_compilation
+
+    @property
+    def supports_compilation(self) -> bool:
+        """False on a GPU, and once a step could not be recorded, or not be replayed to the bit."""
+        return self.why_uncompiled is None
+
+    @property
+    def why_uncompiled(self) -> str | None:
+        """What is in the way of compiling; None: nothing so far."""
+        if self.device.kind != "cpu":
+            return f'steps are recorded on device "cpu" only, and this is "{self.device.kind}"'
+        return None if self.runtime.compiled is None else self.runtime.compiled.reason
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -270,7 +304,13 @@ class Engine:
                                    first_sample=batch.first_sample + part.start) for part in parts]
         x, y = self._entering(batch.x), self.device.from_host(batch.y)
         return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=criterion,
-                           number=self._next_update, loss_scale=self.loss_scale.value)
+                           number=self._next_update, loss_scale=self.loss_scale.value,
+                           form=self._form(batch) if loss is None else None)
+
+    def _form(self, batch: Batch):
+        """What a recorded step depends on beside its numbers."""
+        features = self.model.features
+        return batch.form, None if features is None else features.active
 
     def _entering(self, x):
         """x of the batch, on the device."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..array import kernels
+from ..errors import ShardingError
 from .sharded_model import ShardedModel
 from .stopwatch import COMMUNICATION, MESSAGE_WAIT, OPTIMIZER, OWN, Product, Record, Stopwatch, overhead_per_call, watching
 
@@ -55,7 +56,9 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
     """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this batch.
 
     Collective; the model is trained. Each rank must be a process of its own: functions of the package are replaced in between.
+    Errors, on all ranks: ShardingError if the model is compiled.
     """
+    _check_uncompiled(model)
     world, plain, records, traffic = model.mesh.world, [], [], []
     stopwatch = Stopwatch(model.engine.device)
     _warm_up(model, x, y)
@@ -79,6 +82,7 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
 
     Collective, as profile_steps is; idle time is not told from communication.
     """
+    _check_uncompiled(model)
     stopwatch, overhead = Stopwatch(model.engine.device), overhead_per_call(model.engine.device)
     _warm_up(model, x, y)
     records = [_watched_step(stopwatch, model, x, y) for _ in range(steps)]
@@ -92,6 +96,12 @@ def _warm_up(model: ShardedModel, x, y) -> None:
         model.train(x, y)
     while not model.engine.overlap.is_settled:
         model.train(x, y)
+
+
+def _check_uncompiled(model: ShardedModel):
+    if model.engine.is_compiled:
+        raise ShardingError("the model is compiled, and a replay does not go through the functions that are timed; profile one "
+                            "that is not (parallel.compile = false)")
 
 
 def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:

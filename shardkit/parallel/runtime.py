@@ -2,11 +2,11 @@
 
     micro-batch x --F--> unit 0 --F--> unit 1 --SEND, RECV--> unit 2 --F--> ... last unit + loss
                          unit 0 <--B-- unit 1 <--RECV, SEND-- unit 2 <--B-- ...
-                           W             W                      W           each unit and micro-batch has a graph of its own,
-                                                                            cut at the unit's input
+                           W             W                      W           each unit and micro-batch is computed by itself
+                                                                            (work.py), cut at the unit's input
 
-Between F and B the graph of a unit lives here, or only its input when activations are checkpointed: then B runs the forward
-again, with the same dropout masks, since these depend on seed, step and sample alone. A unit's gradient is reduced when its
+When activations are checkpointed, B runs the forward again, with the same dropout masks, since these depend on seed, step and
+sample alone. A unit's gradient is reduced when its
 last W is done, and the step is taken when all are. Nothing here knows a policy or a schedule: the one is in the units, the
 other in the program.
 """
@@ -19,19 +19,19 @@ import numpy
 from ..array import fresh, products
 from ..array.arena import Arena, empty
 from ..array.backend import numbers_of, xp_of
-from ..array.halves import is_floating
 from ..comm import Mesh
 from ..errors import OutOfMemoryError
-from ..nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
-from ..nn.context import ForwardContext, forward_context
+from ..nn.context import ForwardContext
 from ..optim import clip_factor
 from ..schedule import COMPUTE, Action, Kind
+from .compiled import Compiled
 from .movement import Movement
 from .numerics import Numerics
 from .stages import Place, Stages
 from .transfer import Transfers
 from .unit import NORM_BLOCK, Unit
 from .votes import describe_shortage
+from .work import Work
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Step:
     loss_scale      the gradient of the loss to begin with; gradient_scale takes it out again
     is_good         False: this rank knows that the step must not be taken; CLIP makes it known to all
     shortage        what this rank ran out of; the rest of the program then went on with zeros
+    form            the same for steps that compute the same on other numbers, on all ranks; None: not to be recorded
     """
 
     x: list
@@ -61,18 +62,10 @@ class Step:
     loss_scale: float = 1.0
     is_good: bool = True
     shortage: str | None = None
+    form: Any = None
     losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items, after the run
     predictions: dict[int, Any] = field(default_factory=dict)        # micro-batch -> output of the last unit
     gradient_norm: float | None = None                               # before clipping
-
-
-@dataclass
-class UnitGraph:
-    """One unit's work on one micro-batch, from its forward to its weight gradient."""
-
-    input: Tensor
-    output: Tensor | None = None            # None while only the input is kept
-    weight_gradients: WeightGradients | None = None
 
 
 class Runtime:
@@ -93,9 +86,11 @@ class Runtime:
                  arena: Arena, *, numerics: Numerics, max_gradient_norm: float | None, keep_activations: bool):
         self.units, self.stages, self.mesh, self.arena = units, stages, mesh, arena
         self.transfers, self.movement = transfers, movement
-        self._numerics, self._max_gradient_norm, self._keep_activations = numerics, max_gradient_norm, keep_activations
-        self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
-        self._activations: dict[tuple[Place, int], Any] = {}         # input of a unit, waiting for its F
+        self._numerics, self._max_gradient_norm = numerics, max_gradient_norm
+        self.compiled: Compiled | None = None       # once it was asked for
+        self._work = self.plain_work = Work(units, stages, arena, keep_activations=keep_activations)
+        self._opened: Action | None = None          # the last WEIGHT that had its gradient buffers
+        self._activations: dict[tuple[Place, int], Any] = {}         # (unit, micro-batch) -> its input, waiting for its F
         self._gradients: dict[tuple[Place, int], Any] = {}           # gradient of a unit's output, waiting for its B
         self._clip_factor = 1.0
         self._table = {Kind.BEGIN_GATHER: self._begin_gather, Kind.GATHER: self._gather, Kind.RELEASE: self._release,
@@ -118,19 +113,22 @@ class Runtime:
         """
         try:
             with self.arena.in_use(), self._numerics.in_use(), products.doing_meanwhile(self.movement.pump):
+                self._work = self.plain_work if self.compiled is None else self.compiled.begin(actions, step)
                 self._run(actions, step)
                 step.losses = dict(zip(step.losses, numbers_of(step.losses.values())))
         except BaseException:
             self._give_up()
             raise
         finally:
-            self._graphs.clear()
+            self.plain_work.clear()
             self._activations.clear()
             self._gradients.clear()
+        if self.compiled is not None:
+            self.compiled.end(step)
         return step
 
     def _run(self, actions, step):
-        self.transfers.begin(actions, [x.shape for x in step.x])
+        self.transfers.begin(actions, [x.shape for x in step.x], self._work.arrival)
         self.movement.begin_run()
         for action in actions:
             self.movement.pump()
@@ -141,8 +139,9 @@ class Runtime:
         self.transfers.end()
 
     def _give_up(self):
-        for part in (self.transfers, self.movement, *self.units.values()):
-            part.give_up()
+        for part in (self.transfers, self.movement, *self.units.values(), self.compiled):
+            if part is not None:
+                part.give_up()
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
@@ -159,24 +158,8 @@ class Runtime:
 
     def _forward(self, action, step):
         place, m = _place(action), action.micro_batch
-        is_first = place == self.stages.first
-        x = step.x[m] if is_first else self._activations.pop((place, m))
-        graph = UnitGraph(Tensor(x, requires_grad=not is_first and is_floating(x.dtype)))
-        if step.loss is not None and self._keep_activations:
-            output = graph.output = self._compute(place, m, graph.input, step)
-        else:
-            with no_grad():
-                output = self._compute(place, m, graph.input, step)
-        if step.loss is not None:
-            self._graphs[place, m] = graph
-        self._deliver(place, m, output.array, step)
-
-    def _compute(self, place, m, x, step) -> Tensor:
-        """The unit's blocks, and after the last unit the loss, summed over the items of the micro-batch."""
-        with forward_context(step.contexts[m]):
-            for block in self.units[place].plan.blocks:
-                x = block(x)
-            return step.loss.total(x, step.y[m]) if place == self.stages.last and step.loss is not None else x
+        x = step.x[m] if place == self.stages.first else self._activations.pop((place, m))
+        self._deliver(place, m, self._work.forward(place, m, x, step), step)
 
     def _deliver(self, place, m, output, step):
         if place != self.stages.last:
@@ -188,27 +171,17 @@ class Runtime:
 
     def _backward(self, action, step):
         place, m = _place(action), action.micro_batch
-        graph = self._graphs[place, m]
-        if graph.output is None:
-            graph.output = self._compute(place, m, graph.input, step)
-        gradient = self._gradients.pop((place, m), None)             # None after the loss: its gradient is 1, or the scale
-        if gradient is None and step.loss_scale != 1.0:
-            gradient = xp_of(graph.output.array).full_like(graph.output.array, step.loss_scale)
-        graph.weight_gradients = backward_inputs(graph.output, gradient)
+        for_input = self._work.backward(place, m, self._gradients.pop((place, m), None), step)
         if place != self.stages.first:
-            self._gradients[self.stages.before(place), m] = graph.input.grad
-        graph.input = graph.output = None
+            self._gradients[self.stages.before(place), m] = for_input
 
     def _weight(self, action, step):
         place, m = _place(action), action.micro_batch
-        unit = self.units[place]
-        owners = [] if unit.plan.is_copy else [unit, *(self.units[lender] for lender in self.stages.lenders[place])]
-        user = self.stages.places.index(place)
+        owners, user = self._work.owners(place), self.stages.places.index(place)
         buffers = [owner.open_gradient(user) for owner in owners]
-        graph = self._graphs.pop((place, m), None)
+        self._opened = action
         try:
-            if graph is not None:                       # None: memory ran out before; the gradient is zero
-                graph.weight_gradients.run()
+            self._work.weight(place, m, buffers, step)
         finally:
             for owner, buffer in zip(owners, buffers):
                 owner.close_gradient(user, step.first_gradient + m, buffer)
@@ -223,12 +196,13 @@ class Runtime:
         if step.loss is None or self.mesh.size("tensor") > 1 or self._is_within_messages(action):
             raise OutOfMemoryError(step.shortage) from error
         step.is_good = False
-        for results in (self._graphs, self._activations, self._gradients):
+        for results in (self.plain_work, self._activations, self._gradients):
             results.clear()
+        self._work = self.plain_work
 
     def _is_within_messages(self, action) -> bool:
         """True if others may be in the midst of this action with this rank, or if its gradient buffer was not to be had."""
-        is_unopened = action.kind is Kind.WEIGHT and (_place(action), action.micro_batch) in self._graphs
+        is_unopened = action.kind is Kind.WEIGHT and action is not self._opened
         return action.kind not in COMPUTE or is_unopened
 
     def _nothing(self, action, step):

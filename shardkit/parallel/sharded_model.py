@@ -151,6 +151,23 @@ class ShardedModel:
         self.engine.use_rule(rule)
         self.sharding_configuration = self.engine.config
 
+    def compile(self) -> None:
+        """From the next steps on, record what a step computes, and then replay it: faster, with the same bits. Collective.
+
+        Of batches that are alike (same shapes), the first is trained on as ever, the next is recorded, the next is computed
+        both ways and compared bit for bit, which takes the memory of activations twice; from then on the recording is
+        replayed. If a step cannot be recorded, or the replay differs, a warning says why and the model goes on uncompiled.
+        Attributes of modules that are changed later, other than parameters and active features, do not change a recording.
+        As with torch.nn.Module.compile, the model itself is changed and nothing is returned.
+        Errors, on all ranks: ShardingError if supports_compilation is False.
+        """
+        self.engine.compile()
+
+    @property
+    def supports_compilation(self) -> bool:
+        """Whether compile() can be called, and has not failed. No communication."""
+        return self.engine.supports_compilation
+
     def predict(self, x):
         """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
         return self.engine.predict(x)
@@ -203,6 +220,8 @@ class ShardedModel:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.fresh_module(), self.engine.config, self.mesh)
+        if self.engine.is_compiled:
+            other.compile()
         return other
 
     def serialize(self) -> bytes:
@@ -357,6 +376,7 @@ class ShardedModel:
             "parameter_count": self.parameter_count,
             "shard_size": self.local_parameter_shard.size,
             "num_units": len(self.engine.units),
+            "compiled": self.engine.is_compiled,
             "compute_dtype": str(self.engine.numerics.compute_dtype),
             "matmul_precision": self.engine.numerics.precision,
             "loss_scale": self.engine.loss_scale.value,
@@ -395,7 +415,7 @@ class ShardedModel:
         The model cannot train afterwards. Errors: those of the checkpoint.
         """
         self._saver.wait()
-        self.engine.memory.arena.clear()
+        self.engine.clear_activations()
         close_groups(self.wrapped_model)
         self.mesh.close()
 

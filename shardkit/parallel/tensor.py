@@ -20,7 +20,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ..array import fresh, kernels
+from ..array.arena import empty
 from ..array.backend import xp_of
+from ..array.recording import noted
 from ..comm import CommunicationBackend, ReductionOperation
 from ..comm.ordered import ordered_all_reduce
 from ..errors import ShapeError
@@ -207,7 +209,7 @@ class VocabularyParallelEmbedding(Module):
     def forward(self, ids):
         ids = index_array(ids)
         check_ids("embedding", ids, self.weight.global_shape[0])
-        ids = xp_of(self.weight.array).asarray(ids)
+        ids = fresh.placed(ids, xp_of(self.weight.array))
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
         rows = ops.embedding(self.weight, local, is_checked=True)
         return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))
@@ -290,7 +292,7 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
         self._axis, self.num_classes = axis, num_classes
 
     def total(self, prediction, y):
-        return _cross_entropy(prediction, xp_of(prediction.array).asarray(array_of(y)), self._axis, self.num_classes,
+        return _cross_entropy(prediction, fresh.placed(array_of(y), xp_of(prediction.array)), self._axis, self.num_classes,
                               self.ignore_index)
 
 
@@ -324,10 +326,10 @@ def _reduced_rows(logits, local, is_mine, group):
     """
     xp = xp_of(logits)
     _, own = kernels.cross_entropy(logits, local)                                    # log of this rank's sum of exp
-    top = own.copy()
-    group.all_reduce(top, ReductionOperation.MAX)
-    sums = xp.empty((2, *own.shape), own.dtype)
+    top = fresh.copy(own)
+    noted(group.all_reduce, top, ReductionOperation.MAX)
+    sums = empty((2, *own.shape), own.dtype, xp)
     sums[0] = xp.exp(own - top)
     sums[1] = xp.where(is_mine, logits[xp.arange(local.size), local], 0)
-    ordered_all_reduce(group, sums.reshape(-1))
+    noted(ordered_all_reduce, group, sums.reshape(-1))
     return top + xp.log(sums[0]), sums[1]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy
 
 from ..array import fresh
-from ..array.arena import Arena
+from ..array.backend import Device
 from ..comm import CommunicationBackend
 from ..errors import ShapeError
 from ..schedule import RECEIVES, Action, Kind
@@ -42,12 +42,13 @@ class Transfers:
 
     group    the pipeline axis
     rank_of  {stage: rank in the group}
-    arena    where received activations lie
+    device   of activations
     dtype    of activations
     """
 
-    def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], arena: Arena, dtype: str):
-        self._group, self._rank_of, self._arena, self._dtype = group, rank_of, arena, dtype
+    def __init__(self, group: CommunicationBackend, rank_of: dict[int, int], device: Device, dtype: str):
+        self._group, self._rank_of, self._device, self._dtype = group, rank_of, device, dtype
+        self._arrival = None                                    # makes arrays for what comes in this run
         self._shapes: dict[tuple, tuple[int, ...]] = {}         # (stage, shape of the micro-batch) -> of its input
         self._on_the_way: dict[tuple, tuple] = {}               # (kind, stage, micro-batch) -> (handles, arrays)
         self._coming: deque[_Message] = deque()                 # of this run, not posted yet
@@ -56,8 +57,12 @@ class Transfers:
         self._batch_shapes: list[tuple[int, ...]] = []          # of the micro-batches of this run
         self._run = 0
 
-    def begin(self, actions: tuple[Action, ...], batch_shapes: list[tuple[int, ...]]) -> None:
-        """A program begins: post its first receive. Messages of a run that failed never match those of this one."""
+    def begin(self, actions: tuple[Action, ...], batch_shapes: list[tuple[int, ...]], arrival) -> None:
+        """A program begins: post its first receive. Messages of a run that failed never match those of this one.
+
+        arrival   (message, shape, dtype) -> an array for what it brings
+        """
+        self._arrival = arrival
         self._run = (self._run + 1) % _NUM_RUNS
         self._batch_shapes = batch_shapes
         self._coming.extend(_Message(a.kind, a.stage, a.micro_batch) for a in actions if a.kind in RECEIVES)
@@ -113,7 +118,7 @@ class Transfers:
         if self._posted or not self._coming or self._shape_of(self._coming[0]) is None:
             return
         message = self._coming.popleft()
-        array = self._arena.empty(self._shape_of(message), self._dtype)
+        array = self._arrival(message, self._shape_of(message), self._dtype)
         what = 0 if message.kind is Kind.RECV_F else 1
         tag = self._tag(message.crossing, message.micro_batch, what)
         self._posted[message] = self._group.irecv(array, self._source(message), tag), array
@@ -139,7 +144,7 @@ class Transfers:
         output. None if its shape is not known yet.
         """
         shape = self._shape_of(_Message(kind, stage, micro_batch))
-        return None if shape is None else fresh.zeros(shape, self._dtype, self._arena.device.xp)
+        return None if shape is None else fresh.zeros(shape, self._dtype, self._device.xp)
 
     # ---- tied weights --------------------------------------------------------------------------------------------
 

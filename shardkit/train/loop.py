@@ -338,7 +338,10 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
             matmul_precision=parallel.matmul_precision, gpu_transport=parallel.gpu_transport,
             overlap=OVERLAPS[parallel.overlap], seed=settings.run.seed)
-    return HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
+    model = HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
+    if parallel.compile:
+        model.compile()
+    return model
 
 
 def _measured(gpt: GPT, settings: RunConfiguration, backend: CommunicationBackend) -> tuple[float, ...]:

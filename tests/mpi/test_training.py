@@ -2,6 +2,7 @@
 import numpy
 import pytest
 from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
+from hybrids import hybrid, step_once
 
 import shardkit as sk
 
@@ -44,6 +45,24 @@ def test_a_pipeline_ends_in_the_bits_of_the_serial_run(backend, schedule, stages
     bits = backend.all_gather_object(sha256(model.gather_full_parameters()))
     model.close()
     assert bits == [serial_bits] * backend.world_size
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_compiled_steps_have_the_bits_of_plain_ones(backend, axis):
+    """All ranks along one axis: pipeline, data or tensor. The last steps are replayed."""
+    mesh = numpy.where(numpy.arange(3) == axis, backend.world_size, 1).tolist()
+
+    def run(is_compiled):
+        model = hybrid(backend, mesh)
+        if is_compiled:
+            model.compile()
+        losses = [step_once(model, step) for step in range(6)]
+        bits, is_still_compiled = sha256(model.gather_full_parameters()), model.get_model_metadata()["compiled"]
+        model.close()
+        return losses, bits, is_still_compiled
+    plain, compiled = run(False), run(True)
+    results = backend.all_gather_object((plain[:2] == compiled[:2], compiled[2]))
+    assert results == [(True, True)] * backend.world_size
 
 
 @pytest.mark.mpi(min_size=2)
@@ -98,6 +117,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(backend, strateg
     assert all(backend.all_gather_object(bool(same)))
 
 
+@pytest.mark.mpi(min_size=2)
 def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_peak(backend):
     """Bytes of parameters + gradients + optimizer state against ZeRO-3: 16 bytes x parameters / ranks.
 

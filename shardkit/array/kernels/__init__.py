@@ -10,6 +10,7 @@ import sys
 
 import numpy
 
+from ..traced import HOST_KINDS
 from . import cuda, reference, wide
 
 __all__ = reference.__all__
@@ -41,7 +42,7 @@ def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
     @functools.wraps(plain)
     def kernel(*args, **kwargs):
         x = deciding(args)
-        if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
+        if type(x) in HOST_KINDS and x.dtype.char in kinds and x.dtype.isnative:
             return getattr(fast_twins(), name)(*args, **kwargs)
         if is_cupy_array(x) and cuda.computes(name, x):
             return getattr(cuda, name)(*args, **kwargs)

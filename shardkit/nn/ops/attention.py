@@ -1,5 +1,5 @@
 """Causal attention, and the rotation that tells it where tokens stand."""
-from ...array import kernels
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import wide
 from ...errors import ShapeError
@@ -45,7 +45,7 @@ def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
     x          [batch, heads, S, D], D even; positions [S] integers, an array or Tensor
     gradient: the same, turned back
     """
-    positions = xp_of(x.array).asarray(array_of(positions))
+    positions = fresh.placed(array_of(positions), xp_of(x.array))
     if x.ndim != 4 or x.shape[3] % 2 or positions.shape != x.shape[2:3]:
         raise ShapeError(f"rotary of x {x.shape} at positions {positions.shape}; "
                          "wanted x [batch, heads, S, D] with D even and one position per S")

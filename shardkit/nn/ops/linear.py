@@ -7,6 +7,7 @@ from ...array import fresh, kernels, products
 from ...array.backend import is_device_array, xp_of
 from ...array.halves import is_floating
 from ...array.known import known_values
+from ...array.recording import noted
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .activation import bias_gelu, gelu
@@ -100,7 +101,7 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     ids, (num_rows, width) = index_array(ids), weight.shape
     if not is_checked:
         check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
-    ids = xp_of(weight.array).asarray(ids)
+    ids = fresh.placed(ids, xp_of(weight.array))
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
@@ -111,13 +112,17 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
 def index_array(ids):
     """The array of a Tensor, an array as it is, anything else as an array of the host."""
     ids = array_of(ids)
-    return ids if is_device_array(ids) else numpy.asarray(ids)
+    return ids if is_device_array(ids) else fresh.placed(ids, numpy)
 
 
 def check_ids(name, ids, stop, ignored=None):
     """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU whose ids nobody knows."""
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
+    noted(_check_range, name, ids, stop, ignored)
+
+
+def _check_range(name, ids, stop, ignored):
     values = known_values(ids)
     ids = ids if values is None else values
     if ignored is not None:

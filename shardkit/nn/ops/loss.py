@@ -14,7 +14,7 @@ def cross_entropy(logits: Tensor, targets, ignore_index: int | None = None, redu
     returns  a single element, float32 if the logits are half floats; 0 if nothing counts
     Kept for the backward: the logits and one number per row.
     """
-    targets = xp_of(logits.array).asarray(array_of(targets))
+    targets = fresh.placed(array_of(targets), xp_of(logits.array))
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(f"cross_entropy of logits {logits.shape} and targets {targets.shape}; "
                          "wanted logits [..., V] and targets of the shape before V")

@@ -6,6 +6,7 @@ where each element came from; elements that were taken several times get the sum
 from ...array import fresh
 from ...array.backend import xp_of
 from ...array.halves import is_floating, rounded, wide
+from ...array.traced import is_basic
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .elementwise import fit, form
@@ -110,7 +111,7 @@ def _parts(ndim, sizes, dim):
 def getitem(x: Tensor, index) -> Tensor:
     """x[index], with all of NumPy's indexing: slices and integers give a view, arrays a copy."""
     index = _index(index)
-    is_view = _is_basic(index)
+    is_view = is_basic(index)
     try:
         y = x.array[index]
     except IndexError as error:
@@ -125,12 +126,6 @@ def getitem(x: Tensor, index) -> Tensor:
             xp.add.at(whole, index, gradient)            # an element may be taken several times
         return (rounded(whole, gradient.dtype),)
     return record(y, (x,), backward, view_of=x if is_view else None)
-
-
-def _is_basic(index):
-    """True if NumPy answers this index with a view."""
-    entries = index if isinstance(index, tuple) else (index,)
-    return all(i is None or i is Ellipsis or isinstance(i, (int, slice)) and not isinstance(i, bool) for i in entries)
 
 
 def gather(x: Tensor, dim: int, index) -> Tensor:

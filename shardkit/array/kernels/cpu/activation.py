@@ -2,8 +2,7 @@
 
 x/2 (1 + tanh u) is x / (1 + exp(-2u)), which needs one exponential and loses no digits where tanh is near -1.
 """
-import numpy
-
+from ... import fresh
 from ..reference import activation as reference
 from .arrays import elementwise, empty_like, run
 from .compiled import compiled, inlined
@@ -28,7 +27,7 @@ def bias_gelu(x, bias, out=None):
 
 
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
-    out, for_bias = empty_like(x, out if wanted[0] else None), numpy.zeros(bias.shape, bias.dtype)
+    out, for_bias = empty_like(x, out if wanted[0] else None), fresh.zeros(bias.shape, bias.dtype)
     run(_bias_gelu_backward, (gradient, x), (bias, for_bias), (out,))
     return out if wanted[0] else None, for_bias if wanted[1] else None
 

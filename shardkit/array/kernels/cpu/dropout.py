@@ -1,7 +1,7 @@
 """Dropout with its mask made on the way: nothing is kept for the backward but the key."""
 import numpy
 
-from ...random import KEY_STEPS, LOW, MULTIPLIERS
+from ...random import KEY_STEPS, MULTIPLIERS
 from ..reference.dropout import dropped_numbers
 from .arrays import empty_like, plain
 from .compiled import compiled, inlined
@@ -15,8 +15,8 @@ HALF = numpy.uint64(32)
 
 def dropout(x, key, start, p, out=None):
     out = empty_like(x, out)
-    low, high, dropped = numpy.uint32(key & LOW), numpy.uint32(key >> 32), numpy.uint32(dropped_numbers(p))
-    _dropout(plain(x).reshape(-1), start, low, high, dropped, 1 / (1 - p), out.reshape(-1))
+    key = key if isinstance(key, numpy.ndarray) else numpy.full(1, key, numpy.uint64)
+    _dropout(plain(x).reshape(-1), start, key, numpy.uint32(dropped_numbers(p)), 1 / (1 - p), out.reshape(-1))
     return out
 
 
@@ -25,7 +25,9 @@ def dropout_mask(key, start, stop, p, xp=numpy):
 
 
 @compiled
-def _dropout(x, start, key_low, key_high, dropped, scale, out):
+def _dropout(x, start, key, dropped, scale, out):
+    """x, out [N], key [1]."""
+    key_low, key_high = numpy.uint32(key[0]), numpy.uint32(key[0] >> HALF)
     numbers = (numpy.empty(BLOCK, numpy.uint32), numpy.empty(BLOCK, numpy.uint32),
                numpy.empty(BLOCK, numpy.uint32), numpy.empty(BLOCK, numpy.uint32))
     for counter in range(start // 4, (start + x.size + 3) // 4, BLOCK):

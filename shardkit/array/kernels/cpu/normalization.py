@@ -5,8 +5,7 @@ are added up row after row, whatever else is computed.
 """
 import math
 
-import numpy
-
+from ... import fresh
 from ...arena import empty
 from .arrays import empty_like, run
 from .compiled import compiled, inlined
@@ -27,7 +26,7 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     for_x, wants_sums = empty_like(x, out) if wanted[0] else _no_rows(x), wanted[1] or wanted[2]
-    for_weight, for_bias = numpy.zeros(weight.shape, weight.dtype), numpy.zeros(weight.shape, weight.dtype)
+    for_weight, for_bias = fresh.zeros(weight.shape, weight.dtype), fresh.zeros(weight.shape, weight.dtype)
     run(_layer_norm_backward, (gradient, x, mean, inverse), (weight, wanted[0], wants_sums, for_weight, for_bias), (for_x,))
     return tuple([array if want else None for array, want in zip((for_x, for_weight, for_bias), wanted)])
 
@@ -46,7 +45,7 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
     for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
-    for_weight = numpy.zeros(weight.shape, weight.dtype)
+    for_weight = fresh.zeros(weight.shape, weight.dtype)
     run(_rms_norm_backward, (gradient, x, inverse), (weight, *wanted, for_weight), (for_x,))
     return tuple([array if want else None for array, want in zip((for_x, for_weight), wanted)])
 
@@ -56,7 +55,7 @@ def _per_row(x):
 
 
 def _no_rows(x):
-    return numpy.empty((0, x.shape[1]), x.dtype)
+    return empty((0, x.shape[1]), x.dtype)
 
 
 # ---- rows ----------------------------------------------------------------------------------------------------------

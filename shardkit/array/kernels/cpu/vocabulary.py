@@ -3,6 +3,7 @@ import math
 
 import numpy
 
+from ... import fresh
 from ...arena import empty
 from .arrays import empty_like, plain, run
 from .compiled import compiled
@@ -17,7 +18,7 @@ def cross_entropy(logits, targets, counts=None):
 
 def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
     out = empty_like(logits, out)
-    run(_cross_entropy_backward, (logits, *_marks(targets, counts), log_sums), (float(gradient),), (out,))
+    run(_cross_entropy_backward, (logits, *_marks(targets, counts), log_sums), (_one(gradient, log_sums.dtype),), (out,))
     return out
 
 
@@ -26,6 +27,11 @@ def embedding_backward(gradient, ids, num_rows, out=None):
     out.fill(0)
     _embedding_backward(plain(gradient), plain(ids.astype(numpy.int64, copy=False)), out)
     return out
+
+
+def _one(number, dtype):
+    """A number, or an array of one element -> [1]: the loop reads it, so that no one has to know it before."""
+    return fresh.placed(number, numpy, dtype).reshape(1)
 
 
 def _marks(targets, counts):
@@ -52,7 +58,7 @@ def _cross_entropy(logits, targets, counts, losses, log_sums):
 @compiled
 def _cross_entropy_backward(logits, targets, counts, log_sums, gradient, out):
     for i in range(logits.shape[0]):
-        factor = like(gradient, log_sums[i])
+        factor = gradient[0]
         if counts[i]:
             for j in range(logits.shape[1]):
                 out[i, j] = exp(logits[i, j] - log_sums[i]) * factor

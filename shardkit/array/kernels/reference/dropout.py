@@ -9,6 +9,7 @@ from .chunks import empty_like, spans
 def dropout(x, key, start, p, out=None):
     """x [...] with what the mask of this key drops set to 0, the rest times 1 / (1 - p).
 
+    key    64 bits: an integer, or on the CPU also an array [1] uint64
     start  the number in the mask of the first element of x
     """
     xp, out, scale = xp_of(x), empty_like(x, out), 1 / (1 - p)
