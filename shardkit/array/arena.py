@@ -116,7 +116,9 @@ class Arena:
         return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
-        """Give memory back to the operating system: at once, if nothing is in use, else what is in use goes last."""
+        """Give memory back to the system: at once, if nothing is in use, else what is in use goes last."""
+        if self.device.kind != "cpu":
+            self.device.xp.get_default_memory_pool().free_all_blocks()
         self.device.accounts.add(self._purpose, -self.num_bytes)
         self._begin()                           # arrays in use hold the mapping that they lie in
 

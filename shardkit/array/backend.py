@@ -250,7 +250,7 @@ class BufferPool:
         """size -> [size], contents undefined."""
         large_enough = [b for b in self._idle if b.size >= size]
         if large_enough:
-            buffer = min(large_enough, key=lambda b: b.size)
+            buffer = min(large_enough, key=lambda b: (b.size, id(b)))       # the same one in every step that takes alike
             self._remove(buffer)
         else:
             if self._idle:
@@ -263,6 +263,10 @@ class BufferPool:
     def give(self, view):
         """Return exactly what take() handed out; no view of it may be used afterwards."""
         self._idle.append(self._out.pop(id(view))[1])
+
+    def places(self) -> list[tuple]:
+        """[(address, bytes)] of the idle buffers on a GPU, sorted: what will be taken where depends on nothing else."""
+        return sorted((buffer.data.ptr, buffer.nbytes) for buffer in self._idle)
 
     def _remove(self, buffer):
         self._idle = [b for b in self._idle if b is not buffer]

@@ -9,7 +9,7 @@ import numpy
 from . import halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
-from .traced import HOST_KINDS
+from .traced import HOST_KINDS, current_recorder
 
 
 def empty_like(x):
@@ -35,8 +35,15 @@ def copy(x, dtype=None):
 
 def placed(values, xp, dtype=None):
     """The values as an array of xp, in this dtype or their own; themselves if they are one."""
-    array = values if isinstance(values, xp.ndarray) else xp.asarray(values)
+    array = values if isinstance(values, xp.ndarray) else _moved(values, xp)
     return array if dtype is None or array.dtype == dtype else copy(array, dtype)
+
+
+def _moved(values, xp):
+    recorder = current_recorder.get()
+    if recorder is not None and xp is not numpy:
+        recorder.refuse("numbers of the host go to the GPU, and a graph would send the same ones again")
+    return xp.asarray(values)
 
 
 def contiguous(x):

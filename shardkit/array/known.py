@@ -19,9 +19,17 @@ _values: dict[int, numpy.ndarray] = {}          # id of a live GPU array that ow
 def remember(array, values):
     """The array, of which the host knows all values from now on, for as long as it lives."""
     owner = owner_of(array)
+    if id(owner) not in _values:
+        weakref.finalize(owner, _values.pop, id(owner), None)
     _values[id(owner)] = values
-    weakref.finalize(owner, _values.pop, id(owner), None)
     return array
+
+
+def refill(array, values) -> None:
+    """Write other values of the same device into an array; of integers on a GPU the host knows what it knows of `values`."""
+    array[...] = values
+    if not isinstance(array, numpy.ndarray) and known_values(values) is not None:
+        remember(array, known_values(values))
 
 
 def known_values(array):

@@ -32,13 +32,20 @@ def is_recording() -> bool:
 def noted(function, *args):
     """function(*args), which returns nothing: for work whose inside is not to be recorded, but that is to be done again.
 
-    What it is given when it is done again are the same arrays, of class ndarray, with their contents then.
+    What it is given when it is done again are the same arrays, of class ndarray, with their contents then. On a GPU it is done
+    before the rest of its action (graphs.py): it may read what goes in, and write what is `reserved`.
     """
     recorder = current_recorder.get()
     if recorder is None:
         function(*args)
     else:
         recorder.call_aside(function, args)
+
+
+def reserved(shape, dtype, xp):
+    """A new array of xp, for `noted` to write to: in a recording on a GPU nothing else ever has its memory."""
+    recorder = current_recorder.get()
+    return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
 def changing(function, context):

@@ -131,7 +131,7 @@ class Engine(State):
         if not self.supports_compilation:
             raise ShardingError(f"this model cannot be compiled: {self.why_uncompiled}; train it as it is")
         if self.runtime.compiled is None:
-            self.runtime.compiled = Compiled(self.runtime.plain_work, self.memory.arena, self.mesh.world,
+            self.runtime.compiled = Compiled(self.runtime.plain_work, self.memory, self.mesh.world,
                                              overwrites=self.config.deterministic)
 
     @property
@@ -141,14 +141,14 @@ class Engine(State):
 
     @property
     def supports_compilation(self) -> bool:
-        """False on a GPU, and once a step could not be recorded, or not be replayed to the bit."""
+        """False on a GPU with tensor parallelism, and once a step could not be recorded, or not be replayed to the bit."""
         return self.why_uncompiled is None
 
     @property
     def why_uncompiled(self) -> str | None:
         """What is in the way of compiling; None: nothing so far."""
-        if self.device.kind != "cpu":
-            return f'steps are recorded on device "cpu" only, and this is "{self.device.kind}"'
+        if self.device.kind == "cuda" and self.mesh.size("tensor") > 1:
+            return 'on device "cuda" a step is recorded as CUDA graphs, and these cannot hold the messages of tensor parallelism'
         return None if self.runtime.compiled is None else self.runtime.compiled.reason
 
     # ---- training ------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
+from ..array.backend import to_host
+from ..array.known import refill
 from ..array.recording import Recorder
 from ..array.replaying import Calls, RecordingMemory
 from ..array.traced import Traced, plain
@@ -23,6 +25,7 @@ class Recording:
     """The steps of one form: {(action, unit, micro-batch): what it does}, and the fixed arrays around it."""
 
     num_steps: int = 0                              # begun
+    places: tuple = ()                              # of the buffers of units when it was made, on a GPU
     calls: dict[tuple, Calls] = field(default_factory=dict)
     results: dict = field(default_factory=dict)     # the same keys -> the output of F, the gradient of the input of B
     arrivals: dict = field(default_factory=dict)    # message -> what it brings
@@ -69,34 +72,34 @@ class RecordingWork:
 
     def weight(self, place, m, buffers, step):
         owners = self._work.owners(place)
-        for parameter in _parameters(owners):
+        for parameter in parameters_of(owners):
             parameter.grad = parameter.grad.view(Traced)
 
         def compute():
             self._work.weight(place, m, buffers, self._step)
-            _fill_unused(owners)
-        self._noted(("W", place, m), _named(owners, buffers), compute)
+            fill_unused(owners)
+        self._noted(("W", place, m), named(owners, buffers), compute)
 
     def _noted(self, key, buffers, compute):
         place = key[1]
-        recorder = Recorder(self._memory, {**_whole_parameters(self._work.owners(place)), **buffers})
-        state = _state_of(self._work.units[place].plan.blocks)
+        recorder = Recorder(self._memory, {**whole_parameters(self._work.owners(place)), **buffers})
+        state = state_of(self._work.units[place].plan.blocks)
         with self._traced_parameters(place), recorder.active():
             result = compute()
-        for name, value in _state_of(self._work.units[place].plan.blocks).items():
+        for name, value in state_of(self._work.units[place].plan.blocks).items():
             if state.get(name) != value:
                 recorder.refuse(f"it changes the attribute {name}, which a replay would not do")
         fixed = None if result is None else self._memory.same_place(result)
         if result is not None and fixed is None:
             recorder.refuse("its result is not of its own making")
         if recorder.reason is not None:
-            self._refuse(f"{_text(key)} cannot be recorded: {recorder.reason}")
+            self._refuse(f"{key_text(key)} cannot be recorded: {recorder.reason}")
         self._recording.calls[key], self._recording.results[key] = recorder.calls, fixed
         return plain(result)
 
     @contextmanager
     def _traced_parameters(self, place):
-        parameters = list(_parameters(self._work.owners(place)))
+        parameters = list(parameters_of(self._work.owners(place)))
         for parameter in parameters:
             parameter.seen_as(Traced)
         try:
@@ -112,7 +115,7 @@ class ReplayingWork:
     def __init__(self, work: Work, recording: Recording, step):
         self._work, self._recording = work, recording
         for (name, m), array in recording.inputs.items():
-            array[...] = getattr(step, name)[m]
+            refill(array, getattr(step, name)[m])
 
     def arrival(self, message, shape, dtype):
         return self._recording.arrivals[message]
@@ -130,13 +133,13 @@ class ReplayingWork:
 
     def weight(self, place, m, buffers, step):
         owners = self._work.owners(place)
-        self._replayed(("W", place, m), _named(owners, buffers), step)
-        for parameter in _parameters(owners):
+        self._replayed(("W", place, m), named(owners, buffers), step)
+        for parameter in parameters_of(owners):
             parameter.grad_is_empty = False
 
     def _replayed(self, key, buffers, step):
         _, place, m = key
-        self._recording.calls[key].run({**_whole_parameters(self._work.owners(place)), **buffers}, step.contexts[m])
+        self._recording.calls[key].run({**whole_parameters(self._work.owners(place)), **buffers}, step.contexts[m])
         return self._recording.results[key]
 
 
@@ -158,40 +161,44 @@ class ComparingWork:
         return for_input
 
     def weight(self, place, m, buffers, step):
-        owners, others = self._work.owners(place), [buffer.copy() for buffer in buffers]
+        owners, before = self._work.owners(place), [buffer.copy() for buffer in buffers]
         self._work.weight(place, m, buffers, step)
-        _fill_unused(owners)
-        self._replaying.weight(place, m, others, step)
-        for owner, buffer, other in zip(owners, buffers, others):
-            self._compare(("W", place, m), buffer[:owner.layout.length], other[:owner.layout.length])
+        fill_unused(owners)
+        results = [buffer.copy() for buffer in buffers]
+        for buffer, contents in zip(buffers, before):
+            buffer[...] = contents
+        self._replaying.weight(place, m, buffers, step)
+        for owner, buffer, result in zip(owners, buffers, results):
+            self._compare(("W", place, m), result[:owner.layout.length], buffer[:owner.layout.length])
+            buffer[...] = result
 
     def _compare(self, key, array, other):
-        if array is not None and (array.shape != other.shape or array.tobytes() != other.tobytes()):
-            self._refuse(f"{_text(key)} has other bits when it is replayed; it depends on something that is no argument, or it "
-                         "changes something")
+        if array is not None and (array.shape != other.shape or to_host(array).tobytes() != to_host(other).tobytes()):
+            self._refuse(f"{key_text(key)} has other bits when it is replayed; it depends on something that is no argument, or "
+                         "it changes something")
 
 
-def _parameters(units):
+def parameters_of(units):
     return [parameter for unit in units for parameter in unit.plan.parameters.values()]
 
 
-def _whole_parameters(units) -> dict:
+def whole_parameters(units) -> dict:
     return {f"parameters {number}": unit.whole for number, unit in enumerate(units)}
 
 
-def _named(units, buffers) -> dict:
+def named(units, buffers) -> dict:
     return {f"gradients {number}": buffer for number, (unit, buffer) in enumerate(zip(units, buffers))}
 
 
-def _fill_unused(units) -> None:
+def fill_unused(units) -> None:
     """Gradients of parameters that no operation used are zero."""
-    for parameter in _parameters(units):
+    for parameter in parameters_of(units):
         if parameter.grad_is_empty:
             parameter.grad.fill(0)
             parameter.grad_is_empty = False
 
 
-def _state_of(blocks) -> dict:
+def state_of(blocks) -> dict:
     """{class and attribute: what tells whether it was changed} of all modules of these blocks."""
     modules = [module for block in blocks for module in block.named_modules().values()]
     return {f"{name} of {type(module).__name__} {number}": _mark(value) for number, module in enumerate(modules)
@@ -204,6 +211,6 @@ def _mark(value):
     return repr(value) if type(value) in (bool, dict, float, int, list, set, str, tuple) else id(value)
 
 
-def _text(key) -> str:
+def key_text(key) -> str:
     action, place, micro_batch = key
     return f"{action} of unit {place.unit} of stage {place.stage}, micro-batch {micro_batch}"

@@ -158,6 +158,8 @@ class ShardedModel:
         both ways and compared bit for bit, which takes the memory of activations twice; from then on the recording is
         replayed. If a step cannot be recorded, or the replay differs, a warning says why and the model goes on uncompiled.
         Attributes of modules that are changed later, other than parameters and active features, do not change a recording.
+        On a GPU a recording is CUDA graphs; a step with dropout is not recorded there, nor one that sends numbers to the GPU or
+        waits for some. These graphs have been launched on a stand-in for CuPy only, not yet on a GPU.
         As with torch.nn.Module.compile, the model itself is changed and nothing is returned.
         Errors, on all ranks: ShardingError if supports_compilation is False.
         """

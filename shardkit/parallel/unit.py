@@ -48,6 +48,11 @@ class Memory:
         self.whole_parameters = BufferPool(device, self.compute_dtype, purpose="gathered parameters")
         self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
 
+    def places(self, units) -> tuple:
+        """Where on a GPU the buffers of these units lie: steps that do the same from there find them in the same places."""
+        wholes = [unit.whole.data.ptr if unit.whole is not None else None for unit in units]
+        return wholes, self.whole_parameters.places(), self.whole_gradients.places()
+
 
 @dataclass(frozen=True, eq=False)
 class Holding:

@@ -39,6 +39,10 @@ class Work:
         self._arena, self._keep_activations = arena, keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}        # (unit, micro-batch)
 
+    def twin(self) -> "Work":
+        """Another that computes with the same units, on tapes of its own."""
+        return Work(self.units, self.stages, self._arena, keep_activations=self._keep_activations)
+
     def arrival(self, message, shape, dtype):
         """An array for what this message will bring."""
         return self._arena.empty(shape, dtype)

@@ -191,12 +191,3 @@ def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
             return model.wrapped_model.generate(token_batch(0)[0][0, :5], 12, temperature=temperature, seed=3).tolist()
         return sk.run_ranks(1, on_rank)[0]
     assert run("cuda") == run("cpu")
-
-
-def test_compiling_is_refused_with_the_reason(gpu):
-    def on_rank(backend):
-        model = sk.DDPModel(sk.models.MLP((4, 3)), sk.ShardingConfiguration(backend, device="cuda"))
-        assert not model.supports_compilation
-        with pytest.raises(sk.errors.ShardingError, match='on device "cpu" only, and this is "cuda"'):
-            model.compile()
-    sk.run_ranks(1, on_rank)

@@ -77,7 +77,8 @@ def test_every_name_and_parameter_of_the_stand_in_is_one_of_cupy(cupy, module):
 
 # What the modules of the stand-in use themselves, or have under a name of their own.
 HELPERS = {"FUNCTIONS", "machine", "numpy", "ctypes", "Queue", "itertools", "time", "points", "pool", "wait_for", "Point",
-           "memory", "streams", "PinnedMemory", "cublas"}          # the last: CuPy cannot show its own without CUDA's libraries
+           "memory", "streams", "PinnedMemory", "Lease", "Capture", "contextmanager", "graph",
+           "cublas"}            # CuPy cannot show its own without CUDA's libraries
 
 
 def check_class(name, ours, theirs):
@@ -239,3 +240,60 @@ def test_an_array_of_another_gpu_is_refused():
             with pytest.raises(ValueError, match="array device = 0 while current = 1"):
                 x + 1
         assert (x + 1).sum().item() == 6
+
+
+# ---- graphs -----------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def capturing(machine):
+    """capturing(function, *args) -> (what it returns, the graph), with memory of a pool of its own."""
+    stream, pool = stand_in.cuda.Stream(non_blocking=True), stand_in.cuda.MemoryPool()
+
+    def capture(function, *args):
+        with stream, stand_in.cuda.using_allocator(pool.malloc):
+            stream.begin_capture()
+            try:
+                result = function(*args)
+            finally:
+                graph = stream.end_capture()
+        return result, graph
+    return capture
+
+
+def test_what_is_captured_is_done_at_each_launch_and_not_before(capturing):
+    x = stand_in.zeros(3, "float32")
+
+    def work():
+        x.__iadd__(1)
+        y = stand_in.exp(x)
+        y[1:] = 7
+        return y
+    y, graph = capturing(work)
+    assert x.get().tolist() == [0, 0, 0]
+    graph.launch()
+    graph.launch()
+    assert x.get().tolist() == [2, 2, 2] and y.get().tolist() == [numpy.exp(numpy.float32(2)), 7, 7]
+
+
+@pytest.mark.parametrize("work", [
+    lambda x: x.get(), lambda x: float(x[0]), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.argsort(),
+    lambda x: stand_in.array([1.0]), lambda x: stand_in.cuda.get_current_stream().synchronize()])
+def test_what_waits_cannot_be_captured(capturing, work):
+    with pytest.raises(stand_in.cuda.runtime.CUDARuntimeError, match="cudaErrorStreamCapture"):
+        capturing(work, stand_in.ones(3))
+    capturing(stand_in.exp, stand_in.ones(3))           # the stream can capture again
+
+
+def test_a_graph_with_memory_that_others_get_meanwhile_is_a_mistake(machine):
+    stream = stand_in.cuda.Stream(non_blocking=True)
+    x = stand_in.ones(3)
+    with stream, pytest.raises(RuntimeError, match="memory of the pool that all have"):
+        stream.begin_capture()
+        stand_in.exp(x)
+    stream.end_capture()
+    machine.mistakes.clear()
+
+
+def test_the_null_stream_cannot_be_captured(machine):
+    with pytest.raises(RuntimeError, match="legacy"):
+        stand_in.cuda.Stream.null.begin_capture()

@@ -19,7 +19,7 @@ class ndarray:
         dtype = numpy.dtype(dtype)
         if memptr is None:
             num_bytes = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
-            self._allocation = machine.allocate(num_bytes)
+            self._allocation = machine.lease(num_bytes) or machine.allocate(num_bytes)
             self._host = numpy.ndarray(shape, dtype, self._allocation.memory, strides=strides, order=order)
         else:
             self._allocation = memptr.mem._allocation
@@ -81,6 +81,7 @@ class ndarray:
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         queue = machine.begin() if stream is None else stream._queue
+        machine.waits(queue)
         machine.check_seen(queue, self._allocation, "get()")
         if out is None:
             out = numpy.empty(self.shape, self.dtype, order=order)
@@ -100,11 +101,12 @@ class ndarray:
         if arr.shape != self.shape or arr.dtype != self.dtype:
             raise ValueError(f"set() of {self.shape} {self.dtype} from {arr.shape} {arr.dtype}")
         queue = machine.begin() if stream is None else stream._queue
+        machine.waits(queue)
         machine.check_seen(queue, self._allocation, "set()")
         machine.note("to device", self.nbytes)
         if machine.is_pinned(arr.__array_interface__["data"][0], arr.nbytes):
             later(queue, self, lambda: numpy.copyto(self._host, arr))
-            self._allocation.written = queue, queue.tick
+            self._allocation.block.written = queue, queue.tick
         else:
             queue.synchronize()
             numpy.copyto(self._host, arr)
@@ -147,18 +149,20 @@ class ndarray:
         machine.begin()
         index = _index(index)
         if any(isinstance(part, numpy.ndarray) and part.dtype == bool for part in _parts(index)):
+            machine.waits()
             machine.note("size to host", 8)
-        return wrapped(self._host[index], self)
+        return made(lambda: self._host[index], self)
 
     def __setitem__(self, index, value):
         value = unwrapped(value)
         machine.begin()
-        self._host[_index(index)] = value
+        host, index = self._host, _index(index)
+        machine.perform(lambda: host.__setitem__(index, value))
         written(self)
 
     def reshape(self, *shape, order="C", copy=None):
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return wrapped(self._host.reshape(shape, order=order), self)
+        return made(lambda: self._host.reshape(shape, order=order), self)
 
     def transpose(self, *axes):
         return wrapped(self._host.transpose(*axes), self)
@@ -170,10 +174,10 @@ class ndarray:
         return wrapped(self._host.squeeze(axis), self)
 
     def ravel(self, order="C"):
-        return wrapped(self._host.ravel(order), self)
+        return made(lambda: self._host.ravel(order), self)
 
     def flatten(self, order="C"):
-        return wrapped(self._host.flatten(order), self)
+        return made(lambda: self._host.flatten(order), self)
 
     def view(self, dtype=None, type=None):
         return wrapped(self._host.view() if dtype is None else self._host.view(dtype), self)
@@ -182,13 +186,13 @@ class ndarray:
 
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
         machine.begin()
-        with numpy.errstate(all="ignore"):
-            result = self._host.astype(dtype, order=order, casting=casting or "unsafe", copy=copy)
-        return self if result is self._host else wrapped(result, self)
+        if not copy and self.dtype == dtype:
+            return self
+        return made(lambda: self._host.astype(dtype, order=order, casting=casting or "unsafe"))
 
     def copy(self, order="C"):
         machine.begin()
-        return wrapped(self._host.copy(order), self)
+        return made(lambda: self._host.copy(order))
 
     def __copy__(self):
         return self.copy()
@@ -199,7 +203,8 @@ class ndarray:
     def fill(self, value):
         value = unwrapped(value)
         machine.begin()
-        self._host.fill(value)
+        host = self._host
+        machine.perform(lambda: host.fill(value))
         written(self)
 
     def take(self, indices, axis=None, out=None):
@@ -208,9 +213,11 @@ class ndarray:
     def argsort(self, axis=-1, kind=None):
         if kind not in (None, "stable"):
             raise ValueError("kind should be None or 'stable'")
+        machine.waits()
         return computed(numpy.argsort, self, axis=axis, kind="stable")
 
     def nonzero(self):
+        machine.waits()
         machine.note("size to host", 8)
         machine.begin()
         return tuple([wrapped(part) for part in self._host.nonzero()])
@@ -305,6 +312,25 @@ def wrapped(host, of=None) -> ndarray:
     return self
 
 
+def made(make, of=None) -> ndarray:
+    """What make() of NumPy returns, as an array of ours; `of` as in `wrapped`. It is made again by a graph."""
+    with numpy.errstate(all="ignore"):
+        host = numpy.asarray(make())
+    if of is not None and host.base is not None and root(host) is root(of._host):
+        return wrapped(host, of)
+    lease = machine.lease(host.nbytes)
+    if lease is None:
+        return wrapped(host)
+    self = ndarray.__new__(ndarray)
+    self._allocation, self.base = lease, None
+    self._host = there = numpy.ndarray(host.shape, host.dtype, lease.memory, strides=numpy.empty_like(host).strides)
+    there[...] = host                   # also of a capture: the next one may need indices that are not out of range
+    if machine.stream.capture is not None:
+        machine.perform(lambda: numpy.copyto(there, make()))
+    written(self)
+    return self
+
+
 def root(host):
     """The NumPy array that owns this memory."""
     while isinstance(host.base, numpy.ndarray):
@@ -314,9 +340,7 @@ def root(host):
 
 def written(array):
     """Work of the current stream has written it."""
-    stream = machine.stream
-    stream.tick += 1
-    array._allocation.written = stream, stream.tick
+    array._allocation.mark_written(machine.stream)
 
 
 def later(queue, array, copy):
@@ -336,12 +360,12 @@ def computed(function, *operands, out=None, **settings):
     if out is not None and not isinstance(out, ndarray):
         raise TypeError(f"return arrays must be of ArrayType, got {type(out)}")
     machine.begin()
+    if out is None:
+        return made(lambda: function(*operands, **settings))
+    _check_device(out)
+    host = out._host
     with numpy.errstate(all="ignore"):
-        if out is None:
-            result = function(*operands, **settings)
-            return tuple(map(wrapped, result)) if isinstance(result, (tuple, list)) else wrapped(result)
-        _check_device(out)
-        function(*operands, out=out._host, **settings)
+        machine.perform(lambda: function(*operands, out=host, **settings))
     written(out)
     return out
 
@@ -360,6 +384,7 @@ def _index(index):
     if isinstance(index, (bool, *_INDEX_PARTS)):
         return index
     if isinstance(index, list):
+        machine.waits()
         machine.note("to device", 8 * len(index))
         return index
     raise TypeError(f"an index of type {type(index)} would be copied to the GPU unseen")

@@ -4,7 +4,7 @@ import inspect
 import numpy
 
 from . import _array
-from ._array import computed, ndarray, unwrapped, wrapped, written
+from ._array import computed, made, ndarray, unwrapped, wrapped, written
 from ._machine import machine
 
 SIGNATURES = {
@@ -67,7 +67,7 @@ class ufunc:
     def at(self, a, indices, b=None):
         host, value, index = unwrapped(a), unwrapped(b), _array._index(indices)
         machine.begin()
-        self._function.at(host, index, value)
+        machine.perform(lambda: self._function.at(host, index, value))
         written(a)
 
 
@@ -101,8 +101,8 @@ def _from_nothing(name, original, given):
     if name == "empty":
         return ndarray(**arguments)
     if name == "arange":
-        return wrapped(original(*given.args, **given.kwargs))
-    return wrapped(original(**arguments))
+        return made(lambda: original(*given.args, **given.kwargs))
+    return made(lambda: original(**arguments))
 
 
 def _like(name, original, given):
@@ -110,23 +110,23 @@ def _like(name, original, given):
     host = unwrapped(prototype)
     machine.begin()
     rest = {key: unwrapped_setting(value) for key, value in list(given.arguments.items())[1:]}
-    result = wrapped(original(host, **rest))
     if name == "empty_like":
-        result._host.view(numpy.uint8 if result.ndim and result._host.flags.c_contiguous else result.dtype).fill(255)
-    return result
+        form = original(host, **rest)
+        return ndarray(form.shape, form.dtype, strides=form.strides)
+    return made(lambda: original(host, **rest))
 
 
 def _view(name, original, given):
     array, *rest = given.args
     unwrapped(array)
-    return wrapped(original(array._host, *rest, **given.kwargs), array)
+    return made(lambda: original(array._host, *rest, **given.kwargs), array)
 
 
 def _copyto(name, original, given):
     dst, arguments = given.arguments["dst"], {key: unwrapped(value) if key != "casting" else value
                                               for key, value in given.arguments.items()}
     machine.begin()
-    original(**arguments)
+    machine.perform(lambda: original(**arguments))
     written(dst)
 
 
@@ -145,6 +145,7 @@ def _flatnonzero(name, original, given):
 def _sorted(name, original, given):
     if given.arguments.get("kind") not in (None, "stable"):
         raise ValueError("kind should be None or 'stable'")
+    machine.waits()             # Thrust synchronizes
     return computed(original, *given.args[:2], **{**given.kwargs, "kind": "stable"})
 
 
@@ -203,6 +204,7 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     if isinstance(obj, (list, tuple)) and any(isinstance(part, ndarray) for part in obj):
         return FUNCTIONS["stack"]([part if dtype is None else part.astype(dtype) for part in obj])
     host = numpy.array(obj, dtype, order=order, ndmin=ndmin)
+    machine.waits()
     machine.begin()
     machine.note("to device", host.nbytes)
     return wrapped(host)

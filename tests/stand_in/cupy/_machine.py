@@ -47,8 +47,45 @@ class Allocation:
         self.parts: list[tuple] = []
         self.address = memory.__array_interface__["data"][0]
 
+    @property
+    def block(self):
+        return self
+
+    def mark_written(self, stream):
+        """Work on this stream, or what is noted of it, writes here."""
+        if stream.capture is None:
+            stream.tick += 1
+            self.block.written = stream, stream.tick
+        else:
+            stream.capture.targets.append(self.block)
+
     def __del__(self):
         self.machine.give_back(self)
+
+
+class Lease:
+    """A block of a pool, lent out: like the Allocation, but gone when its last user is gone."""
+
+    def __init__(self, block, give_back):
+        self.block, self._give_back = block, give_back
+
+    def __getattr__(self, name):
+        return getattr(self.block, name)
+
+    def __del__(self):
+        self._give_back(self.block)
+
+
+class Capture:
+    """What a stream was told while it was captured.
+
+    works     functions: nothing of it is done before the graph is launched
+    targets   blocks that are written
+    made      memory that came into being, whose contents mean nothing afterwards
+    """
+
+    def __init__(self):
+        self.works, self.targets, self.made, self.is_valid = [], [], [], True
 
 
 class Machine:
@@ -136,7 +173,35 @@ class Machine:
         stream.finish_before()
         return stream
 
+    def perform(self, work):
+        """Work on arrays: done at once, or noted where the current stream is captured."""
+        capture = self.stream.capture
+        if capture is None:
+            work()
+        else:
+            capture.works.append(work)
+
+    def waits(self, stream=None):
+        """The host is to wait for this stream, or the current one, or for a number that it makes. Errors: if it is captured."""
+        capture = (self.stream if stream is None else stream).capture
+        if capture is not None:
+            capture.is_valid = False
+            from .cuda.runtime import CUDARuntimeError
+            raise CUDARuntimeError(900)
+
     # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def lease(self, num_bytes):
+        """Memory of the allocator of this thread; None if it uses the pool that all have."""
+        allocator = getattr(self.here, "allocator", None)
+        if allocator is None:
+            if self.stream.capture is not None:
+                self.mistake("memory of the pool that all have, in a graph: others get it before the graph is launched")
+            return None
+        lease = allocator(num_bytes).mem._allocation
+        if self.stream.capture is not None:
+            self.stream.capture.made.append(lease.memory)
+        return lease
 
     def allocate(self, num_bytes, memory=None) -> Allocation:
         """A block of the pool on the current device; `memory` is a NumPy array that already holds its contents."""
@@ -215,9 +280,12 @@ class Queue:
         self.num_done = 0                   # of all that were ever put in
         self.tick = 0                       # grows with every piece of work
         self.seen: dict[Queue, int] = {}    # of other streams, the ticks that this one has waited for
+        self.capture: Capture | None = None
 
     def put(self, work):
         """Do this later."""
+        if self.capture is not None:
+            return self.capture.works.append(work)
         with self.machine.lock:
             self.tick += 1
             self.waiting.append(work)
@@ -252,6 +320,7 @@ class Queue:
 
     def synchronize(self):
         """The host waits for all of it."""
+        self.machine.waits(self)
         self.finish_before()
         with self.machine.lock:
             for stream, tick in {**self.seen, self: self.tick}.items():

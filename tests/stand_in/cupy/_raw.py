@@ -61,7 +61,8 @@ class Function:
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
             _check_device(array)
-        self._run(tuple(grid), tuple(block), tuple(map(_argument, args)), shared_mem)
+        memory, arguments = [array._host for array in arrays], tuple(map(_argument, args))
+        machine.perform(lambda memory=memory: self._run(tuple(grid), tuple(block), arguments, shared_mem))
         for array in arrays:
             written(array)
 

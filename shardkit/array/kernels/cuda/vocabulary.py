@@ -2,6 +2,7 @@
 import numpy
 
 from ...backend import is_device_array, xp_of
+from ...recording import noted, reserved
 from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
 from .launch import MAX_BLOCKS, launch
 
@@ -31,12 +32,18 @@ def embedding_backward(gradient, ids, num_rows, out=None):
     width, dtype = gradient.shape[1], real_dtype(gradient)
     assert num_rows <= MAX_BLOCKS
     sums = out if out is not None and out.dtype == dtype else new(gradient, (num_rows, width), dtype)
+    order = reserved(ids.shape, numpy.int64, xp_of(ids))
+    noted(_sort, ids, order)                                           # a recorded graph cannot sort
     ids = plain(ids.astype(numpy.int64, copy=False))
-    order = xp_of(ids).argsort(ids, kind="stable")                     # equal ids side by side, in the order they came
     threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
     launch(gradient, "embedding.cu", "embedding_backward", (num_rows if width else 0,), (threads,), plain(gradient), ids[order],
-           order.astype(numpy.int64, copy=False), sums, ids.size, width)
+           order, sums, ids.size, width)
     if out is None or out is sums:
         return sums
     out[...] = sums                                                    # half floats: rounded once, after all is added
     return out
+
+
+def _sort(ids, order):
+    """Fill `order` with the places of the ids: equal ones side by side, in the order they came."""
+    order[...] = xp_of(ids).argsort(ids, kind="stable")

@@ -1,6 +1,9 @@
 """Devices, streams, events and memory."""
+from contextlib import contextmanager
+
 from .._machine import machine
-from . import cublas, device, memory, nvrtc, pinned_memory, runtime, stream
+from . import cublas, device, graph, memory, nvrtc, pinned_memory, runtime, stream
+from .graph import Graph
 from .memory import Memory, MemoryPointer, MemoryPool, UnownedMemory
 from .pinned_memory import PinnedMemory, PinnedMemoryPool
 from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
@@ -58,10 +61,21 @@ def alloc_pinned_memory(size):
     return pinned_memory.pool.malloc(size)
 
 
+@contextmanager
+def using_allocator(allocator=None):
+    before = getattr(machine.here, "allocator", None)
+    machine.here.allocator = allocator
+    try:
+        yield
+    finally:
+        machine.here.allocator = before
+
+
 def is_available():
     return machine.num_devices > 0
 
 
-__all__ = ["Device", "Event", "ExternalStream", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory", "PinnedMemoryPool",
-           "Stream", "UnownedMemory", "alloc_pinned_memory", "cublas", "device", "get_current_stream", "get_elapsed_time",
-           "is_available", "memory", "nvrtc", "pinned_memory", "runtime", "stream"]
+__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory",
+           "PinnedMemoryPool", "Stream", "UnownedMemory", "alloc_pinned_memory", "cublas", "device", "get_current_stream",
+           "get_elapsed_time", "graph", "is_available", "memory", "nvrtc", "pinned_memory", "runtime", "stream",
+           "using_allocator"]

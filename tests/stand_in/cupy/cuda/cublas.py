@@ -22,14 +22,17 @@ def gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, A, Atype, lda, 
     if handle != get_cublas_handle() or _number(alpha) != 1 or _number(beta) != 0:
         raise ValueError("wanted the handle of this device, alpha = 1 and beta = 0, in host memory")
     stream = machine.begin()
-    for index in range(batchCount):
-        a = _matrix(A, Atype, index * strideA, (k, m) if transa else (m, k), lda)
-        b = _matrix(B, Btype, index * strideB, (n, k) if transb else (k, n), ldb)
-        a, b = [_read(x.T if is_turned else x, computeType) for x, is_turned in ((a, transa), (b, transb))]
-        with numpy.errstate(all="ignore"):
-            _matrix(C, Ctype, index * strideC, (m, n), ldc)[...] = a @ b
-    stream.tick += 1
-    machine.find(C).written = stream, stream.tick
+
+    def multiply(blocks):
+        for index in range(batchCount):
+            a = _matrix(A, Atype, index * strideA, (k, m) if transa else (m, k), lda)
+            b = _matrix(B, Btype, index * strideB, (n, k) if transb else (k, n), ldb)
+            a, b = [_read(x.T if is_turned else x, computeType) for x, is_turned in ((a, transa), (b, transb))]
+            with numpy.errstate(all="ignore"):
+                _matrix(C, Ctype, index * strideC, (m, n), ldc)[...] = a @ b
+    blocks = list(map(machine.find, (A, B, C)))
+    machine.perform(lambda: multiply(blocks))
+    blocks[2].mark_written(stream)
 
 
 def getVersion(handle):

@@ -1,5 +1,5 @@
 """Blocks of GPU memory, and the pool that they come from."""
-from .._machine import machine
+from .._machine import Lease, machine
 
 
 class OutOfMemoryError(MemoryError):
@@ -47,7 +47,14 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """Blocks that are used again. This one counts what a pool that never gives a block back would hold."""
+    """Blocks that are used again. The one that all have counts what a pool that never gives a block back would hold.
+
+    allocator   (bytes) -> MemoryPointer, what others get their blocks from, which they keep
+    """
+
+    def __init__(self, allocator=None):
+        self._allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
+        self._idle: dict[tuple, list] = {}          # (stream, bytes) -> blocks
 
     def used_bytes(self):
         return machine.used_bytes.get(machine.device, 0)
@@ -68,7 +75,12 @@ class MemoryPool:
         machine.limit_bytes[machine.device] = int(machine.capacity_bytes * fraction) if size is None else size
 
     def malloc(self, size):
-        return MemoryPointer(Memory(size), 0)
+        if self is pool:
+            return MemoryPointer(Memory(size), 0)
+        rounded = max(-(-size // 512), 1) * 512
+        idle = self._idle.setdefault((machine.stream.address, rounded), [])
+        block = idle.pop() if idle else self._allocator(rounded).mem._allocation.block
+        return MemoryPointer(Memory.of(Lease(block, idle.append)), 0)
 
 
 pool = MemoryPool()

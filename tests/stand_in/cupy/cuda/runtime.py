@@ -14,7 +14,9 @@ is_hip = False
 _ERRORS = {1: "cudaErrorInvalidValue: invalid argument", 2: "cudaErrorMemoryAllocation: out of memory",
            35: "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
            100: "cudaErrorNoDevice: no CUDA-capable device is detected", 101: "cudaErrorInvalidDevice: invalid device ordinal",
-           400: "cudaErrorInvalidResourceHandle: invalid resource handle"}
+           400: "cudaErrorInvalidResourceHandle: invalid resource handle",
+           900: "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing",
+           901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during capture"}
 _held: dict[int, object] = {}           # what malloc, hostAlloc and streamCreate gave out
 
 

@@ -2,7 +2,8 @@
 import itertools
 import time
 
-from .._machine import Queue, machine
+from .._machine import Capture, Queue, machine
+from . import graph
 
 _addresses = itertools.count(0x1000, 0x10)
 
@@ -50,6 +51,22 @@ class _BaseStream:
 
     def wait_event(self, event):
         wait_for(self._queue, event._point)
+
+    def begin_capture(self, mode=None):
+        if self.ptr in (0, 1):
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        if not self.is_non_blocking:
+            machine.mistake("a stream is captured that waits for the null stream, which others use meanwhile")
+        self._queue.capture = Capture()
+
+    def end_capture(self):
+        capture, self._queue.capture = self._queue.capture, None
+        for memory in capture.made:
+            memory.fill(0xFF)
+        if not capture.is_valid:
+            from .runtime import CUDARuntimeError
+            raise CUDARuntimeError(901)
+        return graph.Graph._of(capture)
 
 
 class Stream(_BaseStream):
