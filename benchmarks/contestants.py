@@ -110,11 +110,13 @@ class Shardkit:
             self.model.compile()
 
     def _pipeline_options(self) -> dict:
+        options = {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule}
+        if self.spec.ranks > 2:             # than the sizes have a cut for: as the library balances it
+            return options
         of_stage = list(blocks_of_stages(self.spec, self.sizes))
         of_stage[0] += 1                # the embedding
         of_stage[-1] += 1               # the head
-        return {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule,
-                "virtual_stages": len(of_stage) // self.spec.ranks, "blocks_per_stage": tuple(of_stage)}
+        return {**options, "virtual_stages": len(of_stage) // self.spec.ranks, "blocks_per_stage": tuple(of_stage)}
 
     def _in_layout(self, sk, layout):
         config = sk.ShardingConfiguration(
