@@ -381,7 +381,7 @@ class Parallel:
     virtual_stages: int = key(0, "on each pipeline rank; 0: what the schedule runs", "stages", minimum=0)
     sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
-    compile: bool = key(False, "record the step once and replay it: faster, on the cpu only")
+    compile: bool = key(False, "record the step once and replay it: less time in Python, the same bits")
     minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
