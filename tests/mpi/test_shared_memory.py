@@ -7,6 +7,7 @@ from threads.communication_contract import PROMISES, rough, tree
 import shardkit as sk
 from shardkit.comm import (MPICommunicationBackend, ReductionOperation, collectively, ordered_all_reduce,
                            ordered_reduce_scatter)
+from shardkit.comm.shared.verbs import CALLS_BEFORE_LANE
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -22,6 +23,19 @@ def lanes(backend):
     backend.small_bytes = -1                    # empty arrays too go through the lane
     yield backend
     backend.small_bytes = type(backend).small_bytes
+
+
+@pytest.mark.parametrize("size, num_calls", [(4, CALLS_BEFORE_LANE), (4096, 1)])
+def test_a_lane_opens_with_a_large_array_or_after_some_small_ones(lanes, size, num_calls):
+    group, few, large = lanes.split(0, lanes.rank), numpy.ones(4), numpy.ones(size)
+    group.small_bytes = type(lanes).small_bytes
+    for _ in range(num_calls):
+        assert not group.adds_in_tree_order(few)
+        group.broadcast(large)
+    assert group.adds_in_tree_order(few)
+    group.all_reduce(few)
+    group.close()
+    assert (few == lanes.world_size).all()
 
 
 @pytest.mark.parametrize("promise", PROMISES)
