@@ -14,3 +14,6 @@ SRUN=(srun --mpi=pmi2 --cpu-bind=cores)
 MPIEXEC=(mpiexec -ppn "$RANKS_PER_NODE" -bind-to "core:$THREADS")
 # Open MPI:
 #   MPIEXEC=(mpiexec --map-by "ppr:$RANKS_PER_NODE:node:PE=$THREADS" --bind-to core)
+
+# How long srun or mpiexec may need until all ranks run, in seconds. A warning in this time is passed on after it:
+#   LAUNCH_SECONDS=60

@@ -8,6 +8,12 @@
 # Exit code 75 means: a checkpoint is there, and the same command goes on with it.
 # shellcheck shell=bash disable=SC2153  # variables of the job scripts
 
+# USR1 and USR2 reach this script alone, at any time: both launchers hand them on to all ranks. TERM has reached the ranks
+# already; they save and end by themselves, and this script waits for them.
+LAUNCHER_PROCESS='' REMINDER='' LAUNCH_SECONDS=15
+trap 'INTERRUPTED=yes WARNED=yes; remind_ranks' USR1 USR2
+trap 'INTERRUPTED=yes CANCELLED=yes' TERM
+
 RANKS=$((NODES * RANKS_PER_NODE))
 
 # The job is all there is on its cores, so BLAS has as many threads as a rank has cores; the trained bits depend on it.
@@ -25,25 +31,35 @@ run_ranks() {
 }
 
 start_ranks() {
-    local start interrupted launcher=
+    local start
     case $LAUNCHER in
         srun) start=("${SRUN[@]}" --nodes="$NODES" --ntasks="$RANKS" --cpus-per-task="$THREADS" ${LEFT:+--nodelist="$LEFT"}) ;;
         mpiexec) start=("${MPIEXEC[@]}" ${LEFT:+-hosts "$LEFT"} -n "$RANKS") ;;
     esac
-    # USR1 and USR2 reach this script alone: both launchers hand them on to all ranks. TERM has reached the ranks already;
-    # they save and end by themselves, and this script waits for them.
-    trap 'interrupted=yes; [ -z "$launcher" ] || kill -USR1 "$launcher" 2>/dev/null || true' USR1 USR2
-    trap 'interrupted=yes; CANCELLED=yes' TERM
-    "${start[@]}" "$@" &
-    launcher=$!
+    # A rank begins with the signals ignored, since Python takes a while until it listens to them.
+    # shellcheck disable=SC2016  # $@ is for the shell of each rank
+    "${start[@]}" bash -c 'trap "" USR1 USR2; exec "$@"' rank "$@" &
+    LAUNCHER_PROCESS=$! LAUNCHED=$SECONDS
+    remind_ranks
     while :; do
-        interrupted=
+        INTERRUPTED=
         CODE=0
-        wait "$launcher" || CODE=$?
-        [ -n "$interrupted" ] || break
+        wait "$LAUNCHER_PROCESS" || CODE=$?
+        [ -n "$INTERRUPTED" ] || break
     done
-    trap : USR1 USR2                # too late to matter, and not to kill this script before it has queued the job again
+    LAUNCHER_PROCESS=''             # a signal is too late to matter now
+    [ -z "$REMINDER" ] || kill "$REMINDER" 2>/dev/null || true
+    REMINDER=''
     echo "$(date '+%F %T')  job ${SLURM_JOB_ID:-${PBS_JOBID:-${LSB_JOBID:-}}}: the ranks ended with exit code $CODE"
+}
+
+# Once this script was warned: tell the ranks so. Not while the launcher is young, since the signal breaks the start of ranks
+# (MPICH's mpiexec ends, srun's ranks may hang), and again and again, since ranks that are still starting do not hear it.
+remind_ranks() {
+    [ -n "${WARNED:-}" ] && [ -n "$LAUNCHER_PROCESS" ] && [ -z "$REMINDER" ] || return 0
+    local young=$((LAUNCHED + LAUNCH_SECONDS - SECONDS))
+    { sleep $((young > 0 ? young : 0)); while kill -USR1 "$LAUNCHER_PROCESS"; do sleep 3; done; } > /dev/null 2>&1 &
+    REMINDER=$!
 }
 
 newest_checkpoint() {

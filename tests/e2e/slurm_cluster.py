@@ -24,6 +24,8 @@ START_SECONDS = 60
 PR_SET_PDEATHSIG = 1
 # SLURM 22.05 sometimes cuts a message of MPICH 5 in two on a busy machine; then MPI_Init never returns.
 START_FAULT = "mpi/pmi2: value not properly terminated in client request"
+START_LIMIT = 30                    # seconds, then a rank says START_HANG
+START_HANG = f"has waited {START_LIMIT} s in MPI_Init"
 CLEAR_SECONDS = 90
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
 
@@ -82,7 +84,8 @@ class SlurmCluster:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))       # short: paths of sockets are limited
         self._daemons: list[subprocess.Popen] = []
         self._folders: set[Path] = set()                # where jobs since the last clear() write their *.out
-        self._environment = {**os.environ, "PATH": SEARCH_PATH, "SLURM_CONF": str(self.folder / "slurm.conf")}
+        self._environment = {**os.environ, "PATH": SEARCH_PATH, "SLURM_CONF": str(self.folder / "slurm.conf"),
+                             "SHARDKIT_START_SECONDS": str(START_LIMIT)}
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
@@ -195,16 +198,24 @@ class SlurmCluster:
             return now == state
         self.wait_until(has_come, seconds, lambda: f"job {job} is still {self.state(job)}\n{self.output_of(job)}")
 
-    def wait_until(self, holds, seconds=90, describe=lambda: ""):
-        """What holds() returns as soon as it is true. Errors: StartFault; AssertionError when the time is over."""
+    def wait_until(self, holds, seconds=90, describe=None):
+        """What holds() returns as soon as it is true. Errors: StartFault; AssertionError when the time is over, with
+        describe(), or else with all that is known of the jobs."""
         deadline = time.monotonic() + seconds
         while True:
-            if any(START_FAULT in path.read_text(errors="replace") for folder in self._folders for path in folder.glob("*.out")):
-                raise StartFault(START_FAULT)
+            for output in (path for folder in self._folders for path in folder.glob("*.out")):
+                text = output.read_text(errors="replace")
+                if START_FAULT in text or START_HANG in text:
+                    raise StartFault(text)
             if result := holds():
                 return result
-            assert time.monotonic() < deadline, f"nothing came of it within {seconds} s: {describe()}"
+            assert time.monotonic() < deadline, f"nothing came of it within {seconds} s: {(describe or self._story)()}"
             time.sleep(0.1)
+
+    def _story(self) -> str:
+        outputs = [f"{path.name}:\n{path.read_text(errors='replace')[-4000:]}"
+                   for folder in self._folders for path in sorted(folder.glob("*.out"))]
+        return "\n".join([self._ask("scontrol", "show", "job", "-o"), self._ask("sinfo", "-N"), *outputs])
 
     def clear(self) -> None:
         """End all jobs, whatever they do, and wait until the nodes are idle, so that the next test has them to itself."""

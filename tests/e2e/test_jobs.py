@@ -113,7 +113,8 @@ def site(tmp_path):
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 2033-05-18T03:33:20\n")
     for path in tmp_path.iterdir():
         path.chmod(0o755)
-    (tmp_path / "env.sh").write_text(f"PATH={tmp_path}:$PATH\nPYTHON=(python)\nSRUN=(bash ranks.sh)\nMPIEXEC=(bash ranks.sh)\n")
+    (tmp_path / "env.sh").write_text(f"PATH={tmp_path}:$PATH\nPYTHON=(python)\nSRUN=(bash ranks.sh)\nMPIEXEC=(bash ranks.sh)\n"
+                                     "LAUNCH_SECONDS=${LAUNCH_SECONDS_OF_TEST:-0}\n")
     return tmp_path
 
 
@@ -162,12 +163,28 @@ train
 
 
 @pytest.mark.parametrize("scheduler, template", KINDS)
-def test_a_warning_reaches_the_ranks_once_for_each_time_it_comes(site, scheduler, template):
+def test_a_warning_reaches_the_ranks(site, scheduler, template):
     with start(site, scheduler, template, RANKS) as job:
         assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGUSR1)
         output = job.communicate(timeout=20)[0]
     assert job.returncode == 75 and output.count("ranks got USR1") == 1, output
+
+
+def test_a_warning_is_repeated_until_the_ranks_listen(site):
+    with start(site, "slurm", "multi_node", "trap '' USR1\necho deaf\nsleep 1\n" + RANKS) as job:
+        assert job.stdout.readline() == "deaf\n"
+        job.send_signal(signal.SIGUSR1)
+        output = job.communicate(timeout=20)[0]
+    assert job.returncode == 75 and output.count("ranks got USR1") == 1, output
+
+
+def test_a_warning_waits_until_the_launcher_is_no_longer_young(site):
+    with start(site, "slurm", "multi_node", RANKS.replace("got", "of $SECONDS s got"), LAUNCH_SECONDS_OF_TEST="3") as job:
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGUSR1)
+        output = job.communicate(timeout=20)[0]
+    assert job.returncode == 75 and int(re.search(r"ranks of (\d+) s got USR1", output)[1]) >= 2, output
 
 
 def test_a_cancelled_job_waits_for_its_ranks_and_is_not_queued_again(site):

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def again_after_a_start_fault(test):
 def folder(tmp_path):
     """With a text, and with the site's env.sh as this machine needs it."""
     (tmp_path / "text.txt").write_text("".join(f"line {i} with the number {i * i}\n" for i in range(600)))
-    (tmp_path / "env.sh").write_text(f"export PYTHONPATH={ROOT}\nPYTHON=({sys.executable})\n"
+    (tmp_path / "env.sh").write_text(f"export PYTHONPATH={ROOT}\nPYTHON=({sys.executable})\nLAUNCH_SECONDS=5\n"
                                      f'SRUN=(srun --mpi=pmi2)\nMPIEXEC=({BIN}/mpiexec -ppn "$RANKS_PER_NODE")\n')
     return tmp_path
 
@@ -101,11 +102,16 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
 
 @again_after_a_start_fault
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(cluster, folder):
-    """SLURM itself sends the warning, 30 to 60 seconds before the limit of one minute."""
+    """SLURM itself sends the warning, 30 to 60 seconds before the limit of one minute: at any time of the start, too."""
     slow = ["--run.validate_every=1", "--run.validation_batches=20"]        # keeps a step busy, and changes no bits
     script = render(folder, "multi_node", "--time=00:01:00", "--notice-seconds=30", ENDLESS, *slow)
     job = cluster.submit(script, cwd=folder)
-    cluster.wait_until(lambda: cluster.detail(job, "Restarts") == "1", 150)
+
+    def is_queued_again():
+        if cluster.state(job) == "FAILED" and not cluster.output_of(job):
+            raise StartFault("the warning came before the first line of the script")
+        return cluster.detail(job, "Restarts") == "1"
+    cluster.wait_until(is_queued_again, 150)
     first, = saved_steps(folder)
     assert first == steps_done(folder), "a step was lost"
     cluster.wait_until(lambda: steps_done(folder) >= first + 4)
@@ -118,6 +124,20 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
              "--run.folder=whole"]
     subprocess.run(whole, cwd=folder, check=True, timeout=120, capture_output=True)
     assert bits_equal(folder / "run", folder / "whole")
+
+
+@pytest.mark.parametrize("launcher, seconds", [("srun", 0.0), ("srun", 0.5), ("mpiexec", 0.0), ("mpiexec", 0.5)])
+@again_after_a_start_fault
+def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(cluster, folder, launcher, seconds):
+    with open(folder / "env.sh", "a") as env:
+        env.write("echo begun\n")
+    job = cluster.submit(render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder)
+    cluster.wait_until(lambda: cluster.output_of(job))
+    time.sleep(seconds)
+    cluster.run("scancel", "--batch", "--signal=USR1", job)
+    cluster.wait_until(lambda: cluster.detail(job, "Restarts") == "1")
+    output = cluster.output_of(job)
+    assert "stopping: SIGUSR1 on rank" in output and "the ranks ended with exit code 75" in output, output
 
 
 @again_after_a_start_fault
