@@ -47,6 +47,7 @@ class Spec:
     strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch.compile; shardkit: model.compile()
+    blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
     attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
     """
@@ -59,6 +60,7 @@ class Spec:
     attention: str = "eager"
     fused: bool = False
     compiled: bool = False
+    blas: str = "numpy"
     layout: dict | None = None
 
     def to_json(self) -> str:
@@ -103,7 +105,7 @@ class Shardkit:
             self.model = self._in_layout(sk, Layout(**spec.layout))
             return
         config = sk.ShardingConfiguration(
-            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
+            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM, blas=spec.blas,
             **(self._pipeline_options() if spec.strategy == "pipeline" else {}))
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
         if spec.compiled:

@@ -4,7 +4,7 @@
 #   bash benchmarks/run_all.sh [NAME ...]         NAME: train_step, memory, ...; default: all
 #
 # For a quiet machine, about half an hour on two cores. Needs shardkit with an MPI library, and PyTorch for the comparisons:
-#   python -m pip install --editable '.[mpich]' torch
+#   python -m pip install --editable '.[mpich,mkl]' torch
 # Environment: PYTHON (default python3). A benchmark that fails is named at the end, and the others run.
 set -uo pipefail            # not -e: a benchmark that fails does not stop the others
 cd "$(dirname "$0")/.."

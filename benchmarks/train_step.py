@@ -5,7 +5,7 @@
 One thread per rank, ranks bound to a core each where there are enough. A step is everything: batch, forward, backward,
 clipping to norm 1, AdamW, and the loss as a number. Two ranks share the global batch (ddp, fsdp) or compute the same batch
 together (tensor, pipeline). PyTorch runs with scaled_dot_product_attention and fused AdamW on two ranks, and in several
-forms on one.
+forms on one. It multiplies by the MKL in its wheels; so does shardkit where the package mkl is there and the CPU is Intel's.
 """
 import argparse
 import os
@@ -18,6 +18,24 @@ from contestants import Sizes, Spec
 from race import Race
 from report import Table, machine, machine_text, save
 
+from shardkit.array.blas import library_named
+from shardkit.errors import ConfigurationError
+
+
+def blas() -> str:
+    """What PyTorch multiplies with, if shardkit has it too and this CPU is Intel's; else NumPy's own."""
+    try:
+        library_named("mkl")
+    except ConfigurationError:
+        return "numpy"
+    return "mkl"
+
+
+def by_numpy(spec: Spec) -> list[Spec]:
+    """Nothing if the others are that already."""
+    return [spec] if OURS["blas"] != "numpy" else []
+
+
 MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4,
                      blocks_of_v=(1, 2, 2, 1)),
           "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2,
@@ -26,8 +44,10 @@ STEPS_PER_TURN = {"M": 1, "S": 5}
 TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
 TOLERANCE = 1e-4            # relative, of losses
 BEST = {"attention": "sdpa", "fused": True}
-ALONE = [Spec("shardkit", "shardkit"),
-         Spec("shardkit, compiled", "shardkit", compiled=True),
+OURS = {"blas": blas()}
+ALONE = [Spec("shardkit", "shardkit", **OURS),
+         Spec("shardkit, compiled", "shardkit", compiled=True, **OURS),
+         *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
          Spec("torch eager", "torch"),
          Spec("torch eager, sdpa", "torch", attention="sdpa"),
          Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
@@ -35,18 +55,19 @@ ALONE = [Spec("shardkit", "shardkit"),
          Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST)]
 GROUPS = {                  # the first is compared with the others
     "alone": ALONE,
-    "ddp": [Spec("shardkit DDP", "shardkit", 2, "ddp"),
-            Spec("shardkit, 1 rank", "shardkit"),
+    "ddp": [Spec("shardkit DDP", "shardkit", 2, "ddp", **OURS),
+            Spec("shardkit, 1 rank", "shardkit", **OURS),
+            *by_numpy(Spec("shardkit DDP, NumPy's BLAS", "shardkit", 2, "ddp")),
             Spec("torch DDP", "torch", 2, "ddp", **BEST),
             Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa")],
-    "fsdp": [Spec("shardkit FSDP", "shardkit", 2, "fsdp"),
+    "fsdp": [Spec("shardkit FSDP", "shardkit", 2, "fsdp", **OURS),
              Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
              Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa")],
-    "tensor": [Spec("shardkit tensor", "shardkit", 2, "tensor"), Spec("torch DTensor", "torch", 2, "tensor", **BEST)],
-    "pipeline": [Spec("shardkit, 1F1B", "shardkit", 2, "pipeline"),
-                 Spec("shardkit, 1F1B, compiled", "shardkit", 2, "pipeline", compiled=True),
-                 Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1"),
-                 Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v"),
+    "tensor": [Spec("shardkit tensor", "shardkit", 2, "tensor", **OURS), Spec("torch DTensor", "torch", 2, "tensor", **BEST)],
+    "pipeline": [Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **OURS),
+                 Spec("shardkit, 1F1B, compiled", "shardkit", 2, "pipeline", compiled=True, **OURS),
+                 Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **OURS),
+                 Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **OURS),
                  Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
                  Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST)],
 }
@@ -128,7 +149,8 @@ def main() -> int:
         tables.append(table)
         wrong += trouble
         save("train_step" if asked.style == "gpt2" else f"train_step_{asked.style}", f"Training step ({asked.style})", tables,
-             about=about, settings={"threads per rank": 1, **{name: str(MODELS[name]) for name in asked.models.split(",")}},
+             about=about, settings={"threads per rank": 1, "products of shardkit": OURS["blas"],
+                       **{name: str(MODELS[name]) for name in asked.models.split(",")}},
              measured={**measured, "wrong": wrong})
     print("\n".join([machine_text(about), *wrong]), flush=True)
     return 1 if wrong else 0

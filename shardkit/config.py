@@ -156,6 +156,7 @@ GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
 
 OVERLAPS = {"auto": "auto", "on": True, "off": False}       # words of settings
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+BLAS = ("numpy", "mkl")
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,7 @@ class ShardingConfiguration:
     initial_loss_scale            float16 only, whose loss is scaled: a power of two to begin with; None: 1024
     loss_scale_interval           float16 only: good steps in a row after which the scale is doubled; None: 2000
     matmul_precision              "highest", or on "cuda" "tf32": products of float32 that read 10 bits behind the point
+    blas                          "numpy", or on "cpu" "mkl": Intel's library for matrix products, if it is installed; other bits
     gpu_transport                 how GPU arrays reach other ranks, with the same bits. "staged": through page-locked host memory,
                                   always right. "nccl": through NCCL, one GPU per rank. "ipc": ranks of a node copy in each
                                   other's GPU memory. "mpi": as arguments of MPI calls, where a probe shows that the library
@@ -225,6 +227,7 @@ class ShardingConfiguration:
     initial_loss_scale: float | None = None
     loss_scale_interval: int | None = None
     matmul_precision: str = "highest"
+    blas: str = "numpy"
     gpu_transport: str = "staged"
     overlap: bool | str = "auto"
     seed: int = 0
@@ -254,6 +257,8 @@ class ShardingConfiguration:
         wanted = '"highest" or "tf32"' if self.device == "cuda" else '"highest": TF32 is arithmetic of GPUs (device = "cuda")'
         _require(self.matmul_precision == "highest" or self.matmul_precision == "tf32" and self.device == "cuda",
                  "matmul_precision", self.matmul_precision, wanted)
+        wanted = " or ".join(map(repr, BLAS)) if self.device == "cpu" else '"numpy": on "cuda" cuBLAS multiplies'
+        _require(self.blas == "numpy" or self.blas in BLAS and self.device == "cpu", "blas", self.blas, wanted)
 
     @property
     def is_checked(self) -> bool:
@@ -370,7 +375,7 @@ class Optimizer:
 @dataclass(frozen=True)
 class Parallel:
     """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression,
-    device, compute_dtype and matmul_precision.
+    device, compute_dtype, matmul_precision and blas.
     """
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
@@ -392,6 +397,7 @@ class Parallel:
     loss_scale_interval: int = key(0, "of float16: good steps in a row that double the scale; 0: 2000", "steps", minimum=0)
     matmul_precision: str = key("highest", "of float32 products; tf32: on cuda, reads 10 bits behind the point",
                                 among=("highest", "tf32"))
+    blas: str = key("numpy", "multiplies matrices on the cpu; mkl: of Intel, on its processors, if installed", among=BLAS)
     gpu_transport: str = key("staged", "how GPU arrays reach other ranks; staged: through host memory, always right",
                              among=GPU_TRANSPORTS)
     overlap: str = key("auto", "parameters and gradients travel between data ranks while units compute; auto: if that is quicker",

@@ -1,7 +1,8 @@
 """Matrix products. All of them are made here, so that there is one place where they can be counted and timed.
 
     operands             NumPy                                  CuPy
-    float32, float64     BLAS                                   cupy.matmul; with precision("tf32") cuBLAS, TF32 (cublas.py)
+    float32, float64     BLAS: NumPy's, or with                 cupy.matmul; with precision("tf32") cuBLAS, TF32 (cublas.py)
+                         multiplied_by another (blas.py)
     float16, bfloat16    BLAS on float32, the result rounded    cuBLAS on half floats, sums in float32 (cublas.py)
 
 TF32 multiplies float32 numbers of which it reads 10 bits behind the point, and adds in float32: on tensor cores several times
@@ -15,11 +16,13 @@ import numpy
 from . import cublas, halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
+from .blas import Library
 
 PRECISIONS = ("highest", "tf32")
 
 _meanwhile: ContextVar = ContextVar("shardkit_meanwhile", default=None)      # of this thread
 _precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")      # of this thread
+_library: ContextVar[Library | None] = ContextVar("shardkit_blas", default=None)      # of this thread
 
 
 @contextmanager
@@ -30,6 +33,16 @@ def precision(name: str):
         yield
     finally:
         _precision.reset(token)
+
+
+@contextmanager
+def multiplied_by(library: Library | None):
+    """Inside, products of arrays of NumPy are made by this library; None: by NumPy (this thread only)."""
+    token = _library.set(library)
+    try:
+        yield
+    finally:
+        _library.reset(token)
 
 
 @contextmanager
@@ -61,10 +74,14 @@ def matmul(a, b, out=None):
 
 def _plain(xp, a, b, out):
     """The product as the library makes it; a new array is the arena's where one is in use."""
-    if out is None and xp is numpy and is_arena_in_use():
+    library = _library.get() if xp is numpy else None
+    if out is None and (library is not None or xp is numpy and is_arena_in_use()):
         leading = a.shape[:-2] if a.shape[:-2] == b.shape[:-2] else numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
-    return xp.matmul(a, b, out=out)
+    if library is None:
+        return xp.matmul(a, b, out=out)
+    library.multiply(a, b, out)
+    return out
 
 
 def _of_halves(a, b, out):

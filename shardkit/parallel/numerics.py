@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy
 
 from ..array import products
+from ..array.blas import Library, library_named
 from ..array.halves import dtype_named, is_floating, rounded
 from ..config import ShardingConfiguration
 from ..errors import ConfigurationError
@@ -40,11 +41,13 @@ class Numerics:
     dtype           of masters, gradients, moments: that of the model
     compute_dtype   of what is lent to the blocks, and of activations
     precision       of products of float32: one of array.products.PRECISIONS
+    blas            library of products on the CPU; None: NumPy's
     """
 
     dtype: numpy.dtype
     compute_dtype: numpy.dtype
     precision: str = "highest"
+    blas: Library | None = None
 
     @classmethod
     def of(cls, config: ShardingConfiguration, dtype, xp) -> "Numerics":
@@ -56,7 +59,7 @@ class Numerics:
         if config.matmul_precision != "highest" and compute != numpy.float32:
             raise ConfigurationError(f'matmul_precision = "{config.matmul_precision}" is for products of float32, but this model '
                                      f'computes in {compute}; wanted "highest"')
-        return cls(dtype, compute, config.matmul_precision)
+        return cls(dtype, compute, config.matmul_precision, library_named(config.blas))
 
     @property
     def is_mixed(self) -> bool:
@@ -74,9 +77,9 @@ class Numerics:
 
     @contextmanager
     def in_use(self):
-        """Around all that computes: the precision of products; and numbers that overflow are no surprise if they are voted on."""
+        """Around all that computes: how products are made; and numbers that overflow are no surprise if they are voted on."""
         ignored = {"over": "ignore", "invalid": "ignore"} if self.is_scaled else {}
-        with products.precision(self.precision), numpy.errstate(**ignored):
+        with products.precision(self.precision), products.multiplied_by(self.blas), numpy.errstate(**ignored):
             yield
 
 

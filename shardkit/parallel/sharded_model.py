@@ -381,6 +381,7 @@ class ShardedModel:
             "compiled": self.engine.is_compiled,
             "compute_dtype": str(self.engine.numerics.compute_dtype),
             "matmul_precision": self.engine.numerics.precision,
+            "blas": self.engine.numerics.blas.name if self.engine.numerics.blas else self.sharding_configuration.blas,
             "loss_scale": self.engine.loss_scale.value,
             "parameter_bytes": live("parameters", "gathered parameters"),
             "gradient_bytes": live("gradients", "gradients in flight"),

@@ -2,6 +2,7 @@
 from ..layout.policy import POLICIES
 
 _MANY, _SOME = 0.15, 0.10           # shares of the step that are worth a sentence
+_CLEARLY_LESS = 0.95                # of the time: what is worth another library, and other bits
 _SMALL_MESSAGE = 128 * 1024         # bytes; below it a message costs more for being one than for its bytes
 
 
@@ -10,7 +11,7 @@ def advise(figures: dict) -> list[str]:
     total = sum(figures["parts"].values())
     shares = {part: seconds / total for part, seconds in figures["parts"].items()}
     found = [rule(figures, shares) for rule in (_cores, _idle, _communication, _python, _optimizer, _slowed_products,
-                                                _small_products)]
+                                                _small_products, _other_blas)]
     return [sentence for sentence in found if sentence] or ["nothing stands out: most of the step is arithmetic"]
 
 
@@ -86,3 +87,11 @@ def _small_products(figures, shares):
         return None
     return (f"the matrix products of these sizes reach {ratio:.0%} of a large one's speed: a larger model.width or "
             "batch.micro_batch makes them larger")
+
+
+def _other_blas(figures, shares):
+    other, own = figures["other_blas_seconds"], sum(figures["products_alone_seconds"])
+    if None in other or sum(other) > _CLEARLY_LESS * own:
+        return None
+    name = "mkl" if figures["settings"]["parallel"]["blas"] == "numpy" else "numpy"
+    return f"parallel.blas={name} would take {1 - sum(other) / own:.0%} off the time of matrix products here (the bits change)"

@@ -15,8 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
+from ..array import products
+from ..array.blas import library_named
 from ..comm import CommunicationBackend, collectively
 from ..config import RunConfiguration
+from ..errors import ConfigurationError
 from ..parallel import ShardedModel, StepProfile, profile_steps
 from ..parallel.profile import least_parts
 from ..parallel.stopwatch import Product, large_product_speed
@@ -45,6 +48,7 @@ def bench_run(settings: RunConfiguration, backend: CommunicationBackend, *, step
         ranks = profile_steps(model, *_batch(settings, model), steps)
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
         figures = _figures(settings, model, ranks, alone, _fixed_costs(settings, model))
+        figures["other_blas_seconds"] = backend.all_gather_object(_seconds_by_other_blas(model, ranks[backend.rank]))
     figures["advice"] = advise(figures)
     with collectively(backend):
         if backend.rank == 0:
@@ -84,8 +88,22 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
     """{product: seconds of one alone}, and under None the speed of a large one. All ranks at once, as in a step."""
     device, dtype = model.engine.device, model.engine.units[0].dtype
     model.mesh.world.barrier()
-    return {None: large_product_speed(device, dtype),
-            **{product: product.seconds_alone(device) for product in profile.products}}
+    with model.engine.numerics.in_use():
+        return {None: large_product_speed(device, dtype),
+                **{product: product.seconds_alone(device) for product in profile.products}}
+
+
+def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float | None:
+    """Of all products of a step, alone, by the library of `parallel.blas` that does not make them; None: it is not there."""
+    device = model.engine.device
+    if device.kind != "cpu":
+        return None
+    try:
+        other = library_named("numpy" if model.engine.numerics.blas is not None else "mkl")
+    except ConfigurationError:
+        return None
+    with products.multiplied_by(other):
+        return _seconds_alone(profile, {product: product.seconds_alone(device) for product in profile.products})
 
 
 # ---- figures -----------------------------------------------------------------------------------------------------

@@ -186,6 +186,7 @@ class TrainingRun:
     def _introduce(self):
         about, settings = self.model.get_model_metadata(), self.settings
         mixed = f", computed in {about['compute_dtype']}" if self.model.engine.numerics.is_mixed else ""
+        mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self.reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on {self.backend.world_size} ranks "
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
@@ -336,7 +337,7 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
             gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
             device=parallel.device, compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
             initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
-            matmul_precision=parallel.matmul_precision, gpu_transport=parallel.gpu_transport,
+            matmul_precision=parallel.matmul_precision, blas=parallel.blas, gpu_transport=parallel.gpu_transport,
             overlap=OVERLAPS[parallel.overlap], seed=settings.run.seed)
     model = HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
     if parallel.compile:

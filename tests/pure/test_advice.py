@@ -16,7 +16,7 @@ def figures(settings=None, parts=None, **changes):
             "threads_per_rank": 1, "cores_per_node": 2, "bubble_fraction": 0.2, "parameter_count": 2**20,
             "mesh": "pipeline 1 x data 2 x tensor 1", "sent_bytes_per_rank": [2**23] * 2, "sent_calls_per_rank": [8] * 2,
             "products_alone_seconds": [shares["products"]] * 2, "product_flops_per_second_alone": 9e10,
-            "large_product_flops_per_second": 1e11, **changes}
+            "large_product_flops_per_second": 1e11, "other_blas_seconds": [None] * 2, **changes}
 
 
 CASES = {
@@ -33,6 +33,8 @@ CASES = {
     "python": ({"parts": {"python": 0.2}}, "20% of the step is Python"),
     "optimizer": ({"parts": {"optimizer": 0.2}, "settings": {"parallel.policy": "ddp"}}, "policy=zero1"),
     "contention": ({"products_alone_seconds": [0.45] * 2}, "50% of their speed alone"),
+    "MKL is faster": ({"other_blas_seconds": [0.7, 0.8]}, "blas=mkl would take 17% off"),
+    "NumPy's BLAS is faster": ({"other_blas_seconds": [0.7, 0.8], "settings": {"parallel.blas": "mkl"}}, "blas=numpy would"),
     "small products": ({"product_flops_per_second_alone": 3e10}, "30% of a large one's speed"),
 }
 

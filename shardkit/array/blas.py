@@ -1,0 +1,175 @@
+"""A BLAS beside NumPy's own for the products of the CPU: Intel's MKL, where the user asks for it.
+
+    a [..., m, k] times b [..., k, n] -> out [..., m, n]
+    two matrices     cblas_?gemm, which reads each as it lies, by rows or by columns: nothing is copied
+    stacks of them   one call of cblas_?gemm_batch, with the addresses of all
+
+NumPy's wheels multiply by OpenBLAS. On Intel's CPUs MKL is faster, most of all with small matrices (benchmarks/results). It is
+told to give the same bits in every run and at every address (its "conditional numerical reproducibility"): that it can on
+Intel's CPUs alone, so it is refused elsewhere.
+"""
+import ctypes
+import functools
+import sys
+import threading
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy
+from threadpoolctl import threadpool_info
+
+from ..errors import ConfigurationError
+from .traced import current_recorder
+
+_BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112            # of the C interface to BLAS
+_INTEL_THREADS, _SEQUENTIAL = 0, 1                          # MKL_THREADING_...
+_AVX2, _STRICT = 10, 0x10000                                # MKL_CBWR_...
+_loading = threading.Lock()
+_REALS = {numpy.dtype(numpy.float32): ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctypes.c_double)}
+
+
+class Library:
+    """Products by a shared library with the C interface to BLAS.
+
+    name      for people
+    library   a ctypes.CDLL, or whatever has cblas_sgemm, cblas_sgemm_batch and those of double precision
+    integer   the type of its sizes
+    """
+
+    def __init__(self, name: str, library, integer=ctypes.c_int):
+        self.name, self._integer, self._functions = name, integer, {}
+        enum, pointer = ctypes.c_int, ctypes.c_void_p
+        for dtype, (letter, real) in _REALS.items():
+            one, many = getattr(library, f"cblas_{letter}gemm"), getattr(library, f"cblas_{letter}gemm_batch")
+            one.restype, one.argtypes = None, [*[enum] * 3, *[integer] * 3, real, *[pointer, integer] * 2, real, pointer, integer]
+            many.restype, many.argtypes = None, [enum, *[pointer] * 13, integer, pointer]
+            self._functions[dtype] = one, many
+
+    def multiply(self, a, b, out) -> None:
+        """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other dtypes."""
+        recorder = current_recorder.get()
+        if recorder is not None:
+            recorder.call(self._multiply, (a, b, out))
+        else:
+            self._multiply(a, b, out)
+
+    def _multiply(self, a, b, out):
+        layout = None
+        if out.dtype in self._functions and a.dtype == b.dtype == out.dtype:
+            layout = layout_of((a.shape, a.strides), (b.shape, b.strides), (out.shape, out.strides), out.dtype, self._integer)
+        if layout is None or numpy.may_share_memory(a, out) or numpy.may_share_memory(b, out):
+            numpy.matmul(a, b, out=out)
+            return
+        one, many = self._functions[out.dtype]
+        at_a, at_b, at = [x.__array_interface__["data"][0] for x in (a, b, out)]
+        if layout.offsets is None:
+            step_a, step_b, step = layout.steps
+            one(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, at_a, step_a, at_b, step_b, 0.0, at, step)
+        else:
+            places = layout.offsets + [[at_a], [at_b], [at]]
+            first, length = places.__array_interface__["data"][0], places.strides[0]
+            orders_and_sizes, (one_times, step_a, step_b, zero_times, step, count) = layout.constants[:5], layout.constants[5:]
+            many(_BY_ROWS, *orders_and_sizes, one_times, first, step_a, first + length, step_b, zero_times, first + 2 * length,
+                 step, 1, count)
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How a product is put to BLAS.
+
+    orders      how the matrices of a and b lie
+    sizes       m, n, k
+    steps       elements from one row, or column, to the next, of a, b and the result
+    offsets     [3, matrices] int64, bytes from the beginning of a, b and the result to their matrices; None: there is one each
+    constants   addresses of orders, sizes, 1, steps of a and b, 0, step of the result, number of matrices
+    """
+
+    orders: tuple[int, int]
+    sizes: tuple[int, int, int]
+    steps: tuple[int, int, int]
+    offsets: numpy.ndarray | None = None
+    constants: tuple[int, ...] = ()
+    _held: tuple = ()                                       # what the addresses are of
+
+
+@functools.lru_cache(maxsize=4096)
+def layout_of(a, b, out, dtype, integer) -> Layout | None:
+    """Of operands with these (shape, strides in bytes); None if BLAS cannot read or write one of them as it lies."""
+    shape, inner = out[0], a[0][-1]
+    leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
+    if shape != (*leading, a[0][-2], b[0][-1]) or b[0][-2] != inner:
+        return None                                         # for numpy.matmul to complain of
+    found = [_order(*form, dtype.itemsize) for form in (a, b, out)]
+    if None in found or found[2][0] != _AS_IT_IS or 0 in shape or min(*shape[-2:], inner) < 2:
+        return None
+    (order_a, step_a), (order_b, step_b), (_, step) = found
+    orders, sizes, steps = (order_a, order_b), (*shape[-2:], inner), (step_a, step_b, step)
+    if len(shape) == 2:
+        return Layout(orders, sizes, steps)
+    strides = numpy.array([_leading_strides(*form, len(leading)) for form in (a, b, out)])
+    offsets = strides @ numpy.indices(leading).reshape(len(leading), -1)
+    real = _REALS[dtype][1]
+    held = (*map(ctypes.c_int, orders), *map(integer, sizes), real(1), integer(step_a), integer(step_b), real(0), integer(step),
+            integer(offsets.shape[1]))
+    return Layout(orders, sizes, steps, offsets, tuple(map(ctypes.addressof, held)), held)
+
+
+def _order(shape, strides, itemsize):
+    """(how BLAS has to read these matrices, elements from one row or column to the next); None: it cannot."""
+    (rows, columns), (by_row, by_column) = shape[-2:], strides[-2:]
+    for order, step, length, element in ((_AS_IT_IS, by_row, columns, by_column), (_TRANSPOSED, by_column, rows, by_row)):
+        if element == itemsize and step >= length * itemsize and step % itemsize == 0:
+            return order, step // itemsize
+    return None
+
+
+def _leading_strides(shape, strides, num_leading) -> tuple[int, ...]:
+    """Bytes to the next matrix along each leading dim of the result: 0 where this operand has but one."""
+    own = [0 if length == 1 else stride for length, stride in zip(shape[:-2], strides)]
+    return (*[0] * (num_leading - len(own)), *own)
+
+
+# ---- MKL -------------------------------------------------------------------------------------------------------------
+
+def library_named(name: str) -> Library | None:
+    """Of "mkl"; None of "numpy", whose BLAS is no one's choice. Errors: ConfigurationError, see mkl()."""
+    return mkl() if name == "mkl" else None
+
+
+def mkl() -> Library:
+    """MKL, with as many threads as NumPy's BLAS has when it is first asked for; from then on threadpoolctl counts both.
+
+    Errors: ConfigurationError if it is not installed, or cannot keep bits the same on this CPU.
+    """
+    with _loading:                                          # ranks may be threads
+        return _load_mkl()
+
+
+@functools.cache
+def _load_mkl():
+    path = _path_of_mkl()
+    if path is None:
+        raise ConfigurationError('blas = "mkl", but no libmkl_rt was found on this node; wanted the package mkl beside shardkit: '
+                                 'pip install "shardkit[mkl]", or blas = "numpy"')
+    threads = max((found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"), default=1)
+    library = ctypes.CDLL(str(path))
+    library.MKL_Set_Threading_Layer(_SEQUENTIAL if threads == 1 else _INTEL_THREADS)
+    branch = library.MKL_CBWR_Get_Auto_Branch()
+    if branch < _AVX2 or library.MKL_CBWR_Set(branch | _STRICT) != 0:
+        raise ConfigurationError('blas = "mkl", but MKL does not promise the same bits in every run on this CPU; wanted one of '
+                                 'Intel with AVX2, or blas = "numpy"')
+    library.MKL_Set_Num_Threads(threads)
+    version = ctypes.create_string_buffer(200)
+    library.MKL_Get_Version_String(version, len(version))
+    return Library(version.value.decode(errors="replace").strip(), library)
+
+
+def _path_of_mkl() -> Path | None:
+    """The library that loads the right parts of MKL, of the package mkl or of this environment."""
+    try:
+        files = metadata.files("mkl") or ()
+    except metadata.PackageNotFoundError:
+        files = ()
+    found = [Path(file.locate()).resolve() for file in files if file.name.startswith("libmkl_rt.so")]
+    return next(iter([*found, *sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))]), None)
