@@ -148,10 +148,10 @@ def main() -> int:
         print(table.markdown(), flush=True)
         tables.append(table)
         wrong += trouble
+        settings = {"threads per rank": 1, "products of shardkit": OURS["blas"],
+                    **{name: str(MODELS[name]) for name in asked.models.split(",")}}
         save("train_step" if asked.style == "gpt2" else f"train_step_{asked.style}", f"Training step ({asked.style})", tables,
-             about=about, settings={"threads per rank": 1, "products of shardkit": OURS["blas"],
-                       **{name: str(MODELS[name]) for name in asked.models.split(",")}},
-             measured={**measured, "wrong": wrong})
+             about=about, settings=settings, measured={**measured, "wrong": wrong})
     print("\n".join([machine_text(about), *wrong]), flush=True)
     return 1 if wrong else 0
 

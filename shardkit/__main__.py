@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
                                             "mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
                                             "The settings are those of `shardkit train`; nothing is kept.\n"
                                             "Or measure the machine, for `shardkit plan`:  mpiexec -n 4 shardkit bench hardware "
-                                            "--output my-node.toml")
+                                            "--output my-node.toml [--parallel.blas=mkl]")
     bench.add_argument("settings", nargs="?", help="TOML file, as for train; or the word hardware (a file of this name: "
                                                    "./hardware)")
     bench.add_argument("--output", metavar="FILE", default="hardware.toml", help="of bench hardware; default: %(default)s")
@@ -283,12 +283,22 @@ def _bench(known, overrides) -> int:
     backend.initialize()
     with abort_on_error(backend):
         if known.settings == "hardware":
-            hardware_run(backend, known.output)
+            hardware_run(backend, known.output, blas=_blas_of_hardware(overrides))
         else:
             settings = RunConfiguration().replace(_given_settings(known, overrides))
             bench_run(settings, backend, steps=known.steps, json_path=known.json)
     backend.shutdown()
     return 0
+
+
+def _blas_of_hardware(overrides) -> str:
+    """Errors: ConfigurationError on any other setting, since no model is measured."""
+    settings = _overrides(overrides)
+    others = sorted(set(settings) - {"parallel.blas"})
+    if others:
+        raise ConfigurationError(f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no setting but "
+                                 "--parallel.blas")
+    return RunConfiguration().replace(settings).parallel.blas
 
 
 def _given_settings(known, overrides) -> dict:

@@ -24,6 +24,7 @@ import numpy
 from threadpoolctl import threadpool_limits
 
 from ..array import kernels, products
+from ..array.blas import Library, library_named
 from ..comm import CommunicationBackend, collectively
 from ..comm.launch import all_seats
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
@@ -43,17 +44,18 @@ _PART_SECONDS = 0.5                 # at least this long, and _TRIES times, unle
 _MEMORY_SHARE = 0.9                 # of what the system says is available
 
 
-def measure_hardware(backend: CommunicationBackend, folder: Path) -> dict:
+def measure_hardware(backend: CommunicationBackend, folder: Path, library: Library | None = None) -> dict:
     """The tables of a hardware file. Collective; takes a minute or two.
 
-    folder   where checkpoints would go: a file is written there and deleted
+    folder    where checkpoints would go: a file is written there and deleted
+    library   of matrix products; None: NumPy's
     Errors, on all ranks: OSError if it cannot be written.
     """
     seats = all_seats(backend, 1)
     hosts = [seat.host for seat in seats]
     here = max(hosts.count(host) for host in set(hosts))
     cores = len({core for seat in seats if seat.host == hosts[0] for core in seat.cores})
-    with threadpool_limits(1):
+    with threadpool_limits(1), products.multiplied_by(library):
         speeds = {dtype: _everyones(backend, lambda dtype=dtype: _product_speeds(dtype)) for dtype in DTYPES}
         stream, fused = _everyones(backend, _memory_speeds)
         calls = _everyones(backend, _call_seconds)[0]
@@ -61,7 +63,8 @@ def measure_hardware(backend: CommunicationBackend, folder: Path) -> dict:
     measured = _collectives(backend, hosts)
     link = _link(measured, stream)
     return {
-        "name": f"{_processor()}, {cores} cores, {here} ranks on a node", "devices": here, "cores": cores,
+        "name": f"{_processor()}, {cores} cores, {here} ranks on a node" + (f", products by {library.name}" if library else ""),
+        "devices": here, "cores": cores,
         "storage_bytes_per_second": _storage_speed(backend, folder),
         "device": {"name": _processor(), "memory_bytes": _memory_bytes() / here, "bytes_per_second": float(stream),
                    "memory_fraction": min(float(fused / stream), 1.0), "call_seconds": float(calls), "peak": peak,
@@ -86,12 +89,17 @@ def to_toml(tables: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hardware_run(backend: CommunicationBackend, output: str, folder: str = ".") -> Cluster:
-    """Measure, write the file on rank 0, and return what it says. Collective. Errors, on all ranks: OSError."""
+def hardware_run(backend: CommunicationBackend, output: str, folder: str = ".", blas: str = "numpy") -> Cluster:
+    """Measure, write the file on rank 0, and return what it says. Collective.
+
+    blas   what multiplies matrices, as in settings
+    Errors, on all ranks: OSError; ConfigurationError if it cannot multiply here.
+    """
     with collectively(backend):
+        library = library_named(blas)
         if backend.rank == 0:
             Path(output).write_text("", encoding="utf-8")           # before the work, not after it
-    tables = measure_hardware(backend, Path(folder))
+    tables = measure_hardware(backend, Path(folder), library)
     with collectively(backend):
         if backend.rank == 0:
             Path(output).write_text(to_toml(tables), encoding="utf-8")
