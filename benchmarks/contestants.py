@@ -48,6 +48,7 @@ class Spec:
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch.compile; shardkit: model.compile()
     blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
+    compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
     """
@@ -61,6 +62,7 @@ class Spec:
     fused: bool = False
     compiled: bool = False
     blas: str = "numpy"
+    compute: str = "float32"
     layout: dict | None = None
 
     def to_json(self) -> str:
@@ -106,6 +108,7 @@ class Shardkit:
             return
         config = sk.ShardingConfiguration(
             self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM, blas=spec.blas,
+            compute_dtype=spec.compute,
             **(self._pipeline_options() if spec.strategy == "pipeline" else {}))
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
         if spec.compiled:

@@ -15,6 +15,7 @@ class Alone:
 
     def __init__(self, spec: Spec, sizes: Sizes, weights: dict, rank: int):
         self.sizes, self.rank, self.ranks = sizes, rank, spec.ranks
+        self.autocasts = spec.compute == "bfloat16"
         self.module = self.parallel(self.twin(spec, weights))
         if spec.compiled:
             self.module = torch.compile(self.module)
@@ -47,7 +48,8 @@ class Alone:
         return loss
 
     def backward(self, x, y) -> float:
-        loss = mean_loss(self.module(x), y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocasts):
+            loss = mean_loss(self.module(x), y)
         loss.backward()
         return loss.item()
 

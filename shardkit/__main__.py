@@ -296,8 +296,8 @@ def _blas_of_hardware(overrides) -> str:
     settings = _overrides(overrides)
     others = sorted(set(settings) - {"parallel.blas"})
     if others:
-        raise ConfigurationError(f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no setting but "
-                                 "--parallel.blas")
+        raise ConfigurationError(f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no setting "
+                                 "but --parallel.blas")
     return RunConfiguration().replace(settings).parallel.blas
 
 

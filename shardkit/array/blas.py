@@ -3,6 +3,7 @@
     a [..., m, k] times b [..., k, n] -> out [..., m, n]
     two matrices     cblas_?gemm, which reads each as it lies, by rows or by columns: nothing is copied
     stacks of them   one call of cblas_?gemm_batch, with the addresses of all
+    two of bfloat16  cblas_gemm_bf16bf16f32: exact products, added up in float32, on the matrix units of a CPU that has some
 
 NumPy's wheels multiply by OpenBLAS. On Intel's CPUs MKL is faster, most of all with small matrices (benchmarks/results). It is
 told to give the same bits in every run and at every address (its "conditional numerical reproducibility"): that it can on
@@ -10,6 +11,7 @@ Intel's CPUs alone, so it is refused elsewhere.
 """
 import ctypes
 import functools
+import re
 import sys
 import threading
 from dataclasses import dataclass
@@ -20,13 +22,15 @@ import numpy
 from threadpoolctl import threadpool_info
 
 from ..errors import ConfigurationError
+from .replaying import address_of
 from .traced import current_recorder
 
 _BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112            # of the C interface to BLAS
 _INTEL_THREADS, _SEQUENTIAL = 0, 1                          # MKL_THREADING_...
 _AVX2, _STRICT = 10, 0x10000                                # MKL_CBWR_...
 _loading = threading.Lock()
-_REALS = {numpy.dtype(numpy.float32): ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctypes.c_double)}
+FLOAT32 = numpy.dtype(numpy.float32)
+_REALS = {FLOAT32: ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctypes.c_double)}
 
 
 class Library:
@@ -35,9 +39,10 @@ class Library:
     name      for people
     library   a ctypes.CDLL, or whatever has cblas_sgemm, cblas_sgemm_batch and those of double precision
     integer   the type of its sizes
+    halves    True: it has cblas_gemm_bf16bf16f32 too, and the CPU arithmetic for it
     """
 
-    def __init__(self, name: str, library, integer=ctypes.c_int):
+    def __init__(self, name: str, library, integer=ctypes.c_int, halves: bool = False):
         self.name, self._integer, self._functions = name, integer, {}
         enum, pointer = ctypes.c_int, ctypes.c_void_p
         for dtype, (letter, real) in _REALS.items():
@@ -45,33 +50,59 @@ class Library:
             one.restype, one.argtypes = None, [*[enum] * 3, *[integer] * 3, real, *[pointer, integer] * 2, real, pointer, integer]
             many.restype, many.argtypes = None, [enum, *[pointer] * 13, integer, pointer]
             self._functions[dtype] = one, many
+        self._of_halves = library.cblas_gemm_bf16bf16f32 if halves else None
+        if halves:
+            self._of_halves.restype, self._of_halves.argtypes = None, self._functions[FLOAT32][0].argtypes
 
     def multiply(self, a, b, out) -> None:
         """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other dtypes."""
-        recorder = current_recorder.get()
-        if recorder is not None:
-            recorder.call(self._multiply, (a, b, out))
-        else:
-            self._multiply(a, b, out)
+        _noted(self._multiply, a, b, out)
+
+    def multiply_halves(self, a, b, out) -> bool:
+        """out = a b, two matrices of bfloat16 and one of float32; False if this cannot: then nothing was done."""
+        if self._of_halves is None or a.dtype.name != "bfloat16" or a.dtype != b.dtype or out.ndim != 2:
+            return False
+        can = self._layout(a, b, out) is not None
+        if can:
+            _noted(self._multiply_halves, a, b, out)
+        return can
 
     def _multiply(self, a, b, out):
         layout = None
         if out.dtype in self._functions and a.dtype == b.dtype == out.dtype:
-            layout = layout_of((a.shape, a.strides), (b.shape, b.strides), (out.shape, out.strides), out.dtype, self._integer)
+            layout = self._layout(a, b, out)
         if layout is None or numpy.may_share_memory(a, out) or numpy.may_share_memory(b, out):
             numpy.matmul(a, b, out=out)
             return
         one, many = self._functions[out.dtype]
-        at_a, at_b, at = [x.__array_interface__["data"][0] for x in (a, b, out)]
         if layout.offsets is None:
-            step_a, step_b, step = layout.steps
-            one(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, at_a, step_a, at_b, step_b, 0.0, at, step)
+            _multiply_two(one, layout, a, b, out)
         else:
-            places = layout.offsets + [[at_a], [at_b], [at]]
-            first, length = places.__array_interface__["data"][0], places.strides[0]
+            places = layout.offsets + [[address_of(x)] for x in (a, b, out)]
+            first, length = address_of(places), places.strides[0]
             orders_and_sizes, (one_times, step_a, step_b, zero_times, step, count) = layout.constants[:5], layout.constants[5:]
             many(_BY_ROWS, *orders_and_sizes, one_times, first, step_a, first + length, step_b, zero_times, first + 2 * length,
                  step, 1, count)
+
+    def _multiply_halves(self, a, b, out):
+        _multiply_two(self._of_halves, self._layout(a, b, out), a, b, out)
+
+    def _layout(self, a, b, out):
+        return layout_of(*[(x.shape, x.strides, x.itemsize) for x in (a, b, out)], out.dtype, self._integer)
+
+
+def _noted(function, a, b, out):
+    recorder = current_recorder.get()
+    if recorder is None:
+        function(a, b, out)
+    else:
+        recorder.call(function, (a, b, out))
+
+
+def _multiply_two(function, layout, a, b, out):
+    step_a, step_b, step = layout.steps
+    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, address_of(a), step_a, address_of(b), step_b, 0.0, address_of(out),
+             step)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,19 +126,20 @@ class Layout:
 
 @functools.lru_cache(maxsize=4096)
 def layout_of(a, b, out, dtype, integer) -> Layout | None:
-    """Of operands with these (shape, strides in bytes); None if BLAS cannot read or write one of them as it lies."""
+    """Of operands with these (shape, strides, bytes of an element), where the result has this dtype; None if BLAS cannot read or
+    write one of them as it lies."""
     shape, inner = out[0], a[0][-1]
     leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
     if shape != (*leading, a[0][-2], b[0][-1]) or b[0][-2] != inner:
         return None                                         # for numpy.matmul to complain of
-    found = [_order(*form, dtype.itemsize) for form in (a, b, out)]
+    found = [_order(*form) for form in (a, b, out)]
     if None in found or found[2][0] != _AS_IT_IS or 0 in shape or min(*shape[-2:], inner) < 2:
         return None
     (order_a, step_a), (order_b, step_b), (_, step) = found
     orders, sizes, steps = (order_a, order_b), (*shape[-2:], inner), (step_a, step_b, step)
     if len(shape) == 2:
         return Layout(orders, sizes, steps)
-    strides = numpy.array([_leading_strides(*form, len(leading)) for form in (a, b, out)])
+    strides = numpy.array([_leading_strides(*form[:2], len(leading)) for form in (a, b, out)])
     offsets = strides @ numpy.indices(leading).reshape(len(leading), -1)
     real = _REALS[dtype][1]
     held = (*map(ctypes.c_int, orders), *map(integer, sizes), real(1), integer(step_a), integer(step_b), real(0), integer(step),
@@ -162,7 +194,16 @@ def _load_mkl():
     library.MKL_Set_Num_Threads(threads)
     version = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(version, len(version))
-    return Library(version.value.decode(errors="replace").strip(), library)
+    return Library(version.value.decode(errors="replace").strip(), library, halves=_multiplies_halves())
+
+
+def _multiplies_halves() -> bool:
+    """True if the CPU multiplies bfloat16: on units for matrices (AMX) or in vectors. Elsewhere MKL does it in steps."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return re.search(r"\b(amx_bf16|avx512_bf16)\b", flags) is not None
 
 
 def _path_of_mkl() -> Path | None:

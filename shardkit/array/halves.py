@@ -55,10 +55,12 @@ def widened(x):
     """x as float32 if it holds half floats, exact; else x itself."""
     if not is_half(x.dtype):
         return x
-    if x.dtype.char == "e" and x.flags.c_contiguous:
-        return kernels.from_half(x.reshape(-1), FLOAT32).reshape(x.shape)
-    out = empty(x.shape, FLOAT32, xp_of(x))
-    out[...] = x
+    dims = _dims_in_memory(x)
+    out = _empty(x.shape, FLOAT32, xp_of(x), dims)
+    if dims is not None and _is_for_kernels(x):
+        kernels.from_half(_flat(x, dims), FLOAT32, out=_flat(out, dims))
+    else:
+        out[...] = x
     return out
 
 
@@ -66,13 +68,40 @@ def rounded(x, dtype, out=None):
     """x as numbers of another dtype, to the nearest, infinite beyond its range -> out, or a new array; x itself if it is
     of that dtype and there is no out.
     """
+    dims = _dims_in_memory(x)
     if out is None:
         if x.dtype == dtype:
             return x
-        out = empty(x.shape, dtype, xp_of(x))
-    if out.dtype.char == "e" and x.dtype == FLOAT32 and x.flags.c_contiguous and out.flags.c_contiguous:
-        kernels.to_half(x.reshape(-1), out=out.reshape(-1))
+        out = _empty(x.shape, dtype, xp_of(x), dims)
+    if x.dtype == FLOAT32 and is_half(out.dtype) and dims is not None and dims == _dims_in_memory(out) and _is_for_kernels(out):
+        kernels.to_half(_flat(x, dims), out=_flat(out, dims))
         return out
     with numpy.errstate(over="ignore"):
         out[...] = x
     return out
+
+
+def _is_for_kernels(halves) -> bool:
+    """True if to_half and from_half know this dtype: those for GPUs do not know bfloat16, which CuPy casts as fast."""
+    return halves.dtype.char == "e" or isinstance(halves, numpy.ndarray)
+
+
+def _dims_in_memory(x) -> tuple[int, ...] | None:
+    """The dims of an array without gaps, the one with the longest stride first; None if there are gaps."""
+    if x.flags.c_contiguous:
+        return tuple(range(x.ndim))
+    if not isinstance(x, numpy.ndarray):
+        return None                                 # kernels for GPUs read rows as they are written
+    dims = tuple(sorted(range(x.ndim), key=lambda dim: -x.strides[dim]))
+    return dims if x.transpose(dims).flags.c_contiguous else None
+
+
+def _empty(shape, dtype, xp, dims):
+    """A new array whose dims lie in memory in this order; None: in their own."""
+    if dims is None:
+        return empty(shape, dtype, xp)
+    return empty([shape[dim] for dim in dims], dtype, xp).transpose([dims.index(dim) for dim in range(len(dims))])
+
+
+def _flat(x, dims):
+    return x.transpose(dims).reshape(-1)

@@ -3,7 +3,8 @@
     operands             NumPy                                  CuPy
     float32, float64     BLAS: NumPy's, or with                 cupy.matmul; with precision("tf32") cuBLAS, TF32 (cublas.py)
                          multiplied_by another (blas.py)
-    float16, bfloat16    BLAS on float32, the result rounded    cuBLAS on half floats, sums in float32 (cublas.py)
+    float16, bfloat16    BLAS on float32, the result rounded;   cuBLAS on half floats, sums in float32 (cublas.py)
+                         matrices of bfloat16 by MKL as they are
 
 TF32 multiplies float32 numbers of which it reads 10 bits behind the point, and adds in float32: on tensor cores several times
 as fast, with errors of 5e-4 per product (half a last bit of those 10). Nobody gets it without asking.
@@ -87,5 +88,9 @@ def _plain(xp, a, b, out):
 def _of_halves(a, b, out):
     """The product in float32, rounded unless it goes into float32."""
     goes_there = out is not None and out.dtype == halves.FLOAT32
-    wide = _plain(numpy, halves.widened(a), halves.widened(b), out if goes_there else None)
-    return wide if wide is out else halves.rounded(wide, a.dtype, out)
+    wide, library = out if goes_there else None, _library.get()
+    if library is not None and a.ndim == b.ndim == 2:
+        wide = empty((a.shape[0], b.shape[1]), halves.FLOAT32) if wide is None else wide
+    if wide is None or library is None or not library.multiply_halves(a, b, wide):
+        wide = _plain(numpy, halves.widened(a), halves.widened(b), wide)
+    return wide if goes_there else halves.rounded(wide, a.dtype, out)

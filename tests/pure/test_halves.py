@@ -49,6 +49,28 @@ def test_what_is_too_large_for_float16_is_infinite_and_no_warning():
             numpy.inf, -numpy.inf, 65504]
 
 
+def test_bfloat16_is_cast_as_its_package_casts_it():
+    """All of them to float32; to them random bits, NaN and infinity among them, and numbers in the middle between two."""
+    bfloat16 = dtype_named("bfloat16")
+    every = numpy.arange(1 << 16, dtype="uint16").view(bfloat16)
+    numpy.testing.assert_array_equal(widened(every).view("uint32"), numpy.arange(1 << 16, dtype="uint32") << 16)
+    middles = (numpy.arange(1 << 16, dtype="uint32") << 16) | 0x8000
+    for bits in (numpy.random.default_rng(0).integers(0, 1 << 32, 1 << 18, "uint32"), middles, middles + 1, middles - 1):
+        with numpy.errstate(all="ignore"):
+            right = bits.view("float32").astype(bfloat16)
+        numpy.testing.assert_array_equal(rounded(bits.view("float32"), bfloat16).view("uint16"), right.view("uint16"))
+
+
+@pytest.mark.parametrize("half", ["bfloat16", "float16"])
+def test_casts_keep_the_order_of_dims_in_memory(half):
+    """So that no copy is needed by what reads them, as with float32."""
+    x = numbers((2, 5, 3, 4), half).swapaxes(1, 2)
+    wide_x = widened(x)
+    assert wide_x.strides == tuple(2 * stride for stride in x.strides)
+    assert rounded(wide_x, x.dtype).strides == x.strides
+    numpy.testing.assert_array_equal(rounded(wide_x, x.dtype).astype("float32"), x.astype("float32"))
+
+
 def test_what_is_no_half_float_is_left_alone():
     x = numpy.ones(3, "float64")
     assert widened(x) is x and rounded(x, x.dtype) is x and wide(x.dtype) == "float64"

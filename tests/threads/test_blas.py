@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy
 import pytest
-from hybrids import hybrid, step_once
+from hybrids import gpt, hybrid, step_once
 from threadpoolctl import threadpool_info
 
 import shardkit as sk
 from shardkit.array import blas, products
 from shardkit.array.backend import Device
+from shardkit.array.halves import dtype_named, wide
 from shardkit.array.recording import Recorder
 from shardkit.array.replaying import RecordingMemory
 from shardkit.array.traced import plain
@@ -35,6 +36,18 @@ class Batch:
                       integer_at(ldb), beta, integer_at(c + offset), integer_at(ldc))
 
 
+def multiply_halves(layout, order_a, order_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+    """What cblas_gemm_bf16bf16f32 means."""
+    def matrix(address, order, rows, columns, step):
+        if order == 112:
+            return matrix(address, 111, columns, rows, step).T
+        parts = [(ctypes.c_uint16 * columns).from_address(address + 2 * step * row) for row in range(rows)]
+        return (numpy.array(parts, "uint32") << 16).view("float32")
+    product = alpha * matrix(a, order_a, m, k, lda) @ matrix(b, order_b, k, n, ldb)
+    for row in range(m):
+        (ctypes.c_float * n).from_address(c + 4 * ldc * row)[:] = product[row]
+
+
 def integer_at(address):
     return ctypes.c_int64.from_address(address).value
 
@@ -47,8 +60,9 @@ def of_numpy() -> blas.Library:
     library = ctypes.CDLL(paths[0])
     single, double = library.scipy_cblas_sgemm64_, library.scipy_cblas_dgemm64_
     functions = {"cblas_sgemm": single, "cblas_sgemm_batch": Batch(single, ctypes.c_float),
-                 "cblas_dgemm": double, "cblas_dgemm_batch": Batch(double, ctypes.c_double)}
-    return blas.Library("NumPy's own", SimpleNamespace(**functions), ctypes.c_int64)
+                 "cblas_dgemm": double, "cblas_dgemm_batch": Batch(double, ctypes.c_double),
+                 "cblas_gemm_bf16bf16f32": multiply_halves}
+    return blas.Library("NumPy's own", SimpleNamespace(**functions), ctypes.c_int64, halves=True)
 
 
 def of_mkl() -> blas.Library:
@@ -143,6 +157,40 @@ def test_a_result_that_lies_over_an_operand_and_mixed_dtypes_are_those_of_numpy(
                 products.matmul(a, b, out=out)
 
 
+HALF_LAYOUTS = [name for name, (a, b, out) in LAYOUTS.items() if a.ndim == b.ndim == 2]
+
+
+@pytest.mark.parametrize("name", HALF_LAYOUTS)
+@pytest.mark.parametrize("into", [None, "bfloat16", "float32"])
+def test_products_of_bfloat16_are_added_up_in_float32_and_rounded_once(library, name, into):
+    bfloat16 = dtype_named("bfloat16")
+    a, b, out = LAYOUTS[name]
+    a, b, right = [as_dtype(x, bfloat16) for x in (a, b)] + [None]
+    right = a.astype("float64") @ b.astype("float64")
+    if into is not None:
+        out = numpy.full(right.shape, numpy.nan, into) if out is None else as_dtype(out, into)
+    else:
+        out = None
+    with products.multiplied_by(library):
+        y = products.matmul(a, b, out=out)
+    assert y.dtype == (into or bfloat16) and (out is None or y is out)
+    wanted = right if into == "float32" else right.astype("float32").astype(bfloat16).astype("float64")
+    last_bit = 1e-6 if into == "float32" else 2.0 ** -7
+    numpy.testing.assert_allclose(y.astype("float64"), wanted, rtol=last_bit, atol=1e-5)
+
+
+def test_most_products_of_bfloat16_are_made_as_they_are():
+    """Else the test above would compare float32 with itself."""
+    library, made = of_numpy(), []
+    for name in HALF_LAYOUTS:
+        a, b = [as_dtype(x, dtype_named("bfloat16")) for x in LAYOUTS[name][:2]]
+        if library.multiply_halves(a, b, numpy.empty((a.shape[0], b.shape[1]), "float32")):
+            made.append(name)
+    assert made == ["plain", "transposed", "columns of wider ones", "every other row", "into columns"]
+    x = numpy.ones((4, 4), "float16")
+    assert not library.multiply_halves(x, x, numpy.empty((4, 4), "float32"))
+
+
 def test_a_recorded_product_is_made_again(library):
     memory = RecordingMemory(Device("cpu"), purpose="activations")
     x = memory.empty((3, 4, 5), numpy.float32)
@@ -156,10 +204,10 @@ def test_a_recorded_product_is_made_again(library):
     assert recorder.reason is None and numpy.allclose(plain(y), other @ other.swapaxes(1, 2), rtol=1e-5, atol=1e-5)
 
 
-def trained(mesh, blas, is_compiled=False):
+def trained(mesh, blas, is_compiled=False, dtype="float64", **settings):
     """(losses of 5 steps, whole parameters, name of the library), as the first rank sees them."""
     def on_rank(backend):
-        model = hybrid(backend, mesh, blas=blas)
+        model = hybrid(backend, mesh, model=gpt(max(1, mesh[0]), dtype=dtype), blas=blas, **settings)
         if is_compiled:
             model.compile()
         losses = [step_once(model, step) for step in range(5)]
@@ -180,6 +228,29 @@ def test_a_model_trains_with_it_and_has_the_same_bits_compiled(monkeypatch, mesh
     numpy.testing.assert_allclose(other_weights, weights, rtol=1e-7, atol=1e-10)
     compiled_losses, compiled_weights, _ = trained(mesh, "mkl", is_compiled=True)
     assert compiled_losses == other_losses and compiled_weights.tobytes() == other_weights.tobytes()
+
+
+def test_a_model_computes_in_bfloat16_with_it(monkeypatch):
+    used = of_numpy()
+    monkeypatch.setattr(blas, "mkl", lambda: used)
+    monkeypatch.setattr(used, "_of_halves", counting := Counting(used._of_halves))
+    halves = {"dtype": "float32", "compute_dtype": "bfloat16"}
+    losses, weights, _ = trained((1, 2, 1), "numpy", **halves)
+    assert counting.calls == 0
+    other_losses, other_weights, _ = trained((1, 2, 1), "mkl", **halves)
+    assert counting.calls > 100
+    numpy.testing.assert_allclose(other_losses, losses, rtol=1e-3)
+    compiled_losses, compiled_weights, _ = trained((1, 2, 1), "mkl", is_compiled=True, **halves)
+    assert compiled_losses == other_losses and compiled_weights.tobytes() == other_weights.tobytes()
+
+
+class Counting:
+    def __init__(self, function):
+        self.calls, self._function = 0, function
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self._function(*args)
 
 
 # ---- MKL -------------------------------------------------------------------------------------------------------------
@@ -203,15 +274,17 @@ def test_a_cpu_on_which_it_promises_no_bits_is_refused(monkeypatch, branch, answ
         blas._load_mkl.__wrapped__()
 
 
-def test_its_bits_are_the_same_at_every_address():
-    library, room = of_mkl(), numpy.empty(1 << 16, "float32")
-    a, b = some(37, 65).astype("float32"), some(65, 29).astype("float32")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_its_bits_are_the_same_at_every_address(dtype):
+    library, room, results = of_mkl(), numpy.empty(1 << 16, dtype_named(dtype)), numpy.empty(1 << 16, wide(dtype_named(dtype)))
+    a, b = some(37, 65).astype(room.dtype), some(65, 29).astype(room.dtype)
     found = set()
     for first in range(17):
         here = room[first:first + a.size].reshape(a.shape)
         there = room[30000 + 3 * first:][:b.size].reshape(b.shape)
-        here[...], there[...], out = a, b, room[50000 + first:][:37 * 29].reshape(37, 29)
-        library.multiply(here, there, out)
+        here[...], there[...], out = a, b, results[50000 + first:][:37 * 29].reshape(37, 29)
+        with products.multiplied_by(library):
+            products.matmul(here, there, out=out)
         found.add(out.tobytes())
     assert len(found) == 1 and library.name.startswith("Intel")
 

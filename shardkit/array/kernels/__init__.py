@@ -64,7 +64,7 @@ cross_entropy = _chosen("cross_entropy")
 cross_entropy_backward = _chosen("cross_entropy_backward", lambda args: args[1])          # args[0] is one number
 dropout = _chosen("dropout")
 embedding_backward = _chosen("embedding_backward")
-from_half = _chosen("from_half", kinds="e")
+from_half = _chosen("from_half", kinds="eE")            # E: bfloat16
 gelu = _chosen("gelu")
 gelu_backward = _chosen("gelu_backward")
 largest_magnitude = _chosen("largest_magnitude")

@@ -6,7 +6,7 @@ from .chunks import spans
 
 
 def to_half(x, scale=1.0, out=None):
-    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504."""
+    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504. On CPUs also bfloat16, that of `out`."""
     out = xp_of(x).empty(x.shape, numpy.float16) if out is None else out
     with numpy.errstate(over="ignore"):
         for span in spans(x):
@@ -15,7 +15,7 @@ def to_half(x, scale=1.0, out=None):
 
 
 def from_half(x, dtype, out=None):
-    """x [n] float16 -> [n] of dtype, exact."""
+    """x [n] float16, on CPUs also bfloat16 -> [n] of dtype, exact."""
     out = xp_of(x).empty(x.shape, dtype) if out is None else out
     out[...] = x
     return out
