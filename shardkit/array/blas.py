@@ -79,10 +79,9 @@ class Library:
             _multiply_two(one, layout, a, b, out)
         else:
             places = layout.offsets + [[address_of(x)] for x in (a, b, out)]
-            first, length = address_of(places), places.strides[0]
-            orders_and_sizes, (one_times, step_a, step_b, zero_times, step, count) = layout.constants[:5], layout.constants[5:]
-            many(_BY_ROWS, *orders_and_sizes, one_times, first, step_a, first + length, step_b, zero_times, first + 2 * length,
-                 step, 1, count)
+            at_a, at_b, at = [address_of(places) + row * places.strides[0] for row in range(3)]
+            order_a, order_b, m, n, k, one_times, step_a, step_b, zero_times, step, count = layout.constants
+            many(_BY_ROWS, order_a, order_b, m, n, k, one_times, at_a, step_a, at_b, step_b, zero_times, at, step, 1, count)
 
     def _multiply_halves(self, a, b, out):
         _multiply_two(self._of_halves, self._layout(a, b, out), a, b, out)
