@@ -11,6 +11,7 @@ from kernel_table import (CASES, EXACT, IN_PLACE_RULES, TABLE, WITH_OUT, as_tupl
                           read_only, results, strided, turned)
 
 from shardkit.array import kernels
+from shardkit.array.halves import dtype_named
 from shardkit.array.kernels import cpu, reference
 from shardkit.array.kernels.cpu.compiled import CodeFiles
 
@@ -86,6 +87,9 @@ def test_every_loop_is_compiled_once_for_a_dtype_whatever_the_strides():
         for name, line, shape in CASES:
             for change in (strided, read_only)[:1 if name in IN_PLACE_RULES else 2]:
                 results(getattr(cpu, name), mapped(change, made(line, shape, dtype)), line)
+    halves = cpu.to_half(numpy.ones(5, "float32"), out=numpy.empty(5, dtype_named("bfloat16")))    # loops without twins on GPUs
+    halves.flags.writeable = False
+    assert (cpu.from_half(halves[::2], "float32") == 1).all()
     loops = [loop for module in vars(cpu).values() if inspect.ismodule(module) for loop in vars(module).values()
              if isinstance(getattr(loop, "_cache", None), CodeFiles)]
     assert len(loops) > 30 and all(1 <= len(loop.signatures) <= 2 for loop in loops)
