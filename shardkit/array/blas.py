@@ -22,6 +22,7 @@ import numpy
 from threadpoolctl import threadpool_info
 
 from ..errors import ConfigurationError
+from .halves import FLOAT32
 from .replaying import address_of
 from .traced import current_recorder
 
@@ -29,7 +30,6 @@ _BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112            # of the C interface
 _INTEL_THREADS, _SEQUENTIAL = 0, 1                          # MKL_THREADING_...
 _AVX2, _STRICT = 10, 0x10000                                # MKL_CBWR_...
 _loading = threading.Lock()
-FLOAT32 = numpy.dtype(numpy.float32)
 _REALS = {FLOAT32: ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctypes.c_double)}
 
 

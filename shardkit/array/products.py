@@ -57,9 +57,11 @@ def doing_meanwhile(act):
 
 
 def matmul(a, b, out=None):
-    """a [..., m, k] times b [..., k, n] -> [..., m, n], by the BLAS of the library that made the arrays.
+    """a [..., m, k] times b [..., k, n] -> [..., m, n], by the BLAS of the library that made the arrays, or
+    that of multiplied_by.
 
-    Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied (half floats on the CPU are).
+    Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied (half floats on the CPU are, but for
+    matrices of bfloat16 that a library multiplies as they are).
     out   where the result goes; None: a new array. That of half floats may be float32: then nothing is rounded
     """
     act = _meanwhile.get()

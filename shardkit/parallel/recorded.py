@@ -179,14 +179,17 @@ class ComparingWork:
 
 
 def parameters_of(units):
+    """All of them, unit by unit."""
     return [parameter for unit in units for parameter in unit.plan.parameters.values()]
 
 
 def whole_parameters(units) -> dict:
+    """{name for a recording: what the unit is computed with}."""
     return {f"parameters {number}": unit.whole for number, unit in enumerate(units)}
 
 
 def named(units, buffers) -> dict:
+    """{name for a recording: where the gradients of the unit go}."""
     return {f"gradients {number}": buffer for number, (unit, buffer) in enumerate(zip(units, buffers))}
 
 
