@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Make virtual environments, install shardkit, and run every test: pure, threads, MPI on 1, 2, 3 and 4 ranks, end to end.
+# Make virtual environments, install shardkit, and run every test: `pytest`, and `mpiexec -n N pytest` on 1, 2, 3 and 4 ranks.
 #
 #   bash jobs/test.sh
 #
@@ -36,17 +36,15 @@ trap 'rm -f "$counts"' EXIT
 echo "== style"
 "$python" -m flake8 shardkit tests benchmarks
 
-echo "== pure, threads"
-"$python" -m pytest -q -n "${WORKERS:-2}" tests/pure tests/threads tests/gpu
+echo "== all but the MPI jobs"
+"$root/bin/pytest" -q -n "${WORKERS:-2}"
 
-for ranks in 1 2 3 4; do
+echo "== MPI on 1 rank"
+"$root/bin/mpiexec" -n 1 "$root/bin/pytest" -q --only-mpi tests/mpi
+for ranks in 2 3 4; do
     echo "== MPI on $ranks ranks"
-    "$root/bin/mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi | tee -a "$counts"
+    "$root/bin/mpiexec" -n "$ranks" "$root/bin/pytest" -q | tee -a "$counts"
 done
-
-echo "== end to end"
-# A test beyond its limit is interrupted by a signal: the usual way, from a thread, takes the whole worker with it.
-"$python" -m pytest -q -n "${WORKERS:-2}" --dist loadgroup -o timeout_method=signal tests/e2e
 
 echo "== MPI tests that ran on more than one rank"
 grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"

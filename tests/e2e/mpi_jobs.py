@@ -34,12 +34,12 @@ def python_of(library):
     return python
 
 
-def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), **environment):
-    """The finished process of a script on some ranks; a job that hangs fails the test."""
+def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), folder=None, **environment):
+    """The finished process of a script on some ranks, in a folder; a job that hangs fails the test."""
     python = python_of(library)
     environment = os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
     command = [python.with_name("mpiexec"), *launcher_options, "-n", str(num_ranks), python, script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder)
 
 
 def words_of_shardkit(done):

@@ -67,8 +67,9 @@ def test_every_matrix_product_goes_through_its_one_place():
     assert not wrong, "use products.matmul, which is counted and timed: " + ", ".join(wrong)
 
 
-def test_files_of_tests_that_run_together_have_names_of_their_own():
-    """pytest imports them by name: two of one name are an error when both folders are run at once."""
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by name, and they import what stands beside them by name: two of one name are an error."""
     tests = Path(__file__).parents[1]
-    names = [path.name for folder in ("pure", "threads", "gpu") for path in (tests / folder).glob("test_*.py")]
+    names = [path.name for folder in ("", "pure", "threads", "gpu", "mpi", "e2e") for path in (tests / folder).glob("*.py")
+             if path.name != "conftest.py"]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
