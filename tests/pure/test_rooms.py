@@ -1,5 +1,8 @@
 """The house rules of DESIGN: imports go one way, and each library has one door."""
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import shardkit
@@ -9,6 +12,7 @@ LEVEL = {"errors": 0, "config": 0, "layout": 1, "schedule": 1, "array": 1, "comm
          "parallel": 4, "plan": 4, "train": 5, "slurm": 6, "doctor": 6, "__init__": 6, "__main__": 7}
 DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",),
          "xxhash": ("checkpoint/files.py",)}
+PACKAGED_AS = {"cupy": "cupy-cuda12x"}                  # where the name to import is not that of the package
 
 
 def files_and_imports():
@@ -41,6 +45,14 @@ def test_each_library_has_one_door():
     wrong = [f"{path} imports {module}" for path, module, level in files_and_imports()
              if level == 0 and not str(path).startswith(DOORS.get(module.split(".")[0], ("",)))]
     assert not wrong, "\n".join(wrong)
+
+
+def test_each_library_is_declared_with_its_lowest_version():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w-]+(?=>=\d)", requirement)[0]
+                for part in (project["dependencies"], *project["optional-dependencies"].values()) for requirement in part}
+    imported = {module.split(".")[0] for _, module, level in files_and_imports() if level == 0} - sys.stdlib_module_names
+    assert "numpy" in imported and not {PACKAGED_AS.get(name, name) for name in imported} - declared
 
 
 def test_only_config_reads_the_environment():
