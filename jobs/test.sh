@@ -3,10 +3,11 @@
 #
 #   bash jobs/test.sh
 #
-# Three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the second is
-# used by those that start jobs under both. The third has the lowest versions of everything (lowest.sh). Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
-# packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
-# WORKERS (default 2) processes share the tests that are no MPI job themselves.
+# Three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the second
+# serves those that start jobs under both. The third has the lowest versions of everything (lowest.sh).
+# Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
+# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (default 2) processes share the
+# tests that are no MPI job themselves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

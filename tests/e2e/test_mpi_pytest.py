@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from mpi_jobs import LIBRARIES, ROOT, python_of, run_job
+from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_job
 
 from shardkit.config import environment_of_children
 
