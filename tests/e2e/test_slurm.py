@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from e2e.mpi_jobs import python_of
 from slurm_cluster import ENDED, START_FAULT, SlurmCluster, StartFault, why_not
 
 from shardkit.checkpoint.diff import compare
@@ -31,6 +32,7 @@ pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), 
 
 @pytest.fixture(scope="module")
 def own_cluster():
+    python_of("MPICH")                                  # whose ranks srun --mpi=pmi2 starts; else a skip
     with SlurmCluster(num_nodes=2) as cluster:
         yield cluster
 
