@@ -203,8 +203,8 @@ def _values_text(found: Comparison) -> list[str]:
 
 def _within_text(found: Comparison) -> str:
     num_unequal = sum(difference.num_unequal for difference in found.within)
-    return (f"{found.num_compared} tensors: equal within {found.tolerance:g} of each tensor's largest magnitude; {len(found.within)} "
-            f"differ, in {num_unequal:,} of {found.num_elements:,} elements")
+    return (f"{found.num_compared} tensors: equal within {found.tolerance:g} of each tensor's largest magnitude; "
+            f"{len(found.within)} differ, in {num_unequal:,} of {found.num_elements:,} elements")
 
 
 def _beyond_text(found: Comparison) -> list[str]:

@@ -99,7 +99,8 @@ def test_nothing_in_common_is_not_equal_values(original, tmp_path):
 
 
 @pytest.mark.parametrize("changes, name", [
-    ({"samples_seen": 7}, "samples_seen"), ({"skipped_steps": 2}, "skipped_steps"), ({"data_position": {"at": 3}}, "data_position"),
+    ({"samples_seen": 7}, "samples_seen"), ({"skipped_steps": 2}, "skipped_steps"),
+    ({"data_position": {"at": 3}}, "data_position"),
     ({"loss_scale": {"value": 2.0, "good_steps": 1}}, "loss_scale"), ({"active_features": [1]}, "active_features")], ids=str)
 def test_what_a_run_goes_on_from_is_compared_too(changes, name, original):
     other = Checkpoint(original.folder, {**original.manifest, **changes})
