@@ -4,6 +4,7 @@ from math import prod
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..optim.description import rule_text
 from .find import checkpoint_store, is_checkpoint
 from .load import Checkpoint
 from .tree import tensor_tree
@@ -65,7 +66,7 @@ def _line(folder: Path, manifest: dict) -> str:
 def _page(folder: Path, manifest: dict) -> str:
     model, optimizer = manifest["model"], manifest["optimizer"]
     arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
-    state = "parameters only, no optimizer state" if optimizer is None else f"optimizer {optimizer['rule']}"
+    state = "parameters only, no optimizer state" if optimizer is None else f"optimizer {rule_text(optimizer)}"
     return "\n".join([
         f"{folder}", f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
         f"written as {_mesh(manifest)}; opens under any other", f"{model['class']}({arguments})",

@@ -9,6 +9,7 @@ from math import inf, prod
 import numpy
 
 from ..layout.box import flat_range_to_boxes
+from .fit import state_since
 from .load import Checkpoint
 from .tree import in_order, shape_text
 
@@ -111,6 +112,7 @@ def _description_of_run(manifest: dict) -> dict:
     optimizer = manifest["optimizer"]
     return {"step": manifest["step"], "seed": manifest["seed"], "optimizer": optimizer and optimizer["rule"],
             "samples_seen": manifest["samples_seen"], "skipped_steps": manifest.get("skipped_steps", 0),
+            "optimizer.state_since": state_since(manifest),
             "loss_scale": manifest.get("loss_scale"), "data_position": manifest.get("data_position") or {}}
 
 

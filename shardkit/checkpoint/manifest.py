@@ -75,6 +75,10 @@ def check_description(description) -> None:
         if name not in description and name in _DESCRIPTION or not is_right(description.get(name)):
             raise CheckpointError(f"the description of the checkpoint has {name} = {description.get(name)!r:.100}; "
                                   f"wanted {wanted}")
+    counts = description.get("skipped_steps") or 0, (description["optimizer"] or {}).get("state_since") or 0
+    if sum(counts) > description["step"]:
+        raise CheckpointError(f"the description of the checkpoint has step = {description['step']}, of which {counts[0]} were "
+                              f"skipped, and optimizer = {description['optimizer']!r:.300}, whose state began after {counts[1]}")
 
 
 def check_storable(description: dict) -> None:
@@ -94,6 +98,13 @@ def _is_table_of(is_right):
     return lambda value: isinstance(value, dict) and all(map(is_right, value.values()))
 
 
+def _is_rule(value) -> bool:
+    """What shardkit.optim.description tells, and since when there is state; older checkpoints tell the name only."""
+    names, settings, since = (value.get(name, usual) for name, usual in (("state", []), ("settings", {}), ("state_since", 0)))
+    return (isinstance(value.get("rule"), str) and isinstance(names, list) and all(isinstance(name, str) for name in names)
+            and isinstance(settings, dict) and _is_count(since))
+
+
 _DESCRIPTION = {
     "step": (_is_count, "an integer >= 0"),
     "samples_seen": (_is_count, "an integer >= 0"),
@@ -104,9 +115,11 @@ _DESCRIPTION = {
     "active_features": (lambda v: v is None or isinstance(v, list) and all(map(_is_count, v)), "a list of integers, or null"),
     "model": (lambda v: isinstance(v, dict) and isinstance(v.get("class"), str)
               and isinstance(v.get("configuration"), dict), '{"class": ..., "configuration": {...}}'),
-    "optimizer": (lambda v: v is None or isinstance(v, dict) and isinstance(v.get("rule"), str), '{"rule": ...} or null'),
+    "optimizer": (lambda v: v is None or isinstance(v, dict) and _is_rule(v),
+                  '{"rule": name, "state": [names], "settings": {...}, "state_since": an integer >= 0} or null'),
 }
 _OPTIONAL = {
+    "skipped_steps": (lambda v: v is None or _is_count(v), "an integer >= 0"),
     "loss_scale": (lambda v: v is None or isinstance(v, dict) and type(v.get("value")) in (int, float) and 0 < v["value"] < inf
                    and _is_count(v.get("good_steps")), '{"value": a number above 0, "good_steps": an integer >= 0} or null'),
 }

@@ -142,7 +142,7 @@ class CheckpointStore:
         """Fill the owned arrays from the newest valid checkpoint, and return that. Collective over `backend`.
 
         owned       (tensor path, Piece, 1-D array) each
-        check       function (Checkpoint): raises if it is of another model, which is then not passed over
+        check       function (Checkpoint): raises if it does not go with the model, and is then not passed over
         expendable  the arrays may hold anything after an error: each byte is then read once, and verified on the way.
                     Otherwise everything is verified before anything is filled.
         Errors: as newest_valid.

@@ -145,9 +145,6 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_first_tensor_that_diffe
         model, _ = train("FSDP", backend, 0, model=small_gpt(layers=3))
         with pytest.raises(sk.CheckpointError, match="another model: model/blocks.2"):
             model.load_model(tmp_path)
-        other, _ = train("FSDP", backend, 0, optimizer=sk.SGD(lr=0.1))
-        with pytest.raises(sk.CheckpointError, match="optimizer/first_moment"):
-            other.load_model(tmp_path)
     sk.run_ranks(2, on_rank)
 
 
