@@ -30,10 +30,11 @@ class CheckpointStore:
     """The checkpoints in one folder.
 
     copies   how arrays come from a GPU and go there: those of its Device; None: each by itself
+    name     of the only one that is loaded; None: the newest valid one is
     """
 
-    def __init__(self, folder, copies: Copies | None = None):
-        self.folder = Path(folder)
+    def __init__(self, folder, copies: Copies | None = None, *, name: str | None = None):
+        self.folder, self._name = Path(folder), name
         self.copies = copies or Copies()
         self.skipped: list[str] = []        # why the last search for a valid one passed over others
 
@@ -158,32 +159,72 @@ class CheckpointStore:
     def _newest_that(self, is_good, backend: CommunicationBackend, check=lambda checkpoint: None) -> Checkpoint:
         """The newest complete checkpoint on which `is_good`, which is collective, raises no CheckpointError."""
         with collectively(backend):
-            found = self._candidates() if backend.rank == 0 else None
+            found = self.candidates() if backend.rank == 0 else None
         names, self.skipped = backend.broadcast_object(found, 0)
+        refusals: list[tuple[Checkpoint, CheckpointError]] = []
         for name in names:
             try:
                 checkpoint = Checkpoint.opened_together(self.folder / name, backend)
             except CheckpointError as error:
                 self.skipped.append(str(error))
                 continue
-            with collectively(backend):
-                check(checkpoint)
+            refusal = _refusal(check, checkpoint, backend)
+            if refusal is not None:
+                refusals.append((checkpoint, refusal))
+                continue
+            self._pass_over(refusals, backend)
             try:
                 is_good(checkpoint)
                 return checkpoint
             except CheckpointError as error:
                 self.skipped.append(str(error))
-        raise CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(self.skipped))
+        raise self._in_context(refusals[0][1]) if refusals else self.no_valid_one(self.skipped)
 
-    def _candidates(self) -> tuple[list[str], list[str]]:
-        """The names of those to try, and why others are not tried."""
+    def _pass_over(self, refusals: list, backend: CommunicationBackend) -> None:
+        """Pass over checkpoints of other models that are damaged. Collective. Errors: why the newest valid one was refused.
+
+        Only an older one that goes with the model makes it worth to read them.
+        """
+        while refusals:
+            checkpoint, refusal = refusals.pop(0)
+            try:
+                verify_together(checkpoint, backend)
+            except CheckpointError as error:
+                self.skipped.append(str(error))
+                continue
+            raise self._in_context(refusal)
+
+    def _in_context(self, refusal: CheckpointError) -> CheckpointError:
+        """The same, and why this one was looked at."""
+        return CheckpointError("; passed over: ".join([str(refusal), *self.skipped]))
+
+    def no_valid_one(self, reasons: list[str]) -> CheckpointError:
+        """What there is to say if none can be loaded."""
+        return CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(reasons))
+
+    def candidates(self) -> tuple[list[str], list[str]]:
+        """The names of those to try, and why others are not tried. Errors: FileNotFoundError if there are none."""
+        if self._name is not None:
+            return [self._name], []
         if not self.folder.exists():
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"no checkpoints: {self.folder} is a file; wanted a folder of checkpoints, or one of them")
         names = [path.name for path in reversed(self._all())]
         if not names:
             raise FileNotFoundError(f"no checkpoints in {self.folder}")
         unfinished = sorted(path for path in self._named(_LEFTOVER) if _LEFTOVER.fullmatch(path.name)[2] is None)
         return names, [f"{path} was never finished: its writing was cut short" for path in unfinished if path.name not in names]
+
+
+def _refusal(check, checkpoint: Checkpoint, backend: CommunicationBackend) -> CheckpointError | None:
+    """Why it does not go with the model, the same on all ranks, or None. Collective."""
+    try:
+        with collectively(backend):
+            check(checkpoint)
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def _step(folder: Path) -> int:

@@ -12,6 +12,7 @@ import numpy
 
 from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
+from ..checkpoint.find import found_place, warn_of_skipped
 from ..checkpoint.fit import Fit, Wanted, check_only, state_since
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
@@ -319,18 +320,19 @@ class ShardedModel:
             self.wrapped_model.features.activate(description["active_features"])
 
     def load_model(self, path, *, only: str | None = None) -> dict:
-        """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
+        """Go on from the newest valid checkpoint at `path`, written under any mesh and policy. Collective.
 
+        path     what save_model() was given, or a run folder; or one checkpoint, which is then taken or refused
         Under a rule that keeps other optimizer state than the one that wrote it, state that is missing starts at zero, with a
         bias correction of its own, and state that is not kept is left out; a warning on rank 0 says so.
         only     "model": take the parameters alone, to predict, or to begin a new training at step 0 with fresh optimizer state
         returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped" why newer checkpoints were
-                 passed over; under "missing_state" and "unused_state" the names of such optimizer state
+                 passed over, which is a warning on rank 0 too; under "missing_state" and "unused_state" such names
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if `only` is another word; the
         model is unchanged then.
         """
         self._saver.wait()
-        wanted, store, engine = self._wanted(only), self._store(path), self.engine
+        wanted, store, engine = self._wanted(only), self._found_store(path), self.engine
         try:
             checkpoint = store.load_newest(wanted.taken(engine.owned_boxes()), self.mesh.world,
                                            lambda checkpoint: checkpoint.fit(wanted), expendable=engine.is_initial)
@@ -340,8 +342,17 @@ class ShardedModel:
             raise
         fit = checkpoint.fit(wanted)
         self._adopt(fit)
+        if self.rank == 0:
+            warn_of_skipped(checkpoint, store.skipped)
         return {**checkpoint.manifest, "skipped": store.skipped, "missing_state": fit.missing_state,
                 "unused_state": fit.unused_state}
+
+    def _found_store(self, path) -> CheckpointStore:
+        """What rank 0 finds at this path. Collective."""
+        with collectively(self.mesh.world):
+            found = found_place(path) if self.rank == 0 else None
+        folder, name = self.mesh.world.broadcast_object(found, 0)
+        return CheckpointStore(folder, self.engine.device.copies, name=name)
 
     def _wanted(self, only: str | None) -> Wanted:
         """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on an unknown word."""
