@@ -16,6 +16,7 @@ from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
+from .companions import read_companions
 from .files import READERS, Reader, read_all
 from .fit import Fit, Wanted, state_names
 from .hdf5 import located
@@ -56,6 +57,10 @@ class Checkpoint:
         """Return how it goes with a model. Errors: CheckpointError if it does not."""
         dtypes = {tensor: entry["dtype"] for tensor, entry in self.manifest["tensors"].items()}
         return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
+
+    def companions(self) -> dict[str, bytes]:
+        """{name: content} of its files that hold no tensors, such as a tokenizer's. Errors: CheckpointError, PermissionError."""
+        return read_companions(self.folder, self.manifest["files"])
 
     # ---- checksums -----------------------------------------------------------------------------------------------
 

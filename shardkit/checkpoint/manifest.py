@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, LayoutError
 from ..layout.box import Box, tiles_exactly
+from .companions import check_companion
 from .files import as_text, crc32, file_bytes, open_regular, write_text
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
@@ -195,6 +196,7 @@ def _check_files(folder: Path, files: dict) -> None:
             raise CheckpointError(f"{name!r:.100} is not the name of a file of a checkpoint")
         if not _is_count(record["bytes"]) or not _CRC32.fullmatch(record["crc32"]):
             raise CheckpointError(f"the record of {name} is {record!r:.100}")
+        check_companion(name, record["bytes"])
         found = file_bytes(folder / name)
         if found != record["bytes"]:
             raise CheckpointError(f"{name} has {found} bytes, but the manifest says {record['bytes']}")

@@ -27,6 +27,7 @@ from ..array.copies import Done
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
+from .companions import write_companions
 from .files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
 from .hdf5 import INDEX_NAME, SHARED_NAME, check_parallel, lay_out, rank_file_name, write_index, write_together
 from .load import Checkpoint
@@ -165,6 +166,7 @@ class Saving:
         """
         if self._everyones is not None:
             records = {name: record for _, part, _ in self._everyones for name, record in part.items()} | self._records
+            records |= write_companions(self._temporary, self._store.companions)
             write_manifest(self._temporary, self._description, records, [box for part, *_ in self._everyones for box in part])
             sync(self._temporary)
             self._look_again()

@@ -29,12 +29,14 @@ _ASIDE = re.compile(r"step-(\d{8,})\.old")
 class CheckpointStore:
     """The checkpoints in one folder.
 
-    copies   how arrays come from a GPU and go there: those of its Device; None: each by itself
-    name     of the only one that is loaded; None: the newest valid one is
+    copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
+    name         of the only one that is loaded; None: the newest valid one is
+    companions   {name: content} of files that each checkpoint which is saved gets too (companions.py)
     """
 
-    def __init__(self, folder, copies: Copies | None = None, *, name: str | None = None):
-        self.folder, self._name = Path(folder), name
+    def __init__(self, folder, copies: Copies | None = None, *, name: str | None = None,
+                 companions: dict[str, bytes] | None = None):
+        self.folder, self._name, self.companions = Path(folder), name, companions or {}
         self.copies = copies or Copies()
         self.skipped: list[str] = []        # why the last search for a valid one passed over others
 

@@ -45,6 +45,7 @@ class ShardedModel:
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
+        self.companions: dict[str, bytes] = {}      # files beside the tensors, of the checkpoint that this model went on from
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
 
     def _assemble(self, wrapped_model, config, mesh):
@@ -231,7 +232,10 @@ class ShardedModel:
         return other
 
     def serialize(self) -> bytes:
-        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective."""
+        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective.
+
+        The files of a tokenizer and the like, which a converted model keeps in its checkpoints, are not in it.
+        """
         return make_image(self.engine.counted_boxes(), self.engine.shapes(), self.mesh.world, self.describe_state())
 
     def deserialize(self, data: bytes, *, only: str | None = None):
@@ -273,7 +277,7 @@ class ShardedModel:
                                       keep=keep, keep_every=keep_every, driver=driver)
 
     def _store(self, path) -> CheckpointStore:
-        return CheckpointStore(path, self.engine.device.copies)
+        return CheckpointStore(path, self.engine.device.copies, companions=self.companions)
 
     def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
                          data_position: dict | None = None) -> PendingCheckpoint:
@@ -342,10 +346,17 @@ class ShardedModel:
             raise
         fit = checkpoint.fit(wanted)
         self._adopt(fit)
+        self._take_companions(checkpoint)
         if self.rank == 0:
             warn_of_skipped(checkpoint, store.skipped)
         return {**checkpoint.manifest, "skipped": store.skipped, "missing_state": fit.missing_state,
                 "unused_state": fit.unused_state}
+
+    def _take_companions(self, checkpoint):
+        """All ranks keep them, so that any may die. Collective."""
+        with collectively(self.mesh.world):
+            companions = checkpoint.companions() if self.rank == 0 else None
+        self.companions = self.mesh.world.broadcast_object(companions, 0)
 
     def _found_store(self, path) -> CheckpointStore:
         """What rank 0 finds at this path. Collective."""
