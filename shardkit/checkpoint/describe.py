@@ -5,8 +5,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from ..optim.description import rule_text
-from .find import checkpoint_store, is_checkpoint
+from .find import found_place
 from .load import Checkpoint
+from .store import CheckpointStore
 from .tree import tensor_tree
 
 
@@ -30,9 +31,10 @@ def describe(path, *, verify: bool = False) -> Description:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    if is_checkpoint(path):
+    folder, name = found_place(path)
+    if name is not None:
         return Description(_described(path, verify, _page), 0)
-    store = checkpoint_store(path)
+    store = CheckpointStore(folder)
     folders, unfinished = store.steps(), sorted(store.folder.glob("step-*.tmp"))
     if not folders and not unfinished:
         raise FileNotFoundError(f"no checkpoints in {path}")

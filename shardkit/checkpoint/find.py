@@ -24,10 +24,12 @@ def found_place(path) -> tuple[Path, str | None]:
     The name is None if the newest valid one is meant. A folder that holds checkpoints itself is not looked at as a run folder.
     """
     path = Path(path)
+    if CheckpointStore(path).steps():
+        return path, None
     if is_checkpoint(path):
         return path.parent, path.name
     inside = path / "checkpoints"
-    return (inside if inside.is_dir() and not CheckpointStore(path).steps() else path), None
+    return (inside if inside.is_dir() else path), None
 
 
 def checkpoint_store(path) -> CheckpointStore:

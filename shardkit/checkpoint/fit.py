@@ -22,6 +22,8 @@ class Wanted:
 
     shapes        {path: global shape} of its parameters, and of all state that its rule keeps
     dtype         of all these
+    model         its class and configuration, as in the manifest
+    num_features  of its input; None: it has no such thing
     optimizer     its rule, as describe_rule() tells it
     can_be_late   the rule can be told that its state began after the run did
     only          "model": take the parameters alone; None: go on with everything
@@ -29,6 +31,8 @@ class Wanted:
 
     shapes: dict[str, tuple[int, ...]]
     dtype: str
+    model: dict
+    num_features: int | None
     optimizer: dict
     can_be_late: bool
     only: str | None = None
@@ -51,10 +55,18 @@ class Wanted:
         stored, shapes = [{tensor: shape for tensor, shape in table.items() if _state_of(tensor) not in absent}
                           for table in (stored, self.shapes)]
         check_same_tensors(where, stored, {dtypes[tensor] for tensor in stored}, shapes, self.dtype)
-        fit = Fit(where, description, self.optimizer, missing, unused, only=self.only)
+        self._check_features(where, description["active_features"])
+        fit = Fit(where, description, self.model, self.optimizer, missing, unused, only=self.only)
         if self.only is None and missing and fit.num_updates:
             self._check_age(fit, [name for name in kept if name in there])
         return fit
+
+    def _check_features(self, where: str, active: list[int] | None) -> None:
+        """Errors: CheckpointError if the stored model looks at features that this one cannot choose."""
+        if active is not None and (self.num_features is None or not active or max(active) >= self.num_features):
+            own = "no" if self.num_features is None else self.num_features
+            raise CheckpointError(f"{where} is of another model: active_features = {active} in the checkpoint, but the model has "
+                                  f"{own} input features")
 
     def _check_age(self, fit: "Fit", found: list[str]) -> None:
         """Errors: CheckpointError unless all state of the rule has one age, and the rule can be told which."""
@@ -78,6 +90,7 @@ class Fit:
 
     where: str
     description: dict
+    model: dict
     optimizer: dict
     missing_state: list[str]
     unused_state: list[str]
@@ -114,18 +127,37 @@ class Fit:
                 "optimizer": {**optimizer, "state_since": 0}}
 
     def warn(self) -> None:
-        """Say that the rule is another one, if it keeps other state. Nobody expects state beside parameters alone."""
+        """Say what differs, for the caller of the caller: settings of the model, and which state the rules keep."""
+        for said in (self._said_of_model(), self._said_of_rule()):
+            if said:
+                warnings.warn(f"{self.where} was written under {said}", stacklevel=4)
+
+    def _said_of_model(self) -> str:
+        """Settings that shapes do not show, such as the number of heads; the seed of initial weights does not matter."""
+        there, here = [{"class": model["class"], **_listed(model["configuration"])}
+                       for model in (self.description["model"], self.model)]
+        different = [f"{name} = {there[name]!r} there and {here[name]!r} here" for name in there
+                     if name in here and name != "seed" and there[name] != here[name]]
+        return f"other settings of the model: {', '.join(different)}" if different else ""
+
+    def _said_of_rule(self) -> str:
+        """Nobody expects state beside parameters alone."""
         said = [f"state that starts at zero: {', '.join(self.missing_state)}"] if self.missing_state else []
         said += [f"state that is left out: {', '.join(self.unused_state)}"] if self.unused_state else []
-        if said and self.only is None and self.description["optimizer"] is not None:
-            warnings.warn(f"{self.where} was written under {self.old_rule} and goes on under {self.new_rule}; "
-                          f"{'; '.join(said)}", stacklevel=4)
+        if not said or self.only is not None or self.description["optimizer"] is None:
+            return ""
+        return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(said)}"
 
 
 def check_only(only) -> None:
     """Errors: ConfigurationError, which is a ValueError, unless this is None or "model"."""
     if only not in (None, "model"):
         raise ConfigurationError(f'only = {only!r}; wanted None or "model"')
+
+
+def model_shapes(shapes: dict) -> dict:
+    """Return those of the parameters."""
+    return {tensor: shape for tensor, shape in shapes.items() if tensor.startswith(_MODEL)}
 
 
 def state_names(tensors) -> list[str]:
@@ -167,6 +199,13 @@ def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes
                                   f"and {_describe(here)} in the model")
     if stored_dtypes - {dtype}:
         raise CheckpointError(f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}")
+
+
+def _listed(value):
+    """The same with lists for tuples, as JSON has them."""
+    if isinstance(value, dict):
+        return {name: _listed(below) for name, below in value.items()}
+    return [_listed(below) for below in value] if isinstance(value, (list, tuple)) else value
 
 
 def _describe(shape) -> str:

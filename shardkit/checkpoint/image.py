@@ -20,7 +20,7 @@ from ..errors import CheckpointError
 from .files import as_text, crc32
 from .fit import Fit, Wanted
 from .hdf5 import write_image
-from .manifest import UNSEALED, check_description, check_seal, checked_shape, parsed
+from .manifest import UNSEALED, check_description, check_seal, check_storable, checked_shape, parsed
 from .stored import ITEM_BYTES
 
 FORMAT, VERSION = "shardkit-image", 2
@@ -34,10 +34,12 @@ def make_image(owned, shapes: dict[str, tuple[int, ...]], backend: Communication
 
     owned    (tensor path, Piece, 1-D array) each: over all ranks these tile every tensor exactly once
     shapes   {tensor path: global shape}
+    Errors, on all ranks: CheckpointError if JSON cannot say the description.
     """
     everyones = backend.gather_object([(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned], 0)
     image = None
     with collectively(backend):
+        check_storable(description)
         if everyones is not None:
             image = image_of(_assemble(everyones, shapes), description)
     return backend.broadcast_object(image, 0)

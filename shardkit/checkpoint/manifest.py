@@ -31,6 +31,7 @@ MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28            # of a manifest: room for two million boxes
 MOST_DIMS = 32
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_STEP_NAME = re.compile(r"step-(\d{8,})(\.tmp|\.old)?")
 _CRC32, _CHECKSUM = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{8}|[0-9a-f]{16}")
 UNSEALED = '{"crc32": "00000000", '          # the beginning, before its checksum is known
 _SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
@@ -86,9 +87,20 @@ def check_storable(description: dict) -> None:
     """Errors: CheckpointError unless JSON can say this."""
     try:
         json.dumps(description, allow_nan=False)
+        _check_keys(description)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the description of the checkpoint cannot be stored: {error}; pass plain numbers, strings, "
                               "lists and dicts") from None
+
+
+def _check_keys(value) -> None:
+    """Errors: TypeError on keys that JSON would turn into strings."""
+    if isinstance(value, dict):
+        strangers = [key for key in value if not isinstance(key, str)]
+        if strangers:
+            raise TypeError(f"the key {strangers[0]!r} of {value!r:.100} would come back as a string")
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _check_keys(below)
 
 
 def _is_count(value) -> bool:
@@ -145,6 +157,7 @@ def read_manifest(folder: Path) -> dict:
         if manifest["version"] > 1:
             check_seal(text)
         check_description(manifest)
+        _check_step(folder, manifest)
         _check_files(folder, manifest["files"])
         _check_tensors(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -188,6 +201,13 @@ def check_seal(content) -> None:
     stated = bytes(content[:_SEAL.stop])
     if stated != UNSEALED.encode()[:_SEAL.start] + as_text(zeros).encode():
         raise CheckpointError(f"its checksum is {as_text(zeros)}, but it begins with {stated!r}")
+
+
+def _check_step(folder: Path, manifest: dict) -> None:
+    """The newest is found by its name. Without optimizer state the step is 0, whatever the name says."""
+    named = _STEP_NAME.fullmatch(folder.name)
+    if named and manifest["optimizer"] is not None and int(named[1]) != manifest["step"]:
+        raise CheckpointError(f"it is of step {manifest['step']}; call the folder step-{manifest['step']:08d}")
 
 
 def _check_files(folder: Path, files: dict) -> None:

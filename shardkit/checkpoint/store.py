@@ -18,7 +18,9 @@ from ..array.copies import Copies
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
 from .files import make_folder, sync, write_text
+from .fit import model_shapes
 from .load import Checkpoint, verify_together
+from .manifest import MANIFEST_NAME
 from .saving import Retention, Saving, check_driver
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -82,7 +84,12 @@ class CheckpointStore:
         return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(owned, driver)
 
     def begin(self, temporary: Path) -> None:
-        """Make this folder, after whatever a job that died has left is cleared up. On one rank."""
+        """Make this folder, after whatever a job that died has left is cleared up. On one rank.
+
+        Errors: CheckpointError if the store is a checkpoint.
+        """
+        if (self.folder / MANIFEST_NAME).exists():
+            raise CheckpointError(f"{self.folder} is a checkpoint itself; pass the folder that holds it, or another one")
         make_folder(self.folder)
         for aside in self._named(_ASIDE):
             self._settle(aside)
@@ -94,9 +101,15 @@ class CheckpointStore:
         """End a replacement that was interrupted: with the new one if it is complete, else with the one put aside."""
         final, temporary = aside.with_suffix(""), aside.with_suffix(".tmp")
         if not final.exists():
-            (temporary if _is_complete(temporary) else aside).rename(final)
+            (aside if _complete(temporary) is None else temporary).rename(final)
             sync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
+
+    def check_replaced(self, new: Checkpoint, final: Path) -> None:
+        """Errors: CheckpointError if a checkpoint of another model has this name. On one rank."""
+        old = _complete(final)
+        if old is not None and not _are_of_one_model(old, new):
+            raise CheckpointError(f"{final} is of another model, and would be lost; choose another folder, or move it away")
 
     def publish(self, temporary: Path, final: Path) -> None:
         """Give a complete checkpoint its name, and make it the newest. On one rank."""
@@ -118,18 +131,26 @@ class CheckpointStore:
         """Delete the checkpoints that need not stay; a warning tells what could not be deleted. On one rank.
 
         Only what is older than `newest`, which was just written and compared, is looked at. A damaged one does not count as
-        one that is kept, so that valid ones are not deleted for it.
+        one that is kept, so that valid ones are not deleted for it. Those of other models are left alone.
         """
-        num_kept = 1
-        older = [folder for folder in self.steps() if _step(folder) < _step(newest)]
-        for folder in reversed(older if retention.keep is not None else []):
+        if retention.keep is None:
+            return
+        num_kept, new = 1, Checkpoint(newest)
+        for folder in reversed([folder for folder in self.steps() if _step(folder) < _step(newest)]):
             if num_kept < retention.keep:
-                num_kept += _is_complete(folder)
+                old = _complete(folder)
+                num_kept += old is not None and _are_of_one_model(old, new)
             elif retention.every is None or _step(folder) % retention.every:
-                try:
-                    shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
-                except OSError as error:            # the new one is there all the same
-                    warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=2)
+                self._delete(folder, new)
+
+    def _delete(self, folder: Path, new: Checkpoint) -> None:
+        old = _complete(folder)
+        if old is not None and not _are_of_one_model(old, new):
+            return
+        try:
+            shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
+        except OSError as error:            # the new one is there all the same
+            warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=3)
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
@@ -233,10 +254,14 @@ def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
-def _is_complete(folder: Path) -> bool:
-    """True if the manifest says so, and all files are there in the right size."""
+def _complete(folder: Path) -> Checkpoint | None:
+    """The checkpoint, if its manifest says all that it must, and all files are there in the right size."""
     try:
-        Checkpoint(folder)
-        return True
+        return Checkpoint(folder)
     except (CheckpointError, OSError):
-        return False
+        return None
+
+
+def _are_of_one_model(a: Checkpoint, b: Checkpoint) -> bool:
+    """True if parameters have the same names and shapes; which optimizer rule keeps state does not matter."""
+    return model_shapes(a.shapes) == model_shapes(b.shapes)

@@ -310,7 +310,7 @@ class ShardedModel:
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
             "active_features": None if self.wrapped_model.features is None else self.get_active_feature_indices(),
-            "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
+            "model": self._describe_model(),
             "optimizer": {**describe_rule(self.engine.rule), "state_since": self.engine.state_since},
             "data_position": data_position or {},
         }
@@ -369,8 +369,13 @@ class ShardedModel:
         """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on an unknown word."""
         with collectively(self.mesh.world):
             check_only(only)
-        rule = self.engine.rule
-        return Wanted(self.engine.shapes(), self.engine.units[0].dtype, describe_rule(rule), isinstance(rule, RatedRule), only)
+        engine, features = self.engine, self.wrapped_model.features
+        return Wanted(engine.shapes(), engine.units[0].dtype, self._describe_model(),
+                      None if features is None else len(features.names), describe_rule(engine.rule),
+                      isinstance(engine.rule, RatedRule), only)
+
+    def _describe_model(self) -> dict:
+        return {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()}
 
     def _adopt(self, fit: Fit):
         """After the arrays that are taken were filled: go on from there, and say what was not. Collective."""

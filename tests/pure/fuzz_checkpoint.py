@@ -30,7 +30,7 @@ from shardkit.layout.box import Box
 MOST_MEMORY = 4 << 30           # of address space: taking memory for a forged size is a MemoryError
 SHAPES = {"model/a": (37, 21), "model/b": (5,), "model/large": (300, 1000), "optimizer/m/a": (37, 21), "optimizer/m/b": (5,),
           "optimizer/m/large": (300, 1000)}
-WANTED = Wanted(SHAPES, "float32", {"rule": "SGD", "state": ["m"]}, can_be_late=True)
+WANTED = Wanted(SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True)
 FILES = ["rank-00000.h5", "rank-00001.h5", "index.h5", "manifest.json"]
 
 
