@@ -58,7 +58,7 @@ class Module:
     def from_checkpoint(cls, path) -> "Module":
         """The model that a checkpoint describes, with its initial weights; load_model reads the stored ones.
 
-        path    a checkpoint's folder, or the folder of a run, whose newest checkpoint is taken
+        path    a checkpoint's folder, or a folder of checkpoints or of a run: as load_model, the newest valid one is taken
         Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
         """
         description = read_description(path)
