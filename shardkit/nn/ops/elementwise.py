@@ -166,3 +166,8 @@ def where(condition, x, y) -> Tensor:
                 fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None)
     result = _compute("where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose)
     return record(result, (condition, x, y), backward, needs=(condition,))
+
+
+def compare(name: str, x, y) -> Tensor:
+    """x == y, x < y, ... as a Tensor of booleans without a gradient. name is that of the function in `operator`."""
+    return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))
