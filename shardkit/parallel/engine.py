@@ -30,7 +30,7 @@ from .compiled import Compiled
 from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
-from .partition import plan_units
+from .partition import check_trained, plan_units
 from .plan import apply_plan, default_plan
 from .programs import Programs
 from .runtime import Runtime, Step
@@ -51,6 +51,8 @@ class Engine(State):
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
         self.model, self.config, self.mesh = model, config, mesh
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
+        with collectively(mesh.world):
+            check_trained(model)            # before anything is cut
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())

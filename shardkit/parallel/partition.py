@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..errors import ShardingError
 from ..layout.cuts import merged_blocks
 from ..nn.module import Module, Parameter
+from ..nn.parameter import INSTEAD_OF_FREEZING
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,15 @@ def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
         seen.update(new)
         sizes.append(sum(new.values()))
     return [blocks[run.start:run.stop] for run in merged_blocks(sizes, minimum_elements)]
+
+
+def check_trained(model: Module) -> None:
+    """Raise ShardingError if a parameter is frozen."""
+    frozen = [name for name, parameter in model.named_parameters().items() if not parameter.requires_grad]
+    if frozen:
+        raise ShardingError(f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({', '.join(frozen[:3])}"
+                            f"{', ...' if len(frozen) > 3 else ''}), but a sharded model trains all of them. Where one shall "
+                            f"keep its values, {INSTEAD_OF_FREEZING}")
 
 
 def _check(model, names, owner):

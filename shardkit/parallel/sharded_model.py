@@ -29,7 +29,7 @@ class ShardedModel:
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
     Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
-    without parameters or with parameters outside its blocks, ScheduleError on an unknown schedule, DeviceError.
+    without parameters, with frozen ones or with some outside its blocks, ScheduleError on an unknown schedule, DeviceError.
     """
 
     policy: Policy
