@@ -19,6 +19,7 @@ from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .context import ForwardContext, forward_context
 from .description import read_description
+from .init import Unread
 from .parameter import Parameter
 
 __all__ = ["Module", "ModuleList", "Parameter"]
@@ -56,18 +57,22 @@ class Module:
 
     @classmethod
     def from_checkpoint(cls, path) -> "Module":
-        """The model that a checkpoint describes, with its initial weights; load_model reads the stored ones.
+        """The model that a checkpoint describes, without weights until load_model of a sharded model reads them.
 
         path    a checkpoint's folder, or the folder of a run, whose newest checkpoint is taken
+        Until there are weights (load_state_dict gives some, too), what needs them is refused with a ShardingError.
         Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
         """
         description = read_description(path)
         if description["class"] != cls.__name__:
             raise CheckpointError(f"the checkpoint in {path} is of a {description['class']}, not of a {cls.__name__}")
         try:
-            return cls(**description["configuration"])
+            model = cls(**description["configuration"])
         except (TypeError, ConfigurationError) as error:
             raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
+        for parameter in model.parameters():
+            parameter.init = Unread(cls.__name__, str(path))
+        return model
 
     # The tree.
 

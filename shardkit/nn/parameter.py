@@ -26,7 +26,7 @@ from ..array.halves import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
-from .init import CHUNK, Initializer
+from .init import CHUNK, Initializer, Unread
 
 INSTEAD_OF_FREEZING = ("make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model is sharded: every rank "
                        "holds it whole then, and checkpoints leave it out")
@@ -114,11 +114,19 @@ class Parameter(Tensor):
         """True while it has its initial values and no array yet."""
         return self._array is None and not self._is_released
 
+    @property
+    def awaits_values(self) -> bool:
+        """True while it is fresh, and its values are those of a checkpoint that is not read yet."""
+        return self.is_fresh and isinstance(self.init, Unread)
+
     # The array.
 
     @property
     def array(self):
-        """[*shape]; made from the initial values on the first access. Errors: ShardingError once released."""
+        """[*shape]; made from the initial values on the first access.
+
+        Errors: ShardingError once released, or while it awaits the values of a checkpoint.
+        """
         if self._array is None:
             self._array = self.initial_span(0, self.size).reshape(self._shape)
         return self._array

@@ -17,6 +17,7 @@ from ..errors import ConfigurationError, ShardingError
 from ..layout.cuts import balanced_stages
 from ..nn.autograd import Tensor, backward_inputs
 from ..nn.context import ForwardContext, forward_context
+from ..nn.init import Constant
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from .partition import UnitPlan
@@ -73,6 +74,9 @@ def measure_blocks(model: Module, x, y, backend: CommunicationBackend, *, loss=N
     with collectively(backend):
         if backend.rank == 0:
             twin, criterion = copy.deepcopy(model).finish(0), as_loss(loss or model.loss)
+            for parameter in twin.parameters():
+                if parameter.awaits_values:             # it takes as long with any others
+                    parameter.init = Constant(0.0)
             runs = [_seconds_per_block(twin, criterion, x, y) for _ in range(repeats + 1)][1:]      # the first one warms up
             seconds = tuple(map(median, zip(*runs)))
     return backend.broadcast_object(seconds, 0)

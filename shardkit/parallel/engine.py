@@ -53,6 +53,7 @@ class Engine(State):
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             check_trained(model)            # before anything is cut
+        self.awaits_weights = agree(mesh.world, any(parameter.awaits_values for parameter in model.parameters()))
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())
@@ -237,6 +238,7 @@ class Engine(State):
 
     def apply_gradients(self, gradients, learning_rate: float):
         """Clip and step with given gradients of what this rank updates, end to end over its own units."""
+        self.check_weights()
         for unit in self.units:
             unit.drop_gradients()
             unit.set_gradient(0)
@@ -284,6 +286,7 @@ class Engine(State):
         return 1.0 / items / self.loss_scale.value
 
     def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
+        self.check_weights()
         criterion = self._criterion(loss)
         batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches, ballot)
         num = self.config.micro_batches
@@ -337,6 +340,7 @@ class Engine(State):
 
     def predict(self, x):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
+        self.check_weights()
         if self.config.is_checked:
             check_peers(self.mesh, x)
         with whole_outputs():
@@ -358,6 +362,7 @@ class Engine(State):
 
         is_counted   False: this data rank has no part, and passes samples only because the others gather with it
         """
+        self.check_weights()
         criterion = self._criterion()
         batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
         prediction, total = self._predict(batch.x), 0.0

@@ -83,6 +83,7 @@ class ShardedModel:
         For DDP the full vector (of this rank's stage), in the canonical order of gather_full_parameters. For the others the
         spans of the units, in the order of the blocks; over all ranks their lengths add up to parameter_count.
         """
+        self.engine.check_weights()
         owned = self.engine.local_parameters()
         owned.flags.writeable = False
         return owned
@@ -309,6 +310,7 @@ class ShardedModel:
         """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
         self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0),
                             description.get("loss_scale"))
+        self.engine.awaits_weights = False
         self._last_loss = description["last_loss"]
         if self.wrapped_model.features is not None and description["active_features"] is not None:
             self.wrapped_model.features.activate(description["active_features"])
@@ -376,7 +378,7 @@ class ShardedModel:
             **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in AXES},
             **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in AXES},
             "parameter_count": self.parameter_count,
-            "shard_size": self.local_parameter_shard.size,
+            "shard_size": self.engine.local_parameters().size,
             "num_units": len(self.engine.units),
             "compiled": self.engine.is_compiled,
             "compute_dtype": str(self.engine.numerics.compute_dtype),

@@ -12,6 +12,7 @@ import numpy
 from ..array.backend import host_array, to_host
 from ..comm import collectively
 from ..errors import ShapeError, ShardingError
+from ..nn.init import Unread
 from ..nn.module import Module
 from .tensor import global_piece, is_counted
 from .unit import Unit
@@ -20,6 +21,13 @@ from .votes import Skips
 
 class State:
     """Mixed into Engine, which has the units. Every method is collective over the mesh, but where it says otherwise."""
+
+    def check_weights(self):
+        """Raise ShardingError while the model awaits the weights of a checkpoint, on all ranks alike. No communication."""
+        if self.awaits_weights:
+            raise ShardingError(next((parameter.init.what_to_do for parameter in self.model.parameters()
+                                      if isinstance(parameter.init, Unread)), "the model of another rank has no weights yet: "
+                                     "make the same model on all ranks, and call load_model() before anything else"))
 
     # ---- whole vectors -------------------------------------------------------------------------------------------
 
@@ -30,6 +38,7 @@ class State:
 
     def gather_full_parameters(self):
         """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
+        self.check_weights()
         full = numpy.empty(self.parameter_count, self.units[0].dtype)
         views = self._canonical_views(full)
         for place, plan in self.stages.plans.items():
@@ -72,7 +81,7 @@ class State:
         views = self._canonical_views(vector)
         for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}, self.units):
             array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
-        self.is_initial = False
+        self.is_initial = self.awaits_weights = False
         self._settle()
 
     def _canonical_views(self, vector) -> dict:
@@ -95,6 +104,7 @@ class State:
 
     def counted_boxes(self):
         """The same without copies: over all ranks they tile every tensor exactly once. What a rank writes."""
+        self.check_weights()
         parameters = self.model.named_parameters()
         return [box for box in self._boxes_of(self._owned_arrays(), self.own_units) if is_counted(parameters[box[1].name])]
 
@@ -132,6 +142,7 @@ class State:
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
         self.restore(other.step_number, other.samples_seen, other.skips.total, other.loss_scale.state())
+        self.awaits_weights = other.awaits_weights
 
     def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0, loss_scale: dict | None = None):
         """After all owned boxes were written from a checkpoint: go on from there."""
