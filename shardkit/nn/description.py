@@ -3,6 +3,7 @@
     {"format": "shardkit-checkpoint", ..., "model": {"class": "GPT", "configuration": {"width": 64, ...}}, ...}
 """
 import json
+from os.path import normpath
 from pathlib import Path
 
 from ..errors import CheckpointError
@@ -37,3 +38,11 @@ def _find_manifest(path: Path) -> Path:
             return folder / "manifest.json"
     raise CheckpointError(f"there is no checkpoint in {path}: neither manifest.json nor a file `newest` that names a folder "
                           "with one; pass the folder that save_model() was given, or one of its step folders")
+
+
+def folder_to_load(path) -> str:
+    """What load_model takes where read_description takes this path: the folder of checkpoints that it leads to."""
+    path = Path(path)
+    if (path / "manifest.json").is_file():
+        return normpath(path / "..")
+    return str(path / "checkpoints" if (path / "checkpoints").is_dir() else path)

@@ -69,10 +69,14 @@ class Constant(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read. Asking for them is a ShardingError that says how."""
+    """No values: those of the checkpoint at `path` are to be read. Asking for them is a ShardingError that says how.
+
+    folder   what load_model takes for it
+    """
 
     class_name: str
     path: str
+    folder: str
 
     def _elements(self, key, start, stop):
         raise ShardingError(self.what_to_do)
@@ -81,7 +85,7 @@ class Unread(Initializer):
     def what_to_do(self) -> str:
         built = f"{self.class_name}.from_checkpoint({self.path!r})"
         return (f"this model has no weights yet: {built} reads what the model is, and not its weights. Load them into a sharded "
-                f"model: model = sk.FSDPModel({built}, config), then model.load_model({self.path!r})")
+                f"model: model = sk.FSDPModel({built}, config), then model.load_model({self.folder!r})")
 
 
 def _check_not_negative(class_name, field, value):

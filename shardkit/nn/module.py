@@ -18,7 +18,7 @@ from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .context import ForwardContext, forward_context
-from .description import read_description
+from .description import folder_to_load, read_description
 from .init import Unread
 from .parameter import Parameter
 
@@ -71,7 +71,7 @@ class Module:
         except (TypeError, ConfigurationError) as error:
             raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
         for parameter in model.parameters():
-            parameter.init = Unread(cls.__name__, str(path))
+            parameter.init = Unread(cls.__name__, str(path), folder_to_load(path))
         return model
 
     # The tree.

@@ -1,5 +1,6 @@
 """A model that a checkpoint describes has no weights until they are read: until then nothing answers from others."""
 import copy
+import re
 
 import numpy
 import pytest
@@ -128,3 +129,17 @@ def test_blocks_of_a_model_without_weights_are_measured(trained):
     def run(backend):
         return sk.measure_blocks(sk.models.GPT.from_checkpoint(trained[0]), X, Y, backend, repeats=1)
     assert len(sk.run_ranks(1, run)[0]) == 4
+
+
+@pytest.mark.parametrize("place", ["run", "run/checkpoints", "run/checkpoints/step-00000000"])
+def test_what_the_refusal_says_loads_the_weights(place, tmp_path):
+    def run(backend):
+        other = model_on(backend, small_gpt(seed=9))
+        other.save_model(tmp_path / "run" / "checkpoints")
+        module = sk.models.GPT.from_checkpoint(tmp_path / place)
+        with pytest.raises(sk.ShardingError, match=HOW) as refusal:
+            module.predict(X)
+        load = re.search(r"model\.load_model\('.*'\)", str(refusal.value))[0]
+        eval(load, {"model": (model := model_on(backend, module))})
+        numpy.testing.assert_array_equal(model.predict(X), other.predict(X))
+    sk.run_ranks(1, run)
