@@ -29,16 +29,23 @@ class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
     What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of assignment, under the
-    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered.
+    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered. Attributes may have any
+    name but those of methods that a module itself is asked for (TAKEN, below); `blocks`, `members` and `configuration` are
+    asked of the class, so that attributes of these names are no one else's.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x = block(x)` IS the forward pass,
     a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
     """
 
-    features = None                     # its InputFeatures, for models whose input has named columns
     is_table = False                    # its weight is looked up and not multiplied
     loss = None                         # what training makes small; None: the training configuration names one
-    path: str | None = None             # dotted, from the root of the model; "" for the root; None before finish()
+    path_in_model: str | None = None    # dotted; "" for the root; None before finish()
+
+    def __setattr__(self, name, value):
+        if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
+            raise ConfigurationError(f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it would hide "
+                                     f"Module.{name}, which a module needs; give the attribute another name")
+        super().__setattr__(name, value)
 
     def forward(self, x):
         """The output for x."""
@@ -78,19 +85,7 @@ class Module:
 
     def members(self) -> "dict[str, Parameter | Module]":
         """What this module is made of, one level deep, in order."""
-        found = {}
-        for name, value in vars(self).items():
-            if isinstance(value, (Parameter, Module)):
-                found[name] = value
-            elif isinstance(value, (list, tuple)) and any(isinstance(v, (Parameter, Module)) for v in value):
-                raise ConfigurationError(f"{type(self).__name__}.{name} is a plain {type(value).__name__} of modules or "
-                                         "parameters, which would not be trained; use ModuleList, or one attribute each")
-        return found
-
-    @property
-    def children(self) -> "dict[str, Module]":
-        """Its modules, one level deep, in order."""
-        return {name: member for name, member in self.members().items() if isinstance(member, Module)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, (Parameter, Module))}
 
     def named_modules(self) -> "dict[str, Module]":
         """{dotted path: module}, itself first under ""; each module once, under its first path."""
@@ -116,7 +111,7 @@ class Module:
             return
         seen.add(id(self))
         yield path, self
-        for name, member in self.members().items():
+        for name, member in members_of(self).items():
             below = f"{path}.{name}" if path else name
             if isinstance(member, Module):
                 yield from member._walk(below, seen)
@@ -129,12 +124,15 @@ class Module:
 
         The outermost module that is finished gives the names, the first seed given stays: a GPT inside a larger model
         keeps its own. Repeating it changes nothing, and neither does finishing a part of a finished model.
+        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set and nowhere else.
         """
-        if self.path:
+        if self.path_in_model:
             return self
-        for path, member in self._walk():
+        tree = dict(self._walk())
+        _check_containers(tree.values())
+        for path, member in tree.items():
             if isinstance(member, Module):
-                member.path = path
+                member.path_in_model = path
             else:
                 member.name = path
                 member.seed = seed if member.seed is None else member.seed
@@ -169,7 +167,53 @@ class Module:
             return to_host(self(x if isinstance(x, Tensor) else Tensor(x)).array)
 
     def __repr__(self):
-        return f"{type(self).__name__}({', '.join(self.members())})"
+        return f"{type(self).__name__}({', '.join(members_of(self))})"
+
+
+TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
+    "blocks", "configuration", "is_table", "loss", "members", "path_in_model"}
+
+
+def members_of(module: Module) -> "dict[str, Parameter | Module]":
+    """What the class says the module is made of, whatever its attribute `members` is."""
+    return type(module).members(module)
+
+
+def blocks_of(module: Module) -> "list[tuple[str, Module]]":
+    """What the class says its blocks are, whatever its attribute `blocks` is. Errors: ConfigurationError if they are none."""
+    blocks = type(module).blocks(module)
+    if not isinstance(blocks, (list, tuple)) or not all(
+            isinstance(block, tuple) and len(block) == 2 and isinstance(block[1], Module) for block in blocks):
+        raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; wanted a list of (name, module)")
+    return list(blocks)
+
+
+def configuration_of(module: Module) -> dict:
+    """What the class says it was built with, whatever its attribute `configuration` is."""
+    return type(module).configuration(module)
+
+
+def _check_containers(tree):
+    """Raise ConfigurationError if a module of the tree has members in a plain container that are not in the tree."""
+    known = {id(member) for member in tree}
+    for module in tree:
+        if not isinstance(module, Module):
+            continue
+        for name, value in vars(module).items():
+            if any(id(member) not in known for member in _contained(value)):
+                raise ConfigurationError(f"{type(module).__name__}.{name} is a plain {type(value).__name__} of modules or "
+                                         "parameters, which would not be trained; use ModuleList, or one attribute each")
+
+
+def _contained(value):
+    """The modules and parameters in a container, and in containers in it."""
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return
+    for element in value.values() if isinstance(value, dict) else value:
+        if isinstance(element, (Parameter, Module)):
+            yield element
+        else:
+            yield from _contained(element)
 
 
 def _check_names(model_name, parameters, state):

@@ -19,7 +19,7 @@ from ..nn.autograd import Tensor, backward_inputs
 from ..nn.context import ForwardContext, forward_context
 from ..nn.init import Constant
 from ..nn.loss import as_loss
-from ..nn.module import Module
+from ..nn.module import Module, blocks_of, members_of
 from .partition import UnitPlan
 
 BALANCES = ("compute", "parameters", "uniform")
@@ -57,7 +57,7 @@ def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[
 def multiplied_elements(block: Module) -> int:
     """Elements of the matrices that the block multiplies with; tables that are looked up do not count."""
     matrices = [member for module in block.named_modules().values() if not module.is_table
-                for member in module.members().values() if not isinstance(member, Module) and member.ndim == 2]
+                for member in members_of(module).values() if not isinstance(member, Module) and member.ndim == 2]
     return sum(matrix.size for matrix in matrices)
 
 
@@ -84,7 +84,7 @@ def measure_blocks(model: Module, x, y, backend: CommunicationBackend, *, loss=N
 
 def _seconds_per_block(model, criterion, x, y) -> list[float]:
     """One forward and backward, block by block, on the whole of the model in this process."""
-    blocks = [block for _, block in model.blocks()]
+    blocks = [block for _, block in blocks_of(model)]
     inputs, outputs, seconds = [], [], [0.0] * len(blocks)
     with forward_context(ForwardContext(training=True)):
         for number, block in enumerate(blocks):

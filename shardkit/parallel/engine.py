@@ -20,6 +20,7 @@ from ..errors import ShapeError, ShardingError
 from ..layout.policy import Policy
 from ..nn.autograd import Tensor, no_grad
 from ..nn.context import ForwardContext
+from ..nn.features import input_features
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from ..optim import SGD
@@ -301,7 +302,7 @@ class Engine(State):
 
     def _form(self, batch: Batch):
         """What a recorded step depends on beside its numbers."""
-        features = self.model.features
+        features = input_features(self.model)
         return batch.form, None if features is None else features.active
 
     def _entering(self, x):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import ShardingError
 from ..layout.cuts import merged_blocks
-from ..nn.module import Module, Parameter
+from ..nn.module import Module, Parameter, blocks_of
 from ..nn.parameter import INSTEAD_OF_FREEZING
 
 
@@ -42,7 +42,7 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         raise ShardingError(f"{type(model).__name__} has no parameters, so there is nothing to train or shard")
     owner: dict[int, int] = {}
     plans = []
-    for index, blocks in enumerate(_group([block for _, block in model.blocks()], minimum_elements)):
+    for index, blocks in enumerate(_group([block for _, block in blocks_of(model)], minimum_elements)):
         used = {id(p): p for block in blocks for p in block.named_parameters().values()}
         new = {names[i]: p for i, p in used.items() if i not in owner}
         owner.update({i: index for i in used if i not in owner})

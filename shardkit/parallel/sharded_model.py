@@ -17,7 +17,8 @@ from ..config import ShardingConfiguration
 from ..errors import CheckpointError, FeatureError
 from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
-from ..nn.module import Module
+from ..nn.features import input_features
+from ..nn.module import Module, blocks_of, configuration_of
 from .engine import Engine
 from .features import features_of, permutation_importance
 from .plan import close_groups
@@ -300,8 +301,8 @@ class ShardedModel:
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
-            "active_features": None if self.wrapped_model.features is None else self.get_active_feature_indices(),
-            "model": {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()},
+            "active_features": None if input_features(self.wrapped_model) is None else self.get_active_feature_indices(),
+            "model": {"class": type(self.wrapped_model).__name__, "configuration": configuration_of(self.wrapped_model)},
             "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
             "data_position": data_position or {},
         }
@@ -312,8 +313,9 @@ class ShardedModel:
                             description.get("loss_scale"))
         self.engine.awaits_weights = False
         self._last_loss = description["last_loss"]
-        if self.wrapped_model.features is not None and description["active_features"] is not None:
-            self.wrapped_model.features.activate(description["active_features"])
+        features = input_features(self.wrapped_model)
+        if features is not None and description["active_features"] is not None:
+            features.activate(description["active_features"])
 
     def load_model(self, path) -> dict:
         """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
@@ -347,7 +349,7 @@ class ShardedModel:
         """Look at these input features only, in training and prediction. Collective. Errors, on all ranks: FeatureError."""
         with collectively(self.mesh.world):
             numbers = features_of(self.wrapped_model).checked(indices)
-        self.wrapped_model.features.activate(numbers)
+        features_of(self.wrapped_model).activate(numbers)
 
     def is_feature_used(self, index: int) -> bool:
         """True if the model looks at this input feature. Errors: FeatureError if it has no features."""
@@ -405,7 +407,7 @@ class ShardedModel:
 
         The same text on all ranks, no communication.
         """
-        names = {id(block): name or type(block).__name__ for name, block in self.wrapped_model.blocks()}
+        names = {id(block): name or type(block).__name__ for name, block in blocks_of(self.wrapped_model)}
         runs = [self.engine.stages.blocks_of(rank) for rank in range(self.mesh.size("pipeline"))]
         of_ranks = [runs[self.mesh.shape.coordinates(rank).pipeline] for rank in range(self.world_size)]
         table = self.mesh.describe(stages=[", ".join(map(str, run)) for run in of_ranks],

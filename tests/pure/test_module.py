@@ -169,13 +169,12 @@ def test_names_follow_the_order_of_assignment_depth_first():
 
 def test_modules_are_listed_with_their_paths_parents_first():
     assert list(Tree().named_modules()) == ["", "first", "rest", "rest.0", "rest.1"]
-    assert list(Tree().children) == ["first", "rest"]
 
 
 def test_finish_gives_every_parameter_its_dotted_name_and_the_seed():
     tree = Tree().finish(5)
     assert [(p.name, p.seed) for p in tree.parameters()] == [(name, 5) for name in TREE_NAMES]
-    assert tree.rest[1].path == "rest.1" and tree.path == ""
+    assert tree.rest[1].path_in_model == "rest.1" and tree.path_in_model == ""
 
 
 def test_finishing_twice_or_finishing_a_part_changes_nothing():
