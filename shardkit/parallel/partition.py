@@ -6,9 +6,10 @@
 """
 from dataclasses import dataclass
 
+from ..array.accounts import bytes_text
 from ..errors import ShardingError
 from ..layout.cuts import merged_blocks
-from ..nn.module import Module, Parameter, blocks_of
+from ..nn.module import Module, ModuleList, Parameter, blocks_of, members_of
 from ..nn.parameter import INSTEAD_OF_FREEZING
 
 
@@ -49,6 +50,33 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         plans.append(UnitPlan(tuple(blocks), new, tuple(sorted({owner[i] for i in used if owner[i] != index}))))
     _check(model, names, owner)
     return plans
+
+
+def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> str | None:
+    """What it costs that the model is one unit; None if it says its blocks, or if units would save less than one of them.
+
+    itemsize   bytes of a gathered element
+    """
+    if [block for _, block in blocks_of(model)] != [model]:
+        return None
+    parts = [part for member in members_of(model).values() if isinstance(member, Module) for part in _possible_blocks(member)]
+    sizes = [_num_elements(group) for group in _group(parts, minimum_elements)]
+    whole, largest = model.parameter_count, max(sizes, default=model.parameter_count)
+    if whole - largest < minimum_elements:
+        return None
+    return (f"{type(model).__name__} has no method blocks(), so it is one unit: all {bytes_text(whole * itemsize)} of its "
+            f"parameters are gathered at once, and each rank holds as many gradients. If it is a chain of modules, let blocks() "
+            f"return them in the order of the forward pass, [(name, module), ...]: then {bytes_text(largest * itemsize)} are "
+            "gathered at a time")
+
+
+def _possible_blocks(module: Module) -> list[Module]:
+    """The module's own blocks, the elements of a list of modules, or else the module."""
+    return list(module) if isinstance(module, ModuleList) else [block for _, block in blocks_of(module)]
+
+
+def _num_elements(blocks: list[Module]) -> int:
+    return sum(p.size for p in {id(p): p for block in blocks for p in block.parameters()}.values())
 
 
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:

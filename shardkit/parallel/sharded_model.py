@@ -6,6 +6,7 @@
 DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of policy.POLICIES.
 """
 import time
+import warnings
 from math import isfinite
 
 import numpy
@@ -14,13 +15,14 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import CheckpointError, FeatureError
+from ..errors import CheckpointError, FeatureError, ShardingWarning
 from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
 from ..nn.features import input_features
 from ..nn.module import Module, blocks_of, configuration_of
 from .engine import Engine
 from .features import features_of, permutation_importance
+from .partition import describe_one_unit
 from .plan import close_groups
 
 
@@ -43,6 +45,7 @@ class ShardedModel:
         if not config.backend.is_initialized:
             config.backend.initialize()
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
+        self._tell_of_one_unit()
 
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
@@ -52,6 +55,14 @@ class ShardedModel:
         self._last_batch: tuple | None = None
         self._evaluation: dict | None = None
         self._train_seconds = 0.0
+
+    def _tell_of_one_unit(self):
+        """Warn on rank 0 if units of the model would save memory, but it has none."""
+        if self.rank == 0 and self.policy.shard_parameters and self.mesh.size("data") > 1:
+            told = describe_one_unit(self.wrapped_model, self.sharding_configuration.minimum_parameter_group_size,
+                                     self.engine.numerics.compute_dtype.itemsize)
+            if told is not None:
+                warnings.warn(told, ShardingWarning, stacklevel=3)
 
     def _make_mesh(self, backend) -> Mesh:
         """All ranks are data replicas."""

@@ -1,4 +1,6 @@
 """A user's own module may call its attributes what it likes, or is told at once; and nothing is left untrained in silence."""
+import warnings
+
 import numpy
 import pytest
 
@@ -26,7 +28,7 @@ class Own(nn.Module):
 
 
 def configuration(backend, **settings):
-    return sk.ShardingConfiguration(backend, minimum_parameter_group_size=16, **settings)
+    return sk.ShardingConfiguration(backend, **settings)
 
 
 @pytest.mark.parametrize("other", FREE)
@@ -54,7 +56,8 @@ def test_a_class_may_say_its_blocks_from_an_attribute_of_the_same_name():
             return [(f"blocks.{index}", layer) for index, layer in enumerate(self.blocks)]
 
     def run(backend):
-        model = sk.PipelineParallelModel(Stacked("blocks", "path", "x"), configuration(backend))
+        model = sk.PipelineParallelModel(Stacked("blocks", "path", "x"),
+                                         configuration(backend, minimum_parameter_group_size=16))
         twin = sk.DDPModel(Own("blocks", "path", "x"), configuration(backend))
         assert [model.train(X, Y) for _ in range(2)] == [twin.train(X, Y) for _ in range(2)]
     sk.run_ranks(2, run)
@@ -100,3 +103,59 @@ def test_a_container_of_modules_that_are_trained_anyway_is_none_of_our_business(
     own = Own("layers", "a", 1)
     own.by_name = {"first": own.layers[0], "pair": (own.layers[1], own.layers[2].weight)}
     assert len(own.finish().named_parameters()) == 6
+
+
+# ---- one unit ----------------------------------------------------------------------------------------------------
+
+class Wide(nn.Module):
+    """Seven layers of 64 KiB, two of them in a Sequential."""
+
+    def __init__(self):
+        self.loss = nn.MeanSquaredError()
+        self.layers = nn.ModuleList(nn.Linear(128, 128, bias=False) for _ in range(5))
+        self.rest = nn.Sequential(nn.Linear(128, 128, bias=False), nn.Linear(128, 128, bias=False))
+
+    def forward(self, x):
+        for layer in (*self.layers, self.rest):
+            x = layer(x)
+        return x
+
+
+class InBlocks(Wide):
+    def blocks(self):
+        return [*((f"layers.{index}", layer) for index, layer in enumerate(self.layers)), ("rest.0", self.rest[0]),
+                ("rest.1", self.rest[1])]
+
+
+def one_unit_warnings(make, num_ranks, steps=0):
+    """What was warned of while this model was made on all ranks, and the most bytes that rank 0 gathered in its steps."""
+    def run(backend):
+        model = make(sk.ShardingConfiguration(backend, overlap=False))
+        for _ in range(steps):
+            model.train(numpy.ones((2, 128), "float32"), numpy.ones((2, 128), "float32"))
+        model.deep_copy()
+        return model.engine.device.accounts.peak_bytes("gathered parameters")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        peaks = sk.run_ranks(num_ranks, run)
+    return [str(each.message) for each in caught if each.category is sk.ShardingWarning], peaks[0]
+
+
+@pytest.mark.parametrize("make", [lambda config: sk.FSDPModel(Wide(), config),
+                                  lambda config: sk.HybridShardedModel(Wide(), config)], ids=["FSDP", "hybrid"])
+def test_a_model_without_blocks_is_said_to_be_one_unit_once_with_what_it_costs(make):
+    (told,), peak = one_unit_warnings(make, 2, steps=1)
+    _, peak_in_blocks = one_unit_warnings(lambda config: sk.FSDPModel(InBlocks(), config), 2, steps=1)
+    assert (peak, peak_in_blocks) == (7 << 16, 1 << 16)
+    assert told.startswith("Wide has no method blocks()") and "448 KiB" in told and "64 KiB" in told
+
+
+@pytest.mark.parametrize("make, num_ranks", [
+    (lambda config: sk.FSDPModel(InBlocks(), config), 2), (lambda config: sk.FSDPModel(Wide(), config), 1),
+    (lambda config: sk.DDPModel(Wide(), config), 2), (lambda config: sk.ZeRO2Model(Wide(), config), 2),
+    (lambda config: sk.FSDPModel(Own("layers", "a", 1), config), 2),
+    (lambda config: sk.FSDPModel(nn.Linear(128, 128), config), 2),
+    (lambda config: sk.FSDPModel(sk.models.MLP([128, 128, 128]), config), 2),
+], ids=["in blocks", "one rank", "DDP", "ZeRO-2", "tiny", "one layer", "MLP"])
+def test_nothing_is_said_where_units_would_save_nothing(make, num_ranks):
+    assert one_unit_warnings(make, num_ranks)[0] == []
