@@ -146,8 +146,8 @@ class Tensor:
 
     def __bool__(self):
         if self.size != 1:
-            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that of any or of all of its "
-                             "elements: t.numpy().any(), t.numpy().all()")
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
+                             "of any or of all of its elements: t.numpy().any(), t.numpy().all()")
         return bool(self.item())
 
     def __float__(self):
@@ -164,14 +164,14 @@ class Tensor:
 
     def __array__(self, dtype=None, copy=None):
         if self.requires_grad and is_grad_enabled():
-            raise AutogradError("NumPy would lose the gradient of this tensor; use a function of shardkit.nn.ops, or pass "
-                                "t.detach() if none is wanted")
+            raise AutogradError("NumPy would lose the gradient of this tensor; use a function of "
+                                "shardkit.nn.ops, or pass t.detach() if none is wanted")
         return numpy.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
-            raise AutogradError("a deep copy of a tensor that operations made would lead gradients to copies of what it was "
-                                "made from; copy t.detach()")
+            raise AutogradError("a deep copy of a tensor that operations made would lead gradients to "
+                                "copies of what it was made from; copy t.detach()")
         twin = Tensor(copy.deepcopy(self.array, memo), self.requires_grad)
         twin.grad, twin.grad_is_empty = copy.deepcopy(self.grad, memo), self.grad_is_empty
         return twin

@@ -41,7 +41,7 @@ def _find_manifest(path: Path) -> Path:
 
 
 def folder_to_load(path) -> str:
-    """What load_model takes where read_description takes this path: the folder of checkpoints that it leads to."""
+    """What load_model takes where read_description takes this path: the folder of checkpoints."""
     path = Path(path)
     if (path / "manifest.json").is_file():
         return normpath(path / "..")

@@ -11,7 +11,7 @@ from .module import Module
 
 
 def input_features(model: Module) -> "InputFeatures | None":
-    """The InputFeatures of a model, which are its attribute `features`; None if that is anything else, or not there."""
+    """The attribute `features` of a model, if it is InputFeatures; else None."""
     found = getattr(model, "features", None)
     return found if isinstance(found, InputFeatures) else None
 

@@ -69,9 +69,10 @@ class Constant(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read. Asking for them is a ShardingError that says how.
+    """No values: those of the checkpoint at `path` are to be read.
 
     folder   what load_model takes for it
+    Asking for values is a ShardingError that says how to read them.
     """
 
     class_name: str
@@ -84,8 +85,9 @@ class Unread(Initializer):
     @property
     def what_to_do(self) -> str:
         built = f"{self.class_name}.from_checkpoint({self.path!r})"
-        return (f"this model has no weights yet: {built} reads what the model is, and not its weights. Load them into a sharded "
-                f"model: model = sk.FSDPModel({built}, config), then model.load_model({self.folder!r})")
+        return (f"this model has no weights yet: {built} reads what the model is, and not its weights. "
+                f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
+                f"model.load_model({self.folder!r})")
 
 
 def _check_not_negative(class_name, field, value):

@@ -43,8 +43,9 @@ class Module:
 
     def __setattr__(self, name, value):
         if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
-            raise ConfigurationError(f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it would hide "
-                                     f"Module.{name}, which a module needs; give the attribute another name")
+            raise ConfigurationError(f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: "
+                                     f"it would hide Module.{name}, which a module needs; give the attribute "
+                                     "another name")
         super().__setattr__(name, value)
 
     def forward(self, x):
@@ -64,10 +65,12 @@ class Module:
 
     @classmethod
     def from_checkpoint(cls, path) -> "Module":
-        """The model that a checkpoint describes, without weights until load_model of a sharded model reads them.
+        """The model that a checkpoint describes, without weights.
+
+        load_model of a sharded model around it reads them, load_state_dict gives others. What needs weights before is
+        refused with a ShardingError.
 
         path    a checkpoint's folder, or the folder of a run, whose newest checkpoint is taken
-        Until there are weights (load_state_dict gives some, too), what needs them is refused with a ShardingError.
         Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
         """
         description = read_description(path)
@@ -124,12 +127,15 @@ class Module:
 
         The outermost module that is finished gives the names, the first seed given stays: a GPT inside a larger model
         keeps its own. Repeating it changes nothing, and neither does finishing a part of a finished model.
-        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set and nowhere else.
+        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set and nowhere else, or an
+        attribute takes a gradient and is no Parameter: they would not be trained.
         """
         if self.path_in_model:
             return self
         tree = dict(self._walk())
         _check_containers(tree.values())
+        if self.path_in_model is None:          # later, a forward may have kept tensors that it was given
+            _check_tensors(tree.values())
         for path, member in tree.items():
             if isinstance(member, Module):
                 member.path_in_model = path
@@ -180,12 +186,19 @@ def members_of(module: Module) -> "dict[str, Parameter | Module]":
 
 
 def blocks_of(module: Module) -> "list[tuple[str, Module]]":
-    """What the class says its blocks are, whatever its attribute `blocks` is. Errors: ConfigurationError if they are none."""
+    """What the class says its blocks are, whatever its attribute `blocks` is.
+
+    Errors: ConfigurationError if that is no list of (name, module).
+    """
     blocks = type(module).blocks(module)
-    if not isinstance(blocks, (list, tuple)) or not all(
-            isinstance(block, tuple) and len(block) == 2 and isinstance(block[1], Module) for block in blocks):
-        raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; wanted a list of (name, module)")
+    if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
+        raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
+                                 "wanted a list of (name, module)")
     return list(blocks)
+
+
+def _is_block(value) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Module)
 
 
 def configuration_of(module: Module) -> dict:
@@ -194,15 +207,29 @@ def configuration_of(module: Module) -> dict:
 
 
 def _check_containers(tree):
-    """Raise ConfigurationError if a module of the tree has members in a plain container that are not in the tree."""
+    """Raise ConfigurationError if a plain container has members that are not in the tree."""
     known = {id(member) for member in tree}
+    for name, value in _attributes(tree):
+        if any(id(member) not in known for member in _contained(value)):
+            raise ConfigurationError(f"{name} is a plain {type(value).__name__} of modules or parameters, which "
+                                     "would not be trained; use ModuleList, or one attribute each")
+
+
+def _check_tensors(tree):
+    """Raise ConfigurationError if an attribute is a Tensor that takes a gradient, but no Parameter."""
+    for name, value in _attributes(tree):
+        if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
+            raise ConfigurationError(f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not "
+                                     f"be trained; make it a Parameter({value.shape}, init), or leave out "
+                                     "requires_grad=True")
+
+
+def _attributes(tree):
+    """("Class.name", value) of all attributes of the modules in a tree."""
     for module in tree:
-        if not isinstance(module, Module):
-            continue
-        for name, value in vars(module).items():
-            if any(id(member) not in known for member in _contained(value)):
-                raise ConfigurationError(f"{type(module).__name__}.{name} is a plain {type(value).__name__} of modules or "
-                                         "parameters, which would not be trained; use ModuleList, or one attribute each")
+        if isinstance(module, Module):
+            for name, value in vars(module).items():
+                yield f"{type(module).__name__}.{name}", value
 
 
 def _contained(value):

@@ -28,8 +28,8 @@ from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
 from .init import CHUNK, Initializer, Unread
 
-INSTEAD_OF_FREEZING = ("make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model is sharded: every rank "
-                       "holds it whole then, and checkpoints leave it out")
+INSTEAD_OF_FREEZING = ("make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model "
+                       "is sharded: every rank holds it whole then, and checkpoints leave it out")
 
 
 class Parameter(Tensor):
@@ -68,8 +68,8 @@ class Parameter(Tensor):
     @requires_grad.setter
     def requires_grad(self, value):
         if not value and self._is_sharded:
-            raise ShardingError(f"{self._called} cannot be frozen: it belongs to a sharded model, which trains all of its "
-                                f"parameters. To keep its values, {INSTEAD_OF_FREEZING}")
+            raise ShardingError(f"{self._called} cannot be frozen: it belongs to a sharded model, which trains "
+                                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}")
         self._requires_grad = value
 
     @property

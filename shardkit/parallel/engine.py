@@ -54,7 +54,7 @@ class Engine(State):
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             check_trained(model)            # before anything is cut
-        self.awaits_weights = agree(mesh.world, any(parameter.awaits_values for parameter in model.parameters()))
+        self.awaits_weights = agree(mesh.world, any(p.awaits_values for p in model.parameters()))
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())

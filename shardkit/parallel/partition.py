@@ -53,26 +53,29 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
 
 
 def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> str | None:
-    """What it costs that the model is one unit; None if it says its blocks, or if units would save less than one of them.
+    """What it costs that the model is one unit; None if it says its blocks, or units would save little.
 
     itemsize   bytes of a gathered element
     """
     if [block for _, block in blocks_of(model)] != [model]:
         return None
-    parts = [part for member in members_of(model).values() if isinstance(member, Module) for part in _possible_blocks(member)]
+    modules = [member for member in members_of(model).values() if isinstance(member, Module)]
+    parts = [part for module in modules for part in _possible_blocks(module)]
     sizes = [_num_elements(group) for group in _group(parts, minimum_elements)]
     whole, largest = model.parameter_count, max(sizes, default=model.parameter_count)
     if whole - largest < minimum_elements:
         return None
-    return (f"{type(model).__name__} has no method blocks(), so it is one unit: all {bytes_text(whole * itemsize)} of its "
-            f"parameters are gathered at once, and each rank holds as many gradients. If it is a chain of modules, let blocks() "
-            f"return them in the order of the forward pass, [(name, module), ...]: then {bytes_text(largest * itemsize)} are "
-            "gathered at a time")
+    return (f"{type(model).__name__} has no method blocks(), so it is one unit: all "
+            f"{bytes_text(whole * itemsize)} of its parameters are gathered at once, and each rank holds as many "
+            "gradients. If it is a chain of modules, let blocks() return them in the order of the forward pass, "
+            f"[(name, module), ...]: then {bytes_text(largest * itemsize)} are gathered at a time")
 
 
 def _possible_blocks(module: Module) -> list[Module]:
     """The module's own blocks, the elements of a list of modules, or else the module."""
-    return list(module) if isinstance(module, ModuleList) else [block for _, block in blocks_of(module)]
+    if isinstance(module, ModuleList):
+        return list(module)
+    return [block for _, block in blocks_of(module)]
 
 
 def _num_elements(blocks: list[Module]) -> int:
@@ -91,11 +94,12 @@ def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
 
 def check_trained(model: Module) -> None:
     """Raise ShardingError if a parameter is frozen."""
-    frozen = [name for name, parameter in model.named_parameters().items() if not parameter.requires_grad]
+    frozen = [name for name, p in model.named_parameters().items() if not p.requires_grad]
     if frozen:
-        raise ShardingError(f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({', '.join(frozen[:3])}"
-                            f"{', ...' if len(frozen) > 3 else ''}), but a sharded model trains all of them. Where one shall "
-                            f"keep its values, {INSTEAD_OF_FREEZING}")
+        named = f"{', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}"
+        raise ShardingError(f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({named}), but a "
+                            "sharded model trains all of them. Where one shall keep its values, "
+                            f"{INSTEAD_OF_FREEZING}")
 
 
 def _check(model, names, owner):

@@ -139,8 +139,8 @@ def _check_style(path, module, style):
         raise ShardingError(f"tensor plan: {path} is a {type(module).__name__}, which cannot be {style}; wanted "
                             f"{' or '.join(kind.__name__ for kind in wanted)}")
     if not isinstance(module.weight, Parameter):
-        raise ShardingError(f"tensor plan: the weight of {path} is a constant, which every rank holds whole; leave it out of the "
-                            "plan")
+        raise ShardingError(f"tensor plan: the weight of {path} is a constant, which every rank holds whole; "
+                            "leave it out of the plan")
 
 
 def _cut(path, module, style, parent, num_ranks, rank) -> Cut:

@@ -23,11 +23,15 @@ class State:
     """Mixed into Engine, which has the units. Every method is collective over the mesh, but where it says otherwise."""
 
     def check_weights(self):
-        """Raise ShardingError while the model awaits the weights of a checkpoint, on all ranks alike. No communication."""
-        if self.awaits_weights:
-            raise ShardingError(next((parameter.init.what_to_do for parameter in self.model.parameters()
-                                      if isinstance(parameter.init, Unread)), "the model of another rank has no weights yet: "
-                                     "make the same model on all ranks, and call load_model() before anything else"))
+        """Raise ShardingError while the model awaits the weights of a checkpoint. No communication.
+
+        On all ranks alike, for they agreed on it when the model was made.
+        """
+        if not self.awaits_weights:
+            return
+        unread = [p.init for p in self.model.parameters() if isinstance(p.init, Unread)]
+        raise ShardingError(unread[0].what_to_do if unread else "the model of another rank has no weights yet: make "
+                            "the same model on all ranks, and call load_model() before anything else")
 
     # ---- whole vectors -------------------------------------------------------------------------------------------
 

@@ -99,6 +99,15 @@ def test_modules_and_parameters_in_plain_containers_are_refused_because_they_wou
     sk.run_ranks(2, run)
 
 
+def test_a_tensor_that_takes_a_gradient_and_is_no_parameter_is_refused_because_it_would_not_be_trained():
+    own = Own("layers", "scale", nn.Tensor(numpy.ones(8), requires_grad=True))
+    with pytest.raises(sk.ConfigurationError, match=r"Own.scale is a Tensor .* not be trained; make it a Parameter\(\(8,\), "):
+        own.finish()
+    own.scale = nn.Tensor(numpy.ones(8))
+    own.finish().seen = nn.Tensor(X, requires_grad=True)         # as a forward may keep what it was given
+    assert len(own.finish().named_parameters()) == 6
+
+
 def test_a_container_of_modules_that_are_trained_anyway_is_none_of_our_business():
     own = Own("layers", "a", 1)
     own.by_name = {"first": own.layers[0], "pair": (own.layers[1], own.layers[2].weight)}

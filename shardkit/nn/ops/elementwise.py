@@ -111,7 +111,9 @@ def power(x, exponent) -> Tensor:
 def _for_base(gradient, base, n):
     """gradient n base^(n - 1), and 0 where n is 0: base^(-1) may be infinite there."""
     if isinstance(n, (int, float)):
-        return gradient * n * base ** (n - 1) if n else fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
+        if n == 0:
+            return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
+        return gradient * n * base ** (n - 1)
     xp, is_constant = xp_of(gradient), n == 0
     return xp.where(is_constant, 0, gradient * n * base ** xp.where(is_constant, 0, n - 1))
 
@@ -119,7 +121,8 @@ def _for_base(gradient, base, n):
 def _for_exponent(gradient, base, n):
     """gradient base^n log(base), and 0 where base^n is 0 or 1 because base is 0."""
     xp = xp_of(gradient)
-    safe = xp.where((base == 0) & (n >= 0), 1, base).astype(gradient.dtype, copy=False)      # log 1 = 0
+    safe = xp.where((base == 0) & (n >= 0), 1, base)            # log 1 = 0
+    safe = safe.astype(gradient.dtype, copy=False)
     return gradient * base ** n * xp.log(safe)
 
 
@@ -169,5 +172,8 @@ def where(condition, x, y) -> Tensor:
 
 
 def compare(name: str, x, y) -> Tensor:
-    """x == y, x < y, ... as a Tensor of booleans without a gradient. name is that of the function in `operator`."""
+    """x == y, x < y, ... as a Tensor of booleans without a gradient.
+
+    name   of the function in `operator`
+    """
     return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))
