@@ -12,7 +12,7 @@ from .comm import (CommunicationBackend, InMemoryCommunicationBackend, Mesh, MPI
 from .config import ShardingConfiguration
 from .errors import (AutogradError, CheckpointError, CommunicationError, CommunicationTimeout, ConfigurationError,
                      DeviceError, FeatureError, LayoutError, MeshError, NonFiniteError, OutOfMemoryError, ScheduleError,
-                     ShapeError, ShardingError, ShardkitError, StopVoted)
+                     ShapeError, ShardingError, ShardingWarning, ShardkitError, StopVoted)
 from .nn import models
 from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from .parallel import (DDPModel, DDPOptimizer, EvaluationResult, FSDPModel, FSDPOptimizer, HybridShardedModel,
@@ -31,7 +31,8 @@ __all__ = [
     "HybridShardedOptimizer", "InMemoryCommunicationBackend", "LayoutError", "Linear", "MPICommunicationBackend",
     "Mesh", "MeshError", "Momentum", "NonFiniteError", "OptimizationInputData", "OptimizationResult", "OutOfMemoryError",
     "PipelineParallelModel", "PipelineParallelOptimizer", "ReductionOperation", "SGD", "ScheduleError", "ShapeError",
-    "ShardedModel", "ShardedOptimizer", "ShardingConfiguration", "ShardingError", "ShardkitError", "StateDrift", "StopVoted",
+    "ShardedModel", "ShardedOptimizer", "ShardingConfiguration", "ShardingError", "ShardingWarning", "ShardkitError",
+    "StateDrift", "StopVoted",
     "TensorParallelModel", "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model",
     "ZeRO2Optimizer", "ZeRO3Model", "measure_blocks", "models", "run_ranks", "split_batch",
 ]

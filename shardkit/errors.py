@@ -77,6 +77,10 @@ class ShardingError(ShardkitError, RuntimeError):
     """A sharded model used out of order, for example gradients asked for when none are pending."""
 
 
+class ShardingWarning(UserWarning):
+    """A sharded model costs more than it has to; says how much, and what to do."""
+
+
 class NonFiniteError(ShardkitError, ArithmeticError):
     """Loss or gradients were NaN or infinite in too many steps in a row."""
 

@@ -2,7 +2,7 @@
 from . import init, models, ops
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .context import ForwardContext, current_context, forward_context
-from .features import InputFeatures
+from .features import InputFeatures, input_features
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .loss import CrossEntropy, Loss, MeanSquaredError, as_loss
 from .module import Module, ModuleList, Parameter
@@ -12,5 +12,5 @@ __all__ = [
     "CrossEntropy", "Dropout", "Embedding", "FeedForward", "ForwardContext", "GatedFeedForward", "InputFeatures", "KeyValueCache",
     "LayerNorm", "Linear", "Loss", "MeanSquaredError", "Module", "ModuleList", "Parameter", "RMSNorm", "SelfAttention",
     "Sequential", "Tensor", "TransformerBlock", "as_loss", "backward_inputs", "current_context", "forward_context", "init",
-    "is_grad_enabled", "models", "no_grad", "ops", "record",
+    "input_features", "is_grad_enabled", "models", "no_grad", "ops", "record",
 ]

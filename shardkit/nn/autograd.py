@@ -6,6 +6,9 @@
 
 Every operation is one call of `record`. Changes in place are counted, not recorded.
 """
+import copy
+import operator
+
 import numpy
 
 from ..array.backend import is_device_array, to_host, xp_of
@@ -135,6 +138,44 @@ class Tensor:
     def __len__(self):
         return len(self.array)
 
+    def __iter__(self):
+        return (self[row] for row in range(len(self)))
+
+    def __contains__(self, value):
+        return bool((self == value).array.any())
+
+    def __bool__(self):
+        if self.size != 1:
+            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
+                             "of any or of all of its elements: t.numpy().any(), t.numpy().all()")
+        return bool(self.item())
+
+    def __float__(self):
+        return float(self.item())
+
+    def __int__(self):
+        return int(self.item())
+
+    def __complex__(self):
+        return complex(self.item())
+
+    def __index__(self):
+        return operator.index(self.item())
+
+    def __array__(self, dtype=None, copy=None):
+        if self.requires_grad and is_grad_enabled():
+            raise AutogradError("NumPy would lose the gradient of this tensor; use a function of "
+                                "shardkit.nn.ops, or pass t.detach() if none is wanted")
+        return numpy.array(self.numpy(), dtype=dtype, copy=copy)
+
+    def __deepcopy__(self, memo):
+        if not self.is_leaf:
+            raise AutogradError("a deep copy of a tensor that operations made would lead gradients to "
+                                "copies of what it was made from; copy t.detach()")
+        twin = Tensor(copy.deepcopy(self.array, memo), self.requires_grad)
+        twin.grad, twin.grad_is_empty = copy.deepcopy(self.grad, memo), self.grad_is_empty
+        return twin
+
     def __repr__(self):
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"Tensor({self.array!r}{grad})"
@@ -242,17 +283,27 @@ class Tensor:
     def __getitem__(self, index):
         return ops.getitem(self, index)
 
+    # Comparisons: a Tensor of booleans, which takes no gradient.
+
+    def __eq__(self, other):
+        return ops.compare("eq", self, other)
+
+    def __ne__(self, other):
+        return ops.compare("ne", self, other)
+
     def __lt__(self, other):
-        return Tensor(self.array < array_of(other))
+        return ops.compare("lt", self, other)
 
     def __le__(self, other):
-        return Tensor(self.array <= array_of(other))
+        return ops.compare("le", self, other)
 
     def __gt__(self, other):
-        return Tensor(self.array > array_of(other))
+        return ops.compare("gt", self, other)
 
     def __ge__(self, other):
-        return Tensor(self.array >= array_of(other))
+        return ops.compare("ge", self, other)
+
+    __hash__ = object.__hash__       # a tensor is a key as itself, whatever it holds
 
     def sum(self, dim=None, keepdim=False):
         return ops.sum(self, dim, keepdim)

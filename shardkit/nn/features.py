@@ -10,6 +10,12 @@ from .layers import input_tensor
 from .module import Module
 
 
+def input_features(model: Module) -> "InputFeatures | None":
+    """The attribute `features` of a model, if it is InputFeatures; else None."""
+    found = getattr(model, "features", None)
+    return found if isinstance(found, InputFeatures) else None
+
+
 class InputFeatures(Module):
     """x [batch, features] -> the same, with zero where a feature is inactive: its values reach neither output nor gradient.
 

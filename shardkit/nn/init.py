@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy
 
 from ..array.random import key_of, normal, uniform
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShardingError
 
 CHUNK = 1 << 18         # elements per pass: the float64 temporaries stay small beside the result
 
@@ -65,6 +65,27 @@ class Constant(Initializer):
 
     def _elements(self, key, start, stop):
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Unread(Initializer):
+    """No values: those of the checkpoint at `path` are to be read.
+
+    Asking for values is a ShardingError that says how to read them.
+    """
+
+    class_name: str
+    path: str
+
+    def _elements(self, key, start, stop):
+        raise ShardingError(self.what_to_do)
+
+    @property
+    def what_to_do(self) -> str:
+        built = f"{self.class_name}.from_checkpoint({self.path!r})"
+        return (f"this model has no weights yet: {built} reads what the model is, and not its weights. "
+                f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
+                f"model.load_model({self.path!r})")
 
 
 def _check_not_negative(class_name, field, value):

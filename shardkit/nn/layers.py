@@ -7,7 +7,7 @@ from . import ops
 from .autograd import Tensor
 from .context import current_context
 from .init import Constant, Initializer, Normal, Uniform
-from .module import Module, ModuleList, Parameter
+from .module import Module, ModuleList, Parameter, members_of
 
 __all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
 
@@ -94,10 +94,10 @@ class Dropout(Module):
         context = current_context()
         if not context.training or self.p == 0:
             return x
-        if self.path is None:
+        if self.path_in_model is None:
             raise ShardingError("a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
                                 "it belongs to")
-        return ops.dropout(x, self.p, self.path, context)
+        return ops.dropout(x, self.p, self.path_in_model, context)
 
 
 class Sequential(ModuleList):
@@ -112,7 +112,7 @@ class Sequential(ModuleList):
         return x
 
     def blocks(self):
-        return list(self.members().items())
+        return list(members_of(self).items())
 
 
 def check_sizes(owner: str, **sizes: int):

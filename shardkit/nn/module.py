@@ -19,6 +19,7 @@ from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .context import ForwardContext, forward_context
 from .description import read_description
+from .init import Unread
 from .parameter import Parameter
 
 __all__ = ["Module", "ModuleList", "Parameter"]
@@ -28,16 +29,24 @@ class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
     What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of assignment, under the
-    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered.
+    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered. Attributes may have any
+    name but those of methods that a module itself is asked for (TAKEN, below); `blocks`, `members` and `configuration` are
+    asked of the class, so that attributes of these names are no one else's.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x = block(x)` IS the forward pass,
     a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
     """
 
-    features = None                     # its InputFeatures, for models whose input has named columns
     is_table = False                    # its weight is looked up and not multiplied
     loss = None                         # what training makes small; None: the training configuration names one
-    path: str | None = None             # dotted, from the root of the model; "" for the root; None before finish()
+    path_in_model: str | None = None    # dotted; "" for the root; None before finish()
+
+    def __setattr__(self, name, value):
+        if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
+            raise ConfigurationError(f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: "
+                                     f"it would hide Module.{name}, which a module needs; give the attribute "
+                                     "another name")
+        super().__setattr__(name, value)
 
     def forward(self, x):
         """The output for x."""
@@ -56,7 +65,10 @@ class Module:
 
     @classmethod
     def from_checkpoint(cls, path) -> "Module":
-        """The model that a checkpoint describes, with its initial weights; load_model reads the stored ones.
+        """The model that a checkpoint describes, without weights.
+
+        load_model of a sharded model around it reads them, load_state_dict gives others. What needs weights before is
+        refused with a ShardingError.
 
         path    a checkpoint's folder, or a folder of checkpoints or of a run: as load_model, the newest valid one is taken
         Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
@@ -65,27 +77,18 @@ class Module:
         if description["class"] != cls.__name__:
             raise CheckpointError(f"the checkpoint in {path} is of a {description['class']}, not of a {cls.__name__}")
         try:
-            return cls(**description["configuration"])
+            model = cls(**description["configuration"])
         except (TypeError, ConfigurationError) as error:
             raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
+        for parameter in model.parameters():
+            parameter.init = Unread(cls.__name__, str(path))
+        return model
 
     # The tree.
 
     def members(self) -> "dict[str, Parameter | Module]":
         """What this module is made of, one level deep, in order."""
-        found = {}
-        for name, value in vars(self).items():
-            if isinstance(value, (Parameter, Module)):
-                found[name] = value
-            elif isinstance(value, (list, tuple)) and any(isinstance(v, (Parameter, Module)) for v in value):
-                raise ConfigurationError(f"{type(self).__name__}.{name} is a plain {type(value).__name__} of modules or "
-                                         "parameters, which would not be trained; use ModuleList, or one attribute each")
-        return found
-
-    @property
-    def children(self) -> "dict[str, Module]":
-        """Its modules, one level deep, in order."""
-        return {name: member for name, member in self.members().items() if isinstance(member, Module)}
+        return {name: value for name, value in vars(self).items() if isinstance(value, (Parameter, Module))}
 
     def named_modules(self) -> "dict[str, Module]":
         """{dotted path: module}, itself first under ""; each module once, under its first path."""
@@ -111,7 +114,7 @@ class Module:
             return
         seen.add(id(self))
         yield path, self
-        for name, member in self.members().items():
+        for name, member in members_of(self).items():
             below = f"{path}.{name}" if path else name
             if isinstance(member, Module):
                 yield from member._walk(below, seen)
@@ -124,12 +127,18 @@ class Module:
 
         The outermost module that is finished gives the names, the first seed given stays: a GPT inside a larger model
         keeps its own. Repeating it changes nothing, and neither does finishing a part of a finished model.
+        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set and nowhere else, or an
+        attribute takes a gradient and is no Parameter: they would not be trained.
         """
-        if self.path:
+        if self.path_in_model:
             return self
-        for path, member in self._walk():
+        tree = dict(self._walk())
+        _check_containers(tree.values())
+        if self.path_in_model is None:          # later, a forward may have kept tensors that it was given
+            _check_tensors(tree.values())
+        for path, member in tree.items():
             if isinstance(member, Module):
-                member.path = path
+                member.path_in_model = path
             else:
                 member.name = path
                 member.seed = seed if member.seed is None else member.seed
@@ -164,7 +173,74 @@ class Module:
             return to_host(self(x if isinstance(x, Tensor) else Tensor(x)).array)
 
     def __repr__(self):
-        return f"{type(self).__name__}({', '.join(self.members())})"
+        return f"{type(self).__name__}({', '.join(members_of(self))})"
+
+
+TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
+    "blocks", "configuration", "is_table", "loss", "members", "path_in_model"}
+
+
+def members_of(module: Module) -> "dict[str, Parameter | Module]":
+    """What the class says the module is made of, whatever its attribute `members` is."""
+    return type(module).members(module)
+
+
+def blocks_of(module: Module) -> "list[tuple[str, Module]]":
+    """What the class says its blocks are, whatever its attribute `blocks` is.
+
+    Errors: ConfigurationError if that is no list of (name, module).
+    """
+    blocks = type(module).blocks(module)
+    if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
+        raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
+                                 "wanted a list of (name, module)")
+    return list(blocks)
+
+
+def _is_block(value) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Module)
+
+
+def configuration_of(module: Module) -> dict:
+    """What the class says it was built with, whatever its attribute `configuration` is."""
+    return type(module).configuration(module)
+
+
+def _check_containers(tree):
+    """Raise ConfigurationError if a plain container has members that are not in the tree."""
+    known = {id(member) for member in tree}
+    for name, value in _attributes(tree):
+        if any(id(member) not in known for member in _contained(value)):
+            raise ConfigurationError(f"{name} is a plain {type(value).__name__} of modules or parameters, which "
+                                     "would not be trained; use ModuleList, or one attribute each")
+
+
+def _check_tensors(tree):
+    """Raise ConfigurationError if an attribute is a Tensor that takes a gradient, but no Parameter."""
+    for name, value in _attributes(tree):
+        if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
+            raise ConfigurationError(f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not "
+                                     f"be trained; make it a Parameter({value.shape}, init), or leave out "
+                                     "requires_grad=True")
+
+
+def _attributes(tree):
+    """("Class.name", value) of all attributes of the modules in a tree."""
+    for module in tree:
+        if isinstance(module, Module):
+            for name, value in vars(module).items():
+                yield f"{type(module).__name__}.{name}", value
+
+
+def _contained(value):
+    """The modules and parameters in a container, and in containers in it."""
+    if not isinstance(value, (dict, list, tuple, set, frozenset)):
+        return
+    for element in value.values() if isinstance(value, dict) else value:
+        if isinstance(element, (Parameter, Module)):
+            yield element
+        else:
+            yield from _contained(element)
 
 
 def _check_names(model_name, parameters, state):

@@ -26,7 +26,10 @@ from ..array.halves import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
-from .init import CHUNK, Initializer
+from .init import CHUNK, Initializer, Unread
+
+INSTEAD_OF_FREEZING = ("make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model "
+                       "is sharded: every rank holds it whole then, and checkpoints leave it out")
 
 
 class Parameter(Tensor):
@@ -36,9 +39,11 @@ class Parameter(Tensor):
     init    its values, as a function of seed, name and element index
     name, seed   set by Module.finish; without them there are no initial values
     claim   how ranks share it, for whoever puts the model on a mesh; None: nobody has said
+    requires_grad   False: frozen; not for parameters of a sharded model, which trains all of them
     """
 
-    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_lent_dtype", "_array", "_is_released")
+    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_lent_dtype", "_array", "_is_released", "_is_sharded",
+                 "_requires_grad")
     is_parameter = True
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
@@ -52,9 +57,20 @@ class Parameter(Tensor):
         self.seed: int | None = None
         self.claim = None
         self._array = None
-        self._is_released = False
+        self._is_released = self._is_sharded = False
 
     # What it is, without making the array.
+
+    @property
+    def requires_grad(self):
+        return self._requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value):
+        if not value and self._is_sharded:
+            raise ShardingError(f"{self._called} cannot be frozen: it belongs to a sharded model, which trains "
+                                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}")
+        self._requires_grad = value
 
     @property
     def shape(self):
@@ -98,11 +114,19 @@ class Parameter(Tensor):
         """True while it has its initial values and no array yet."""
         return self._array is None and not self._is_released
 
+    @property
+    def awaits_values(self) -> bool:
+        """True while it is fresh, and its values are those of a checkpoint that is not read yet."""
+        return self.is_fresh and isinstance(self.init, Unread)
+
     # The array.
 
     @property
     def array(self):
-        """[*shape]; made from the initial values on the first access. Errors: ShardingError once released."""
+        """[*shape]; made from the initial values on the first access.
+
+        Errors: ShardingError once released, or while it awaits the values of a checkpoint.
+        """
         if self._array is None:
             self._array = self.initial_span(0, self.size).reshape(self._shape)
         return self._array
@@ -149,7 +173,7 @@ class Parameter(Tensor):
                              f"{view.dtype}; slot and parameter must agree")
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released = view, view.dtype, False
+        self._array, self._lent_dtype, self._is_released, self._is_sharded = view, view.dtype, False, True
 
     def seen_as(self, kind):
         """Use the same memory as an array of this class, if it is lent any."""
@@ -160,12 +184,12 @@ class Parameter(Tensor):
         """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends another."""
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released = None, self._dtype, True
+        self._array, self._lent_dtype, self._is_released, self._is_sharded = None, self._dtype, True, True
 
     def renew(self):
         """As it was made: initial values, no memory, no gradient."""
         self.release()
-        self._is_released, self.grad = False, None
+        self._is_released, self._is_sharded, self.grad = False, False, None
 
     @property
     def _called(self):
@@ -176,6 +200,7 @@ class Parameter(Tensor):
         twin = self._fresh_twin()
         twin.name, twin.seed, twin.requires_grad, twin.claim = self.name, self.seed, self.requires_grad, self.claim
         twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
+        twin._is_sharded = self._is_sharded
         twin._lent_dtype = self._lent_dtype
         twin.grad = copy.deepcopy(self.grad, memo)
         return twin

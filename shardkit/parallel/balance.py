@@ -17,8 +17,9 @@ from ..errors import ConfigurationError, ShardingError
 from ..layout.cuts import balanced_stages
 from ..nn.autograd import Tensor, backward_inputs
 from ..nn.context import ForwardContext, forward_context
+from ..nn.init import Constant
 from ..nn.loss import as_loss
-from ..nn.module import Module
+from ..nn.module import Module, blocks_of, members_of
 from .partition import UnitPlan
 
 BALANCES = ("compute", "parameters", "uniform")
@@ -56,7 +57,7 @@ def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[
 def multiplied_elements(block: Module) -> int:
     """Elements of the matrices that the block multiplies with; tables that are looked up do not count."""
     matrices = [member for module in block.named_modules().values() if not module.is_table
-                for member in module.members().values() if not isinstance(member, Module) and member.ndim == 2]
+                for member in members_of(module).values() if not isinstance(member, Module) and member.ndim == 2]
     return sum(matrix.size for matrix in matrices)
 
 
@@ -73,6 +74,9 @@ def measure_blocks(model: Module, x, y, backend: CommunicationBackend, *, loss=N
     with collectively(backend):
         if backend.rank == 0:
             twin, criterion = copy.deepcopy(model).finish(0), as_loss(loss or model.loss)
+            for parameter in twin.parameters():
+                if parameter.awaits_values:             # it takes as long with any others
+                    parameter.init = Constant(0.0)
             runs = [_seconds_per_block(twin, criterion, x, y) for _ in range(repeats + 1)][1:]      # the first one warms up
             seconds = tuple(map(median, zip(*runs)))
     return backend.broadcast_object(seconds, 0)
@@ -80,7 +84,7 @@ def measure_blocks(model: Module, x, y, backend: CommunicationBackend, *, loss=N
 
 def _seconds_per_block(model, criterion, x, y) -> list[float]:
     """One forward and backward, block by block, on the whole of the model in this process."""
-    blocks = [block for _, block in model.blocks()]
+    blocks = [block for _, block in blocks_of(model)]
     inputs, outputs, seconds = [], [], [0.0] * len(blocks)
     with forward_context(ForwardContext(training=True)):
         for number, block in enumerate(blocks):

@@ -20,6 +20,7 @@ from ..errors import ShapeError, ShardingError
 from ..layout.policy import Policy
 from ..nn.autograd import Tensor, no_grad
 from ..nn.context import ForwardContext
+from ..nn.features import input_features
 from ..nn.loss import as_loss
 from ..nn.module import Module
 from ..optim import SGD
@@ -30,7 +31,7 @@ from .compiled import Compiled
 from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
-from .partition import plan_units
+from .partition import check_trained, plan_units
 from .plan import apply_plan, default_plan
 from .programs import Programs
 from .runtime import Runtime, Step
@@ -51,6 +52,9 @@ class Engine(State):
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
         self.model, self.config, self.mesh = model, config, mesh
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
+        with collectively(mesh.world):
+            check_trained(model)            # before anything is cut
+        self.awaits_weights = agree(mesh.world, any(p.awaits_values for p in model.parameters()))
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())
@@ -236,6 +240,7 @@ class Engine(State):
 
     def apply_gradients(self, gradients, learning_rate: float):
         """Clip and step with given gradients of what this rank updates, end to end over its own units."""
+        self.check_weights()
         for unit in self.units:
             unit.drop_gradients()
             unit.set_gradient(0)
@@ -283,6 +288,7 @@ class Engine(State):
         return 1.0 / items / self.loss_scale.value
 
     def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
+        self.check_weights()
         criterion = self._criterion(loss)
         batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches, ballot)
         num = self.config.micro_batches
@@ -297,7 +303,7 @@ class Engine(State):
 
     def _form(self, batch: Batch):
         """What a recorded step depends on beside its numbers."""
-        features = self.model.features
+        features = input_features(self.model)
         return batch.form, None if features is None else features.active
 
     def _entering(self, x):
@@ -336,6 +342,7 @@ class Engine(State):
 
     def predict(self, x):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
+        self.check_weights()
         if self.config.is_checked:
             check_peers(self.mesh, x)
         with whole_outputs():
@@ -357,6 +364,7 @@ class Engine(State):
 
         is_counted   False: this data rank has no part, and passes samples only because the others gather with it
         """
+        self.check_weights()
         criterion = self._criterion()
         batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
         prediction, total = self._predict(batch.x), 0.0

@@ -3,14 +3,16 @@ import numpy
 
 from ..array.random import key_of, random_bits
 from ..errors import FeatureError
+from ..nn.features import input_features
 
 
 def features_of(module):
     """The InputFeatures of a module. Errors: FeatureError if it has none."""
-    if module.features is None:
+    features = input_features(module)
+    if features is None:
         raise FeatureError(f"{type(module).__name__} has no input features; models.MLP has, or give your module an attribute "
                            "`features` of nn.InputFeatures that is among its blocks")
-    return module.features
+    return features
 
 
 def permutation_importance(model, x, y) -> dict[str, float]:

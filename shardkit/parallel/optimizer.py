@@ -13,6 +13,7 @@ from ..config import ShardingConfiguration
 from ..errors import ConfigurationError, MeshError, ShardingError
 from ..layout.mesh_shape import AXES, MeshShape
 from ..layout.policy import policy_named
+from ..nn.features import input_features
 from ..nn.module import Module
 from ..optim import Rule
 from .copies import StateDrift, synchronize_copies
@@ -187,7 +188,7 @@ class ShardedOptimizer:
         return total / count
 
     def _result(self, given, fitness, iterations) -> OptimizationResult:
-        features = self.model.wrapped_model.features
+        features = input_features(self.model.wrapped_model)
         return OptimizationResult(
             self.model, fitness, iterations, tuple(self.fitness_history),
             *(evaluate_set(self.model, given.samples(name), given.batch_size) for name in SETS),

@@ -6,9 +6,11 @@
 """
 from dataclasses import dataclass
 
+from ..array.accounts import bytes_text
 from ..errors import ShardingError
 from ..layout.cuts import merged_blocks
-from ..nn.module import Module, Parameter
+from ..nn.module import Module, ModuleList, Parameter, blocks_of, members_of
+from ..nn.parameter import INSTEAD_OF_FREEZING
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,43 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         raise ShardingError(f"{type(model).__name__} has no parameters, so there is nothing to train or shard")
     owner: dict[int, int] = {}
     plans = []
-    for index, blocks in enumerate(_group([block for _, block in model.blocks()], minimum_elements)):
+    for index, blocks in enumerate(_group([block for _, block in blocks_of(model)], minimum_elements)):
         used = {id(p): p for block in blocks for p in block.named_parameters().values()}
         new = {names[i]: p for i, p in used.items() if i not in owner}
         owner.update({i: index for i in used if i not in owner})
         plans.append(UnitPlan(tuple(blocks), new, tuple(sorted({owner[i] for i in used if owner[i] != index}))))
     _check(model, names, owner)
     return plans
+
+
+def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> str | None:
+    """What it costs that the model is one unit; None if it says its blocks, or units would save little.
+
+    itemsize   bytes of a gathered element
+    """
+    if [block for _, block in blocks_of(model)] != [model]:
+        return None
+    modules = [member for member in members_of(model).values() if isinstance(member, Module)]
+    parts = [part for module in modules for part in _possible_blocks(module)]
+    sizes = [_num_elements(group) for group in _group(parts, minimum_elements)]
+    whole, largest = model.parameter_count, max(sizes, default=model.parameter_count)
+    if whole - largest < minimum_elements:
+        return None
+    return (f"{type(model).__name__} has no method blocks(), so it is one unit: all "
+            f"{bytes_text(whole * itemsize)} of its parameters are gathered at once, and each rank holds as many "
+            "gradients. If it is a chain of modules, let blocks() return them in the order of the forward pass, "
+            f"[(name, module), ...]: then {bytes_text(largest * itemsize)} are gathered at a time")
+
+
+def _possible_blocks(module: Module) -> list[Module]:
+    """The module's own blocks, the elements of a list of modules, or else the module."""
+    if isinstance(module, ModuleList):
+        return list(module)
+    return [block for _, block in blocks_of(module)]
+
+
+def _num_elements(blocks: list[Module]) -> int:
+    return sum(p.size for p in {id(p): p for block in blocks for p in block.parameters()}.values())
 
 
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
@@ -58,6 +90,16 @@ def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
         seen.update(new)
         sizes.append(sum(new.values()))
     return [blocks[run.start:run.stop] for run in merged_blocks(sizes, minimum_elements)]
+
+
+def check_trained(model: Module) -> None:
+    """Raise ShardingError if a parameter is frozen."""
+    frozen = [name for name, p in model.named_parameters().items() if not p.requires_grad]
+    if frozen:
+        named = f"{', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}"
+        raise ShardingError(f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({named}), but a "
+                            "sharded model trains all of them. Where one shall keep its values, "
+                            f"{INSTEAD_OF_FREEZING}")
 
 
 def _check(model, names, owner):

@@ -23,7 +23,7 @@ from ..nn.gpt import GPT
 from ..nn.layers import Dropout, Embedding, Linear
 from ..nn.loss import CrossEntropy
 from ..nn.mlp import MLP, DenseLayer
-from ..nn.module import Module, Parameter
+from ..nn.module import Module, Parameter, members_of
 from ..nn.parameter import SlicedParameter
 from ..nn.transformer import SelfAttention
 from .tensor import (SHARDED, Claim, ColumnParallelLinear, Region, RowParallelLinear, SequenceSlicedDropout,
@@ -87,7 +87,7 @@ def apply_plan(model: Module, plan: dict[str, str], group: CommunicationBackend,
         replaced |= _sequence_sliced(model, modules, axis)
     for path, module in modules.items():
         if id(module) in replaced:
-            replaced[id(module)].path = module.path
+            replaced[id(module)].path_in_model = module.path_in_model
         _put(module, replaced)
     _claim_the_rest(model, axis)
     _set_loss(model, modules, styles, axis)
@@ -138,6 +138,9 @@ def _check_style(path, module, style):
     if type(module) not in wanted:
         raise ShardingError(f"tensor plan: {path} is a {type(module).__name__}, which cannot be {style}; wanted "
                             f"{' or '.join(kind.__name__ for kind in wanted)}")
+    if not isinstance(module.weight, Parameter):
+        raise ShardingError(f"tensor plan: the weight of {path} is a constant, which every rank holds whole; "
+                            "leave it out of the plan")
 
 
 def _cut(path, module, style, parent, num_ranks, rank) -> Cut:
@@ -173,7 +176,7 @@ def _check_model(model, modules, styles, cuts, sequence):
                             "sequence=True")
     layers = {path for path, style in styles.items() if style != "region"}
     for path, module in modules.items():
-        own = [member for member in module.members().values() if isinstance(member, Parameter)]
+        own = [member for member in members_of(module).values() if isinstance(member, Parameter)]
         if path not in layers and any(id(parameter) in cuts for parameter in own):
             raise ShardingError(f"tensor plan: {path} is not in it, but is tied to a layer that is cut; name both")
         if path not in layers and own and _is_inside_region(path, styles):

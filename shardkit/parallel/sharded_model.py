@@ -6,6 +6,7 @@
 DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of policy.POLICIES.
 """
 import time
+import warnings
 from math import isfinite
 
 import numpy
@@ -16,14 +17,16 @@ from ..checkpoint.find import found_place, warn_of_skipped
 from ..checkpoint.fit import Fit, Wanted, check_only, state_since
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import CheckpointError, FeatureError
+from ..errors import CheckpointError, FeatureError, ShardingWarning
 from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
-from ..nn.module import Module
+from ..nn.features import input_features
+from ..nn.module import Module, blocks_of, configuration_of
 from ..optim.description import describe_rule
 from ..optim.late import RatedRule
 from .engine import Engine
 from .features import features_of, permutation_importance
+from .partition import describe_one_unit
 from .plan import close_groups
 
 
@@ -33,7 +36,7 @@ class ShardedModel:
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
     Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
-    without parameters or with parameters outside its blocks, ScheduleError on an unknown schedule, DeviceError.
+    without parameters, with frozen ones or with some outside its blocks, ScheduleError on an unknown schedule, DeviceError.
     """
 
     policy: Policy
@@ -47,6 +50,7 @@ class ShardedModel:
             config.backend.initialize()
         self.companions: dict[str, bytes] = {}      # files beside the tensors, of the checkpoint that this model went on from
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
+        self._tell_of_one_unit()
 
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
@@ -56,6 +60,14 @@ class ShardedModel:
         self._last_batch: tuple | None = None
         self._evaluation: dict | None = None
         self._train_seconds = 0.0
+
+    def _tell_of_one_unit(self):
+        """Warn on rank 0 if units of the model would save memory, but it has none."""
+        if self.rank == 0 and self.policy.shard_parameters and self.mesh.size("data") > 1:
+            told = describe_one_unit(self.wrapped_model, self.sharding_configuration.minimum_parameter_group_size,
+                                     self.engine.numerics.compute_dtype.itemsize)
+            if told is not None:
+                warnings.warn(told, ShardingWarning, stacklevel=3)
 
     def _make_mesh(self, backend) -> Mesh:
         """All ranks are data replicas."""
@@ -88,6 +100,7 @@ class ShardedModel:
         For DDP the full vector (of this rank's stage), in the canonical order of gather_full_parameters. For the others the
         spans of the units, in the order of the blocks; over all ranks their lengths add up to parameter_count.
         """
+        self.engine.check_weights()
         owned = self.engine.local_parameters()
         owned.flags.writeable = False
         return owned
@@ -309,7 +322,7 @@ class ShardedModel:
             "seed": self.sharding_configuration.seed,
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
-            "active_features": None if self.wrapped_model.features is None else self.get_active_feature_indices(),
+            "active_features": None if input_features(self.wrapped_model) is None else self.get_active_feature_indices(),
             "model": self._describe_model(),
             "optimizer": {**describe_rule(self.engine.rule), "state_since": self.engine.state_since},
             "data_position": data_position or {},
@@ -319,9 +332,11 @@ class ShardedModel:
         """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
         self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0),
                             description.get("loss_scale"), state_since(description))
+        self.engine.awaits_weights = False
         self._last_loss = description["last_loss"]
-        if self.wrapped_model.features is not None and description["active_features"] is not None:
-            self.wrapped_model.features.activate(description["active_features"])
+        features = input_features(self.wrapped_model)
+        if features is not None and description["active_features"] is not None:
+            features.activate(description["active_features"])
 
     def load_model(self, path, *, only: str | None = None) -> dict:
         """Go on from the newest valid checkpoint at `path`, written under any mesh and policy. Collective.
@@ -369,13 +384,13 @@ class ShardedModel:
         """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on an unknown word."""
         with collectively(self.mesh.world):
             check_only(only)
-        engine, features = self.engine, self.wrapped_model.features
+        engine, features = self.engine, input_features(self.wrapped_model)
         return Wanted(engine.shapes(), engine.units[0].dtype, self._describe_model(),
                       None if features is None else len(features.names), describe_rule(engine.rule),
                       isinstance(engine.rule, RatedRule), only)
 
     def _describe_model(self) -> dict:
-        return {"class": type(self.wrapped_model).__name__, "configuration": self.wrapped_model.configuration()}
+        return {"class": type(self.wrapped_model).__name__, "configuration": configuration_of(self.wrapped_model)}
 
     def _adopt(self, fit: Fit):
         """After the arrays that are taken were filled: go on from there, and say what was not. Collective."""
@@ -395,7 +410,7 @@ class ShardedModel:
         """Look at these input features only, in training and prediction. Collective. Errors, on all ranks: FeatureError."""
         with collectively(self.mesh.world):
             numbers = features_of(self.wrapped_model).checked(indices)
-        self.wrapped_model.features.activate(numbers)
+        features_of(self.wrapped_model).activate(numbers)
 
     def is_feature_used(self, index: int) -> bool:
         """True if the model looks at this input feature. Errors: FeatureError if it has no features."""
@@ -426,7 +441,7 @@ class ShardedModel:
             **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in AXES},
             **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in AXES},
             "parameter_count": self.parameter_count,
-            "shard_size": self.local_parameter_shard.size,
+            "shard_size": self.engine.local_parameters().size,
             "num_units": len(self.engine.units),
             "compiled": self.engine.is_compiled,
             "compute_dtype": str(self.engine.numerics.compute_dtype),
@@ -453,7 +468,7 @@ class ShardedModel:
 
         The same text on all ranks, no communication.
         """
-        names = {id(block): name or type(block).__name__ for name, block in self.wrapped_model.blocks()}
+        names = {id(block): name or type(block).__name__ for name, block in blocks_of(self.wrapped_model)}
         runs = [self.engine.stages.blocks_of(rank) for rank in range(self.mesh.size("pipeline"))]
         of_ranks = [runs[self.mesh.shape.coordinates(rank).pipeline] for rank in range(self.world_size)]
         table = self.mesh.describe(stages=[", ".join(map(str, run)) for run in of_ranks],

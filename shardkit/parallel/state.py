@@ -12,6 +12,7 @@ import numpy
 from ..array.backend import host_array, to_host
 from ..comm import collectively
 from ..errors import ShapeError, ShardingError
+from ..nn.init import Unread
 from ..nn.module import Module
 from ..optim.late import on_state_since
 from .tensor import global_piece, is_counted
@@ -22,6 +23,17 @@ from .votes import Skips
 class State:
     """Mixed into Engine, which has the units. Every method is collective over the mesh, but where it says otherwise."""
 
+    def check_weights(self):
+        """Raise ShardingError while the model awaits the weights of a checkpoint. No communication.
+
+        On all ranks alike, for they agreed on it when the model was made.
+        """
+        if not self.awaits_weights:
+            return
+        unread = [p.init for p in self.model.parameters() if isinstance(p.init, Unread)]
+        raise ShardingError(unread[0].what_to_do if unread else "the model of another rank has no weights yet: make "
+                            "the same model on all ranks, and call load_model() before anything else")
+
     # ---- whole vectors -------------------------------------------------------------------------------------------
 
     @property
@@ -31,6 +43,7 @@ class State:
 
     def gather_full_parameters(self):
         """All parameters, 1-D, in the order of the model's named_parameters(): the same on every mesh and policy."""
+        self.check_weights()
         full = numpy.empty(self.parameter_count, self.units[0].dtype)
         views = self._canonical_views(full)
         for place, plan in self.stages.plans.items():
@@ -73,7 +86,7 @@ class State:
         views = self._canonical_views(vector)
         for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}, self.units):
             array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
-        self.is_initial = False
+        self.is_initial = self.awaits_weights = False
         self._settle()
 
     def _canonical_views(self, vector) -> dict:
@@ -96,6 +109,7 @@ class State:
 
     def counted_boxes(self):
         """The same without copies: over all ranks they tile every tensor exactly once. What a rank writes."""
+        self.check_weights()
         parameters = self.model.named_parameters()
         return [box for box in self._boxes_of(self._owned_arrays(), self.own_units) if is_counted(parameters[box[1].name])]
 
@@ -133,6 +147,7 @@ class State:
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
         self.restore(other.step_number, other.samples_seen, other.skips.total, other.loss_scale.state(), other.state_since)
+        self.awaits_weights = other.awaits_weights
 
     def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0, loss_scale: dict | None = None,
                 state_since: int = 0):

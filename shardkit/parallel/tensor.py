@@ -34,7 +34,7 @@ from ..nn.autograd import Tensor, array_of, record
 from ..nn.context import current_context
 from ..nn.layers import input_tensor
 from ..nn.loss import CrossEntropy
-from ..nn.module import Module, Parameter
+from ..nn.module import Module, Parameter, members_of
 from ..nn.ops.linear import check_ids, index_array
 from . import conjugate
 
@@ -232,7 +232,7 @@ class Region(Module):
         self._axis, self._inside = axis, inside
 
     def members(self):
-        return self._inside.members()
+        return members_of(self._inside)
 
     def forward(self, x, *rest):
         return self._inside(self._axis.enter(x), *rest)
@@ -275,7 +275,7 @@ class SequenceSlicedDropout(Module):
         ones = fresh.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, xp_of(x.array))
         ones += 1
         start, stop = self._axis.own_span(length)
-        return x * ops.dropout(Tensor(ones), self.p, self.path, context)[:, start:stop]
+        return x * ops.dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]
 
 
 # ---- the loss ---------------------------------------------------------------------------------------------------

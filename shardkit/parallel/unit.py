@@ -132,9 +132,14 @@ class Unit(Gradients):
             self.shard = self.masters[self._own]
 
     def _fill_with_initial_values(self):
-        """Each rank makes only what it owns; whole buffers are filled by the first gather."""
+        """Each rank makes only what it owns; whole buffers are filled by the first gather.
+
+        Parameters that await the values of a checkpoint keep zeros until then.
+        """
         for piece in self.layout.pieces(self.group.rank):
             parameter = self.plan.parameters[piece.name]
+            if parameter.awaits_values:
+                continue
             start = self.span[0] + piece.start - self.layout.slot(piece.name).offset
             values = parameter.initial_span(start, start + piece.stop - piece.start)
             self.shard[piece.start:piece.stop] = self._memory.device.from_host(values)

@@ -211,7 +211,7 @@ def trained_output(model, ids, **context):
 
 
 def test_every_dropout_has_a_path_of_its_own():
-    paths = [module.path for module in gpt(dropout=0.5).named_modules().values() if type(module).__name__ == "Dropout"]
+    paths = [module.path_in_model for module in gpt(dropout=0.5).named_modules().values() if type(module).__name__ == "Dropout"]
     assert paths == ["embedding.dropout", "blocks.0.attention.dropout", "blocks.0.mlp.dropout",
                      "blocks.1.attention.dropout", "blocks.1.mlp.dropout"]
 

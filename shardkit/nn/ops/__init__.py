@@ -7,7 +7,7 @@ shape or dtype is a ShapeError.
 """
 from .activation import bias_gelu, gelu, log_softmax, relu, sigmoid, silu, softmax, swiglu, tanh
 from .attention import causal_attention, rotary
-from .elementwise import add, divide, exp, log, maximum, multiply, negative, power, sqrt, subtract, where
+from .elementwise import add, compare, divide, exp, log, maximum, multiply, negative, power, sqrt, subtract, where
 from .linear import add_bias, embedding, linear, matmul
 from .loss import cross_entropy, mse
 from .normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
@@ -15,7 +15,7 @@ from .reduction import max, mean, sum, variance
 from .shape import (cast, concatenate, expand, gather, getitem, permute, reshape, split, squeeze, transpose, unsqueeze)
 
 __all__ = [
-    "add", "add_bias", "add_layer_norm", "add_rms_norm", "bias_gelu", "cast", "causal_attention", "concatenate",
+    "add", "add_bias", "add_layer_norm", "add_rms_norm", "bias_gelu", "cast", "causal_attention", "compare", "concatenate",
     "cross_entropy", "divide", "dropout", "embedding", "exp", "expand", "gather", "gelu", "getitem", "layer_norm", "linear",
     "log", "log_softmax", "matmul", "max", "maximum", "mean", "mse", "multiply", "negative", "permute", "power", "relu",
     "reshape", "rms_norm", "rotary", "sigmoid", "silu", "softmax", "split", "sqrt", "squeeze", "subtract", "sum", "swiglu",

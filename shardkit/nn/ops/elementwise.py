@@ -95,23 +95,35 @@ def negative(x: Tensor) -> Tensor:
 
 
 def power(x, exponent) -> Tensor:
-    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is taken as 0)."""
+    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is 0 if the exponent is not negative)."""
     form_x, form_exponent = form(x), form(exponent)
 
     def backward(gradient, wanted):
         base, n = array_of(x), array_of(exponent)
-        for_base = for_exponent = None
-        if wanted[0]:
-            for_base = fit(gradient * n * base ** (n - 1), form_x)
-        if wanted[1]:
-            xp = xp_of(gradient)
-            safe = xp.where(base == 0, 1, base).astype(gradient.dtype, copy=False)       # log 1 = 0
-            for_exponent = fit(gradient * base ** n * xp.log(safe), form_exponent)
-        return for_base, for_exponent
+        return (fit(_for_base(gradient, base, n), form_x) if wanted[0] else None,
+                fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None)
     result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
     if isinstance(x, Tensor) and is_half(x.dtype):
         result = rounded(result, x.dtype)
     return record(result, (x, exponent), backward, needs=(x, exponent))
+
+
+def _for_base(gradient, base, n):
+    """gradient n base^(n - 1), and 0 where n is 0: base^(-1) may be infinite there."""
+    if isinstance(n, (int, float)):
+        if n == 0:
+            return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
+        return gradient * n * base ** (n - 1)
+    xp, is_constant = xp_of(gradient), n == 0
+    return xp.where(is_constant, 0, gradient * n * base ** xp.where(is_constant, 0, n - 1))
+
+
+def _for_exponent(gradient, base, n):
+    """gradient base^n log(base), and 0 where base^n is 0 or 1 because base is 0."""
+    xp = xp_of(gradient)
+    safe = xp.where((base == 0) & (n >= 0), 1, base)            # log 1 = 0
+    safe = safe.astype(gradient.dtype, copy=False)
+    return gradient * base ** n * xp.log(safe)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -133,15 +145,15 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def maximum(x, y) -> Tensor:
-    """The larger of the two; equal elements share the gradient half and half."""
+    """The larger of the two; equal elements share the gradient half and half, NaN gives it to both."""
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
         a, b = array_of(x), array_of(y)
         xp = xp_of(gradient)
         half, is_tie = gradient * 0.5, a == b
-        return (fit(xp.where(is_tie, half, xp.where(a > b, gradient, 0)), form_x) if wanted[0] else None,
-                fit(xp.where(is_tie, half, xp.where(b > a, gradient, 0)), form_y) if wanted[1] else None)
+        return (fit(xp.where(is_tie, half, xp.where(a < b, 0, gradient)), form_x) if wanted[0] else None,
+                fit(xp.where(is_tie, half, xp.where(b < a, 0, gradient)), form_y) if wanted[1] else None)
     a, b = array_of(x), array_of(y)
     return record(_compute("maximum", a, b), (x, y), backward, needs=(x, y))
 
@@ -157,3 +169,11 @@ def where(condition, x, y) -> Tensor:
                 fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None)
     result = _compute("where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose)
     return record(result, (condition, x, y), backward, needs=(condition,))
+
+
+def compare(name: str, x, y) -> Tensor:
+    """x == y, x < y, ... as a Tensor of booleans without a gradient.
+
+    name   of the function in `operator`
+    """
+    return Tensor(_compute(name, array_of(x), array_of(y), function=getattr(operator, name)))
