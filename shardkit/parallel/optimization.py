@@ -16,7 +16,7 @@ from ..array.random import key_of, random_bits
 from ..array.backend import host_array
 from ..comm import CommunicationBackend, collectively
 from ..errors import ConfigurationError, ShapeError
-from .sharded_model import ShardedModel, split_batch
+from .sharded_model import ShardedModel, own_part
 
 SETS = ("train", "validation", "test")
 
@@ -166,7 +166,7 @@ def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationRes
     total = items = 0.0
     for start in range(0, len(samples[0]), batch_size):
         x, y = (array[start:start + batch_size] for array in samples)
-        mine = split_batch(model.mesh, x, y)
+        mine = own_part(model.mesh, x), own_part(model.mesh, y)
         has_part = len(mine[0]) > 0
         of_slice = model.engine.total_loss(*(mine if has_part else (x[:1], y[:1])), is_counted=has_part)
         total, items = total + of_slice[0], items + of_slice[1]

@@ -14,7 +14,7 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
-from ..errors import CheckpointError, FeatureError
+from ..errors import CheckpointError, CommunicationError, FeatureError, ShapeError
 from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
 from ..nn.module import Module
@@ -51,6 +51,11 @@ class ShardedModel:
         self._last_batch: tuple | None = None
         self._evaluation: dict | None = None
         self._train_seconds = 0.0
+        self._is_closed = False
+
+    def _check_open(self):
+        if self._is_closed:
+            raise CommunicationError("this model is closed; make another one, or close it after its last use")
 
     def _make_mesh(self, backend) -> Mesh:
         """All ranks are data replicas."""
@@ -99,6 +104,7 @@ class ShardedModel:
         Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches; those of a checkpoint
         that is being written, before anything else is done.
         """
+        self._check_open()
         self._saver.poll()
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
@@ -113,6 +119,7 @@ class ShardedModel:
         loss     a function (prediction, y) -> mean loss, instead of the configured one
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole units)
         """
+        self._check_open()
         self.engine.compute_gradients(x, y, loss)
         return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.own_units])
 
@@ -123,6 +130,7 @@ class ShardedModel:
         learning_rate  instead of the rule's own
         Errors, on all ranks: ShapeError on another length.
         """
+        self._check_open()
         self._saver.poll()
         with collectively(self.mesh.world):
             self.engine.check_gradients(gradients)
@@ -133,6 +141,7 @@ class ShardedModel:
 
         Errors: ShardingError if nothing was accumulated since the last time.
         """
+        self._check_open()
         self.engine.reduce_accumulated()
 
     def step(self):
@@ -140,6 +149,7 @@ class ShardedModel:
 
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """
+        self._check_open()
         self._saver.poll()
         self.engine.update()
 
@@ -172,10 +182,12 @@ class ShardedModel:
 
     def predict(self, x):
         """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
+        self._check_open()
         return self.engine.predict(x)
 
     def evaluate(self, x, y) -> float:
         """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective."""
+        self._check_open()
         loss = self.engine.evaluate(x, y)
         self._evaluation = {"loss": loss, "step": self.step_number}
         return loss
@@ -184,6 +196,7 @@ class ShardedModel:
 
     def gather_full_parameters(self):
         """A new 1-D array of all parameters in the wrapped model's canonical order. Collective."""
+        self._check_open()
         return self.engine.gather_full_parameters()
 
     def get_parameters(self):
@@ -192,33 +205,48 @@ class ShardedModel:
 
     def set_parameters(self, vector):
         """Replace all parameters by this canonical vector, the same on all ranks. Collective. Errors: ValueError."""
+        self._check_open()
         self.engine.set_full_parameters(vector)
 
     def with_parameters(self, vector) -> "ShardedModel":
-        """A new model of the same type on the same mesh with these parameters, and fresh optimizer state. Collective."""
+        """A new model of the same type on the same mesh with these parameters, and fresh optimizer state. Collective.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
         other = self._with_own_parameters()
         other.set_parameters(vector)
+        self.mesh.share()
         return other
 
     def clone(self) -> "ShardedModel":
-        """A model of the same type that shares parameters, optimizer state and mesh with this one. No communication."""
+        """A model of the same type that shares parameters, optimizer state and mesh with this one. No communication.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
+        self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        self.mesh.share()
         return other
 
     __copy__ = clone
 
     def deep_copy(self) -> "ShardedModel":
-        """A model of the same type on the same mesh with parameters and optimizer state of its own. Collective."""
+        """A model of the same type on the same mesh with parameters and optimizer state of its own. Collective.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
         other = self._with_own_parameters()
         other.engine.copy_state_from(self.engine)
         other._last_loss, other._train_seconds = self._last_loss, self._train_seconds
+        self.mesh.share()
         return other
 
     def __deepcopy__(self, memo):
         return self.deep_copy()
 
     def _with_own_parameters(self) -> "ShardedModel":
+        self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.fresh_module(), self.engine.config, self.mesh)
@@ -415,11 +443,16 @@ class ShardedModel:
     def close(self):
         """Wait for a checkpoint that is being written, and give memory of activations and communicators back. Collective.
 
-        The model cannot train afterwards. Errors: those of the checkpoint.
+        The model cannot train afterwards, its clones and copies can: the last of them closes the communicators. A second
+        call does nothing. Errors: those of the checkpoint.
         """
+        if self._is_closed:
+            return
         self._saver.wait()
+        self._is_closed = True
         self.engine.clear_activations()
-        close_groups(self.wrapped_model)
+        if not self.mesh.is_shared:
+            close_groups(self.wrapped_model)
         self.mesh.close()
 
 
@@ -502,10 +535,23 @@ class HybridShardedModel(ShardedModel):
 def split_batch(mesh: Mesh, *arrays):
     """This data rank's slice of each array of a global batch, along dim 0, in rank order. No communication.
 
-    Uneven batches give the first ranks one more. Errors: ShapeError if there are fewer samples than data ranks.
+    Uneven batches give the first ranks one more. Errors, the same on all ranks that pass the same arrays: ShapeError if there
+    are fewer samples than data ranks, or arrays of different lengths.
     """
-    size, rank = mesh.size("data"), mesh.coordinates.data
-    return tuple(numpy.array_split(array, size)[rank] for array in arrays)
+    if any(numpy.ndim(array) == 0 for array in arrays):
+        raise ShapeError("split_batch of a single number; wanted arrays [samples, ...]")
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) > 1:
+        raise ShapeError(f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the same number")
+    if arrays and lengths[0] < mesh.size("data"):
+        raise ShapeError(f"a batch of {lengths[0]} samples cannot be split over {mesh.size('data')} data ranks; wanted one for "
+                         "each, or more")
+    return tuple(own_part(mesh, array) for array in arrays)
+
+
+def own_part(mesh: Mesh, array):
+    """The same slice of one array, empty where there are fewer samples than data ranks."""
+    return numpy.array_split(array, mesh.size("data"))[mesh.coordinates.data]
 
 
 def _ends(names, blocks) -> str:
