@@ -50,6 +50,19 @@ class Module:
         """(name, module) in the order of the forward pass: what is gathered together, or placed on a pipeline stage."""
         return [("", self)]
 
+    def check_input(self, x) -> None:
+        """Raise ShapeError unless forward() takes x, an array [samples, ...]. Nothing is computed; no communication.
+
+        Here: what the first of its blocks says; a module that is its own only block takes anything.
+        """
+        for _, first in self.blocks()[:1]:
+            if first is not self:
+                first.check_input(x)
+
+    def output_shape(self, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
+        """The shape of the output for an input of this shape, so that targets can be checked; None: it does not say."""
+        return None
+
     def configuration(self) -> dict:
         """Arguments, as JSON can hold them, that build the same model again; {} if the class does not say."""
         return {}

@@ -16,6 +16,7 @@ from ..array.random import key_of, random_bits
 from ..array.backend import host_array
 from ..comm import CommunicationBackend, collectively
 from ..errors import ConfigurationError, ShapeError
+from .engine import Engine
 from .sharded_model import ShardedModel, own_part
 
 SETS = ("train", "validation", "test")
@@ -71,6 +72,16 @@ class OptimizationInputData:
         if not self.batches(0, num_parts):
             raise ConfigurationError(f"{len(self.x_train)} training samples make no batch: data ranks x micro_batches = "
                                      f"{num_parts} do not divide them; give {num_parts} or more")
+
+    def check_samples(self, engine: Engine):
+        """Errors: ShapeError naming the set unless the engine's model and loss take it."""
+        for name in SETS:
+            samples = self.samples(name)
+            try:
+                if samples is not None:
+                    engine.check_samples(*samples)
+            except ShapeError as error:
+                raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
     def batches(self, epoch: int, num_parts: int) -> list:
         """The numbers of the samples of each global batch of an epoch, arrays of at most batch_size; no communication."""

@@ -150,6 +150,7 @@ class ShardedOptimizer:
         model, first_step = self._attached(), self._attached().step_number
         with collectively(model.mesh.world):
             input_data.check_batches(self._parts_per_batch())
+            input_data.check_samples(model.engine)
         self.zero_gradients()
         self.fitness_history, best = [], BestEpoch()
         for epoch in range(input_data.epochs):

@@ -101,8 +101,11 @@ class ShardedModel:
         returns  the mean loss of the global batch before the step, the same on all ranks
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank; synchronize_gradients() and
         step() complete the step.
-        Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches; those of a checkpoint
-        that is being written, before anything else is done.
+        A step whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no label counts; the loss
+        is NaN then.
+        Errors, on all ranks, whichever rank has the bad part: ShapeError if it is empty, does not divide into the micro-batches,
+        or is nothing that the model or its loss takes; those of a checkpoint that is being written, before anything else is
+        done.
         """
         self._check_open()
         self._saver.poll()
@@ -118,6 +121,7 @@ class ShardedModel:
 
         loss     a function (prediction, y) -> mean loss, instead of the configured one
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole units)
+        Errors, on all ranks: ShapeError as train, and if no label counts.
         """
         self._check_open()
         self.engine.compute_gradients(x, y, loss)
@@ -181,12 +185,18 @@ class ShardedModel:
         return self.engine.supports_compilation
 
     def predict(self, x):
-        """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
+        """The wrapped model's output for x, a NumPy array. Collective: every data replica passes an x of its own.
+
+        No samples have an empty prediction. Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
+        """
         self._check_open()
         return self.engine.predict(x)
 
     def evaluate(self, x, y) -> float:
-        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective."""
+        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective.
+
+        NaN if no label counts. Errors, on all ranks: ShapeError as train.
+        """
         self._check_open()
         loss = self.engine.evaluate(x, y)
         self._evaluation = {"loss": loss, "step": self.step_number}

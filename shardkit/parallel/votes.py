@@ -12,6 +12,7 @@ from ..array.backend import Device, numbers_of
 from ..comm import CommunicationBackend, agree
 from ..errors import DeviceMemoryError, OutOfMemoryError
 
+NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8         # named in a message
 
 
@@ -23,14 +24,18 @@ class SkippedStep:
     loss            of the global batch; None where only gradients were at hand
     gradient_norm   before clipping; None if nothing clips
     ranks           world ranks whose own loss was NaN or infinite; () if it came with the gradients
+    is_empty        nothing was there to take a mean of: all labels are to be ignored
     """
 
     number: int
     loss: float | None
     gradient_norm: float | None
     ranks: tuple[int, ...]
+    is_empty: bool = False
 
     def __str__(self):
+        if self.is_empty:
+            return f"step {self.number} skipped: {NOTHING_COUNTS}"
         figures = {"loss": self.loss, "gradient norm": self.gradient_norm}
         text = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None and not isfinite(value))
         return f"step {self.number} skipped: {text or 'gradients NaN or infinite'}{self._origin()}"
@@ -64,10 +69,11 @@ def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
     return not agree(world, not is_good)
 
 
-def describe_skip(world: CommunicationBackend, step, number: int, loss: float | None) -> SkippedStep:
+def describe_skip(world: CommunicationBackend, step, number: int, loss: float | None, is_empty: bool) -> SkippedStep:
     """What happened in a step that was not taken. Collective."""
     are_bad = world.all_gather_object(not all(map(isfinite, step.losses.values())))
-    return SkippedStep(number, loss, step.gradient_norm, tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad))
+    ranks = tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad)
+    return SkippedStep(number, loss, step.gradient_norm, ranks, is_empty)
 
 
 def tell_shortage(world: CommunicationBackend, shortage: str | None) -> None:

@@ -101,7 +101,8 @@ def test_importance_of_features_leaves_the_evaluation_of_the_metadata_as_it_was(
 
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 4)], ids=["data", "pipeline", "tensor with shared key heads"])
 @pytest.mark.parametrize("copied", [lambda m: m.deep_copy(), lambda m: m.clone(),
-                                    lambda m: m.with_parameters(m.get_parameters())], ids=["deep_copy", "clone", "with_parameters"])
+                                    lambda m: m.with_parameters(m.get_parameters())],
+                         ids=["deep_copy", "clone", "with_parameters"])
 def test_a_model_trains_on_when_its_copy_is_closed_and_a_copy_when_its_model_is(copied, mesh):
     def run(backend):
         config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
