@@ -10,9 +10,10 @@ from .mesh import Mesh
 from .mpi import MPICommunicationBackend
 from .operations import Handle, ReductionOperation, Traffic
 from .ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
+from .same import check_same
 
 __all__ = [
     "Ballot", "CommunicationBackend", "Handle", "InMemoryCommunicationBackend", "Mesh", "MPICommunicationBackend",
-    "ReductionOperation", "Traffic", "abort_on_error", "agree", "collectively", "ordered_all_reduce", "ordered_reduce_scatter",
-    "ordered_sum", "run_ranks",
+    "ReductionOperation", "Traffic", "abort_on_error", "agree", "check_same", "collectively", "ordered_all_reduce",
+    "ordered_reduce_scatter", "ordered_sum", "run_ranks",
 ]

@@ -98,6 +98,11 @@ class Parameter(Tensor):
         """True while it has its initial values and no array yet."""
         return self._array is None and not self._is_released
 
+    @property
+    def is_released(self) -> bool:
+        """True while it has given its memory up: nobody can read its values here."""
+        return self._is_released
+
     # The array.
 
     @property

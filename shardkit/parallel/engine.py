@@ -13,7 +13,7 @@ import numpy
 
 from ..array.backend import Device, host_array, to_host
 from ..array.halves import widened
-from ..comm import Ballot, Mesh, agree, collectively
+from ..comm import Ballot, Mesh, agree, check_same, collectively
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
 from ..errors import ShapeError, ShardingError
@@ -27,6 +27,7 @@ from ..schedule import Action, Kind, order_named, unit_timeline
 from .balance import stage_ranges
 from .batch import Batch, agree_on_batch, check_peers, checked_input, checked_samples
 from .compiled import Compiled
+from .fingerprint import facts_of
 from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
@@ -51,6 +52,9 @@ class Engine(State):
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
         self.model, self.config, self.mesh = model, config, mesh
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
+        with collectively(mesh.world):
+            facts = facts_of(model, config, policy)
+        check_same(mesh.world, facts, "build the same model, with the same configuration, on all ranks")
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())

@@ -12,7 +12,7 @@ import numpy
 
 from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
-from ..comm import Mesh, collectively
+from ..comm import Mesh, check_same, collectively
 from ..config import ShardingConfiguration
 from ..errors import CheckpointError, CommunicationError, FeatureError, ShapeError
 from ..layout.mesh_shape import AXES
@@ -28,20 +28,28 @@ class ShardedModel:
 
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
-    Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
-    without parameters or with parameters outside its blocks, ScheduleError on an unknown schedule, DeviceError.
+    Making one is collective. Errors, on all ranks: TypeError if the model is no Module, ShardingError on a model without
+    parameters or with parameters outside its blocks, or if model, configuration or policy differ between ranks, ScheduleError on
+    an unknown schedule, DeviceError. On this rank alone: TypeError without a configuration.
     """
 
     policy: Policy
     strategy: str           # as reports call it
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
-        if wrapped_model is None or config is None:
+        if not isinstance(config, ShardingConfiguration):
             raise TypeError(f"{type(self).__name__} needs a model and a ShardingConfiguration; got "
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
+        with collectively(config.backend):
+            self._check_arguments(wrapped_model)
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
+
+    def _check_arguments(self, wrapped_model):
+        if not isinstance(wrapped_model, Module):
+            raise TypeError(f"{type(self).__name__} needs a model, an nn.Module, and a ShardingConfiguration; got "
+                            f"{type(wrapped_model).__name__} for the model")
 
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
@@ -132,12 +140,13 @@ class ShardedModel:
 
         gradients      1-D, the length that compute_gradients returns on this rank
         learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length.
+        Errors, on all ranks: ShapeError on another length, ShardingError on learning rates that differ.
         """
         self._check_open()
         self._saver.poll()
         with collectively(self.mesh.world):
             self.engine.check_gradients(gradients)
+        check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
 
     def synchronize_gradients(self):
@@ -158,10 +167,11 @@ class ShardedModel:
         self.engine.update()
 
     def use_rule(self, rule):
-        """Go on with another optimizer rule on the optimizer state that is there. No communication.
+        """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
-        Errors: ShardingError if the rule keeps other state than the one so far.
+        Errors, on all ranks: ShardingError if the rule keeps other state than the one so far, or differs between ranks.
         """
+        self._check_open()
         self.engine.use_rule(rule)
         self.sharding_configuration = self.engine.config
 
@@ -214,7 +224,10 @@ class ShardedModel:
         return self.gather_full_parameters()
 
     def set_parameters(self, vector):
-        """Replace all parameters by this canonical vector, the same on all ranks. Collective. Errors: ValueError."""
+        """Replace all parameters by this canonical vector. Collective.
+
+        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different ones.
+        """
         self._check_open()
         self.engine.set_full_parameters(vector)
 
@@ -380,9 +393,13 @@ class ShardedModel:
         return list(features_of(self.wrapped_model).active)
 
     def set_active_feature_indices(self, indices):
-        """Look at these input features only, in training and prediction. Collective. Errors, on all ranks: FeatureError."""
+        """Look at these input features only, in training and prediction. Collective.
+
+        Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
+        """
         with collectively(self.mesh.world):
             numbers = features_of(self.wrapped_model).checked(indices)
+        check_same(self.mesh.world, {"active features": str(list(numbers))})
         self.wrapped_model.features.activate(numbers)
 
     def is_feature_used(self, index: int) -> bool:
@@ -533,10 +550,14 @@ class HybridShardedModel(ShardedModel):
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration, pipeline_parallel_size: int = 1,
                  tensor_parallel_size: int = 1, data_parallel_size: int = -1, policy: str = "fsdp", order=AXES):
-        self.policy = policy_named(policy)
+        self._policy_name = policy
         self._sizes = {"pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size, "data": data_parallel_size,
                        "order": order}
         super().__init__(wrapped_model, config)
+
+    def _check_arguments(self, wrapped_model):
+        super()._check_arguments(wrapped_model)
+        self.policy = policy_named(self._policy_name)
 
     def _make_mesh(self, backend):
         return Mesh(backend, **self._sizes)
