@@ -4,7 +4,7 @@ backend.py is the contract and the place to begin; memory.py (ranks are threads)
 """
 from .backend import CommunicationBackend
 from .ballot import Ballot
-from .failure import abort_on_error, agree, collectively
+from .failure import abort_on_error, agree, collectively, raise_together
 from .memory import InMemoryCommunicationBackend, run_ranks
 from .mesh import Mesh
 from .mpi import MPICommunicationBackend
@@ -15,5 +15,5 @@ from .same import check_same
 __all__ = [
     "Ballot", "CommunicationBackend", "Handle", "InMemoryCommunicationBackend", "Mesh", "MPICommunicationBackend",
     "ReductionOperation", "Traffic", "abort_on_error", "agree", "check_same", "collectively", "ordered_all_reduce",
-    "ordered_reduce_scatter", "ordered_sum", "run_ranks",
+    "ordered_reduce_scatter", "ordered_sum", "raise_together", "run_ranks",
 ]

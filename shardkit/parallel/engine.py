@@ -13,7 +13,7 @@ import numpy
 
 from ..array.backend import Device, host_array, to_host
 from ..array.halves import widened
-from ..comm import Ballot, Mesh, agree, check_same, collectively
+from ..comm import Ballot, Mesh, agree, check_same, collectively, raise_together
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
 from ..errors import ShapeError, ShardingError
@@ -40,7 +40,7 @@ from .state import State
 from .tensor import whole_outputs
 from .transfer import Transfers
 from .unit import Memory, Unit
-from .votes import NOTHING_COUNTS, Skips, describe_skip, is_agreed_good, tell_shortage
+from .votes import NOTHING_COUNTS, Skips, describe_skip, is_agreed_good, tell_failure
 
 _REDUCTION = (Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
@@ -176,7 +176,7 @@ class Engine(State):
         if not batch.items:
             raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
         mean_loss = self._run(self._without(_UPDATE), batch, step)
-        self._check_memory(step)
+        self._check_failures(step)
         return mean_loss
 
     def accumulate(self, x, y) -> float:
@@ -184,7 +184,7 @@ class Engine(State):
         batch, step = self._prepare(x, y)
         step.first_gradient = self._micro_batches_pending
         self.runtime.run(self._without((*_REDUCTION, *_UPDATE)), step)
-        self._check_memory(step)
+        self._check_failures(step)
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
         self.samples_seen += batch.samples
@@ -213,7 +213,8 @@ class Engine(State):
         """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or infinite, or means of nothing.
 
         With clipping the gradient norm is the vote, without it one small message is.
-        Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory; nothing has changed then.
+        Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory, what a block of a rank raised; nothing has
+        changed then.
         """
         step.is_good = step.is_good and (loss is None or isfinite(loss))
         self.runtime.run(self._only((Kind.CLIP,)), step)
@@ -223,18 +224,18 @@ class Engine(State):
             self.runtime.run(self._only((Kind.STEP,)), step)
         else:
             self.drop_gradients()
-            tell_shortage(self.mesh.world, step.shortage)
+            tell_failure(self.mesh.world, step.failure)
         is_empty = self._items_reduced == 0
         self.skips.count(None if is_taken else describe_skip(self.mesh.world, step, self.step_number + 1, loss, is_empty))
         if not is_empty:
             self.loss_scale.count(is_taken)
         self._finish_step()
 
-    def _check_memory(self, step):
-        """Errors, on all ranks: OutOfMemoryError if one had to go on without memory. The gradients are of no use then."""
-        if agree(self.mesh.world, step.shortage is not None):
+    def _check_failures(self, step):
+        """Errors, on all ranks: what stopped one that had to go on with zeros. The gradients are of no use then."""
+        if agree(self.mesh.world, step.failure is not None):
             self.drop_gradients()
-            tell_shortage(self.mesh.world, step.shortage)
+            raise_together(self.mesh.world, step.failure)
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""

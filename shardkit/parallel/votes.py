@@ -1,16 +1,16 @@
-"""What the ranks decide together at the end of a step: whether it counts, and whether a rank ran out of memory in it.
+"""What the ranks decide together at the end of a step: whether it counts, and whether a rank could not go on in it.
 
     losses, gradients of all ranks --> one number that every rank has anyway (the gradient norm) --> NaN or infinite: no step
 
-A rank whose loss is bad, or that had to go on with zeros because memory ran out, makes that number NaN for all. So a good
+A rank whose loss is bad, or that had to go on with zeros since memory ran out or a block raised, makes it NaN for all. So a good
 step costs no message; only after a bad one the ranks tell each other what happened.
 """
 from dataclasses import dataclass
 from math import isfinite
 
 from ..array.backend import Device, numbers_of
-from ..comm import CommunicationBackend, agree
-from ..errors import DeviceMemoryError, OutOfMemoryError
+from ..comm import CommunicationBackend, agree, raise_together
+from ..errors import DeviceMemoryError
 
 NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8         # named in a message
@@ -76,11 +76,10 @@ def describe_skip(world: CommunicationBackend, step, number: int, loss: float | 
     return SkippedStep(number, loss, step.gradient_norm, ranks, is_empty)
 
 
-def tell_shortage(world: CommunicationBackend, shortage: str | None) -> None:
-    """Collective. Errors, on all ranks: OutOfMemoryError with the words of the first rank that ran out of memory."""
-    for text in world.all_gather_object(shortage):
-        if text is not None:
-            raise OutOfMemoryError(text)
+def tell_failure(world: CommunicationBackend, failure: Exception | None) -> None:
+    """Collective. Errors, on all ranks: what stopped the first rank that was stopped, or this one; nothing if none was."""
+    if agree(world, failure is not None):
+        raise_together(world, failure)
 
 
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:

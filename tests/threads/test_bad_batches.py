@@ -244,3 +244,38 @@ def test_gradients_of_a_batch_in_which_no_label_counts_are_refused():
             model.compute_gradients(x, numpy.full_like(y, -100))
         return numpy.isfinite(model.train(x, y))
     assert all(sk.run_ranks(2, run))
+
+
+# ---- what only a block finds -------------------------------------------------------------------------------------
+
+def raise_in(model, block_number, error, is_due):
+    """From now on this block raises the error where is_due() is true."""
+    block = model.blocks()[block_number][1]
+    forward = block.forward
+
+    def spoilt(x, *arguments):
+        if is_due():
+            raise error
+        return forward(x, *arguments)
+    block.forward = spoilt
+
+
+@pytest.mark.parametrize("error", [ValueError("an odd number"), KeyError("a word"), sk.ShapeError("no shape for me")], ids=repr)
+@pytest.mark.parametrize("pipeline, policy", [(1, "ddp"), (1, "fsdp"), (2, "zero1")])
+@pytest.mark.parametrize("act", ["train", "compute_gradients"])
+def test_what_a_block_raises_on_one_rank_is_raised_on_all_and_changes_nothing(act, pipeline, policy, error):
+    def run(backend):
+        model = gpt()
+        config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=16, micro_batches=2, optimizer=sk.AdamW())
+        sharded = sk.HybridShardedModel(model, config, pipeline, policy=policy)
+        odd = backend.world_size - 1
+        raise_in(model, -2, error, lambda: backend.rank == odd and sharded.step_number == 1)
+        sharded.train(*good(gpt))
+        before = sharded.gather_full_parameters()
+        is_told = (type(error), sk.ShardkitError)
+        with pytest.raises(is_told, match=str(error)):
+            ACTS[act](sharded, *good(gpt))
+        assert (sharded.gather_full_parameters() == before).all() and sharded.step_number == 1
+        sharded.engine.step_number = 5                                  # past the error
+        return numpy.isfinite(sharded.train(*good(gpt)))
+    assert all(sk.run_ranks(2 * pipeline, run, timeout=10))
