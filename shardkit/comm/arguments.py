@@ -146,11 +146,6 @@ def one_part(port) -> Part:
     return Part(port, [port.size], [0])
 
 
-def summing(op: ReductionOperation) -> ReductionOperation:
-    """The operation that the carrier does: AVERAGE is a SUM that is scaled afterwards."""
-    return ReductionOperation.SUM if op is ReductionOperation.AVERAGE else op
-
-
 def unstage(port, host) -> None:
     """Bring back what a non-blocking verb left in its scratch; nothing to do on the direct road."""
     if port.host is None:

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..array.backend import is_device_array
 from . import checks
-from .arguments import Arguments, summing, unstage, with_starts
+from .arguments import Arguments, unstage, with_starts
 from .ledger import LEDGER_NAME, Ledger
 from .objects import ObjectVerbs
 from .operations import Handle, ReductionOperation, SeveralHandles, Traffic, together
@@ -177,7 +177,7 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             port = self._reduction_port("array", array, op, writes=True)
 
             def run(host):
-                self._all_reduce(host, summing(op))
+                self._all_reduce(host, op)
                 self._scale(host, op)
             self._in_place("all_reduce", port, run, op, op=op)
             self._count_all_reduce(port.size * port.wire.itemsize)
@@ -219,7 +219,7 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             whole, own = self._reduce_scatter_parts(send, receive, counts, op, in_place and self.adds_in_tree_order(send))
 
             def run(s, r, part, _):
-                self._reduce_scatter(s, r, part.counts, summing(op))
+                self._reduce_scatter(s, r, part.counts, op)
                 self._scale(r, op)
             self._exchange("reduce_scatter", whole, own, run, max(whole.counts), op, num_bytes=whole.port.num_bytes, op=op)
             self._count_pieces("reduce_scatter", whole)
@@ -318,7 +318,7 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             def finish():
                 self._scale(host, op)
                 unstage(port, host)
-            return self._handle(self._iall_reduce(host, summing(op)), finish)
+            return self._handle(self._iall_reduce(host, op), finish)
 
     def iall_gather(self, send, receive, counts=None) -> Handle:
         """Begin an all_gather."""
@@ -345,10 +345,11 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             def finish():
                 self._scale(target, op)
                 unstage(own.port, target)
-            return self._handle(self._ireduce_scatter(source, target, whole.counts, summing(op)), finish)
+            return self._handle(self._ireduce_scatter(source, target, whole.counts, op), finish)
 
     # ---- what a backend implements, on flat host arrays: _split, and the verbs above with a leading underscore -----
-    # op is never AVERAGE; `send` of _all_gather and _gather, `receive` of _scatter may be the own slice of the other.
+    # AVERAGE is a SUM for them, and scaled afterwards; `send` of _all_gather and _gather, `receive` of _scatter may be the own
+    # slice of the other.
 
     @abstractmethod
     def _split(self, color, key): ...

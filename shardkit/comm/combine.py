@@ -10,6 +10,7 @@ from .operations import ReductionOperation
 
 _COMBINE = {
     ReductionOperation.SUM: numpy.add,
+    ReductionOperation.AVERAGE: numpy.add,           # scaled afterwards
     ReductionOperation.PRODUCT: numpy.multiply,
     ReductionOperation.MIN: numpy.minimum,
     ReductionOperation.MAX: numpy.maximum,

@@ -60,12 +60,12 @@ def collectively(backend, ballot: Ballot | None = None):
         error = caught
     has_failed, *decided = agree_on_each(backend, [error is not None, *(ballot.cast() if ballot else ())])
     if has_failed:
-        _raise_together(backend, error)
+        raise_together(backend, error)
     if ballot:
         ballot.count(decided)
 
 
-def _raise_together(backend, error):
+def raise_together(backend, error):
     """Raise this rank's own error, or that of the first rank that has one. Collective."""
     notes = backend.all_gather_object(None if error is None else (describe_error(error), error if _is_shared(error) else None))
     if error is not None:

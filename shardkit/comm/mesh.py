@@ -30,6 +30,7 @@ class Mesh:
         self._hosts = _agreed_hosts(backend, shape)
         self._groups = {axis: self._split(axis) for axis in AXES}
         self._transport = "staged", True
+        self._num_users = 1
 
     @property
     def rank(self) -> int:
@@ -79,10 +80,24 @@ class Mesh:
         open_transport(name, self.world, self._groups, deterministic=deterministic)
         self._transport = name, deterministic
 
+    def share(self) -> None:
+        """Count one user more, who closes the mesh too. No communication; on all ranks."""
+        self._num_users += 1
+
+    @property
+    def is_shared(self) -> bool:
+        """True if close() leaves the groups to another user."""
+        return self._num_users > 1
+
     def close(self) -> None:
-        """Free the groups; the backend stays. Collective over the backend; a second call does nothing."""
-        for axis in AXES:
-            self._groups[axis].close()
+        """Leave the mesh; the last user frees the groups. Collective over the backend, which stays.
+
+        The maker of the mesh is its first user; a call more than there are users does nothing.
+        """
+        self._num_users = max(self._num_users - 1, 0)
+        if not self._num_users:
+            for axis in AXES:
+                self._groups[axis].close()
 
     def _split(self, axis):
         return self.world.split(self.ranks(axis)[0], getattr(self.coordinates, axis))

@@ -6,7 +6,7 @@ import numpy
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
 from . import ops
-from .layers import input_tensor
+from .layers import check_width, input_tensor
 from .module import Module
 
 
@@ -47,6 +47,9 @@ class InputFeatures(Module):
     def activate(self, indices) -> None:
         """Make exactly these features active. Errors: as `checked`."""
         self._active, self._mask = self.checked(indices), None
+
+    def check_input(self, x):
+        check_width("a model of input features", x, len(self.names))
 
     def forward(self, x):
         x = input_tensor(x, self._dtype)

@@ -68,14 +68,23 @@ class TokenEmbedding(Module):
             settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype)
         self.dropout = Dropout(settings.dropout)
 
-    def forward(self, ids, first_position: int = 0):
-        ids = input_tensor(ids)
+    def check_input(self, x):
+        self._check_positions(x, 0)
+        self.tokens.check_input(x)
+
+    def _check_positions(self, ids, first_position: int):
+        """Raise ShapeError unless these are integers [batch, S], at positions that there are."""
         if ids.ndim != 2 or ids.dtype.kind not in "iu":
             raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
         stop = first_position + ids.shape[1]
         if stop > self.sequence_length:
             raise ShapeError(f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
                              f"{self.sequence_length}; cut x, or make the model longer")
+
+    def forward(self, ids, first_position: int = 0):
+        ids = input_tensor(ids)
+        self._check_positions(ids, first_position)
+        stop = first_position + ids.shape[1]
         x = self.tokens(ids)                                                          # [batch, S, width]
         if self.positions is not None:
             x = x + self.positions(arange(first_position, stop, xp_of(x.array)))     # [S, width] broadcasts
@@ -142,6 +151,9 @@ class GPT(Module):
         for _, block in self.blocks():
             x = block(x)
         return x
+
+    def output_shape(self, input_shape):
+        return (*input_shape, self.settings.vocabulary_size)
 
     def generate(self, prompt, num_tokens: int, temperature: float = 1.0, seed: int = 0):
         """The num_tokens tokens that follow the prompt, see generation.generate."""

@@ -2,12 +2,13 @@
 
 x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
 """
-from ..errors import ConfigurationError, ShardingError
+from ..errors import ConfigurationError, ShapeError, ShardingError
 from . import ops
 from .autograd import Tensor
 from .context import current_context
 from .init import Constant, Initializer, Normal, Uniform
 from .module import Module, ModuleList, Parameter, members_of
+from .ops.linear import check_ids
 
 __all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
 
@@ -27,6 +28,9 @@ class Linear(Module):
         self.weight = Parameter((out_features, in_features), init or Uniform(in_features ** -0.5), dtype)
         self.bias = Parameter((out_features,), Constant(0.0), dtype) if bias else None
 
+    def check_input(self, x):
+        check_width(type(self).__name__, x, self.weight.global_shape[1])
+
     def forward(self, x, activation=None):
         """activation, an op, is applied to the result; None: nothing is."""
         return ops.linear(x, self.weight, self.bias, activation)
@@ -40,6 +44,9 @@ class Embedding(Module):
     def __init__(self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"):
         check_sizes("Embedding", num_rows=num_rows, width=width)
         self.weight = Parameter((num_rows, width), init or Normal(1.0), dtype)
+
+    def check_input(self, x):
+        check_ids("embedding", x, self.weight.global_shape[0])
 
     def forward(self, ids):
         return ops.embedding(self.weight, ids)
@@ -120,6 +127,12 @@ def check_sizes(owner: str, **sizes: int):
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ConfigurationError(f"{owner} with {name} = {size!r}; wanted an int, at least 1")
+
+
+def check_width(owner: str, x, width: int):
+    """Raise ShapeError unless x is [samples, ..., width]."""
+    if x.ndim < 2 or x.shape[-1] != width:
+        raise ShapeError(f"{owner} of x {x.shape}; wanted [samples, {width}]")
 
 
 def checked_dtype(owner: str, dtype) -> str:

@@ -10,7 +10,7 @@ from math import prod
 from ..array import fresh
 from ..array.backend import xp_of
 from ..array.halves import wide
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, ShapeError
 from . import ops
 from .autograd import Tensor, array_of
 from .layers import input_tensor
@@ -26,6 +26,9 @@ class Loss:
     def count(self, y) -> int:
         """How many items y has."""
         raise NotImplementedError
+
+    def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
+        """Raise ShapeError unless y, an array, can be the targets of predictions of this shape; None: nobody knows it."""
 
     def __call__(self, prediction: Tensor, y) -> Tensor:
         """The mean over the items; 0 if there are none."""
@@ -45,6 +48,23 @@ class CrossEntropy(Loss):
     def total(self, prediction, y):
         return ops.cross_entropy(prediction, y, self.ignore_index, reduction="sum")
 
+    def check_targets(self, y, prediction_shape):
+        if y.dtype.kind not in "iu":
+            raise ShapeError(f"targets of dtype {y.dtype}; wanted integers, the numbers of classes")
+        *shape, num_classes = (*y.shape, None) if prediction_shape is None else prediction_shape
+        if y.shape != tuple(shape):
+            raise ShapeError(f"targets of shape {y.shape} for logits of {prediction_shape}; wanted {tuple(shape)}, one class "
+                             "number each")
+        self._check_range(y if self.ignore_index is None else y[y != self.ignore_index], num_classes)
+
+    def _check_range(self, y, num_classes):
+        if not y.size or y.min() >= 0 and (num_classes is None or y.max() < num_classes):
+            return
+        told = "" if y.min() >= 0 else (f"; a target that shall not count wants a loss that is told so, such as "
+                                        f"CrossEntropy(ignore_index={y.min()})")
+        raise ShapeError(f"targets from {y.min()} to {y.max()}; wanted 0 <= target"
+                         f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}")
+
     def count(self, y):
         y = array_of(y)
         return prod(y.shape) if self.ignore_index is None else int((y != self.ignore_index).sum())
@@ -56,6 +76,10 @@ class MeanSquaredError(Loss):
     def total(self, prediction, y):
         target = fresh.placed(array_of(y), xp_of(prediction.array), wide(prediction.dtype))
         return ops.mse(prediction, target, reduction="sum")
+
+    def check_targets(self, y, prediction_shape):
+        if prediction_shape is not None and y.shape != prediction_shape:
+            raise ShapeError(f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal shapes")
 
     def count(self, y):
         return prod(array_of(y).shape)

@@ -63,6 +63,9 @@ class MLP(Module):
             x = block(x)
         return x
 
+    def output_shape(self, input_shape):
+        return (*input_shape[:-1], self._sizes[-1])
+
     def configuration(self):
         return {"sizes": list(self._sizes), "activation": self._activation, "task": self._task, "seed": self._seed,
                 "dtype": self._dtype, "feature_names": list(self.features.names)}

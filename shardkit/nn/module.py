@@ -30,8 +30,8 @@ class Module:
 
     What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of assignment, under the
     attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered. Attributes may have any
-    name but those of methods that a module itself is asked for (TAKEN, below); `blocks`, `members` and `configuration` are
-    asked of the class, so that attributes of these names are no one else's.
+    name but those of methods that a module itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`,
+    `check_input` and `output_shape` are asked of the class, so that attributes of these names are free.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x = block(x)` IS the forward pass,
     a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
@@ -58,6 +58,19 @@ class Module:
     def blocks(self) -> "list[tuple[str, Module]]":
         """(name, module) in the order of the forward pass: what is gathered together, or placed on a pipeline stage."""
         return [("", self)]
+
+    def check_input(self, x) -> None:
+        """Raise ShapeError unless forward() takes x, an array [samples, ...]. Nothing is computed; no communication.
+
+        Here: what the first of its blocks says; a module that is its own only block takes anything.
+        """
+        for _, first in blocks_of(self)[:1]:
+            if first is not self:
+                check_input_of(first, x)
+
+    def output_shape(self, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
+        """The shape of the output for an input of this shape, so that targets can be checked; None: it does not say."""
+        return None
 
     def configuration(self) -> dict:
         """Arguments, as JSON can hold them, that build the same model again; {} if the class does not say."""
@@ -177,7 +190,7 @@ class Module:
 
 
 TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
-    "blocks", "configuration", "is_table", "loss", "members", "path_in_model"}
+    "blocks", "check_input", "configuration", "is_table", "loss", "members", "output_shape", "path_in_model"}
 
 
 def members_of(module: Module) -> "dict[str, Parameter | Module]":
@@ -195,6 +208,16 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
         raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
                                  "wanted a list of (name, module)")
     return list(blocks)
+
+
+def check_input_of(module: Module, x) -> None:
+    """Ask the class whether forward() takes x, whatever the module's attribute `check_input` is. Errors: ShapeError."""
+    type(module).check_input(module, x)
+
+
+def output_shape_of(module: Module, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
+    """What the class says the shape of the output is, whatever the module's attribute `output_shape` is."""
+    return type(module).output_shape(module, input_shape)
 
 
 def _is_block(value) -> bool:

@@ -119,6 +119,11 @@ class Parameter(Tensor):
         """True while it is fresh, and its values are those of a checkpoint that is not read yet."""
         return self.is_fresh and isinstance(self.init, Unread)
 
+    @property
+    def is_released(self) -> bool:
+        """True while it has given its memory up: nobody can read its values here."""
+        return self._is_released
+
     # The array.
 
     @property

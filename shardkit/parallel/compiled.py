@@ -110,7 +110,7 @@ class Compiled:
         recording, self._current = self._current, None
         if recording is None or recording.num_steps not in (RECORDED, COMPARED):
             return
-        if step.shortage is not None:
+        if step.failure is not None:
             self._refuse("memory ran out")
         doubts, self._doubt = self._world.all_gather_object(self._doubt), None
         if any(doubts):

@@ -7,13 +7,13 @@ sharded_model.py is a face on this one engine. What goes in and out of it beside
 """
 import time
 from functools import cached_property
-from math import isfinite
+from math import isfinite, nan
 
 import numpy
 
 from ..array.backend import Device, host_array, to_host
 from ..array.halves import widened
-from ..comm import Ballot, Mesh, agree, collectively
+from ..comm import Ballot, Mesh, agree, check_same, collectively, raise_together
 from ..comm.ordered import ordered_sum
 from ..config import ShardingConfiguration
 from ..errors import ShapeError, ShardingError
@@ -26,8 +26,9 @@ from ..nn.module import Module
 from ..optim import SGD
 from ..schedule import Action, Kind, order_named, unit_timeline
 from .balance import stage_ranges
-from .batch import Batch, agree_on_batch, check_peers
+from .batch import Batch, agree_on_batch, check_peers, checked_input, checked_samples
 from .compiled import Compiled
+from .fingerprint import facts_of
 from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
@@ -40,7 +41,7 @@ from .state import State
 from .tensor import whole_outputs
 from .transfer import Transfers
 from .unit import Memory, Unit
-from .votes import Skips, describe_skip, is_agreed_good, tell_shortage
+from .votes import NOTHING_COUNTS, Skips, describe_skip, is_agreed_good, tell_failure
 
 _REDUCTION = (Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
@@ -54,7 +55,9 @@ class Engine(State):
         self.data, self.pipeline, self.tensor = mesh.group("data"), mesh.group("pipeline"), mesh.group("tensor")
         with collectively(mesh.world):
             check_trained(model)            # before anything is cut
-        self.awaits_weights = agree(mesh.world, any(p.awaits_values for p in model.parameters()))
+            facts = facts_of(model, config, policy)
+        check_same(mesh.world, facts, "build the same model, with the same configuration, on all ranks")
+        self.awaits_weights = any(parameter.awaits_values for parameter in model.parameters())
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())
@@ -88,6 +91,7 @@ class Engine(State):
         self.samples_seen = 0           # trained on, over all data ranks
         self.gradient_norm: float | None = None     # of the last step, before clipping; None if nothing clips
         self._items_pending = 0.0       # whose gradients are accumulated but not reduced
+        self._items_reduced: float | None = None        # whose gradients are reduced; None: given by hand
         self._micro_batches_pending = 0
         self._settle()
 
@@ -173,8 +177,10 @@ class Engine(State):
     def compute_gradients(self, x, y, loss=None) -> float:
         """Everything up to the reduction: afterwards units hold the mean gradient of what this rank owns."""
         batch, step = self._prepare(x, y, loss)
+        if not batch.items:
+            raise ShapeError(f"{NOTHING_COUNTS}; there is no mean gradient of nothing")
         mean_loss = self._run(self._without(_UPDATE), batch, step)
-        self._check_memory(step)
+        self._check_failures(step)
         return mean_loss
 
     def accumulate(self, x, y) -> float:
@@ -182,7 +188,7 @@ class Engine(State):
         batch, step = self._prepare(x, y)
         step.first_gradient = self._micro_batches_pending
         self.runtime.run(self._without((*_REDUCTION, *_UPDATE)), step)
-        self._check_memory(step)
+        self._check_failures(step)
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
         self.samples_seen += batch.samples
@@ -192,6 +198,7 @@ class Engine(State):
         """Reduce what accumulate() left: the mean over all its calls. Errors: ShardingError if there is nothing."""
         if not self._micro_batches_pending:
             raise ShardingError("no gradients are pending: call train() with auto_synchronize_gradients=False first")
+        self._items_reduced = self._items_pending
         self.runtime.run(self._only(_REDUCTION), Step(x=[], gradient_scale=self._gradient_scale(self._items_pending)))
         self._items_pending, self._micro_batches_pending = 0.0, 0
 
@@ -207,10 +214,11 @@ class Engine(State):
         return self.step_number - self.skips.total + 1
 
     def _take_step(self, step: Step, loss: float | None = None):
-        """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or infinite.
+        """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or infinite, or means of nothing.
 
         With clipping the gradient norm is the vote, without it one small message is.
-        Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory; nothing has changed then.
+        Errors, on all ranks: OutOfMemoryError if a rank had to go on without memory, what a block of a rank raised; nothing has
+        changed then.
         """
         step.is_good = step.is_good and (loss is None or isfinite(loss))
         self.runtime.run(self._only((Kind.CLIP,)), step)
@@ -220,16 +228,18 @@ class Engine(State):
             self.runtime.run(self._only((Kind.STEP,)), step)
         else:
             self.drop_gradients()
-            tell_shortage(self.mesh.world, step.shortage)
-        self.skips.count(None if is_taken else describe_skip(self.mesh.world, step, self.step_number + 1, loss))
-        self.loss_scale.count(is_taken)
+            tell_failure(self.mesh.world, step.failure)
+        is_empty = self._items_reduced == 0
+        self.skips.count(None if is_taken else describe_skip(self.mesh.world, step, self.step_number + 1, loss, is_empty))
+        if not is_empty:
+            self.loss_scale.count(is_taken)
         self._finish_step()
 
-    def _check_memory(self, step):
-        """Errors, on all ranks: OutOfMemoryError if one had to go on without memory. The gradients are of no use then."""
-        if agree(self.mesh.world, step.shortage is not None):
+    def _check_failures(self, step):
+        """Errors, on all ranks: what stopped one that had to go on with zeros. The gradients are of no use then."""
+        if agree(self.mesh.world, step.failure is not None):
             self.drop_gradients()
-            tell_shortage(self.mesh.world, step.shortage)
+            raise_together(self.mesh.world, step.failure)
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
@@ -244,7 +254,7 @@ class Engine(State):
         for unit in self.units:
             unit.drop_gradients()
             unit.set_gradient(0)
-        at = 0
+        at, self._items_reduced = 0, None
         for unit in self.own_units:
             unit.updated_gradient[...] = self.device.from_host(gradients[at:at + unit.num_updated])
             at += unit.num_updated
@@ -279,25 +289,25 @@ class Engine(State):
     def _run(self, actions, batch: Batch, step: Step) -> float:
         """Forward, backward and reduction; the mean loss."""
         self.drop_gradients()
+        self._items_reduced = batch.items
         step.gradient_scale = self._gradient_scale(batch.items)
         self.runtime.run(actions, step)
         return self._mean_loss(step, batch.items)
 
     def _gradient_scale(self, items: float) -> float:
-        """From sums over items, of a scaled loss, to means."""
-        return 1.0 / items / self.loss_scale.value
+        """From sums over items, of a scaled loss, to means; NaN if there are no items, so that no rank takes the step."""
+        return 1.0 / items / self.loss_scale.value if items else nan
 
     def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
         self.check_weights()
-        criterion = self._criterion(loss)
-        batch = self._agree_on_batch(x, y, criterion, self.config.micro_batches, ballot)
+        batch = self._agree_on_batch(x, y, self.config.micro_batches, loss, ballot)
         num = self.config.micro_batches
         size = len(batch.x) // num
         parts = [slice(m * size, (m + 1) * size) for m in range(num)]
         contexts = [ForwardContext(training=True, seed=self.config.seed, step=self.step_number,
                                    first_sample=batch.first_sample + part.start) for part in parts]
         x, y = self._entering(batch.x), self.device.from_host(batch.y)
-        return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=criterion,
+        return batch, Step(x=[x[part] for part in parts], y=[y[part] for part in parts], contexts=contexts, loss=batch.loss,
                            number=self._next_update, loss_scale=self.loss_scale.value,
                            form=self._form(batch) if loss is None else None)
 
@@ -310,18 +320,25 @@ class Engine(State):
         """x of the batch, on the device."""
         return self.numerics.entering(self.device.from_host(x))
 
-    def _criterion(self, loss=None):
-        return as_loss(loss or self.config.loss or self.model.loss)
+    @property
+    def _loss(self):
+        """The configured one, or the model's own."""
+        return self.config.loss or self.model.loss
 
-    def _agree_on_batch(self, x, y, criterion, micro_batches: int, ballot=None) -> Batch:
-        return agree_on_batch(self.mesh, x, y, criterion, micro_batches, compare_peers=self.config.is_checked, ballot=ballot)
+    def _agree_on_batch(self, x, y, micro_batches: int, loss=None, ballot=None) -> Batch:
+        return agree_on_batch(self.mesh, self.model, x, y, loss or self._loss, micro_batches,
+                              compare_peers=self.config.is_checked, ballot=ballot)
+
+    def check_samples(self, x, y):
+        """Errors: ShapeError unless model and loss take them. No communication."""
+        checked_samples(self.model, as_loss(self._loss), x, y)
 
     def _mean_loss(self, step: Step, items: float) -> float:
-        """Losses of micro-batches, then of ranks, summed in the tree order of their gradients."""
+        """Losses of micro-batches, then of ranks, summed in the tree order of their gradients; NaN if there are no items."""
         level = [step.losses[m] for m in sorted(step.losses)] or [0.0]         # no losses but on the last stage
         while len(level) > 1:
             level = [sum(level[i:i + 2]) for i in range(0, len(level), 2)]
-        return self._sum_of_last_stages([level[0]])[0] / items
+        return _mean(self._sum_of_last_stages([level[0]])[0], items)
 
     def _sum_of_last_stages(self, numbers: list[float]) -> list[float]:
         """The sums over data ranks of what the last stage of each has, on all ranks.
@@ -343,10 +360,12 @@ class Engine(State):
     def predict(self, x):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline ranks."""
         self.check_weights()
+        with collectively(self.mesh.world):
+            x = checked_input(self.model, x)
         if self.config.is_checked:
             check_peers(self.mesh, x)
         with whole_outputs():
-            prediction = self._predict(host_array("x", x))
+            prediction = self._predict(x)
         shape = self.pipeline.broadcast_object(None if prediction is None else prediction.shape, self.stages.last_rank)
         if prediction is None:
             prediction = numpy.empty(shape, self.units[0].dtype)
@@ -355,9 +374,8 @@ class Engine(State):
         return prediction
 
     def evaluate(self, x, y) -> float:
-        """The mean loss over the parts of all data ranks."""
-        total, items = self.total_loss(x, y)
-        return total / items
+        """The mean loss over the parts of all data ranks; NaN if nothing in them counts."""
+        return _mean(*self.total_loss(x, y))
 
     def total_loss(self, x, y, *, is_counted: bool = True) -> tuple[float, float]:
         """The sum of the loss over the parts of all data ranks, and the number of items that it counts.
@@ -365,8 +383,8 @@ class Engine(State):
         is_counted   False: this data rank has no part, and passes samples only because the others gather with it
         """
         self.check_weights()
-        criterion = self._criterion()
-        batch = self._agree_on_batch(x, y, criterion, micro_batches=1)
+        batch = self._agree_on_batch(x, y, micro_batches=1)
+        criterion = batch.loss
         prediction, total = self._predict(batch.x), 0.0
         if prediction is not None:
             with no_grad():
@@ -378,3 +396,8 @@ class Engine(State):
         """The output on the last stage, None elsewhere."""
         step = Step(x=[self._entering(x)], contexts=[ForwardContext(seed=self.config.seed)])
         return self.runtime.run(self._programs.forward, step).predictions.get(0)
+
+
+def _mean(total: float, items: float) -> float:
+    """Of so many items; NaN of none."""
+    return total / items if items else nan

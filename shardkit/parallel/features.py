@@ -23,11 +23,11 @@ def permutation_importance(model, x, y) -> dict[str, float]:
     Source: Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(model.wrapped_model), model.sharding_configuration.seed
-    base = model.evaluate(x, y)
+    base = model.engine.evaluate(x, y)
     growth = {name: 0.0 for name in features.names}
     for index in features.active:
         shuffled = numpy.array(x)
         order = numpy.argsort(random_bits(key_of(seed, "importance", index), 0, len(shuffled)), kind="stable")
         shuffled[:, index] = shuffled[order, index]
-        growth[features.names[index]] = model.evaluate(shuffled, y) - base
+        growth[features.names[index]] = model.engine.evaluate(shuffled, y) - base
     return growth

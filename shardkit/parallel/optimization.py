@@ -16,7 +16,8 @@ from ..array.random import key_of, random_bits
 from ..array.backend import host_array
 from ..comm import CommunicationBackend, collectively
 from ..errors import ConfigurationError, ShapeError
-from .sharded_model import ShardedModel, split_batch
+from .engine import Engine
+from .sharded_model import ShardedModel, own_part
 
 SETS = ("train", "validation", "test")
 
@@ -71,6 +72,16 @@ class OptimizationInputData:
         if not self.batches(0, num_parts):
             raise ConfigurationError(f"{len(self.x_train)} training samples make no batch: data ranks x micro_batches = "
                                      f"{num_parts} do not divide them; give {num_parts} or more")
+
+    def check_samples(self, engine: Engine):
+        """Errors: ShapeError naming the set unless the engine's model and loss take it."""
+        for name in SETS:
+            samples = self.samples(name)
+            try:
+                if samples is not None:
+                    engine.check_samples(*samples)
+            except ShapeError as error:
+                raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
     def batches(self, epoch: int, num_parts: int) -> list:
         """The numbers of the samples of each global batch of an epoch, arrays of at most batch_size; no communication."""
@@ -166,7 +177,7 @@ def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationRes
     total = items = 0.0
     for start in range(0, len(samples[0]), batch_size):
         x, y = (array[start:start + batch_size] for array in samples)
-        mine = split_batch(model.mesh, x, y)
+        mine = own_part(model.mesh, x), own_part(model.mesh, y)
         has_part = len(mine[0]) > 0
         of_slice = model.engine.total_loss(*(mine if has_part else (x[:1], y[:1])), is_counted=has_part)
         total, items = total + of_slice[0], items + of_slice[1]

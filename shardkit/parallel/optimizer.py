@@ -8,7 +8,7 @@ class says. So each implementation is a name for the ShardedModel that it trains
 """
 from dataclasses import fields, replace
 
-from ..comm import agree, collectively
+from ..comm import agree, check_same, collectively
 from ..config import ShardingConfiguration
 from ..errors import ConfigurationError, MeshError, ShardingError
 from ..layout.mesh_shape import AXES, MeshShape
@@ -74,10 +74,13 @@ class ShardedOptimizer:
     def _attach(self, model):
         """Train this one from now on: a module is sharded, a sharded model gets the rule. Collective."""
         with collectively(self.sharding_configuration.backend):
-            if not isinstance(model, Module):
+            is_module = isinstance(model, Module)
+            if not is_module:
                 self._check_sharded(model)
-                model.use_rule(self.wrapped_optimizer)
-        self.model = model if isinstance(model, ShardedModel) else self._shard(model)
+        check_same(self.sharding_configuration.backend, {"the model": "a module" if is_module else "a sharded model"})
+        if not is_module:
+            model.use_rule(self.wrapped_optimizer)
+        self.model = self._shard(model) if is_module else model
 
     def _shard(self, module: Module) -> ShardedModel:
         return self.model_class(module, self._configuration())
@@ -151,6 +154,7 @@ class ShardedOptimizer:
         model, first_step = self._attached(), self._attached().step_number
         with collectively(model.mesh.world):
             input_data.check_batches(self._parts_per_batch())
+            input_data.check_samples(model.engine)
         self.zero_gradients()
         self.fitness_history, best = [], BestEpoch()
         for epoch in range(input_data.epochs):

@@ -20,7 +20,7 @@ from ..array import fresh, products
 from ..array.arena import Arena, empty
 from ..array.backend import numbers_of, xp_of
 from ..comm import Mesh
-from ..errors import OutOfMemoryError
+from ..errors import CommunicationError, OutOfMemoryError, ShardkitError
 from ..nn.context import ForwardContext
 from ..optim import clip_factor
 from ..schedule import COMPUTE, Action, Kind
@@ -32,6 +32,9 @@ from .transfer import Transfers
 from .unit import NORM_BLOCK, Unit
 from .votes import describe_shortage
 from .work import Work
+
+
+BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)       # that others are told of
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Step:
     learning_rate   overrides the rule's own
     loss_scale      the gradient of the loss to begin with; gradient_scale takes it out again
     is_good         False: this rank knows that the step must not be taken; CLIP makes it known to all
-    shortage        what this rank ran out of; the rest of the program then went on with zeros
+    failure         what went wrong while this rank computed; the rest of the program then went on with zeros
     form            the same for steps that compute the same on other numbers, on all ranks; None: not to be recorded
     """
 
@@ -61,7 +64,7 @@ class Step:
     learning_rate: float | None = None
     loss_scale: float = 1.0
     is_good: bool = True
-    shortage: str | None = None
+    failure: Exception | None = None
     form: Any = None
     losses: dict[int, float] = field(default_factory=dict)           # micro-batch -> sum over its items, after the run
     predictions: dict[int, Any] = field(default_factory=dict)        # micro-batch -> output of the last unit
@@ -99,7 +102,7 @@ class Runtime:
                        Kind.TIE: self._tie, Kind.CLIP: self._clip, Kind.STEP: self._step,
                        Kind.SEND_F: self._send_f, Kind.RECV_F: self._recv_f,
                        Kind.SEND_B: self._send_b, Kind.RECV_B: self._recv_b, Kind.WAIT_F: self._wait, Kind.WAIT_B: self._wait}
-        self._table_without_memory = {
+        self._table_without_results = {
             **self._table, Kind.FORWARD: self._nothing, Kind.BACKWARD: self._nothing,
             Kind.SEND_F: self._send_zeros_f, Kind.SEND_B: self._send_zeros_b, Kind.RECV_F: self._receive_and_drop,
             Kind.RECV_B: self._receive_and_drop}
@@ -107,9 +110,9 @@ class Runtime:
     def run(self, actions: tuple[Action, ...], step: Step) -> Step:
         """Execute the actions in order and return the filled-in step. Collective over the mesh.
 
-        A rank that runs out of memory while it computes says so in step.shortage, and goes through the rest with zeros, since
-        the others wait for its messages. The caller must ask all ranks before the result is used.
-        Errors, on this rank alone: OutOfMemoryError where that cannot be done.
+        A rank that runs out of memory while it computes, or whose block raises, says so in step.failure, and goes through the
+        rest with zeros, since the others wait for its messages. The caller must ask all ranks before the result is used.
+        Errors, on this rank alone: OutOfMemoryError, or the block's own, where that cannot be done.
         """
         try:
             with self.arena.in_use(), self._numerics.in_use(), products.doing_meanwhile(self.movement.pump):
@@ -133,9 +136,13 @@ class Runtime:
         for action in actions:
             self.movement.pump()
             try:
-                (self._table if step.shortage is None else self._table_without_memory)[action.kind](action, step)
+                (self._table if step.failure is None else self._table_without_results)[action.kind](action, step)
             except MemoryError as error:
                 self._go_on_without_memory(action, step, error)
+            except BLOCK_ERRORS as error:
+                if isinstance(error, CommunicationError) or not self._can_go_on(action, step):
+                    raise
+                self._go_on_with_zeros(step, error)
         self.transfers.end()
 
     def _give_up(self):
@@ -186,16 +193,23 @@ class Runtime:
             for owner, buffer in zip(owners, buffers):
                 owner.close_gradient(user, step.first_gradient + m, buffer)
 
-    # ---- when memory runs out ------------------------------------------------------------------------------------
+    # ---- when memory runs out, or a block raises -------------------------------------------------------------------
 
     def _go_on_without_memory(self, action, step, error):
-        """Let go of what this step has computed and say so in the step; or raise, where the others cannot be served."""
         if isinstance(error, OutOfMemoryError):
             raise error
-        step.shortage = describe_shortage(self.mesh.rank, f"{action} of step {step.number}", error, self.arena.device)
-        if step.loss is None or self.mesh.size("tensor") > 1 or self._is_within_messages(action):
-            raise OutOfMemoryError(step.shortage) from error
-        step.is_good = False
+        text = describe_shortage(self.mesh.rank, f"{action} of step {step.number}", error, self.arena.device)
+        if not self._can_go_on(action, step):
+            raise OutOfMemoryError(text) from error
+        self._go_on_with_zeros(step, OutOfMemoryError(text))
+
+    def _can_go_on(self, action, step) -> bool:
+        """False where the others cannot be served with zeros."""
+        return step.loss is not None and self.mesh.size("tensor") == 1 and not self._is_within_messages(action)
+
+    def _go_on_with_zeros(self, step, failure):
+        """Let go of what this step has computed, and say so in the step."""
+        step.failure, step.is_good = failure, False
         for results in (self.plain_work, self._activations, self._gradients):
             results.clear()
         self._work = self.plain_work
@@ -211,7 +225,7 @@ class Runtime:
     def _send_zeros_f(self, action, step):
         zeros = self.transfers.zeros(Kind.RECV_F, action.stage + 1, action.micro_batch)
         if zeros is None:                               # the next rank waits for a shape that nobody knows yet
-            raise OutOfMemoryError(step.shortage)
+            raise step.failure
         self.transfers.send_activation(action.stage, action.micro_batch, zeros)
 
     def _send_zeros_b(self, action, step):

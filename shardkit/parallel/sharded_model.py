@@ -15,9 +15,9 @@ from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..checkpoint.find import found_place, warn_of_skipped
 from ..checkpoint.fit import Fit, Wanted, check_only, state_since
-from ..comm import Mesh, collectively
+from ..comm import Mesh, check_same, collectively
 from ..config import ShardingConfiguration
-from ..errors import CheckpointError, FeatureError, ShardingWarning
+from ..errors import CheckpointError, CommunicationError, FeatureError, ShapeError, ShardingWarning
 from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
 from ..nn.features import input_features
@@ -35,22 +35,30 @@ class ShardedModel:
 
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
-    Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
-    without parameters, with frozen ones or with some outside its blocks, ScheduleError on an unknown schedule, DeviceError.
+    Making one is collective. Errors, on all ranks: TypeError if the model is no Module, ShardingError on a model without
+    parameters, with frozen ones or with some outside its blocks, or if model, configuration or policy differ between ranks,
+    ScheduleError on an unknown schedule, DeviceError. On this rank alone: TypeError without a configuration.
     """
 
     policy: Policy
     strategy: str           # as reports call it
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
-        if wrapped_model is None or config is None:
+        if not isinstance(config, ShardingConfiguration):
             raise TypeError(f"{type(self).__name__} needs a model and a ShardingConfiguration; got "
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
+        with collectively(config.backend):
+            self._check_arguments(wrapped_model)
         self.companions: dict[str, bytes] = {}      # files beside the tensors, of the checkpoint that this model went on from
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
         self._tell_of_one_unit()
+
+    def _check_arguments(self, wrapped_model):
+        if not isinstance(wrapped_model, Module):
+            raise TypeError(f"{type(self).__name__} needs a model, an nn.Module, and a ShardingConfiguration; got "
+                            f"{type(wrapped_model).__name__} for the model")
 
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
@@ -60,6 +68,11 @@ class ShardedModel:
         self._last_batch: tuple | None = None
         self._evaluation: dict | None = None
         self._train_seconds = 0.0
+        self._is_closed = False
+
+    def _check_open(self):
+        if self._is_closed:
+            raise CommunicationError("this model is closed; make another one, or close it after its last use")
 
     def _tell_of_one_unit(self):
         """Warn on rank 0 if units of the model would save memory, but it has none."""
@@ -114,9 +127,13 @@ class ShardedModel:
         returns  the mean loss of the global batch before the step, the same on all ranks
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank; synchronize_gradients() and
         step() complete the step.
-        Errors, on all ranks: ShapeError if the batch is empty or does not divide into the micro-batches; those of a checkpoint
-        that is being written, before anything else is done.
+        A step whose loss or gradients are NaN or infinite is skipped on all ranks, as is one in which no label counts; the loss
+        is NaN then.
+        Errors, on all ranks, whichever rank has the bad part: ShapeError if it is empty, does not divide into the micro-batches,
+        or is nothing that the model or its loss takes; those of a checkpoint that is being written, before anything else is
+        done.
         """
+        self._check_open()
         self._saver.poll()
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
@@ -130,7 +147,9 @@ class ShardedModel:
 
         loss     a function (prediction, y) -> mean loss, instead of the configured one
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole units)
+        Errors, on all ranks: ShapeError as train, and if no label counts.
         """
+        self._check_open()
         self.engine.compute_gradients(x, y, loss)
         return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.own_units])
 
@@ -139,11 +158,13 @@ class ShardedModel:
 
         gradients      1-D, the length that compute_gradients returns on this rank
         learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length.
+        Errors, on all ranks: ShapeError on another length, ShardingError on learning rates that differ.
         """
+        self._check_open()
         self._saver.poll()
         with collectively(self.mesh.world):
             self.engine.check_gradients(gradients)
+        check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
 
     def synchronize_gradients(self):
@@ -151,6 +172,7 @@ class ShardedModel:
 
         Errors: ShardingError if nothing was accumulated since the last time.
         """
+        self._check_open()
         self.engine.reduce_accumulated()
 
     def step(self):
@@ -158,14 +180,16 @@ class ShardedModel:
 
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """
+        self._check_open()
         self._saver.poll()
         self.engine.update()
 
     def use_rule(self, rule):
-        """Go on with another optimizer rule on the optimizer state that is there. No communication.
+        """Go on with another optimizer rule on the optimizer state that is there. Collective.
 
-        Errors: ShardingError if the rule keeps other state than the one so far.
+        Errors, on all ranks: ShardingError if the rule keeps other state than the one so far, or differs between ranks.
         """
+        self._check_open()
         self.engine.use_rule(rule)
         self.sharding_configuration = self.engine.config
 
@@ -189,11 +213,19 @@ class ShardedModel:
         return self.engine.supports_compilation
 
     def predict(self, x):
-        """The wrapped model's output for x, a NumPy array. Collective: every rank passes an x of its own."""
+        """The wrapped model's output for x, a NumPy array. Collective: every data replica passes an x of its own.
+
+        No samples have an empty prediction. Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
+        """
+        self._check_open()
         return self.engine.predict(x)
 
     def evaluate(self, x, y) -> float:
-        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective."""
+        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is learned. Collective.
+
+        NaN if no label counts. Errors, on all ranks: ShapeError as train.
+        """
+        self._check_open()
         loss = self.engine.evaluate(x, y)
         self._evaluation = {"loss": loss, "step": self.step_number}
         return loss
@@ -202,6 +234,7 @@ class ShardedModel:
 
     def gather_full_parameters(self):
         """A new 1-D array of all parameters in the wrapped model's canonical order. Collective."""
+        self._check_open()
         return self.engine.gather_full_parameters()
 
     def get_parameters(self):
@@ -209,34 +242,52 @@ class ShardedModel:
         return self.gather_full_parameters()
 
     def set_parameters(self, vector):
-        """Replace all parameters by this canonical vector, the same on all ranks. Collective. Errors: ValueError."""
+        """Replace all parameters by this canonical vector. Collective.
+
+        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different ones.
+        """
+        self._check_open()
         self.engine.set_full_parameters(vector)
 
     def with_parameters(self, vector) -> "ShardedModel":
-        """A new model of the same type on the same mesh with these parameters, and fresh optimizer state. Collective."""
+        """A new model of the same type on the same mesh with these parameters, and fresh optimizer state. Collective.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
         other = self._with_own_parameters()
         other.set_parameters(vector)
+        self.mesh.share()
         return other
 
     def clone(self) -> "ShardedModel":
-        """A model of the same type that shares parameters, optimizer state and mesh with this one. No communication."""
+        """A model of the same type that shares parameters, optimizer state and mesh with this one. No communication.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
+        self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        self.mesh.share()
         return other
 
     __copy__ = clone
 
     def deep_copy(self) -> "ShardedModel":
-        """A model of the same type on the same mesh with parameters and optimizer state of its own. Collective."""
+        """A model of the same type on the same mesh with parameters and optimizer state of its own. Collective.
+
+        Close it too: the mesh is closed with the last model that uses it.
+        """
         other = self._with_own_parameters()
         other.engine.copy_state_from(self.engine)
         other._last_loss, other._train_seconds = self._last_loss, self._train_seconds
+        self.mesh.share()
         return other
 
     def __deepcopy__(self, memo):
         return self.deep_copy()
 
     def _with_own_parameters(self) -> "ShardedModel":
+        self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.fresh_module(), self.engine.config, self.mesh)
@@ -407,9 +458,13 @@ class ShardedModel:
         return list(features_of(self.wrapped_model).active)
 
     def set_active_feature_indices(self, indices):
-        """Look at these input features only, in training and prediction. Collective. Errors, on all ranks: FeatureError."""
+        """Look at these input features only, in training and prediction. Collective.
+
+        Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
+        """
         with collectively(self.mesh.world):
             numbers = features_of(self.wrapped_model).checked(indices)
+        check_same(self.mesh.world, {"active features": str(list(numbers))})
         features_of(self.wrapped_model).activate(numbers)
 
     def is_feature_used(self, index: int) -> bool:
@@ -480,11 +535,16 @@ class ShardedModel:
     def close(self):
         """Wait for a checkpoint that is being written, and give memory of activations and communicators back. Collective.
 
-        The model cannot train afterwards. Errors: those of the checkpoint.
+        The model cannot train afterwards, its clones and copies can: the last of them closes the communicators. A second
+        call does nothing. Errors: those of the checkpoint.
         """
+        if self._is_closed:
+            return
         self._saver.wait()
+        self._is_closed = True
         self.engine.clear_activations()
-        close_groups(self.wrapped_model)
+        if not self.mesh.is_shared:
+            close_groups(self.wrapped_model)
         self.mesh.close()
 
 
@@ -555,10 +615,14 @@ class HybridShardedModel(ShardedModel):
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration, pipeline_parallel_size: int = 1,
                  tensor_parallel_size: int = 1, data_parallel_size: int = -1, policy: str = "fsdp", order=AXES):
-        self.policy = policy_named(policy)
+        self._policy_name = policy
         self._sizes = {"pipeline": pipeline_parallel_size, "tensor": tensor_parallel_size, "data": data_parallel_size,
                        "order": order}
         super().__init__(wrapped_model, config)
+
+    def _check_arguments(self, wrapped_model):
+        super()._check_arguments(wrapped_model)
+        self.policy = policy_named(self._policy_name)
 
     def _make_mesh(self, backend):
         return Mesh(backend, **self._sizes)
@@ -567,10 +631,23 @@ class HybridShardedModel(ShardedModel):
 def split_batch(mesh: Mesh, *arrays):
     """This data rank's slice of each array of a global batch, along dim 0, in rank order. No communication.
 
-    Uneven batches give the first ranks one more. Errors: ShapeError if there are fewer samples than data ranks.
+    Uneven batches give the first ranks one more. Errors, the same on all ranks that pass the same arrays: ShapeError if there
+    are fewer samples than data ranks, or arrays of different lengths.
     """
-    size, rank = mesh.size("data"), mesh.coordinates.data
-    return tuple(numpy.array_split(array, size)[rank] for array in arrays)
+    if any(numpy.ndim(array) == 0 for array in arrays):
+        raise ShapeError("split_batch of a single number; wanted arrays [samples, ...]")
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) > 1:
+        raise ShapeError(f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the same number")
+    if arrays and lengths[0] < mesh.size("data"):
+        raise ShapeError(f"a batch of {lengths[0]} samples cannot be split over {mesh.size('data')} data ranks; wanted one for "
+                         "each, or more")
+    return tuple(own_part(mesh, array) for array in arrays)
+
+
+def own_part(mesh: Mesh, array):
+    """The same slice of one array, empty where there are fewer samples than data ranks."""
+    return numpy.array_split(array, mesh.size("data"))[mesh.coordinates.data]
 
 
 def _ends(names, blocks) -> str:

@@ -10,11 +10,12 @@ from math import prod
 import numpy
 
 from ..array.backend import host_array, to_host
-from ..comm import collectively
+from ..comm import check_same, collectively
 from ..errors import ShapeError, ShardingError
 from ..nn.init import Unread
 from ..nn.module import Module
 from ..optim.late import on_state_since
+from .fingerprint import describe
 from .tensor import global_piece, is_counted
 from .unit import Unit
 from .votes import Skips
@@ -78,11 +79,15 @@ class State:
         return numpy.concatenate([to_host(unit.masters[slot.offset:slot.stop]) for _, unit, slot in slots])
 
     def set_full_parameters(self, vector):
-        """The inverse: every rank takes what it owns from the same whole vector. Errors: ValueError on a wrong length."""
+        """The inverse: every rank takes what it owns from the same whole vector.
+
+        Errors, on all ranks: ValueError on a wrong length, ShardingError if ranks were given different ones.
+        """
         with collectively(self.mesh.world):
             vector = host_array("the parameter vector", vector)
             if vector.shape != (self.parameter_count,):
                 raise ShapeError(f"a parameter vector of shape {vector.shape}; wanted ({self.parameter_count},)")
+        check_same(self.mesh.world, {"the parameter vector": describe(vector)})
         views = self._canonical_views(vector)
         for _, piece, array in self._boxes_of({"model": lambda unit: unit.owned_parameters}, self.units):
             array[...] = self.device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
@@ -166,16 +171,24 @@ class State:
     # ---- the rule, and parameters to come back to ----------------------------------------------------------------
 
     def use_rule(self, rule):
-        """Go on with another rule on the state that is there. Errors: ShardingError if it keeps other state."""
-        if tuple(rule.state_names) != tuple(self.rule.state_names):
-            raise ShardingError(f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, but "
-                                f"{type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded model with that rule")
+        """Go on with another rule on the state that is there.
+
+        Errors, on all ranks: ShardingError if it keeps other state, or is not the same on all.
+        """
+        with collectively(self.mesh.world):
+            self._check_rule(rule)
+        check_same(self.mesh.world, {"the rule": describe(rule)})
         self.config, self.rule = replace(self.config, optimizer=rule), rule
         self._tell_units_the_rule()
 
     def _tell_units_the_rule(self):
         for unit in self.units:
             unit.rule = on_state_since(self.rule, self.state_since)
+
+    def _check_rule(self, rule):
+        if tuple(rule.state_names) != tuple(self.rule.state_names):
+            raise ShardingError(f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, but "
+                                f"{type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded model with that rule")
 
     def reset_rule(self):
         """Optimizer state zero, and the next step is the first; parameters stay."""

@@ -32,7 +32,7 @@ from ..layout.placement import even_span
 from ..nn import ops
 from ..nn.autograd import Tensor, array_of, record
 from ..nn.context import current_context
-from ..nn.layers import input_tensor
+from ..nn.layers import check_width, input_tensor
 from ..nn.loss import CrossEntropy
 from ..nn.module import Module, Parameter, members_of
 from ..nn.ops.linear import check_ids, index_array
@@ -131,11 +131,15 @@ class TensorAxis:
         """
         if not self.sequence:
             return conjugate.reduce_from_region(x, self.group)
-        length, num_ranks = x.shape[SEQUENCE_DIM], self.group.world_size
-        if length % num_ranks:
+        self.check_length(x.shape[SEQUENCE_DIM])
+        return conjugate.reduce_scatter(x, self.group, SEQUENCE_DIM)
+
+    def check_length(self, length: int):
+        """Errors: ShapeError if `sequence` is set and the ranks do not divide a sequence of this length."""
+        num_ranks = self.group.world_size
+        if self.sequence and length % num_ranks:
             raise ShapeError(f"a sequence of {length} = {num_ranks} tensor ranks x {length // num_ranks} + "
                              f"{length % num_ranks}; sequence parallelism wants one that they divide: pad x, or turn it off")
-        return conjugate.reduce_scatter(x, self.group, SEQUENCE_DIM)
 
     def own_span(self, length: int) -> tuple[int, int]:
         """This rank's [start, stop) of `length`."""
@@ -160,6 +164,9 @@ class ColumnParallelLinear(Module):
     def __init__(self, axis: TensorAxis, weight: Parameter, bias: Parameter | None, *, enters: bool = True, activation=None):
         self.weight, self.bias = weight, bias
         self._axis, self._enters, self._activation = axis, enters, activation
+
+    def check_input(self, x):
+        check_width("a column-parallel layer", x, self.weight.global_shape[1])
 
     def forward(self, x, activation=None):
         x = input_tensor(x, self.weight.dtype)
@@ -205,6 +212,11 @@ class VocabularyParallelEmbedding(Module):
     def __init__(self, axis: TensorAxis, weight: Parameter):
         self.weight = weight
         self._axis = axis
+
+    def check_input(self, x):
+        check_ids("embedding", x, self.weight.global_shape[0])
+        if x.ndim > SEQUENCE_DIM:
+            self._axis.check_length(x.shape[SEQUENCE_DIM])
 
     def forward(self, ids):
         ids = index_array(ids)

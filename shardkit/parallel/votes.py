@@ -1,17 +1,18 @@
-"""What the ranks decide together at the end of a step: whether it counts, and whether a rank ran out of memory in it.
+"""What the ranks decide together at the end of a step: whether it counts, and whether a rank could not go on in it.
 
     losses, gradients of all ranks --> one number that every rank has anyway (the gradient norm) --> NaN or infinite: no step
 
-A rank whose loss is bad, or that had to go on with zeros because memory ran out, makes that number NaN for all. So a good
+A rank whose loss is bad, or that had to go on with zeros since memory ran out or a block raised, makes it NaN for all. So a good
 step costs no message; only after a bad one the ranks tell each other what happened.
 """
 from dataclasses import dataclass
 from math import isfinite
 
 from ..array.backend import Device, numbers_of
-from ..comm import CommunicationBackend, agree
-from ..errors import DeviceMemoryError, OutOfMemoryError
+from ..comm import CommunicationBackend, agree, raise_together
+from ..errors import DeviceMemoryError
 
+NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8         # named in a message
 
 
@@ -23,14 +24,18 @@ class SkippedStep:
     loss            of the global batch; None where only gradients were at hand
     gradient_norm   before clipping; None if nothing clips
     ranks           world ranks whose own loss was NaN or infinite; () if it came with the gradients
+    is_empty        nothing was there to take a mean of: all labels are to be ignored
     """
 
     number: int
     loss: float | None
     gradient_norm: float | None
     ranks: tuple[int, ...]
+    is_empty: bool = False
 
     def __str__(self):
+        if self.is_empty:
+            return f"step {self.number} skipped: {NOTHING_COUNTS}"
         figures = {"loss": self.loss, "gradient norm": self.gradient_norm}
         text = ", ".join(f"{name} {value:g}" for name, value in figures.items() if value is not None and not isfinite(value))
         return f"step {self.number} skipped: {text or 'gradients NaN or infinite'}{self._origin()}"
@@ -64,17 +69,17 @@ def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
     return not agree(world, not is_good)
 
 
-def describe_skip(world: CommunicationBackend, step, number: int, loss: float | None) -> SkippedStep:
+def describe_skip(world: CommunicationBackend, step, number: int, loss: float | None, is_empty: bool) -> SkippedStep:
     """What happened in a step that was not taken. Collective."""
     are_bad = world.all_gather_object(not all(map(isfinite, step.losses.values())))
-    return SkippedStep(number, loss, step.gradient_norm, tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad))
+    ranks = tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad)
+    return SkippedStep(number, loss, step.gradient_norm, ranks, is_empty)
 
 
-def tell_shortage(world: CommunicationBackend, shortage: str | None) -> None:
-    """Collective. Errors, on all ranks: OutOfMemoryError with the words of the first rank that ran out of memory."""
-    for text in world.all_gather_object(shortage):
-        if text is not None:
-            raise OutOfMemoryError(text)
+def tell_failure(world: CommunicationBackend, failure: Exception | None) -> None:
+    """Collective. Errors, on all ranks: what stopped the first rank that was stopped, or this one; nothing if none was."""
+    if agree(world, failure is not None):
+        raise_together(world, failure)
 
 
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:

@@ -8,7 +8,8 @@ import shardkit as sk
 from shardkit import nn
 
 X, Y = numpy.ones((4, 8), "float32"), numpy.zeros((4, 8), "float32")
-FREE = ("blocks", "features", "path", "members", "children", "configuration", "names", "layers", "modules", "shape")
+FREE = ("blocks", "features", "path", "members", "children", "configuration", "output_shape", "names", "layers", "modules",
+        "shape")
 
 
 class Own(nn.Module):

@@ -87,3 +87,59 @@ def test_gradients_by_hand_have_the_length_of_the_shard_where_weights_are_tied_o
             other.apply_gradients(gradients, 1e-2)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), other.gather_full_parameters())
     sk.run_ranks(4, run)
+
+
+def test_importance_of_features_leaves_the_evaluation_of_the_metadata_as_it_was():
+    def run(backend):
+        model = sk.FSDPModel(sk.models.MLP([3, 8, 1]), sk.ShardingConfiguration(backend, minimum_parameter_group_size=8))
+        x = numpy.random.default_rng(backend.rank).standard_normal((4, 3))
+        loss = model.evaluate(x, x[:, :1])
+        model.get_feature_importance(x[::-1].copy(), 5 * x[:, :1])
+        return model.get_model_metadata()["evaluation"] == {"loss": loss, "step": 0}
+    assert all(sk.run_ranks(2, run))
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 4)], ids=["data", "pipeline", "tensor with shared key heads"])
+@pytest.mark.parametrize("copied", [lambda m: m.deep_copy(), lambda m: m.clone(),
+                                    lambda m: m.with_parameters(m.get_parameters())],
+                         ids=["deep_copy", "clone", "with_parameters"])
+def test_a_model_trains_on_when_its_copy_is_closed_and_a_copy_when_its_model_is(copied, mesh):
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
+        for keeps_copy in (False, True):
+            model = sk.HybridShardedModel(gpt(heads=4, kv_heads=2), config, *mesh)
+            x, y = sk.split_batch(model.mesh, *token_batch(0, 4))
+            kept, closed = (model, copied(model))[::-1 if keeps_copy else 1]
+            closed.close()
+            closed.close()                                              # a second call does nothing
+            assert numpy.isfinite(kept.train(x, y))
+            for act in (lambda m: m.train(x, y), lambda m: m.predict(x), lambda m: m.gather_full_parameters()):
+                with pytest.raises(sk.CommunicationError, match="closed"):
+                    act(closed)
+            kept.close()
+            assert not model.mesh.group("data").is_initialized
+    sk.run_ranks(4, run)
+
+
+def test_a_copy_that_could_not_be_made_does_not_keep_the_mesh_open():
+    def run(backend):
+        model = make(backend)
+        with pytest.raises(sk.ShapeError):
+            model.with_parameters(numpy.ones(3))
+        model.close()
+        return model.mesh.group("data").is_initialized
+    assert not any(sk.run_ranks(2, run))
+
+
+def test_a_batch_of_fewer_samples_than_data_ranks_is_not_split():
+    def run(backend):
+        mesh = sk.Mesh(backend)
+        x, y = token_batch(0, 5)
+        assert [len(part) for part in sk.split_batch(mesh, x, y)] == [2 - (backend.rank == 2)] * 2
+        with pytest.raises(sk.ShapeError, match="2 samples .* 3 data ranks"):
+            sk.split_batch(mesh, x[:2], y[:2])
+        with pytest.raises(sk.ShapeError, match="5 and 4 samples"):
+            sk.split_batch(mesh, x, y[:4])
+        with pytest.raises(sk.ShapeError, match="single number"):
+            sk.split_batch(mesh, 3.0)
+    sk.run_ranks(3, run)

@@ -8,8 +8,8 @@ from .desk import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, RANK, REDUCE_SCATTER, SUM
 
 NUMBERS = "fdilB"                       # dtypes that are added here, each compiled by itself: NumPy's characters
 SLOT_ROAD_BYTES = 2048                  # up to here copying to a slot costs less than meeting a second time
-_OPERATIONS = {ReductionOperation.SUM: SUM, ReductionOperation.PRODUCT: PRODUCT, ReductionOperation.MIN: MIN,
-               ReductionOperation.MAX: MAX}
+_OPERATIONS = {ReductionOperation.SUM: SUM, ReductionOperation.AVERAGE: SUM, ReductionOperation.PRODUCT: PRODUCT,
+               ReductionOperation.MIN: MIN, ReductionOperation.MAX: MAX}
 _VERB_BITS, _OPERATION_BITS = 4, 4
 _NUMBERS = frozenset(map(numpy.dtype, NUMBERS))
 

@@ -18,7 +18,7 @@ from ..checks import pieces_of, shares_of, starts_of
 from ..operations import ReductionOperation
 from ..ordered import reduce_to_owners
 
-SUM = ReductionOperation.SUM
+SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
 
 
 def ranks_per_node(homes) -> int | None:
@@ -43,7 +43,7 @@ class Levels:
 
     def adds(self, dtype, op) -> bool:
         """True if such reductions are done here: sums, as the tree over all ranks."""
-        return op is SUM and self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype, op)
+        return op in (SUM, AVERAGE) and self._here & (self._here - 1) == 0 and self.near._lane.adds(dtype, op)
 
     def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
         """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""

@@ -59,30 +59,35 @@ class NodeVerbs(MPIVerbs):
         return self._road_of_size(num_bytes)
 
     def _barrier(self):
+        self._compare_early("_barrier")         # before a road is chosen: ranks that differ would take two
         road = self._road(0)
         if road is None or road is not self._lane:
             return super()._barrier()
         road.barrier()
 
     def _all_reduce(self, array, op):
+        self._compare_early("_all_reduce", array, op)
         road = self._adding(self._road(array.nbytes), array, op)
         if road is None:
             return super()._all_reduce(array, op)
         road.all_reduce(array, op)
 
     def _reduce_scatter(self, send, receive, counts, op):
+        self._compare_early("_reduce_scatter", send, receive, counts, op)
         road = self._adding(self._road(send.nbytes), send, op)
         if road is None:
             return super()._reduce_scatter(send, receive, counts, op)
         road.reduce_scatter(send, receive, counts, op)
 
     def _all_gather(self, send, receive, counts):
+        self._compare_early("_all_gather", send, receive, counts)
         road = self._road(receive.nbytes)
         if road is None:
             return super()._all_gather(send, receive, counts)
         road.all_gather(send, receive, counts)
 
     def _broadcast(self, array, root):
+        self._compare_early("_broadcast", array, root)
         road = self._road(array.nbytes)
         if road is None or road is not self._lane:
             return super()._broadcast(array, root)
