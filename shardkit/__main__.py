@@ -88,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("run", nargs="?", help="after the word hang: the run folder")
     inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
     _add_schedule_options(inspect.add_argument_group("inspect schedule"))
-    diff = commands.add_parser("diff", help="compare two checkpoints number by number", description="Exit codes: 0 equal, "
-                               "1 different, 2 usage, or one of the two cannot be read.")
+    diff = commands.add_parser("diff", help="compare two checkpoints number by number", description="Exit codes: 0 equal, or "
+                               "within the tolerance, 1 different, 2 usage, or one of the two cannot be read.")
     for name in ("first", "second"):
         diff.add_argument(name, help="run folder or folder of checkpoints (its newest valid one), or one checkpoint")
     diff.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X",

@@ -5,7 +5,7 @@
     shardkit convert --to safetensors runs/x back       # the newest valid checkpoint of a run, without optimizer state
     LlamaForCausalLM.from_pretrained("back")
 
-Tokenizers and generation settings are not touched: copy those files along.
+Token ids, generation settings and the files of a tokenizer travel in the checkpoints, through training too (companions.py).
 """
 import json
 import os
@@ -19,13 +19,14 @@ from ..errors import CheckpointError, ConfigurationError
 from ..layout.box import Box
 from ..layout.piece import Piece
 from ..nn.gpt import GPT
+from .companions import CONFIGURATION_NAME, found_beside
 from .find import find_checkpoint, gpt_of
 from .hugging_face import Link, configuration_of, found_names, links, read_configuration
 from .load import Checkpoint
 from .safetensors import READABLE, StoredTensor, read_header, write_tensors
 from .store import CheckpointStore
 
-CONFIGURATION_NAME, TENSORS_NAME = "config.json", "model.safetensors"
+TENSORS_NAME = "model.safetensors"
 _INDEX_NAME = TENSORS_NAME + ".index.json"
 _CHUNK = 1 << 20        # elements
 
@@ -50,16 +51,19 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
     """Write a checkpoint's model as a folder that transformers reads; optimizer state stays behind.
 
     path     a checkpoint, or a folder of them: the newest valid one
-    folder   is made; files that have other names stay in it
+    folder   is made, and gets the companions of the model too; files that have other names stay in it
     dtype    "float32" or "float64"; None: that of the checkpoint
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a model already.
     """
     folder = Path(folder)
-    _check_free(folder, [folder / name for name in (CONFIGURATION_NAME, TENSORS_NAME, _INDEX_NAME)])
     checkpoint, skipped = find_checkpoint(path)
+    companions = checkpoint.companions()
+    _check_free(folder, [folder / name for name in (CONFIGURATION_NAME, TENSORS_NAME, _INDEX_NAME, *companions)])
+    said_before = companions.pop(CONFIGURATION_NAME, b"{}")
     model = gpt_of(checkpoint, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
     configuration, notes = configuration_of(model.settings, dtype)
+    configuration = _with_what_was_said(configuration, said_before, checkpoint.folder / CONFIGURATION_NAME)
     parts: dict[str, list[Link]] = {}
     for link in sorted(links(model), key=lambda link: link.part):
         parts.setdefault(link.theirs, []).append(link)
@@ -68,8 +72,18 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
     folder.mkdir(parents=True, exist_ok=True)
     _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(
         file, shapes, dtype, (_assembled(checkpoint, some) for some in parts.values())))
+    for name, content in companions.items():
+        _write_whole(folder / name, lambda file: file.write_bytes(content))
+    notes = notes + ([f"brought back: {', '.join(companions)}"] if companions else [])
     _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(json.dumps(configuration, indent=2) + "\n", "utf-8"))
     return Conversion(str(folder), model, len(shapes), [f"skipped: {reason}" for reason in skipped] + notes)
+
+
+def _with_what_was_said(configuration: dict, before: bytes, where: Path) -> dict:
+    """The config.json of the model, and what the one that it came from said beyond it; dtypes are those of now."""
+    said = {name: value for name, value in _parsed_json(where, before).items()
+            if name not in ("dtype", "torch_dtype")}
+    return {"bos_token_id": None, "eos_token_id": None, **said, **configuration}
 
 
 def _assembled(checkpoint: Checkpoint, some: list[Link]):
@@ -106,7 +120,8 @@ def from_safetensors(path, folder, *, dtype: str = "float32") -> Conversion:
     Errors: FileNotFoundError, OSError; CheckpointError if it is damaged or GPT cannot compute it; ConfigurationError if the
     folder holds checkpoints already.
     """
-    store = CheckpointStore(folder)
+    companions, kept = found_beside(Path(path))
+    store = CheckpointStore(folder, companions=companions)
     _check_free(store.folder, store.steps())
     tensors = _stored_tensors(Path(path))
     model, notes = read_configuration(_read_json(Path(path) / CONFIGURATION_NAME), str(Path(path) / CONFIGURATION_NAME), dtype)
@@ -117,7 +132,7 @@ def from_safetensors(path, folder, *, dtype: str = "float32") -> Conversion:
                    "strategy": "converted", "active_features": None, "optimizer": None, "data_position": {},
                    "model": {"class": "GPT", "configuration": model.configuration()}}
     written, = run_ranks(1, lambda backend: store.save(stored, backend, description))
-    return Conversion(written, model, len(model.named_parameters()), notes)
+    return Conversion(written, model, len(model.named_parameters()), notes + kept)
 
 
 class _StoredParameters:
@@ -200,8 +215,12 @@ def _indexed_tensors(folder: Path, index: dict) -> dict[str, StoredTensor]:
 
 
 def _read_json(path: Path) -> dict:
+    return _parsed_json(path, path.read_bytes())
+
+
+def _parsed_json(path: Path, content: bytes) -> dict:
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(content.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not isinstance(entries, dict):

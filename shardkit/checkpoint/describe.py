@@ -4,8 +4,10 @@ from math import prod
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .find import checkpoint_store, is_checkpoint
+from ..optim.description import rule_text
+from .find import found_place
 from .load import Checkpoint
+from .store import CheckpointStore
 from .tree import tensor_tree
 
 
@@ -29,9 +31,10 @@ def describe(path, *, verify: bool = False) -> Description:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    if is_checkpoint(path):
+    folder, name = found_place(path)
+    if name is not None:
         return Description(_described(path, verify, _page), 0)
-    store = checkpoint_store(path)
+    store = CheckpointStore(folder)
     folders, unfinished = store.steps(), sorted(store.folder.glob("step-*.tmp"))
     if not folders and not unfinished:
         raise FileNotFoundError(f"no checkpoints in {path}")
@@ -65,7 +68,7 @@ def _line(folder: Path, manifest: dict) -> str:
 def _page(folder: Path, manifest: dict) -> str:
     model, optimizer = manifest["model"], manifest["optimizer"]
     arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
-    state = "parameters only, no optimizer state" if optimizer is None else f"optimizer {optimizer['rule']}"
+    state = "parameters only, no optimizer state" if optimizer is None else f"optimizer {rule_text(optimizer)}"
     return "\n".join([
         f"{folder}", f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
         f"written as {_mesh(manifest)}; opens under any other", f"{model['class']}({arguments})",

@@ -9,6 +9,7 @@ from math import inf, prod
 import numpy
 
 from ..layout.box import flat_range_to_boxes
+from .fit import state_since
 from .load import Checkpoint
 from .tree import in_order, shape_text
 
@@ -30,12 +31,13 @@ class Spot:
 
 @dataclass
 class TensorDifference:
-    """How one tensor differs between a and b; with num_different = 0 it does not."""
+    """How one tensor differs between a and b; with num_different = 0 not beyond the tolerance."""
 
     tensor: str
     num_elements: int
-    num_different: int = 0
-    first: Spot | None = None               # in C order
+    num_different: int = 0                  # elements that differ beyond the tolerance
+    num_unequal: int = 0                    # elements that differ at all
+    first: Spot | None = None               # beyond the tolerance, in C order
     absolute: float = 0.0                   # the largest |a - b|; infinite if one of them is not a number
     absolute_at: Spot | None = None
     relative: float = 0.0                   # the largest |a - b| / max(|a|, |b|)
@@ -45,15 +47,20 @@ class TensorDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs. Tensors in natural order: blocks.2 before blocks.10."""
+    """All that differs. Tensors in natural order: blocks.2 before blocks.10.
+
+    is_equal    nothing differs, or values within the tolerance only
+    """
 
     descriptions: list[tuple[str, object, object]]          # (what, in a, in b)
     only_a: list[str]
     only_b: list[str]
     forms: list[tuple[str, str, str]]                       # (tensor, shape and dtype in a, in b)
-    tensors: list[TensorDifference]                         # those with differing values
+    tensors: list[TensorDifference]                         # those with values that differ beyond the tolerance
     num_compared: int
     num_elements: int
+    tolerance: float = 0.0
+    within: list[TensorDifference] = field(default_factory=list)       # those that differ within it only
 
     @property
     def is_equal(self) -> bool:
@@ -64,7 +71,7 @@ def compare(a: Checkpoint, b: Checkpoint, *, tolerance: float = 0.0, model_only:
     """What differs between two checkpoints. No communication; memory for a few windows, not for tensors.
 
     tolerance   differences up to this part of a tensor's largest magnitude count as equal
-    model_only  leave out optimizer state, step and seeds
+    model_only  leave out optimizer state, step, seeds and whatever else a run goes on from
     Errors: CheckpointError if a file is not what its manifest says.
     """
     tables = [{tensor: entry for tensor, entry in checkpoint.manifest["tensors"].items()
@@ -77,7 +84,8 @@ def compare(a: Checkpoint, b: Checkpoint, *, tolerance: float = 0.0, model_only:
     return Comparison(_different_descriptions(a, b, model_only), in_order(tables[0].keys() - tables[1].keys()),
                       in_order(tables[1].keys() - tables[0].keys()), forms,
                       [difference for difference in differences if difference.num_different], len(same_shape),
-                      sum(difference.num_elements for difference in differences))
+                      sum(difference.num_elements for difference in differences), tolerance,
+                      [difference for difference in differences if difference.num_unequal and not difference.num_different])
 
 
 def _form(entry: dict) -> str:
@@ -95,15 +103,26 @@ def _description(manifest: dict, model_only: bool) -> dict:
     """What two checkpoints should agree on beside their tensors. The seed of a model says how its weights began."""
     model = {"model": manifest["model"]["class"], **{f"model.{name}": value
              for name, value in manifest["model"]["configuration"].items() if not (model_only and name == "seed")}}
+    model["active_features"] = manifest["active_features"]
+    return model if model_only else {**_description_of_run(manifest), **model}
+
+
+def _description_of_run(manifest: dict) -> dict:
+    """What a run goes on from, beside its tensors; some of it is missing in older checkpoints, which means its first value."""
     optimizer = manifest["optimizer"]
-    run = {"step": manifest["step"], "seed": manifest["seed"], "optimizer": optimizer and optimizer["rule"]}
-    return model if model_only else {**run, **model}
+    return {"step": manifest["step"], "seed": manifest["seed"], "optimizer": optimizer and optimizer["rule"],
+            "samples_seen": manifest["samples_seen"], "skipped_steps": manifest.get("skipped_steps", 0),
+            "optimizer.state_since": state_since(manifest),
+            "loss_scale": manifest.get("loss_scale"), "data_position": manifest.get("data_position") or {}}
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
 
 def compare_tensor(a: Checkpoint, b: Checkpoint, tensor: str, tolerance: float = 0.0) -> TensorDifference:
-    """How the values of one tensor, of the same shape in both, differ. Numbers that are NaN in both are equal."""
+    """How the values of one tensor, of the same shape in both, differ.
+
+    Numbers that are NaN in both are equal, and so are zeros of both signs.
+    """
     found = TensorDifference(tensor, prod(a.manifest["tensors"][tensor]["shape"]))
     for window in _windows(a, b, tensor):
         _measure(found, *window, is_final=tolerance == 0)
@@ -138,6 +157,7 @@ def _measure(found: TensorDifference, box, x, y, is_final: bool) -> None:
     sizes = numpy.maximum(numpy.abs(x), numpy.abs(y)).astype(numpy.float64)
     found.magnitude = max(found.magnitude, float(sizes.max(where=numpy.isfinite(sizes), initial=0)))
     distances = _distances(x, y)
+    found.num_unequal += int((distances > 0).sum())
     largest = numpy.unravel_index(distances.argmax(), distances.shape)
     if distances[largest] > found.absolute:
         found.absolute, found.absolute_at = float(distances[largest]), _spot(box, x, y, largest)
@@ -174,14 +194,32 @@ def _list(title, tensors, most=8) -> list[str]:
     return [f"{title}: {len(tensors)} tensors", *(f"  {tensor}" for tensor in tensors[:most]), *rest] if tensors else []
 
 
-def _values_text(found) -> list[str]:
-    if not found.tensors:
+def _values_text(found: Comparison) -> list[str]:
+    if not found.num_compared:
+        return ["no tensor is in both in the same shape"]
+    if not (found.tensors or found.within):
         return [f"{found.num_compared} tensors of {found.num_elements:,} elements: all values equal"]
-    absolute = max(found.tensors, key=lambda difference: difference.absolute)
-    relative = max(found.tensors, key=lambda difference: difference.relative)
+    largest = _largest_text(found.tensors or found.within)
+    return (_beyond_text(found) if found.tensors else [_within_text(found)]) + largest
+
+
+def _within_text(found: Comparison) -> str:
+    num_unequal = sum(difference.num_unequal for difference in found.within)
+    return (f"{found.num_compared} tensors: equal within {found.tolerance:g} of each tensor's largest magnitude; "
+            f"{len(found.within)} differ, in {num_unequal:,} of {found.num_elements:,} elements")
+
+
+def _beyond_text(found: Comparison) -> list[str]:
     num_different = sum(difference.num_different for difference in found.tensors)
-    return [f"{len(found.tensors)} of {found.num_compared} tensors differ, in {num_different:,} of {found.num_elements:,} "
-            "elements",
-            f"first difference    {found.tensors[0].tensor}{found.tensors[0].first}",
-            f"largest absolute    {absolute.absolute:.6g} in {absolute.tensor}{absolute.absolute_at}",
+    beyond = f" beyond {found.tolerance:g} of its largest magnitude" if found.tolerance else ""
+    others = [f"{len(found.within)} more tensors differ within it"] if found.within else []
+    return [f"{len(found.tensors)} of {found.num_compared} tensors differ{beyond}, in {num_different:,} of "
+            f"{found.num_elements:,} elements", *others,
+            f"first difference    {found.tensors[0].tensor}{found.tensors[0].first}"]
+
+
+def _largest_text(tensors: list[TensorDifference]) -> list[str]:
+    absolute = max(tensors, key=lambda difference: difference.absolute)
+    relative = max(tensors, key=lambda difference: difference.relative)
+    return [f"largest absolute    {absolute.absolute:.6g} in {absolute.tensor}{absolute.absolute_at}",
             f"largest relative    {relative.relative:.6g} in {relative.tensor}{relative.relative_at}"]

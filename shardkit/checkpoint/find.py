@@ -1,12 +1,14 @@
 """From a path that a user typed to the checkpoint that is meant."""
 import re
+import warnings
 from pathlib import Path
 
 from ..comm import run_ranks
 from ..errors import CheckpointError
+from ..nn.description import reads_descriptions
 from ..nn.gpt import GPT
 from .load import Checkpoint
-from .manifest import MANIFEST_NAME
+from .manifest import MANIFEST_NAME, parsed
 from .store import CheckpointStore
 
 
@@ -16,10 +18,24 @@ def is_checkpoint(path) -> bool:
     return path.is_dir() and (bool(re.fullmatch(r"step-\d+", path.name)) or (path / MANIFEST_NAME).exists())
 
 
+def found_place(path) -> tuple[Path, str | None]:
+    """(folder of checkpoints, name of the one in it that is meant) for a path: a checkpoint, a folder of them, a run folder.
+
+    The name is None if the newest valid one is meant. A folder that holds checkpoints itself is not looked at as a run folder.
+    """
+    path = Path(path)
+    if CheckpointStore(path).steps():
+        return path, None
+    if is_checkpoint(path):
+        return path.parent, path.name
+    inside = path / "checkpoints"
+    return (inside if inside.is_dir() else path), None
+
+
 def checkpoint_store(path) -> CheckpointStore:
-    """The store at this path: the folder itself, or `checkpoints` inside a run folder."""
-    inside = Path(path) / "checkpoints"
-    return CheckpointStore(inside if inside.is_dir() else path)
+    """The store that a path means; of one checkpoint, if the path is that."""
+    folder, name = found_place(path)
+    return CheckpointStore(folder, name=name)
 
 
 def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
@@ -28,12 +44,49 @@ def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
     Its checksums hold. On this process alone, without communication.
     Errors: FileNotFoundError, PermissionError, CheckpointError.
     """
-    if is_checkpoint(path):
-        checkpoint = Checkpoint(path)
-        checkpoint.verify()
-        return checkpoint, []
     store = checkpoint_store(path)
     return run_ranks(1, store.newest_valid)[0], store.skipped
+
+
+def warn_of_skipped(checkpoint: Checkpoint, skipped: list[str]) -> None:
+    """Say why newer checkpoints were passed over, if some were, for the caller of the caller."""
+    if skipped:
+        warnings.warn(f"{checkpoint.folder} is taken; passed over: {'; '.join(skipped)}", stacklevel=3)
+
+
+@reads_descriptions
+def described_model(path) -> tuple[dict, Path]:
+    """The "model" entry of the checkpoint that a load from this path takes, and its folder. On this process alone.
+
+    Checksums of values are compared only if the checkpoints are of several models: else it does not matter which one it is.
+    Errors: CheckpointError, PermissionError.
+    """
+    try:
+        store = checkpoint_store(path)
+        names, skipped = store.candidates()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{error}; pass the folder that save_model() was given, or one of its step folders") from None
+    models = [model for model in (_stored_model(store.folder / name) for name in names) if model is not None]
+    is_one_model = all(model == models[0] for model in models)
+    checkpoint = _first_complete(store, names, skipped) if is_one_model else find_checkpoint(path)[0]
+    return checkpoint.manifest["model"], checkpoint.folder
+
+
+def _stored_model(folder: Path):
+    """The "model" entry, if the manifest is readable at all."""
+    try:
+        return parsed((folder / MANIFEST_NAME).read_bytes()).get("model")
+    except (CheckpointError, OSError):
+        return None
+
+
+def _first_complete(store: CheckpointStore, names: list[str], skipped: list[str]) -> Checkpoint:
+    for name in names:
+        try:
+            return Checkpoint(store.folder / name)
+        except CheckpointError as error:
+            skipped = [*skipped, str(error)]
+    raise store.no_valid_one(skipped)
 
 
 def gpt_of(checkpoint: Checkpoint, what_only_gpt_does: str) -> GPT:

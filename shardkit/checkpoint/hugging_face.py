@@ -202,8 +202,7 @@ def configuration_of(settings: GPTSettings, dtype: str) -> tuple[dict, list[str]
     eps = _DEFAULT_EPS[settings.style] if settings.norm_eps is None else settings.norm_eps
     config, notes = writer(settings, hidden, eps)
     return {"architectures": [_CLASSES[settings.style]], "model_type": settings.style, "torch_dtype": dtype,
-            "vocab_size": settings.vocabulary_size, "tie_word_embeddings": settings.tied, "bos_token_id": None,
-            "eos_token_id": None, **config}, notes
+            "vocab_size": settings.vocabulary_size, "tie_word_embeddings": settings.tied, **config}, notes
 
 
 def _gpt2_configuration(settings, hidden, eps):

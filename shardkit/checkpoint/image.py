@@ -18,9 +18,9 @@ from ..array.backend import is_device_array, to_host
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
 from .files import as_text, crc32
+from .fit import Fit, Wanted
 from .hdf5 import write_image
-from .load import check_same_tensors
-from .manifest import UNSEALED, check_description, check_seal, checked_shape, parsed
+from .manifest import UNSEALED, check_description, check_seal, check_storable, checked_shape, parsed
 from .stored import ITEM_BYTES
 
 FORMAT, VERSION = "shardkit-image", 2
@@ -34,10 +34,12 @@ def make_image(owned, shapes: dict[str, tuple[int, ...]], backend: Communication
 
     owned    (tensor path, Piece, 1-D array) each: over all ranks these tile every tensor exactly once
     shapes   {tensor path: global shape}
+    Errors, on all ranks: CheckpointError if JSON cannot say the description.
     """
     everyones = backend.gather_object([(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned], 0)
     image = None
     with collectively(backend):
+        check_storable(description)
         if everyones is not None:
             image = image_of(_assemble(everyones, shapes), description)
     return backend.broadcast_object(image, 0)
@@ -99,19 +101,26 @@ def _view(content: memoryview, tensor: str, entry: dict):
     return numpy.frombuffer(content[at:at + num_bytes], dtype).reshape(shape)
 
 
-def load_image(data: bytes, owned, shapes: dict[str, tuple[int, ...]], dtype: str, backend: CommunicationBackend) -> dict:
-    """Fill the owned arrays from an image and return its description. Collective over `backend`.
+def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend) -> Fit:
+    """Fill the owned arrays from an image and return how it goes with the model. Collective over `backend`.
 
+    Optimizer state that it does not hold becomes zero, as at the first step.
     Errors, on all ranks: CheckpointError if the bytes are damaged or of another model; nothing is written then.
     """
     with collectively(backend):
         tensors, description = read_image(data)
-        stored = {tensor: array.shape for tensor, array in tensors.items()}
-        check_same_tensors("the image", stored, {str(array.dtype) for array in tensors.values()}, shapes, dtype)
-    for tensor, piece, array in owned:
-        values = tensors[tensor][piece.box.slices()].reshape(-1)
-        if is_device_array(array):
-            array.set(numpy.ascontiguousarray(values))
+        fit = wanted.fit("the image", description, {tensor: array.shape for tensor, array in tensors.items()},
+                         {tensor: str(array.dtype) for tensor, array in tensors.items()})
+    for tensor, piece, array in wanted.taken(owned):
+        if tensor in tensors:
+            _fill(array, tensors[tensor][piece.box.slices()].reshape(-1))
         else:
-            array[...] = values
-    return description
+            array[...] = 0
+    return fit
+
+
+def _fill(array, values) -> None:
+    if is_device_array(array):
+        array.set(numpy.ascontiguousarray(values))
+    else:
+        array[...] = values

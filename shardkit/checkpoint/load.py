@@ -16,7 +16,9 @@ from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
+from .companions import read_companions
 from .files import READERS, Reader, read_all
+from .fit import Fit, Wanted, state_names
 from .hdf5 import located
 from .manifest import read_manifest, stored_boxes
 from .reads import Check, reads_of
@@ -51,17 +53,14 @@ class Checkpoint:
         """True if parts of it can be verified by themselves: version 1 had checksums of whole files only."""
         return self.manifest["version"] > 1
 
-    @property
-    def is_parameters_only(self) -> bool:
-        """True if it was written without optimizer state, for optimizers that start afresh."""
-        return self.manifest["optimizer"] is None
+    def fit(self, wanted: Wanted) -> Fit:
+        """Return how it goes with a model. Errors: CheckpointError if it does not."""
+        dtypes = {tensor: entry["dtype"] for tensor, entry in self.manifest["tensors"].items()}
+        return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
 
-    def check_model(self, shapes: dict[str, tuple[int, ...]], dtype: str) -> None:
-        """Errors: CheckpointError unless exactly these tensors are stored, in this dtype; if only parameters are, those."""
-        dtypes = {entry["dtype"] for entry in self.manifest["tensors"].values()}
-        if self.is_parameters_only:
-            shapes = {tensor: shape for tensor, shape in shapes.items() if not tensor.startswith("optimizer/")}
-        check_same_tensors(str(self.folder), self.shapes, dtypes, shapes, dtype)
+    def companions(self) -> dict[str, bytes]:
+        """{name: content} of its files that hold no tensors, such as a tokenizer's. Errors: CheckpointError, PermissionError."""
+        return read_companions(self.folder, self.manifest["files"])
 
     # ---- checksums -----------------------------------------------------------------------------------------------
 
@@ -96,7 +95,7 @@ class Checkpoint:
     def read_into(self, owned, copies: Copies | None = None) -> None:
         """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No communication, no checksums.
 
-        Optimizer state that a checkpoint of parameters only does not have becomes zero, as at the first step.
+        Optimizer state that it does not hold becomes zero, as at the first step.
         """
         self._read(owned, copies)
 
@@ -128,8 +127,8 @@ class Checkpoint:
             copies.finish()
 
     def _left_out(self, tensor: str, array) -> list:
-        """No boxes: state of an optimizer that starts afresh is zero. Errors: CheckpointError if there should be some."""
-        if not (self.is_parameters_only and tensor.startswith("optimizer/")):
+        """No boxes: state that another rule keeps is zero. Errors: CheckpointError if there should be some."""
+        if not set(state_names([tensor])) - set(state_names(self.shapes)):
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0
         return []
@@ -159,22 +158,7 @@ class Checkpoint:
         return values
 
 
-def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str) -> None:
-    """Errors: CheckpointError, by the first tensor that differs, unless names, shapes and dtype are those of the model."""
-    for tensor in sorted(shapes.keys() | stored.keys()):
-        here, there = shapes.get(tensor), stored.get(tensor)
-        if here != there:
-            raise CheckpointError(f"{where} is of another model: {tensor} is {_describe(there)} in the checkpoint "
-                                  f"and {_describe(here)} in the model")
-    if stored_dtypes - {dtype}:
-        raise CheckpointError(f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}")
-
-
 def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
     """Check all checksums, shared out over the ranks. Collective. Errors: CheckpointError on all ranks."""
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)
-
-
-def _describe(shape) -> str:
-    return "missing" if shape is None else f"of shape {list(shape)}"

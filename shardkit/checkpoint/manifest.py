@@ -22,6 +22,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, LayoutError
 from ..layout.box import Box, tiles_exactly
+from .companions import check_companion
 from .files import as_text, crc32, file_bytes, open_regular, write_text
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
@@ -30,6 +31,7 @@ MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28            # of a manifest: room for two million boxes
 MOST_DIMS = 32
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
+_STEP_NAME = re.compile(r"step-(\d{8,})(\.tmp|\.old)?")
 _CRC32, _CHECKSUM = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{8}|[0-9a-f]{16}")
 UNSEALED = '{"crc32": "00000000", '          # the beginning, before its checksum is known
 _SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
@@ -75,15 +77,30 @@ def check_description(description) -> None:
         if name not in description and name in _DESCRIPTION or not is_right(description.get(name)):
             raise CheckpointError(f"the description of the checkpoint has {name} = {description.get(name)!r:.100}; "
                                   f"wanted {wanted}")
+    counts = description.get("skipped_steps") or 0, (description["optimizer"] or {}).get("state_since") or 0
+    if sum(counts) > description["step"]:
+        raise CheckpointError(f"the description of the checkpoint has step = {description['step']}, of which {counts[0]} were "
+                              f"skipped, and optimizer = {description['optimizer']!r:.300}, whose state began after {counts[1]}")
 
 
 def check_storable(description: dict) -> None:
     """Errors: CheckpointError unless JSON can say this."""
     try:
         json.dumps(description, allow_nan=False)
+        _check_keys(description)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"the description of the checkpoint cannot be stored: {error}; pass plain numbers, strings, "
                               "lists and dicts") from None
+
+
+def _check_keys(value) -> None:
+    """Errors: TypeError on keys that JSON would turn into strings."""
+    if isinstance(value, dict):
+        strangers = [key for key in value if not isinstance(key, str)]
+        if strangers:
+            raise TypeError(f"the key {strangers[0]!r} of {value!r:.100} would come back as a string")
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ():
+        _check_keys(below)
 
 
 def _is_count(value) -> bool:
@@ -92,6 +109,13 @@ def _is_count(value) -> bool:
 
 def _is_table_of(is_right):
     return lambda value: isinstance(value, dict) and all(map(is_right, value.values()))
+
+
+def _is_rule(value) -> bool:
+    """What shardkit.optim.description tells, and since when there is state; older checkpoints tell the name only."""
+    names, settings, since = (value.get(name, usual) for name, usual in (("state", []), ("settings", {}), ("state_since", 0)))
+    return (isinstance(value.get("rule"), str) and isinstance(names, list) and all(isinstance(name, str) for name in names)
+            and isinstance(settings, dict) and _is_count(since))
 
 
 _DESCRIPTION = {
@@ -104,9 +128,11 @@ _DESCRIPTION = {
     "active_features": (lambda v: v is None or isinstance(v, list) and all(map(_is_count, v)), "a list of integers, or null"),
     "model": (lambda v: isinstance(v, dict) and isinstance(v.get("class"), str)
               and isinstance(v.get("configuration"), dict), '{"class": ..., "configuration": {...}}'),
-    "optimizer": (lambda v: v is None or isinstance(v, dict) and isinstance(v.get("rule"), str), '{"rule": ...} or null'),
+    "optimizer": (lambda v: v is None or isinstance(v, dict) and _is_rule(v),
+                  '{"rule": name, "state": [names], "settings": {...}, "state_since": an integer >= 0} or null'),
 }
 _OPTIONAL = {
+    "skipped_steps": (lambda v: v is None or _is_count(v), "an integer >= 0"),
     "loss_scale": (lambda v: v is None or isinstance(v, dict) and type(v.get("value")) in (int, float) and 0 < v["value"] < inf
                    and _is_count(v.get("good_steps")), '{"value": a number above 0, "good_steps": an integer >= 0} or null'),
 }
@@ -131,6 +157,7 @@ def read_manifest(folder: Path) -> dict:
         if manifest["version"] > 1:
             check_seal(text)
         check_description(manifest)
+        _check_step(folder, manifest)
         _check_files(folder, manifest["files"])
         _check_tensors(manifest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -176,12 +203,20 @@ def check_seal(content) -> None:
         raise CheckpointError(f"its checksum is {as_text(zeros)}, but it begins with {stated!r}")
 
 
+def _check_step(folder: Path, manifest: dict) -> None:
+    """The newest is found by its name. Without optimizer state the step is 0, whatever the name says."""
+    named = _STEP_NAME.fullmatch(folder.name)
+    if named and manifest["optimizer"] is not None and int(named[1]) != manifest["step"]:
+        raise CheckpointError(f"it is of step {manifest['step']}; call the folder step-{manifest['step']:08d}")
+
+
 def _check_files(folder: Path, files: dict) -> None:
     for name, record in files.items():
         if not _FILE_NAME.fullmatch(name) or name == MANIFEST_NAME:
             raise CheckpointError(f"{name!r:.100} is not the name of a file of a checkpoint")
         if not _is_count(record["bytes"]) or not _CRC32.fullmatch(record["crc32"]):
             raise CheckpointError(f"the record of {name} is {record!r:.100}")
+        check_companion(name, record["bytes"])
         found = file_bytes(folder / name)
         if found != record["bytes"]:
             raise CheckpointError(f"{name} has {found} bytes, but the manifest says {record['bytes']}")

@@ -18,6 +18,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from pathlib import Path
 
 import numpy
@@ -27,6 +28,7 @@ from ..array.copies import Done
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
+from .companions import write_companions
 from .files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
 from .hdf5 import INDEX_NAME, SHARED_NAME, check_parallel, lay_out, rank_file_name, write_index, write_together
 from .load import Checkpoint
@@ -46,9 +48,13 @@ class Retention:
     every: int | None = None
 
     def check(self) -> None:
-        """Errors: CheckpointError on numbers below 1."""
-        if any(number is not None and number < 1 for number in (self.keep, self.every)):
-            raise CheckpointError(f"keep = {self.keep} and keep_every = {self.every}; wanted None or at least 1")
+        """Errors: CheckpointError on what is no integer or below 1, and on `every` alone, which would do nothing."""
+        for name, number in (("keep", self.keep), ("keep_every", self.every)):
+            is_count = isinstance(number, Integral) and not isinstance(number, bool) and number >= 1
+            if number is not None and not is_count:
+                raise CheckpointError(f"{name} = {number!r}; wanted None or an integer of at least 1")
+        if self.every is not None and self.keep is None:
+            raise CheckpointError(f"keep_every = {self.every} without keep: nothing is deleted then; set keep too, to 1 or more")
 
 
 class Saving:
@@ -165,16 +171,17 @@ class Saving:
         """
         if self._everyones is not None:
             records = {name: record for _, part, _ in self._everyones for name, record in part.items()} | self._records
+            records |= write_companions(self._temporary, self._store.companions)
             write_manifest(self._temporary, self._description, records, [box for part, *_ in self._everyones for box in part])
             sync(self._temporary)
-            self._look_again()
+            self._store.check_replaced(self._look_again(), self.folder)
             self._store.publish(self._temporary, self.folder)
             self._store.delete_old(self.folder, self._retention)
 
-    def _look_again(self) -> None:
+    def _look_again(self) -> Checkpoint:
         """As a loader would, before anybody trusts it."""
         try:
-            Checkpoint(self._temporary)
+            return Checkpoint(self._temporary)
         except CheckpointError as error:
             raise CheckpointError(f"what was written cannot be read back: {error}; is {self._store.folder} on a file system "
                                   "that all ranks share?") from None

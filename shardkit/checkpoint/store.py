@@ -18,7 +18,9 @@ from ..array.copies import Copies
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
 from .files import make_folder, sync, write_text
+from .fit import model_shapes
 from .load import Checkpoint, verify_together
+from .manifest import MANIFEST_NAME
 from .saving import Retention, Saving, check_driver
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -29,11 +31,14 @@ _ASIDE = re.compile(r"step-(\d{8,})\.old")
 class CheckpointStore:
     """The checkpoints in one folder.
 
-    copies   how arrays come from a GPU and go there: those of its Device; None: each by itself
+    copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
+    name         of the only one that is loaded; None: the newest valid one is
+    companions   {name: content} of files that each checkpoint which is saved gets too (companions.py)
     """
 
-    def __init__(self, folder, copies: Copies | None = None):
-        self.folder = Path(folder)
+    def __init__(self, folder, copies: Copies | None = None, *, name: str | None = None,
+                 companions: dict[str, bytes] | None = None):
+        self.folder, self._name, self.companions = Path(folder), name, companions or {}
         self.copies = copies or Copies()
         self.skipped: list[str] = []        # why the last search for a valid one passed over others
 
@@ -79,7 +84,12 @@ class CheckpointStore:
         return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(owned, driver)
 
     def begin(self, temporary: Path) -> None:
-        """Make this folder, after whatever a job that died has left is cleared up. On one rank."""
+        """Make this folder, after whatever a job that died has left is cleared up. On one rank.
+
+        Errors: CheckpointError if the store is a checkpoint.
+        """
+        if (self.folder / MANIFEST_NAME).exists():
+            raise CheckpointError(f"{self.folder} is a checkpoint itself; pass the folder that holds it, or another one")
         make_folder(self.folder)
         for aside in self._named(_ASIDE):
             self._settle(aside)
@@ -91,9 +101,15 @@ class CheckpointStore:
         """End a replacement that was interrupted: with the new one if it is complete, else with the one put aside."""
         final, temporary = aside.with_suffix(""), aside.with_suffix(".tmp")
         if not final.exists():
-            (temporary if _is_complete(temporary) else aside).rename(final)
+            (aside if _complete(temporary) is None else temporary).rename(final)
             sync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
+
+    def check_replaced(self, new: Checkpoint, final: Path) -> None:
+        """Errors: CheckpointError if a checkpoint of another model has this name. On one rank."""
+        old = _complete(final)
+        if old is not None and not _are_of_one_model(old, new):
+            raise CheckpointError(f"{final} is of another model, and would be lost; choose another folder, or move it away")
 
     def publish(self, temporary: Path, final: Path) -> None:
         """Give a complete checkpoint its name, and make it the newest. On one rank."""
@@ -115,18 +131,26 @@ class CheckpointStore:
         """Delete the checkpoints that need not stay; a warning tells what could not be deleted. On one rank.
 
         Only what is older than `newest`, which was just written and compared, is looked at. A damaged one does not count as
-        one that is kept, so that valid ones are not deleted for it.
+        one that is kept, so that valid ones are not deleted for it. Those of other models are left alone.
         """
-        num_kept = 1
-        older = [folder for folder in self.steps() if _step(folder) < _step(newest)]
-        for folder in reversed(older if retention.keep is not None else []):
+        if retention.keep is None:
+            return
+        num_kept, new = 1, Checkpoint(newest)
+        for folder in reversed([folder for folder in self.steps() if _step(folder) < _step(newest)]):
             if num_kept < retention.keep:
-                num_kept += _is_complete(folder)
+                old = _complete(folder)
+                num_kept += old is not None and _are_of_one_model(old, new)
             elif retention.every is None or _step(folder) % retention.every:
-                try:
-                    shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
-                except OSError as error:            # the new one is there all the same
-                    warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=2)
+                self._delete(folder, new)
+
+    def _delete(self, folder: Path, new: Checkpoint) -> None:
+        old = _complete(folder)
+        if old is not None and not _are_of_one_model(old, new):
+            return
+        try:
+            shutil.rmtree(folder.rename(folder.with_name(folder.name + ".deleted.tmp")))
+        except OSError as error:            # the new one is there all the same
+            warnings.warn(f"the old checkpoint {folder} was not deleted: {error}", stacklevel=3)
 
     # ---- finding -------------------------------------------------------------------------------------------------
 
@@ -142,7 +166,7 @@ class CheckpointStore:
         """Fill the owned arrays from the newest valid checkpoint, and return that. Collective over `backend`.
 
         owned       (tensor path, Piece, 1-D array) each
-        check       function (Checkpoint): raises if it is of another model, which is then not passed over
+        check       function (Checkpoint): raises if it does not go with the model, and is then not passed over
         expendable  the arrays may hold anything after an error: each byte is then read once, and verified on the way.
                     Otherwise everything is verified before anything is filled.
         Errors: as newest_valid.
@@ -158,27 +182,57 @@ class CheckpointStore:
     def _newest_that(self, is_good, backend: CommunicationBackend, check=lambda checkpoint: None) -> Checkpoint:
         """The newest complete checkpoint on which `is_good`, which is collective, raises no CheckpointError."""
         with collectively(backend):
-            found = self._candidates() if backend.rank == 0 else None
+            found = self.candidates() if backend.rank == 0 else None
         names, self.skipped = backend.broadcast_object(found, 0)
+        refusals: list[tuple[Checkpoint, CheckpointError]] = []
         for name in names:
             try:
                 checkpoint = Checkpoint.opened_together(self.folder / name, backend)
             except CheckpointError as error:
                 self.skipped.append(str(error))
                 continue
-            with collectively(backend):
-                check(checkpoint)
+            refusal = _refusal(check, checkpoint, backend)
+            if refusal is not None:
+                refusals.append((checkpoint, refusal))
+                continue
+            self._pass_over(refusals, backend)
             try:
                 is_good(checkpoint)
                 return checkpoint
             except CheckpointError as error:
                 self.skipped.append(str(error))
-        raise CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(self.skipped))
+        raise self._in_context(refusals[0][1]) if refusals else self.no_valid_one(self.skipped)
 
-    def _candidates(self) -> tuple[list[str], list[str]]:
-        """The names of those to try, and why others are not tried."""
+    def _pass_over(self, refusals: list, backend: CommunicationBackend) -> None:
+        """Pass over checkpoints of other models that are damaged. Collective. Errors: why the newest valid one was refused.
+
+        Only an older one that goes with the model makes it worth to read them.
+        """
+        while refusals:
+            checkpoint, refusal = refusals.pop(0)
+            try:
+                verify_together(checkpoint, backend)
+            except CheckpointError as error:
+                self.skipped.append(str(error))
+                continue
+            raise self._in_context(refusal)
+
+    def _in_context(self, refusal: CheckpointError) -> CheckpointError:
+        """The same, and why this one was looked at."""
+        return CheckpointError("; passed over: ".join([str(refusal), *self.skipped]))
+
+    def no_valid_one(self, reasons: list[str]) -> CheckpointError:
+        """What there is to say if none can be loaded."""
+        return CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(reasons))
+
+    def candidates(self) -> tuple[list[str], list[str]]:
+        """The names of those to try, and why others are not tried. Errors: FileNotFoundError if there are none."""
+        if self._name is not None:
+            return [self._name], []
         if not self.folder.exists():
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
+        if not self.folder.is_dir():
+            raise FileNotFoundError(f"no checkpoints: {self.folder} is a file; wanted a folder of checkpoints, or one of them")
         names = [path.name for path in reversed(self._all())]
         if not names:
             raise FileNotFoundError(f"no checkpoints in {self.folder}")
@@ -186,14 +240,28 @@ class CheckpointStore:
         return names, [f"{path} was never finished: its writing was cut short" for path in unfinished if path.name not in names]
 
 
+def _refusal(check, checkpoint: Checkpoint, backend: CommunicationBackend) -> CheckpointError | None:
+    """Why it does not go with the model, the same on all ranks, or None. Collective."""
+    try:
+        with collectively(backend):
+            check(checkpoint)
+    except CheckpointError as error:
+        return error
+    return None
+
+
 def _step(folder: Path) -> int:
     return int(folder.name.removeprefix("step-").partition(".")[0])
 
 
-def _is_complete(folder: Path) -> bool:
-    """True if the manifest says so, and all files are there in the right size."""
+def _complete(folder: Path) -> Checkpoint | None:
+    """The checkpoint, if its manifest says all that it must, and all files are there in the right size."""
     try:
-        Checkpoint(folder)
-        return True
+        return Checkpoint(folder)
     except (CheckpointError, OSError):
-        return False
+        return None
+
+
+def _are_of_one_model(a: Checkpoint, b: Checkpoint) -> bool:
+    """True if parameters have the same names and shapes; which optimizer rule keeps state does not matter."""
+    return model_shapes(a.shapes) == model_shapes(b.shapes)

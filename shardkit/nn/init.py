@@ -69,15 +69,10 @@ class Constant(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read.
-
-    folder   what load_model takes for it
-    Asking for values is a ShardingError that says how to read them.
-    """
+    """No values: those of the checkpoint at `path` are to be read. Asking for values is a ShardingError."""
 
     class_name: str
     path: str
-    folder: str
 
     def _elements(self, key, start, stop):
         raise ShardingError(self.what_to_do)
@@ -87,7 +82,7 @@ class Unread(Initializer):
         built = f"{self.class_name}.from_checkpoint({self.path!r})"
         return (f"this model has no weights yet: {built} reads what the model is, and not its weights. "
                 f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
-                f"model.load_model({self.folder!r})")
+                f"model.load_model({self.path!r})")
 
 
 def _check_not_negative(class_name, field, value):

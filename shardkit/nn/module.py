@@ -18,7 +18,7 @@ from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .context import ForwardContext, forward_context
-from .description import folder_to_load, read_description
+from .description import read_description
 from .init import Unread
 from .parameter import Parameter
 
@@ -70,7 +70,7 @@ class Module:
         load_model of a sharded model around it reads them, load_state_dict gives others. What needs weights before is
         refused with a ShardingError.
 
-        path    a checkpoint's folder, or the folder of a run, whose newest checkpoint is taken
+        path    a checkpoint's folder, or a folder of checkpoints or of a run: as load_model, the newest valid one is taken
         Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
         """
         description = read_description(path)
@@ -81,7 +81,7 @@ class Module:
         except (TypeError, ConfigurationError) as error:
             raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
         for parameter in model.parameters():
-            parameter.init = Unread(cls.__name__, str(path), folder_to_load(path))
+            parameter.init = Unread(cls.__name__, str(path))
         return model
 
     # The tree.

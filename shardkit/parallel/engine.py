@@ -83,6 +83,7 @@ class Engine(State):
         self.exposure = Exposure(mesh)
         self.step_number = 0            # global batches trained on; where the data goes on
         self.skips = Skips()            # of these, the steps that changed nothing
+        self.state_since = 0            # after how many of the others the optimizer state was zero
         self.ballot: Ballot | None = None           # whether to stop, voted on before each step of train()
         self.samples_seen = 0           # trained on, over all data ranks
         self.gradient_norm: float | None = None     # of the last step, before clipping; None if nothing clips

@@ -95,6 +95,11 @@ class Neighbours:
         newest.description = self._model.describe_state()
 
     @property
+    def companions(self) -> dict[str, bytes]:
+        """Files that go with the model, which every rank has."""
+        return self._model.companions
+
+    @property
     def note(self) -> Note:
         """What others must know to find the state."""
         steps = {generation.description["step"]: generation.description for generation in self._generations
@@ -138,6 +143,10 @@ def restore(living: CommunicationBackend, copies: list[Neighbours], model) -> in
     redistribute(living, held, [(tensor, piece.box, array) for tensor, piece, array in wanted])
     if model is not None:
         model.go_on_from(next(note.generations[step] for notes in everyones for note in notes if note.life == life))
+    holder = next(rank for rank, notes in enumerate(everyones) if notes)
+    companions = living.broadcast_object(copies[-1].companions if living.rank == holder else None, holder)
+    if model is not None:
+        model.companions = companions
     return step
 
 

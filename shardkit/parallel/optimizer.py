@@ -210,17 +210,17 @@ class ShardedOptimizer:
         """Model and optimizer state as ShardedModel.serialize writes them. Collective. Errors: ShardingError, no model."""
         return self._attached().serialize()
 
-    def deserialize(self, data: bytes):
-        """Go on from an image made under any mesh and policy. Collective. Errors: CheckpointError; ShardingError, no model."""
-        self._attached().deserialize(data)
+    def deserialize(self, data: bytes, *, only: str | None = None):
+        """Go on from an image, as ShardedModel.deserialize. Collective. Errors: CheckpointError; ShardingError, no model."""
+        self._attached().deserialize(data, only=only)
 
     def save_model(self, path, *, keep: int | None = None) -> str:
         """Write a checkpoint of model and optimizer state into folder `path`. Collective; as ShardedModel.save_model."""
         return self._attached().save_model(path, keep=keep)
 
-    def load_model(self, path) -> dict:
+    def load_model(self, path, *, only: str | None = None) -> dict:
         """Go on from the newest valid checkpoint, of any mesh and policy. Collective; as ShardedModel.load_model."""
-        return self._attached().load_model(path)
+        return self._attached().load_model(path, only=only)
 
     def get_options(self) -> dict:
         """The rule, its hyper-parameters and how the model is sharded; sizes are None before there is one. A fresh dict."""

@@ -13,6 +13,8 @@ import numpy
 
 from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
+from ..checkpoint.find import found_place, warn_of_skipped
+from ..checkpoint.fit import Fit, Wanted, check_only, state_since
 from ..comm import Mesh, collectively
 from ..config import ShardingConfiguration
 from ..errors import CheckpointError, FeatureError, ShardingWarning
@@ -20,6 +22,8 @@ from ..layout.mesh_shape import AXES
 from ..layout.policy import POLICIES, Policy, policy_named
 from ..nn.features import input_features
 from ..nn.module import Module, blocks_of, configuration_of
+from ..optim.description import describe_rule
+from ..optim.late import RatedRule
 from .engine import Engine
 from .features import features_of, permutation_importance
 from .partition import describe_one_unit
@@ -44,6 +48,7 @@ class ShardedModel:
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
+        self.companions: dict[str, bytes] = {}      # files beside the tensors, of the checkpoint that this model went on from
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
         self._tell_of_one_unit()
 
@@ -240,17 +245,21 @@ class ShardedModel:
         return other
 
     def serialize(self) -> bytes:
-        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective."""
+        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks. Collective.
+
+        The files of a tokenizer and the like, which a converted model keeps in its checkpoints, are not in it.
+        """
         return make_image(self.engine.counted_boxes(), self.engine.shapes(), self.mesh.world, self.describe_state())
 
-    def deserialize(self, data: bytes):
+    def deserialize(self, data: bytes, *, only: str | None = None):
         """Go on from an image, made under any mesh and policy. Collective: all ranks pass the same bytes.
 
-        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model, which is unchanged.
+        only   "model": take the parameters alone, as load_model does
+        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model, which is unchanged;
+        ValueError if `only` is another word.
         """
-        description = load_image(data, self.engine.owned_boxes(), self.engine.shapes(), self.engine.units[0].dtype,
-                                 self.mesh.world)
-        self.go_on_from(description)
+        wanted = self._wanted(only)
+        self._adopt(load_image(data, self.engine.owned_boxes(), wanted, self.mesh.world))
 
     def save_state(self, file):
         """Write serialize() to a binary file object, which only rank 0 needs to have (others may pass None). Collective."""
@@ -259,11 +268,12 @@ class ShardedModel:
             if self.rank == 0:
                 file.write(image)
 
-    def load_state(self, file):
-        """Read what save_state wrote from a binary file object of rank 0 (others may pass None). Collective."""
+    def load_state(self, file, *, only: str | None = None):
+        """Read what save_state wrote from a binary file object of rank 0 (others may pass None). Collective; as deserialize."""
         with collectively(self.mesh.world):
+            check_only(only)
             data = file.read() if self.rank == 0 else None
-        self.deserialize(self.mesh.world.broadcast_object(data, 0))
+        self.deserialize(self.mesh.world.broadcast_object(data, 0), only=only)
 
     def save_model(self, path, *, keep: int | None = None, keep_every: int | None = None, data_position: dict | None = None,
                    driver: str = "files") -> str:
@@ -280,7 +290,7 @@ class ShardedModel:
                                       keep=keep, keep_every=keep_every, driver=driver)
 
     def _store(self, path) -> CheckpointStore:
-        return CheckpointStore(path, self.engine.device.copies)
+        return CheckpointStore(path, self.engine.device.copies, companions=self.companions)
 
     def save_model_async(self, path, *, keep: int | None = None, keep_every: int | None = None,
                          data_position: dict | None = None) -> PendingCheckpoint:
@@ -313,42 +323,82 @@ class ShardedModel:
             "mesh": {axis: self.mesh.size(axis) for axis in AXES},
             "strategy": self.strategy,
             "active_features": None if input_features(self.wrapped_model) is None else self.get_active_feature_indices(),
-            "model": {"class": type(self.wrapped_model).__name__, "configuration": configuration_of(self.wrapped_model)},
-            "optimizer": {"rule": type(self.engine.rule).__name__, "state": list(self.engine.rule.state_names)},
+            "model": self._describe_model(),
+            "optimizer": {**describe_rule(self.engine.rule), "state_since": self.engine.state_since},
             "data_position": data_position or {},
         }
 
     def go_on_from(self, description: dict):
         """After the owned boxes were filled from elsewhere: be at the step that describe_state() told of. Collective."""
         self.engine.restore(description["step"], description["samples_seen"], description.get("skipped_steps", 0),
-                            description.get("loss_scale"))
+                            description.get("loss_scale"), state_since(description))
         self.engine.awaits_weights = False
         self._last_loss = description["last_loss"]
         features = input_features(self.wrapped_model)
         if features is not None and description["active_features"] is not None:
             features.activate(description["active_features"])
 
-    def load_model(self, path) -> dict:
-        """Go on from the newest valid checkpoint in folder `path`, written under any mesh and policy. Collective.
+    def load_model(self, path, *, only: str | None = None) -> dict:
+        """Go on from the newest valid checkpoint at `path`, written under any mesh and policy. Collective.
 
-        returns  what is stored beside the tensors: step, seed, data_position, ..., and under "skipped" why newer
-                 checkpoints were passed over
-        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; the model is unchanged then.
+        path     what save_model() was given, or a run folder; or one checkpoint, which is then taken or refused
+        Under a rule that keeps other optimizer state than the one that wrote it, state that is missing starts at zero, with a
+        bias correction of its own, and state that is not kept is left out; a warning on rank 0 says so.
+        only     "model": take the parameters alone, to predict, or to begin a new training at step 0 with fresh optimizer state
+        returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped" why newer checkpoints were
+                 passed over, which is a warning on rank 0 too; under "missing_state" and "unused_state" such names
+        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if `only` is another word; the
+        model is unchanged then.
         """
         self._saver.wait()
-        store, engine = self._store(path), self.engine
+        wanted, store, engine = self._wanted(only), self._found_store(path), self.engine
         try:
-            checkpoint = store.load_newest(engine.owned_boxes(), self.mesh.world, self._check_checkpoint,
-                                           expendable=engine.is_initial)
+            checkpoint = store.load_newest(wanted.taken(engine.owned_boxes()), self.mesh.world,
+                                           lambda checkpoint: checkpoint.fit(wanted), expendable=engine.is_initial)
         except (CheckpointError, PermissionError):      # on all ranks
             if engine.is_initial:                       # then arrays may be half filled, and are made again
                 engine.start_over()
             raise
-        self.go_on_from(checkpoint.manifest)
-        return {**checkpoint.manifest, "skipped": store.skipped}
+        fit = checkpoint.fit(wanted)
+        self._adopt(fit)
+        self._take_companions(checkpoint)
+        if self.rank == 0:
+            warn_of_skipped(checkpoint, store.skipped)
+        return {**checkpoint.manifest, "skipped": store.skipped, "missing_state": fit.missing_state,
+                "unused_state": fit.unused_state}
 
-    def _check_checkpoint(self, checkpoint):
-        checkpoint.check_model(self.engine.shapes(), self.engine.units[0].dtype)
+    def _take_companions(self, checkpoint):
+        """All ranks keep them, so that any may die. Collective."""
+        with collectively(self.mesh.world):
+            companions = checkpoint.companions() if self.rank == 0 else None
+        self.companions = self.mesh.world.broadcast_object(companions, 0)
+
+    def _found_store(self, path) -> CheckpointStore:
+        """What rank 0 finds at this path. Collective."""
+        with collectively(self.mesh.world):
+            found = found_place(path) if self.rank == 0 else None
+        folder, name = self.mesh.world.broadcast_object(found, 0)
+        return CheckpointStore(folder, self.engine.device.copies, name=name)
+
+    def _wanted(self, only: str | None) -> Wanted:
+        """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on an unknown word."""
+        with collectively(self.mesh.world):
+            check_only(only)
+        engine, features = self.engine, input_features(self.wrapped_model)
+        return Wanted(engine.shapes(), engine.units[0].dtype, self._describe_model(),
+                      None if features is None else len(features.names), describe_rule(engine.rule),
+                      isinstance(engine.rule, RatedRule), only)
+
+    def _describe_model(self) -> dict:
+        return {"class": type(self.wrapped_model).__name__, "configuration": configuration_of(self.wrapped_model)}
+
+    def _adopt(self, fit: Fit):
+        """After the arrays that are taken were filled: go on from there, and say what was not. Collective."""
+        if fit.only is not None:
+            self.engine.clear_state()
+        self.go_on_from(fit.goes_on_from())
+        if self.rank == 0:
+            fit.warn()
 
     # ---- input features ------------------------------------------------------------------------------------------
 

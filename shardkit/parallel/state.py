@@ -14,6 +14,7 @@ from ..comm import collectively
 from ..errors import ShapeError, ShardingError
 from ..nn.init import Unread
 from ..nn.module import Module
+from ..optim.late import on_state_since
 from .tensor import global_piece, is_counted
 from .unit import Unit
 from .votes import Skips
@@ -145,11 +146,17 @@ class State:
         self._wait_for_readers()
         for (_, _, mine), (_, _, theirs) in zip(self.owned_boxes(), other.owned_boxes()):
             mine[...] = theirs
-        self.restore(other.step_number, other.samples_seen, other.skips.total, other.loss_scale.state())
+        self.restore(other.step_number, other.samples_seen, other.skips.total, other.loss_scale.state(), other.state_since)
         self.awaits_weights = other.awaits_weights
 
-    def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0, loss_scale: dict | None = None):
-        """After all owned boxes were written from a checkpoint: go on from there."""
+    def restore(self, step_number: int, samples_seen: int, skipped_steps: int = 0, loss_scale: dict | None = None,
+                state_since: int = 0):
+        """After all owned boxes were written from a checkpoint: go on from there.
+
+        state_since   after how many steps, skipped ones not counted, the optimizer state was zero
+        """
+        self.state_since = state_since
+        self._tell_units_the_rule()
         self.step_number, self.samples_seen, self.is_initial = step_number, samples_seen, False
         self.skips = Skips(skipped_steps)
         self.loss_scale.restore(loss_scale)
@@ -163,16 +170,23 @@ class State:
         if tuple(rule.state_names) != tuple(self.rule.state_names):
             raise ShardingError(f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, but "
                                 f"{type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded model with that rule")
-        self.config = replace(self.config, optimizer=rule)
-        for user in (self, *self.units):
-            user.rule = rule
+        self.config, self.rule = replace(self.config, optimizer=rule), rule
+        self._tell_units_the_rule()
+
+    def _tell_units_the_rule(self):
+        for unit in self.units:
+            unit.rule = on_state_since(self.rule, self.state_since)
 
     def reset_rule(self):
         """Optimizer state zero, and the next step is the first; parameters stay."""
+        self.clear_state()
+        self.restore(0, self.samples_seen)
+
+    def clear_state(self):
+        """Optimizer state zero; restore() comes next. No communication."""
         for unit in self.units:
             for state in unit.state.values():
                 state.fill(0)
-        self.restore(0, self.samples_seen)
 
     def copy_parameters(self) -> list:
         """What this rank owns of each unit, copied. No communication."""

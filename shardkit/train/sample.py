@@ -2,7 +2,7 @@
 import numpy
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.find import find_checkpoint, gpt_of
+from ..checkpoint.find import find_checkpoint, gpt_of, warn_of_skipped
 from ..nn.models import GPT
 
 
@@ -19,7 +19,8 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
 
     Errors: FileNotFoundError, CheckpointError.
     """
-    checkpoint, _ = find_checkpoint(folder)
+    checkpoint, skipped = find_checkpoint(folder)
+    warn_of_skipped(checkpoint, skipped)
     model = gpt_of(checkpoint, "generates text")
     for name, parameter in model.named_parameters().items():
         parameter.array = checkpoint.read_whole(f"model/{name}")

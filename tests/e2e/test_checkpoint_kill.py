@@ -22,6 +22,7 @@ SCRIPT = Path(__file__).with_name("saving_rank.py")
 ROOT = Path(__file__).parents[2]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 MOST_SECONDS = 0.25         # of saving before the kill: some 5 to 20 saves
+KILL_SECONDS = 30           # limit for one kill: a start of the job, its end, and a look at what it left
 
 
 def ranks_of(launcher):
@@ -59,7 +60,7 @@ def killed_job(folder, num_ranks, way, rng):
         assert len(ranks) == num_ranks, job.communicate(timeout=20)
         for rank in ranks if rng.random() < 0.4 else [rng.choice(ranks)]:
             os.kill(rank, signal.SIGKILL)
-        out, err = job.communicate(timeout=30)
+        out, err = job.communicate(timeout=KILL_SECONDS)
     finally:
         job.kill()
     assert job.returncode != 0 and "Traceback" not in err, err
@@ -117,12 +118,13 @@ def kill(tmp_path, numbers, num_folders, parameters):
     return seen
 
 
+@pytest.mark.timeout(20 * KILL_SECONDS)
 def test_twenty_kills_while_saving_lose_nothing_that_was_committed(tmp_path, parameters):
     assert kill(tmp_path, range(20), 10, parameters)["half-written checkpoints"] >= 3
 
 
 @pytest.mark.sweep
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(200 * KILL_SECONDS)
 def test_two_hundred_kills(tmp_path, parameters):
     seen = kill(tmp_path, range(1000, 1200), 20, parameters)
     print(dict(seen))

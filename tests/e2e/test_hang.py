@@ -6,9 +6,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from shardkit.comm.hang import hang_report
 
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 PROGRAM = textwrap.dedent("""
@@ -19,14 +22,14 @@ PROGRAM = textwrap.dedent("""
     folder, kind = sys.argv[1:]
     array = numpy.ones(10, "float32")
     backend.barrier()                       # a busy machine may take long to start all ranks
-    backend.timeout = 2.0
+    backend.timeout = 600.0 if kind == "killed" else 2.0
     backend.keep_ledger(folder)
     for _ in range(5):
         backend.all_reduce(array)
-    print("ready", backend.rank, flush=True)
+    print("ready", backend.rank, os.getpid(), flush=True)
     if kind == "late" and backend.rank == 1:
         time.sleep(60)
-    if kind == "stopped" and backend.rank == 1:
+    if kind in ("stopped", "killed") and backend.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "other" and backend.rank == 1:
         backend.barrier()
@@ -45,7 +48,7 @@ def job(tmp_path, kind, **settings):
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **settings)
 
 
-WAITING = r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d\.\d s, called at .*program.py:\d+"
+WAITING = r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d+\.\d s, called at .*program.py:\d+"
 
 
 @pytest.mark.timeout(90)
@@ -79,14 +82,24 @@ def test_checked_mode_names_the_rank_that_calls_something_else_at_once(tmp_path,
 
 @pytest.mark.timeout(90)
 def test_the_ledgers_of_a_job_that_was_killed_can_be_inspected(tmp_path):
-    process = job(tmp_path, "stopped")
-    deadline = time.monotonic() + 30
-    while len(list((tmp_path / "ledger").glob("*.ledger"))) < 3 and time.monotonic() < deadline:
+    process, standing = job(tmp_path, "killed"), r"ranks 0, 2 in all_reduce of 10 float32 \(call \d+ on group world\)"
+    ranks = []
+    while len(ranks) < 3:                               # their next call is the one that stands still
+        ranks += map(int, re.findall(r"ready \d (\d+)", process.stdout.readline()))
+    while not re.search(standing, report(tmp_path)):
         time.sleep(0.05)
-    time.sleep(1.0)                                     # the limit of the job is 2 s
-    os.killpg(process.pid, signal.SIGKILL)
+    for rank in [*ranks, process.pid]:                  # a stopped rank goes on if its launcher alone is killed
+        with suppress(ProcessLookupError):              # ended by the launcher, since another was killed
+            os.kill(rank, signal.SIGKILL)
     process.communicate(timeout=30)
     inspected = subprocess.run([sys.executable, "-m", "shardkit", "inspect", "hang", tmp_path], text=True, capture_output=True,
                                timeout=60)
     assert inspected.returncode == 0, inspected.stderr
-    assert re.search(r"all_reduce of 10 float32 \(call \d on group world\)", inspected.stdout), inspected.stdout
+    assert re.search(standing, inspected.stdout), inspected.stdout
+
+
+def report(folder):
+    try:
+        return hang_report(folder / "ledger")
+    except FileNotFoundError:                           # no rank has begun to write
+        return ""

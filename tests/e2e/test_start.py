@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from e2e.mpi_jobs import python_of
 
 PROGRAM = """
 import os, shardkit as sk
@@ -20,7 +21,8 @@ except ChildProcessError:
 
 def start(*, seconds, **environment):
     """One process of its own, as a rank of MPICH whose launcher says no word if PMI_FD is given."""
-    return subprocess.Popen([sys.executable, "-c", PROGRAM], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    python = python_of("MPICH") if "PMI_FD" in environment else sys.executable
+    return subprocess.Popen([python, "-c", PROGRAM], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             pass_fds=[int(environment["PMI_FD"])] if "PMI_FD" in environment else (),
                             env={**os.environ, "SHARDKIT_START_SECONDS": seconds, **environment})
 

@@ -23,11 +23,14 @@ from checkpoints import as_version, described, owned_part, rows, save_boxes, sea
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
 from shardkit.checkpoint.describe import describe
+from shardkit.checkpoint.fit import Wanted
 from shardkit.checkpoint.image import image_of, read_image
 from shardkit.layout.box import Box
 
 MOST_MEMORY = 4 << 30           # of address space: taking memory for a forged size is a MemoryError
-SHAPES = {"model/a": (37, 21), "model/b": (5,), "optimizer/m/a": (37, 21), "optimizer/m/b": (5,), "model/large": (300, 1000)}
+SHAPES = {"model/a": (37, 21), "model/b": (5,), "model/large": (300, 1000), "optimizer/m/a": (37, 21), "optimizer/m/b": (5,),
+          "optimizer/m/large": (300, 1000)}
+WANTED = Wanted(SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True)
 FILES = ["rank-00000.h5", "rank-00001.h5", "index.h5", "manifest.json"]
 
 
@@ -212,7 +215,7 @@ def load(store):
         tensors = {tensor: numpy.full(shape, numpy.nan, "float32") for tensor, shape in SHAPES.items()}
         parts = [owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()]
         checkpoint = CheckpointStore(store).load_newest(
-            parts, backend, lambda checkpoint: checkpoint.check_model(SHAPES, "float32"), expendable=True)
+            parts, backend, lambda checkpoint: checkpoint.fit(WANTED), expendable=True)
         checkpoint.verify()
         describe(checkpoint.folder, verify=True)
         return checkpoint.manifest, {tensor: values.reshape(SHAPES[tensor]) for tensor, _, values in parts}

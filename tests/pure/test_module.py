@@ -1,9 +1,9 @@
 """Parameters are made late and lent their memory; modules name what they are made of."""
 import copy
-import json
 
 import numpy
 import pytest
+from checkpoints import edit_manifest, rows, save_boxes
 
 from shardkit.errors import AutogradError, CheckpointError, ConfigurationError, ShapeError, ShardingError
 from shardkit.nn import ops
@@ -289,9 +289,10 @@ def test_predict_neither_records_nor_drops():
 
 # ---- built from a checkpoint -------------------------------------------------------------------------------------
 
-def write_manifest(folder, model):
-    folder.mkdir(parents=True)
-    (folder / "manifest.json").write_text(json.dumps({"format": "shardkit-checkpoint", "model": model}))
+def write_checkpoint(store, model, step=1):
+    """A checkpoint of one number, which says that this is its model; its folder."""
+    folder = save_boxes(store, {"model/scale": (numpy.ones(1, "float32"), rows((1,), 1))}, step)
+    edit_manifest(folder, lambda manifest: manifest.update(model=model))
     return folder
 
 
@@ -304,7 +305,7 @@ MODELS = [GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3), MLP([2, 3, 1], a
 
 @pytest.mark.parametrize("model", MODELS, ids=["GPT", "MLP"])
 def test_a_checkpoint_folder_rebuilds_the_model_without_its_weights(model, tmp_path):
-    built = type(model).from_checkpoint(write_manifest(tmp_path / "step-00000001", described(model)))
+    built = type(model).from_checkpoint(write_checkpoint(tmp_path, described(model)))
     assert built.configuration() == model.configuration()
     assert [(p.name, p.shape, p.dtype) for p in built.parameters()] == [(p.name, p.shape, p.dtype) for p in model.parameters()]
     for parameter in built.parameters():
@@ -314,11 +315,10 @@ def test_a_checkpoint_folder_rebuilds_the_model_without_its_weights(model, tmp_p
     assert all(numpy.array_equal(a, b) for a, b in zip(built.state_dict().values(), model.state_dict().values()))
 
 
-@pytest.mark.parametrize("pointer, folder", [("newest", "step-00000002"), ("newest", "checkpoints/step-00000002"),
-                                             ("checkpoints/newest", "checkpoints/step-00000002")])
-def test_a_run_folder_leads_to_its_newest_checkpoint(pointer, folder, tmp_path):
-    write_manifest(tmp_path / folder, described(MODELS[0]))
-    (tmp_path / pointer).write_text("step-00000002\n")
+@pytest.mark.parametrize("folder", ["", "checkpoints"])
+def test_a_run_folder_leads_to_its_newest_checkpoint(folder, tmp_path):
+    for step, model in (1, GPT(8, 4, 16, 1, 2)), (2, MODELS[0]):
+        write_checkpoint(tmp_path / folder, described(model), step)
     assert GPT.from_checkpoint(str(tmp_path)).configuration() == MODELS[0].configuration()
 
 
@@ -333,16 +333,16 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     ({"class": "MLP", "configuration": {"sizes": [1, 1]}}, "is of a MLP, not of a GPT"),
     ({"class": "GPT", "configuration": {"colour": 3}}, "does not describe a GPT.*colour"),
     ({"class": "GPT", "configuration": {}}, "no configuration"),
-    ({"configuration": {}}, "KeyError"),
-    (None, "TypeError"),
+    ({"configuration": {}}, "has model = "),
+    (None, "has model = "),
     ({**described(MODELS[0]), "configuration": MODELS[0].configuration() | {"heads": 3}}, "does not describe a GPT.*3 heads"),
 ])
 def test_a_foreign_description_is_refused(model, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
-        GPT.from_checkpoint(write_manifest(tmp_path / "c", model))
+        GPT.from_checkpoint(write_checkpoint(tmp_path, model))
 
 
 def test_a_manifest_that_is_not_json_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(CheckpointError, match="JSONDecodeError"):
+    with pytest.raises(CheckpointError, match="manifest.json is damaged"):
         GPT.from_checkpoint(tmp_path)

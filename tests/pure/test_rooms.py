@@ -1,5 +1,8 @@
 """The house rules of DESIGN: imports go one way, and each library has one door."""
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import shardkit
@@ -9,6 +12,7 @@ LEVEL = {"errors": 0, "config": 0, "layout": 1, "schedule": 1, "array": 1, "comm
          "parallel": 4, "plan": 4, "train": 5, "slurm": 6, "doctor": 6, "__init__": 6, "__main__": 7}
 DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",),
          "xxhash": ("checkpoint/files.py",)}
+PACKAGED_AS = {"cupy": "cupy-cuda12x"}                  # where the name to import is not that of the package
 
 
 def files_and_imports():
@@ -43,6 +47,14 @@ def test_each_library_has_one_door():
     assert not wrong, "\n".join(wrong)
 
 
+def test_each_library_is_declared_with_its_lowest_version():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    declared = {re.match(r"[\w-]+(?=>=\d)", requirement)[0]
+                for part in (project["dependencies"], *project["optional-dependencies"].values()) for requirement in part}
+    imported = {module.split(".")[0] for _, module, level in files_and_imports() if level == 0} - sys.stdlib_module_names
+    assert "numpy" in imported and not {PACKAGED_AS.get(name, name) for name in imported} - declared
+
+
 def test_only_config_reads_the_environment():
     reads = ("os.environ", "environ[", "environ.get", "getenv")
     wrong = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))
@@ -67,8 +79,9 @@ def test_every_matrix_product_goes_through_its_one_place():
     assert not wrong, "use products.matmul, which is counted and timed: " + ", ".join(wrong)
 
 
-def test_files_of_tests_that_run_together_have_names_of_their_own():
-    """pytest imports them by name: two of one name are an error when both folders are run at once."""
+def test_files_of_tests_have_names_of_their_own():
+    """pytest imports them by name, and they import what stands beside them by name: two of one name are an error."""
     tests = Path(__file__).parents[1]
-    names = [path.name for folder in ("pure", "threads", "gpu") for path in (tests / folder).glob("test_*.py")]
+    names = [path.name for folder in ("", "pure", "threads", "gpu", "mpi", "e2e") for path in (tests / folder).glob("*.py")
+             if path.name != "conftest.py"]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})

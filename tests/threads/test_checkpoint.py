@@ -119,7 +119,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
         model, _ = train("DDP", backend, 0)
         manifest = model.load_model(tmp_path)
         return manifest["step"], manifest["skipped"]
-    for step, skipped in sk.run_ranks(2, on_rank):
+    with pytest.warns(UserWarning, match="passed over"):
+        found = sk.run_ranks(2, on_rank)
+    for step, skipped in found:
         assert step == 2 and len(skipped) == 1
     assert "DAMAGED" in str(describe(tmp_path, verify=True)).splitlines()[1]
 
@@ -145,9 +147,6 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_first_tensor_that_diffe
         model, _ = train("FSDP", backend, 0, model=small_gpt(layers=3))
         with pytest.raises(sk.CheckpointError, match="another model: model/blocks.2"):
             model.load_model(tmp_path)
-        other, _ = train("FSDP", backend, 0, optimizer=sk.SGD(lr=0.1))
-        with pytest.raises(sk.CheckpointError, match="optimizer/first_moment"):
-            other.load_model(tmp_path)
     sk.run_ranks(2, on_rank)
 
 

@@ -67,6 +67,48 @@ def test_a_tolerance_is_a_part_of_the_largest_magnitude_of_the_tensor(original, 
     assert found.num_different == 2 and found.first.index == (3,)
 
 
+def test_values_within_the_tolerance_are_not_said_to_be_equal(original, tmp_path):
+    changed = save(tmp_path, [(NORM, 3, 1.001), (NORM, 5, 4.0)])
+    found = compare(original, changed, tolerance=0.76)
+    text = comparison_text(found)
+    assert found.is_equal and "all values equal" not in text
+    assert "within 0.76 of each tensor's largest magnitude" in text and "2 of 26,208 elements" in text
+    assert f"largest absolute    3 in model/{NORM}[5]: 1.0 and 4.0" in text
+    assert "all values equal" in comparison_text(compare(original, original, tolerance=0.76))
+
+
+def test_what_is_within_the_tolerance_is_told_beside_what_is_not(original, tmp_path):
+    changed = save(tmp_path, [(NORM, 5, 4.0), ("blocks.1.mlp_norm.weight", 2, 1.01)])
+    text = comparison_text(compare(original, changed, tolerance=0.1))
+    assert "1 of 111 tensors differ beyond 0.1 of its largest magnitude, in 1 of 26,208 elements" in text
+    assert "1 more tensors differ within it" in text
+
+
+def test_zeros_of_both_signs_are_equal_and_infinities_of_both_signs_are_not(original, tmp_path):
+    zero, minus = (save(tmp_path / str(value), [(NORM, 2, value)]) for value in (0.0, -0.0))
+    assert compare(zero, minus).is_equal
+    high, low = (save(tmp_path / str(value), [(NORM, 2, value)]) for value in (numpy.inf, -numpy.inf))
+    found, = compare(high, low, tolerance=1e6).tensors
+    assert found.absolute == found.relative == numpy.inf and found.first.index == (2,)
+
+
+def test_nothing_in_common_is_not_equal_values(original, tmp_path):
+    other = save(tmp_path, model=Scalar, num_ranks=1, optimizer=sk.SGD(lr=1.0))
+    text = comparison_text(compare(original, other))
+    assert "no tensor is in both in the same shape" in text and "equal" not in text
+
+
+@pytest.mark.parametrize("changes, name", [
+    ({"samples_seen": 7}, "samples_seen"), ({"skipped_steps": 2}, "skipped_steps"),
+    ({"data_position": {"at": 3}}, "data_position"),
+    ({"loss_scale": {"value": 2.0, "good_steps": 1}}, "loss_scale"), ({"active_features": [1]}, "active_features")], ids=str)
+def test_what_a_run_goes_on_from_is_compared_too(changes, name, original):
+    other = Checkpoint(original.folder, {**original.manifest, **changes})
+    assert [what for what, *_ in compare(original, other).descriptions] == [name]
+    assert [what for what, *_ in compare(original, other, model_only=True).descriptions] == (
+        ["active_features"] if name == "active_features" else [])
+
+
 def test_nan_equals_nan_and_differs_from_every_number(original, tmp_path):
     first = save(tmp_path / "a", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
     second = save(tmp_path / "b", [(NORM, 2, numpy.nan), (NORM, 4, numpy.inf)])
@@ -103,7 +145,8 @@ def test_model_only_leaves_out_optimizer_step_and_seeds(tmp_path):
         return first, twin.save_model(tmp_path / "b")
     a, b = map(Checkpoint, sk.run_ranks(2, on_rank)[0])
     assert compare(a, b, model_only=True).is_equal
-    assert [name for name, *_ in compare(a, b).descriptions] == ["step", "seed", "optimizer", "model.seed"]
+    assert [name for name, *_ in compare(a, b).descriptions] == [
+        "step", "seed", "optimizer", "samples_seen", "model.seed"]
 
 
 class Scalar(nn.Module):

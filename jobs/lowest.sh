@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Install the lowest versions that pyproject.toml allows, and run a small but telling part of the tests on them.
+#
+#   bash jobs/lowest.sh
+#
+# Environment: VENV (default .venv-lowest), PYTHON (default python3). The bounds are read from pyproject.toml; those of extras that
+# need a GPU, MKL or another MPI are left out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VENV=${VENV:-.venv-lowest}
+PYTHON=${PYTHON:-python3}
+
+pins() {
+    "$PYTHON" - <<'END'
+import tomllib
+settings = tomllib.load(open("pyproject.toml", "rb"))
+extras = settings["project"]["optional-dependencies"]
+for requirement in settings["build-system"]["requires"] + settings["project"]["dependencies"] + extras["mpich"] + extras["test"]:
+    name, version = requirement.split(">=")
+    print(f"{name}=={version}")
+END
+}
+
+[ -x "$VENV/bin/python" ] || "$PYTHON" -m venv "$VENV"
+pip=("$VENV/bin/python" -m pip --disable-pip-version-check)
+pinned=$(pins)
+# shellcheck disable=SC2086  # several packages are several words
+"${pip[@]}" install --quiet $pinned
+"${pip[@]}" install --quiet --no-deps --no-build-isolation --editable .
+"${pip[@]}" check
+
+case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
+export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+echo "== lowest versions: kernels, training under every policy, checkpoints"
+"$root/bin/pytest" -q -n "${WORKERS:-2}" tests/pure/test_kernel_parity.py tests/threads/test_compiled.py \
+    tests/threads/test_strategies.py::test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks \
+    tests/threads/test_checkpoint.py::test_resuming_equals_the_uninterrupted_run_bit_for_bit
+
+echo "== lowest versions: the commands"
+"$root/bin/pytest" -q tests/pure/test_plan_command.py::test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit \
+    tests/e2e/test_command_line.py::test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample
+
+echo "== lowest versions: MPI on 2 ranks"
+"$root/bin/mpiexec" -n 2 "$root/bin/pytest" -q tests/mpi/test_training.py

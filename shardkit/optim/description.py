@@ -1,0 +1,28 @@
+"""What a checkpoint says about an optimizer rule: {"rule": "SGD", "state": [], "settings": {"lr": 0.1, "weight_decay": 0.0}}."""
+from dataclasses import fields, is_dataclass
+from math import isfinite
+
+from .rules import Rule
+
+
+def describe_rule(rule: Rule) -> dict:
+    """Return the rule's class, the names of its state and its settings, as JSON can hold them."""
+    names = [field.name for field in fields(rule)] if is_dataclass(rule) else sorted(getattr(rule, "__dict__", {}))
+    return {"rule": type(rule).__name__, "state": list(rule.state_names),
+            "settings": {name: _plain(getattr(rule, name)) for name in names}}
+
+
+def _plain(value):
+    """A number, a word, or text about a schedule or a function: without addresses, which differ from run to run."""
+    if value is None or isinstance(value, (bool, int, str)) or isinstance(value, float) and isfinite(value):
+        return value
+    if callable(value) and not is_dataclass(value):
+        return getattr(value, "__qualname__", type(value).__name__)
+    return str(value)
+
+
+def rule_text(description: dict) -> str:
+    """Return describe_rule's answer as one writes the rule: AdamW(lr=0.001, beta1=0.9, ...)."""
+    if "settings" not in description:
+        return description["rule"]
+    return f"{description['rule']}({', '.join(f'{name}={value}' for name, value in description['settings'].items())})"
