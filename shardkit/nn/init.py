@@ -69,10 +69,7 @@ class Constant(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read.
-
-    Asking for values is a ShardingError that says how to read them.
-    """
+    """No values: those of the checkpoint at `path` are to be read. Asking for values is a ShardingError."""
 
     class_name: str
     path: str
