@@ -10,6 +10,7 @@ from math import isfinite
 
 import numpy
 
+from ..arguments import is_number, require
 from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..comm import Mesh, collectively
@@ -121,10 +122,11 @@ class ShardedModel:
 
         gradients      1-D, the length that compute_gradients returns on this rank
         learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length.
+        Errors, on all ranks: ShapeError on another length, ConfigurationError on a learning rate that is none.
         """
         self._saver.poll()
         with collectively(self.mesh.world):
+            require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, "a finite number, at least 0")
             self.engine.check_gradients(gradients)
         self.engine.apply_gradients(gradients, learning_rate)
 
