@@ -135,3 +135,6 @@ class AdamW(Adam):
 
     weight_decay: float = 0.01
     decoupled: ClassVar[bool] = True
+
+
+RULES = {"adamw": AdamW, "adam": Adam, "momentum": Momentum, "sgd": SGD}        # as settings call them

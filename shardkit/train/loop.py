@@ -25,7 +25,7 @@ from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, slurm_no
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
-from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
+from ..optim import RULES, Constant, Cosine, Linear
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
@@ -354,10 +354,9 @@ def _measured(gpt: GPT, settings: RunConfiguration, backend: CommunicationBacken
 def make_rule(settings: RunConfiguration):
     """The optimizer rule of these settings, with its learning-rate schedule."""
     o = settings.optimizer
-    rate = _learning_rate(o)
-    adam = {"lr": rate, "beta1": o.beta1, "beta2": o.beta2, "weight_decay": o.weight_decay}
-    return {"sgd": lambda: SGD(rate, o.weight_decay), "momentum": lambda: Momentum(rate, o.momentum, False, o.weight_decay),
-            "adam": lambda: Adam(**adam), "adamw": lambda: AdamW(**adam)}[o.name]()
+    betas = {"beta1": o.beta1, "beta2": o.beta2}
+    own = {"sgd": {}, "momentum": {"beta": o.momentum}, "adam": betas, "adamw": betas}
+    return RULES[o.name](lr=_learning_rate(o), weight_decay=o.weight_decay, **own[o.name])
 
 
 def _learning_rate(o):
