@@ -456,7 +456,7 @@ class PipelineParallelModel(ShardedModel):
     """Each rank holds one stage of the model: its own layers, on activations that it receives (arXiv 1811.06965).
 
     All ranks pass the same x and y to train, and get the same predictions. config.schedule names the order of the
-    micro-batches. Errors, on all ranks: ShardingError if the model has fewer units than the schedule has stages.
+    micro-batches. Errors, on all ranks: StagesError if the model has fewer units than the schedule has stages.
     """
 
     policy, strategy = POLICIES["ddp"], "PipelineParallel"

@@ -179,8 +179,8 @@ def _made(kind, values: dict, where: str):
     for key, value in values.items():
         if key not in known:
             near = nearest(key, known)
-            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near}? ' if near else ''}"
-                                     f"The keys are {', '.join(known)}")
+            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near}? The' if near else 'the'} "
+                                     f"keys are {', '.join(known)}")
         if known[key].type in (float, int) and not is_number(value, at_least=0):
             raise ConfigurationError(f"{where}: {key} = {value!r}; wanted a finite number, at least 0")
     missing = [name for name, f in known.items() if name not in values and f.default is MISSING]

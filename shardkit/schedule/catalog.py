@@ -70,5 +70,5 @@ def order_named(name: str) -> Order:
     if name in ORDERS:
         return ORDERS[name]
     near = nearest(str(name), ORDERS)
-    advice = f"did you mean {near!r}? " if near else ""
-    raise ScheduleError(f"no order is named {name!r}; {advice}The orders are {', '.join(ORDERS)}")
+    advice = f"did you mean {near!r}? The" if near else "the"
+    raise ScheduleError(f"no order is named {name!r}; {advice} orders are {', '.join(ORDERS)}")
