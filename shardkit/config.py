@@ -170,7 +170,8 @@ class ShardingConfiguration:
     loss                          function (prediction, y) -> mean loss, or a Loss object; None: the wrapped model's own
     max_gradient_norm             clip the global norm of the mean gradient to this; None: no clipping
     auto_synchronize_gradients    False: train() only accumulates local gradients until synchronize_gradients()
-    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication unit has this many
+    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication unit has this many. The bits
+                                  of tied models depend on it, and the last digit of the norm that clips
     gradient_compression          "float16": gradients travel as half floats and are summed as float32; None: as they are
     micro_batches                 number that each data rank cuts its part of a batch into
     schedule                      name of an order in shardkit.schedule.ORDERS
@@ -179,7 +180,8 @@ class ShardingConfiguration:
                                   (parallel/balance.py; measure_blocks() gives seconds)
     blocks_per_stage              blocks of each stage by hand, in the order of the model; None: balanced
     tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py); None: the default of GPT and MLP
-    sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only)
+    sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only); has bits
+                                  of its own
     activation_checkpointing      keep only block inputs and run each block again in backward
     deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
                                   own reductions and one accumulation buffer
@@ -304,7 +306,7 @@ class ShardingConfiguration:
 
     @classmethod
     def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
-        """For slow networks: few large messages, and gradients that travel as half floats."""
+        """For slow networks: few large messages, and gradients that travel as half floats. The trained bits are others."""
         return cls(backend, **{"minimum_parameter_group_size": 262144, "gradient_compression": "float16", **settings})
 
 
@@ -411,8 +413,14 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression,
-    device, compute_dtype, matmul_precision and blas.
+    """How the ranks share the work. None of it changes the trained bits but
+
+    device, compute_dtype, matmul_precision, blas           what numbers are computed in, and by whom
+    initial_loss_scale, loss_scale_interval                 under float16: which gradients are too small for it, or too large
+    deterministic, gradient_compression                     how gradients are summed, and as what they travel
+    sequence_parallel                                       with several tensor ranks: tokens are summed slice by slice
+    minimum_parameter_group_size                            where tied weights meet in a unit, their gradients are summed in
+                                                            another order; and the last digit of the norm that clips
     """
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
@@ -421,10 +429,11 @@ class Parallel:
                              among=("compute", "parameters", "uniform", "measured"))
     blocks_per_stage: list[int] = key([], "of each pipeline stage by hand, such as [2,2,1,1]; none: balanced", "blocks", of=int)
     virtual_stages: int = key(0, "on each pipeline rank; 0: what the schedule runs", "stages", minimum=0)
-    sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
+    sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence; other bits")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
     compile: bool = key(False, "record the step once and replay it: less time in Python, the same bits")
-    minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)
+    minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many; other bits if weights are "
+                                                  "tied", "elements", minimum=1)
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
     device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
