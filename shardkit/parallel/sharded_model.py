@@ -29,7 +29,7 @@ class ShardedModel:
 
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
-    Making one is collective. Errors, on all ranks: TypeError if model or configuration is None, ShardingError on a model
+    Making one is collective. Errors, on all ranks: TypeError without a model or configuration, ShardingError on a model
     without parameters or with parameters outside its blocks, ScheduleError on an unknown schedule, DeviceError.
     """
 
@@ -37,8 +37,8 @@ class ShardedModel:
     strategy: str           # as reports call it
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
-        if wrapped_model is None or config is None:
-            raise TypeError(f"{type(self).__name__} needs a model and a ShardingConfiguration; got "
+        if not isinstance(wrapped_model, Module) or not isinstance(config, ShardingConfiguration):
+            raise TypeError(f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()

@@ -178,3 +178,11 @@ def test_a_model_refuses_an_argument_of_the_wrong_kind_by_name(make, wrong):
 def test_sizes_of_a_mesh_are_integers(sizes):
     with pytest.raises(sk.MeshError, match=f"^{next(iter(sizes))} .* is not a size; it must be an integer"):
         MeshShape.infer(4, **sizes)
+
+
+@pytest.mark.parametrize("name, value", [("make_model", "a name"), ("work", None), ("every", 0), ("every", 2.5),
+                                         ("timeout", 0), ("timeout", NAN), ("timeout", "10")])
+def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(name, value):
+    given = {"make_model": lambda ranks: None, "work": lambda model, commit: None, name: value}
+    with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
+        sk.ElasticTraining(**given)

@@ -308,6 +308,10 @@ def test_missing_model_or_configuration_is_a_type_error():
             sk.FSDPModel(None, sk.ShardingConfiguration(backend))
         with pytest.raises(TypeError):
             sk.FSDPModel(small_gpt(), None)
+        for model, config in ((sk.models.MLP, sk.ShardingConfiguration(backend)), (42, sk.ShardingConfiguration(backend)),
+                              (small_gpt(), backend), (small_gpt(), {"micro_batches": 2})):
+            with pytest.raises(TypeError, match="FSDPModel needs an nn.Module and a ShardingConfiguration; got"):
+                sk.FSDPModel(model, config)
         with pytest.raises(TypeError):
             sk.ShardingConfiguration(None)
     sk.run_ranks(2, run)
