@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shardkit", description="Sharded training as an ordinary MPI job.")
+    parser = argparse.ArgumentParser(prog="shardkit", description="Sharded training as an ordinary MPI job.",
+                                     epilog=__doc__.partition("\n\n")[2])
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     train = commands.add_parser("train", help="train a language model on text", allow_abbrev=False,

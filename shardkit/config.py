@@ -5,15 +5,15 @@ A training run is described by `RunConfiguration`: sections of plain values, rea
 `ShardingConfiguration`, which holds live objects (backend, rule, loss) and is made in Python.
 """
 import dataclasses
-import difflib
 import json
 import os
 import tomllib
 from dataclasses import dataclass, field
-from math import log2
+from math import isfinite, log2
 from pathlib import Path
 from typing import Any
 
+from .arguments import is_among, is_integer, is_number, nearest, require
 from .errors import ConfigurationError
 
 
@@ -157,6 +157,7 @@ GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")        # comm/transports.py
 OVERLAPS = {"auto": "auto", "on": True, "off": False}       # words of settings
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 BLAS = ("numpy", "mkl")
+_SWITCHES = ("auto_synchronize_gradients", "sequence_parallel", "activation_checkpointing", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,8 @@ class ShardingConfiguration:
     loss                          function (prediction, y) -> mean loss, or a Loss object; None: the wrapped model's own
     max_gradient_norm             clip the global norm of the mean gradient to this; None: no clipping
     auto_synchronize_gradients    False: train() only accumulates local gradients until synchronize_gradients()
-    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication unit has this many
+    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication unit has this many. The bits
+                                  of tied models depend on it, and the last digit of the norm that clips
     gradient_compression          "float16": gradients travel as half floats and are summed as float32; None: as they are
     micro_batches                 number that each data rank cuts its part of a batch into
     schedule                      name of an order in shardkit.schedule.ORDERS
@@ -178,7 +180,8 @@ class ShardingConfiguration:
                                   (parallel/balance.py; measure_blocks() gives seconds)
     blocks_per_stage              blocks of each stage by hand, in the order of the model; None: balanced
     tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py); None: the default of GPT and MLP
-    sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only)
+    sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only); has bits
+                                  of its own
     activation_checkpointing      keep only block inputs and run each block again in backward
     deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
                                   own reductions and one accumulation buffer
@@ -201,7 +204,7 @@ class ShardingConfiguration:
                                   quicker, unless all data ranks share memory (parallel/overlap.py)
     seed                          of dropout, and of the initial weights of a model that has none of its own
 
-    Errors: ConfigurationError on a bad value, TypeError if `backend` is None.
+    Errors: ConfigurationError on a bad value, TypeError without a backend.
     """
 
     backend: Any
@@ -233,32 +236,63 @@ class ShardingConfiguration:
     seed: int = 0
 
     def __post_init__(self):
-        if self.backend is None:
-            raise TypeError("ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got None")
-        _require(self.learning_rate > 0, "learning_rate", self.learning_rate, "a number > 0")
-        _require(self.micro_batches >= 1, "micro_batches", self.micro_batches, "an integer >= 1")
-        _require(self.minimum_parameter_group_size >= 1, "minimum_parameter_group_size",
-                 self.minimum_parameter_group_size, "an integer >= 1")
-        _require(self.max_gradient_norm is None or self.max_gradient_norm > 0, "max_gradient_norm",
-                 self.max_gradient_norm, "None or a number > 0")
-        _require(self.gradient_compression in (None, "float16"), "gradient_compression",
-                 self.gradient_compression, 'None or "float16"')
-        _require(self.device in ("cpu", "cuda"), "device", self.device, '"cpu" or "cuda"')
-        _require(isinstance(self.overlap, bool) or self.overlap == "auto", "overlap", self.overlap, 'True, False or "auto"')
-        _require(self.gpu_transport in GPU_TRANSPORTS, "gpu_transport", self.gpu_transport, " or ".join(GPU_TRANSPORTS))
+        if self.backend is None or isinstance(self.backend, (type, str)):
+            raise TypeError("ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
+                            f"{self.backend!r}")
+        self._require_training()
+        self._require_numbers()
+        self._require_words()
         self._require_numerics()
 
+    def _require_training(self):
+        """That what trains is there, as an object and not as its name or class."""
+        require(self.optimizer is None or _is_object_with(self.optimizer, "update", "state_names"), "optimizer", self.optimizer,
+                "a rule such as AdamW(lr=1e-3), or None: SGD(lr=learning_rate)")
+        require(self.loss is None or not isinstance(self.loss, type) and callable(self.loss), "loss", self.loss,
+                "a function (prediction, y) -> mean loss, a Loss such as CrossEntropy(), or None: the model's own")
+        require(self.tensor_plan is None or isinstance(self.tensor_plan, dict) and self.tensor_plan, "tensor_plan",
+                self.tensor_plan, "{name pattern: style} with at least one pattern, or None: the default of GPT and MLP")
+        for name in _SWITCHES:
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        require(self.check is None or isinstance(self.check, bool), "check", self.check,
+                "True, False, or None: as SHARDKIT_CHECK says")
+
+    def _require_numbers(self):
+        require(is_number(self.learning_rate, above=0), "learning_rate", self.learning_rate, "a finite number above 0")
+        require(self.max_gradient_norm is None or is_number(self.max_gradient_norm, above=0), "max_gradient_norm",
+                self.max_gradient_norm, "a finite number above 0, or None: no clipping")
+        require(is_integer(self.seed), "seed", self.seed, "an integer")
+        for name in ("micro_batches", "minimum_parameter_group_size"):
+            require(is_integer(getattr(self, name), at_least=1), name, getattr(self, name), "an integer, at least 1")
+        require(self.virtual_stages is None or is_integer(self.virtual_stages, at_least=1), "virtual_stages",
+                self.virtual_stages, "an integer, at least 1, or None: what the schedule runs")
+        require(self.blocks_per_stage is None or _are_all(self.blocks_per_stage, lambda size: is_integer(size, at_least=1)),
+                "blocks_per_stage", self.blocks_per_stage, "(blocks of the first stage, of the second, ...), or None: balanced")
+
+    def _require_words(self):
+        require(isinstance(self.schedule, str), "schedule", self.schedule, 'the name of an order, such as "1f1b"')
+        require(isinstance(self.stage_balance, str) or _are_all(self.stage_balance, lambda cost: is_number(cost, at_least=0)),
+                "stage_balance", self.stage_balance, '"compute", "parameters", "uniform", or the cost of each block')
+        require(self.gradient_compression is None or is_among(self.gradient_compression, ("float16",)), "gradient_compression",
+                self.gradient_compression, 'None or "float16"')
+        require(is_among(self.device, ("cpu", "cuda")), "device", self.device, '"cpu" or "cuda"')
+        require(isinstance(self.overlap, bool) or is_among(self.overlap, ("auto",)), "overlap", self.overlap,
+                'True, False or "auto"')
+        require(is_among(self.gpu_transport, GPU_TRANSPORTS), "gpu_transport", self.gpu_transport,
+                " or ".join(GPU_TRANSPORTS))
+
     def _require_numerics(self):
-        _require(self.compute_dtype in (None, *COMPUTE_DTYPES), "compute_dtype", self.compute_dtype,
-                 f"None or {' or '.join(map(repr, COMPUTE_DTYPES))}")
+        require(self.compute_dtype is None or is_among(self.compute_dtype, COMPUTE_DTYPES), "compute_dtype", self.compute_dtype,
+                f"None or {' or '.join(map(repr, COMPUTE_DTYPES))}")
         scale, interval = self.initial_loss_scale, self.loss_scale_interval
-        _require(scale is None or scale > 0 and log2(scale).is_integer(), "initial_loss_scale", scale, "None or a power of two")
-        _require(interval is None or interval >= 1, "loss_scale_interval", interval, "None or an integer >= 1")
+        require(scale is None or is_number(scale, above=0) and log2(scale).is_integer(), "initial_loss_scale", scale,
+                "None or a power of two")
+        require(interval is None or is_integer(interval, at_least=1), "loss_scale_interval", interval, "None or an integer >= 1")
         wanted = '"highest" or "tf32"' if self.device == "cuda" else '"highest": TF32 is arithmetic of GPUs (device = "cuda")'
-        _require(self.matmul_precision == "highest" or self.matmul_precision == "tf32" and self.device == "cuda",
-                 "matmul_precision", self.matmul_precision, wanted)
+        precisions = ("highest", "tf32") if self.device == "cuda" else ("highest",)
+        require(is_among(self.matmul_precision, precisions), "matmul_precision", self.matmul_precision, wanted)
         wanted = " or ".join(map(repr, BLAS)) if self.device == "cpu" else '"numpy": on "cuda" cuBLAS multiplies'
-        _require(self.blas == "numpy" or self.blas in BLAS and self.device == "cpu", "blas", self.blas, wanted)
+        require(is_among(self.blas, BLAS if self.device == "cpu" else ("numpy",)), "blas", self.blas, wanted)
 
     @property
     def is_checked(self) -> bool:
@@ -272,13 +306,18 @@ class ShardingConfiguration:
 
     @classmethod
     def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
-        """For slow networks: few large messages, and gradients that travel as half floats."""
+        """For slow networks: few large messages, and gradients that travel as half floats. The trained bits are others."""
         return cls(backend, **{"minimum_parameter_group_size": 262144, "gradient_compression": "float16", **settings})
 
 
-def _require(holds, name, got, wanted):
-    if not holds:
-        raise ConfigurationError(f"{name} = {got!r}; wanted {wanted}")
+def _is_object_with(value, *members: str) -> bool:
+    """True for an object, no class, that has these members."""
+    return not isinstance(value, type) and all(hasattr(value, member) for member in members)
+
+
+def _are_all(values, holds) -> bool:
+    """True for a list or tuple with at least one element, if `holds` is true of each."""
+    return isinstance(values, (list, tuple)) and len(values) > 0 and all(map(holds, values))
 
 
 # ---- training runs -----------------------------------------------------------------------------------------------
@@ -374,8 +413,14 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Parallel:
-    """How the ranks share the work; none of it changes the trained bits but deterministic, gradient_compression,
-    device, compute_dtype, matmul_precision and blas.
+    """How the ranks share the work. None of it changes the trained bits but
+
+    device, compute_dtype, matmul_precision, blas           what numbers are computed in, and by whom
+    initial_loss_scale, loss_scale_interval                 under float16: which gradients are too small for it, or too large
+    deterministic, gradient_compression                     how gradients are summed, and as what they travel
+    sequence_parallel                                       with several tensor ranks: tokens are summed slice by slice
+    minimum_parameter_group_size                            where tied weights meet in a unit, their gradients are summed in
+                                                            another order; and the last digit of the norm that clips
     """
 
     policy: str = key("fsdp", "what the data axis shards", among=("ddp", "zero1", "zero2", "fsdp"))
@@ -384,10 +429,11 @@ class Parallel:
                              among=("compute", "parameters", "uniform", "measured"))
     blocks_per_stage: list[int] = key([], "of each pipeline stage by hand, such as [2,2,1,1]; none: balanced", "blocks", of=int)
     virtual_stages: int = key(0, "on each pipeline rank; 0: what the schedule runs", "stages", minimum=0)
-    sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence")
+    sequence_parallel: bool = key(False, "with several tensor ranks, norms and dropout see a slice of the sequence; other bits")
     activation_checkpointing: bool = key(False, "run each block again in backward instead of keeping its activations")
     compile: bool = key(False, "record the step once and replay it: less time in Python, the same bits")
-    minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many", "elements", minimum=1)
+    minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many; other bits if weights are "
+                                                  "tied", "elements", minimum=1)
     deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
     device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
@@ -492,8 +538,8 @@ def parse_override(name: str, text: str):
 def _split_key(name: str) -> tuple[str, str]:
     known = configuration_keys()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        hint = f"; did you mean {near[0]}?" if near else "; --help lists every key"
+        near = nearest(name, known)
+        hint = f"; did you mean {near}?" if near else "; --help lists every key"
         raise ConfigurationError(f"unknown configuration key {name}{hint}")
     section, _, rest = name.partition(".")
     return section, rest
@@ -509,6 +555,8 @@ def _checked(name: str, value):
     if type(value) is not type(default):
         raise ConfigurationError(f"{name} = {value!r} is of type {type(value).__name__}; wanted {type(default).__name__}, "
                                  f"for example {default!r}")
+    if isinstance(value, float) and not isfinite(value):
+        raise ConfigurationError(f"{name} = {value!r}; wanted a finite number, for example {default!r}")
     rules = f.metadata
     if "of" in rules and any(type(element) is not rules["of"] for element in value):
         raise ConfigurationError(f"{name} = {value!r}; wanted a list of {rules['of'].__name__}")

@@ -27,7 +27,9 @@ class MeshError(ConfigurationError):
 
 
 class ScheduleError(ShardkitError, ValueError):
-    """A program that is malformed, or that would never end."""
+    """An order that does not exist or cannot be had for these sizes; or a program that is malformed or would never end."""
+
+    exit_code = 2               # what commands meet is the former, and the user's choice
 
 
 class DeviceError(ShardkitError):
@@ -75,6 +77,10 @@ class ShapeError(ShardkitError, ValueError):
 
 class ShardingError(ShardkitError, RuntimeError):
     """A sharded model used out of order, for example gradients asked for when none are pending."""
+
+
+class StagesError(ConfigurationError, ShardingError):
+    """A pipeline whose stages the units of the model cannot make."""
 
 
 class ShardingWarning(UserWarning):

@@ -9,7 +9,7 @@ The runtime cuts a model here, and so does the planner, which has no model but i
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..errors import ShardingError
+from ..errors import StagesError
 
 
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
@@ -33,11 +33,11 @@ def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
     """The units of each stage: contiguous, none empty, with the smallest possible cost of the most expensive one.
 
     costs   of the units, in order, at least 0; any unit of cost
-    Errors: ShardingError if there are fewer units than stages.
+    Errors: StagesError if there are fewer units than stages.
     """
     if len(costs) < num_stages:
-        raise ShardingError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
-                            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
+        raise StagesError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
+                          f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
     up_to = [0, *accumulate(costs)]
     best = {0: (0.0, ())}                           # units so far -> (cost of the worst stage, where stages begin)
     for stage in range(1, num_stages + 1):

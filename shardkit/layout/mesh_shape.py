@@ -14,6 +14,7 @@ most: tensor. Source: Megatron-LM (arXiv 2104.04473), section 3.
 from dataclasses import dataclass, replace
 from math import prod
 
+from ..arguments import is_integer
 from ..errors import MeshError
 
 AXES = ("pipeline", "data", "tensor")
@@ -109,8 +110,8 @@ class MeshShape:
 
 
 def _check_size(axis: str, size: int) -> None:
-    if size < 1:
-        raise MeshError(f"{axis} {size} is not a size; it must be >= 1 (MeshShape.infer also takes data = -1)")
+    if not is_integer(size, at_least=1):
+        raise MeshError(f"{axis} {size!r} is not a size; it must be an integer >= 1 (MeshShape.infer also takes data = -1)")
 
 
 def _check_axis(axis: str) -> None:

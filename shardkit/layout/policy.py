@@ -10,7 +10,7 @@ Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
 """
 from dataclasses import dataclass, replace
 
-from ..errors import ConfigurationError
+from ..arguments import is_among, require
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,5 @@ POLICIES = {
 
 def policy_named(name: str) -> Policy:
     """The policy of this name. Errors: ConfigurationError if there is none."""
-    if name not in POLICIES:
-        raise ConfigurationError(f"policy = {name!r}; wanted {' or '.join(map(repr, POLICIES))}")
+    require(is_among(name, POLICIES), "policy", name, ' or '.join(map(repr, POLICIES)))
     return POLICIES[name]

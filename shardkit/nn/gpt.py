@@ -5,11 +5,11 @@
 Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline stage.
 """
 from dataclasses import asdict, dataclass
-from math import inf
 
+from ..arguments import is_among, is_integer, is_number, require
 from ..array.backend import xp_of
 from ..array.known import arange
-from ..errors import ConfigurationError, ShapeError
+from ..errors import ShapeError
 from .generation import generate
 from .init import Normal
 from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
@@ -39,15 +39,15 @@ class GPTSettings:
 
     def __post_init__(self):
         check_sizes("GPT", vocabulary_size=self.vocabulary_size, sequence_length=self.sequence_length, layers=self.layers)
-        if self.style not in STYLES:
-            raise ConfigurationError(f"GPT with style = {self.style!r}; wanted one of {', '.join(STYLES)}")
+        require(is_among(self.style, STYLES), "GPT with style", self.style, f"one of {', '.join(STYLES)}")
+        require(isinstance(self.tied, bool), "GPT with tied", self.tied, "True or False")
+        require(is_integer(self.seed), "GPT with seed", self.seed, "an integer")
         check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads,
                     is_rotary=self.choices.is_rotary)
         if self.hidden is not None:
             check_sizes("GPT", hidden=self.hidden)
         for name, number in {"norm_eps": self.norm_eps, "rotary_base": self.rotary_base}.items():
-            if number is not None and not 0 < number < inf:
-                raise ConfigurationError(f"GPT with {name} = {number}; wanted a number above 0")
+            require(number is None or is_number(number, above=0), f"GPT with {name}", number, "a number above 0")
 
     @property
     def choices(self) -> Style:

@@ -2,6 +2,7 @@
 
 x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
 """
+from ..arguments import is_number, require
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from . import ops
 from .autograd import Tensor
@@ -93,8 +94,7 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float):
-        if not 0 <= p < 1:
-            raise ConfigurationError(f"dropout with p = {p}; wanted 0 <= p < 1")
+        require(is_number(p, at_least=0, below=1), "dropout with p", p, "0 <= p < 1")
         self.p = p
 
     def forward(self, x):

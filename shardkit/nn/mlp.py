@@ -1,4 +1,5 @@
 """MLP: layers of units, each fully connected to the one before."""
+from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError
 from . import ops
 from .features import InputFeatures
@@ -52,8 +53,8 @@ class MLP(Module):
             raise ConfigurationError(f"MLP with sizes = {self._sizes}; wanted at least two, of input and output")
         check_sizes("MLP", **{f"sizes[{index}]": size for index, size in enumerate(self._sizes)})
         for name, value, known in (("activation", self._activation, ACTIVATIONS), ("task", self._task, TASKS)):
-            if value not in known:
-                raise ConfigurationError(f"MLP with {name} = {value!r}; wanted one of {', '.join(known)}")
+            require(is_among(value, known), f"MLP with {name}", value, f"one of {', '.join(known)}")
+        require(is_integer(self._seed), "MLP with seed", self._seed, "an integer")
 
     def blocks(self):
         return [("features", self.features), *((f"layers.{index}", layer) for index, layer in enumerate(self.layers))]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ..comm import CommunicationBackend, collectively
-from ..errors import ConfigurationError, ShardingError
+from ..errors import ConfigurationError, StagesError
 from ..layout.cuts import balanced_stages
 from ..nn.autograd import Tensor, backward_inputs
 from ..nn.context import ForwardContext, forward_context
@@ -30,7 +30,7 @@ def stage_ranges(units: list[UnitPlan], num_stages: int, balance: "str | Sequenc
     """The units of each stage: contiguous, none empty.
 
     blocks_per_stage   by hand; the balance is not looked at then
-    Errors: ShardingError if there are fewer units than stages, or a stage by hand would cut a unit; ConfigurationError on
+    Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit; ConfigurationError on
     costs or counts that are not those of the model's blocks.
     """
     if blocks_per_stage is not None:
@@ -114,7 +114,7 @@ def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
     starts = [sum(blocks_per_stage[:stage]) for stage in range(num_stages)] + [num_blocks]
     cut = next((start for start in starts if start not in ends), None)
     if cut is not None:
-        raise ShardingError(f"blocks_per_stage = {blocks_per_stage} begins a stage at block {cut}, inside a unit of merged "
-                            f"blocks; units begin at blocks {', '.join(map(str, ends[:-1]))}: use one of these, or a smaller "
-                            "minimum_parameter_group_size")
+        raise StagesError(f"blocks_per_stage = {blocks_per_stage} begins a stage at block {cut}, inside a unit of merged "
+                          f"blocks; units begin at blocks {', '.join(map(str, ends[:-1]))}: use one of these, or a smaller "
+                          "minimum_parameter_group_size")
     return [range(ends.index(start), ends.index(stop)) for start, stop in zip(starts, starts[1:])]

@@ -33,7 +33,7 @@ from .movement import Movement
 from .numerics import LossScale, Numerics
 from .overlap import Exposure, Overlap
 from .partition import check_trained, plan_units
-from .plan import apply_plan, default_plan
+from .plan import apply_plan, check_plan, default_plan
 from .programs import Programs
 from .runtime import Runtime, Step
 from .stages import Stages
@@ -101,6 +101,8 @@ class Engine(State):
         if self.tensor.world_size > 1 and not is_cut:
             plan = self.config.tensor_plan or default_plan(self.model)
             apply_plan(self.model, plan, self.tensor, sequence=self.config.sequence_parallel)
+        elif self.config.tensor_plan is not None and not is_cut:
+            check_plan(self.model, self.config.tensor_plan)         # a wrong one is wrong on one tensor rank, too
 
     def _make_units(self):
         config, numerics = self.config, self.numerics

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 
+from ..arguments import is_integer, require
 from ..array.random import key_of, random_bits
 from ..array.backend import host_array
 from ..comm import CommunicationBackend, collectively
@@ -60,9 +61,9 @@ class OptimizationInputData:
             if name == "train" or self.samples(name) is not None:
                 _check_set(name, getattr(self, f"x_{name}"), getattr(self, f"y_{name}"))
         for name in ("epochs", "batch_size"):
-            _check_integer(name, getattr(self, name), minimum=1)
+            require(is_integer(getattr(self, name), at_least=1), name, getattr(self, name), "an integer >= 1")
         if self.shuffle_seed is not None:
-            _check_integer("shuffle_seed", self.shuffle_seed, minimum=0)
+            require(is_integer(self.shuffle_seed, at_least=0), "shuffle_seed", self.shuffle_seed, "an integer >= 0, or None")
 
     def check_batches(self, num_parts: int):
         """Errors: ConfigurationError unless batches can be cut into `num_parts` = data ranks x micro-batches equal parts."""
@@ -116,11 +117,6 @@ def _check_set(name, x, y):
     if not all(shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
         raise ShapeError(f"x_{name} has shape {shapes[0]} and y_{name} {shapes[1]}; wanted the same number of samples, one or "
                          "more, along dim 0")
-
-
-def _check_integer(name, value, minimum):
-    if isinstance(value, bool) or not isinstance(value, (int, numpy.integer)) or value < minimum:
-        raise ConfigurationError(f"{name} = {value!r}; wanted an integer >= {minimum}")
 
 
 def _outline(value) -> str:

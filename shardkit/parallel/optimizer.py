@@ -8,9 +8,10 @@ class says. So each implementation is a name for the ShardedModel that it trains
 """
 from dataclasses import fields, replace
 
+from ..arguments import is_integer, is_number, require
 from ..comm import agree, check_same, collectively
 from ..config import ShardingConfiguration
-from ..errors import ConfigurationError, MeshError, ShardingError
+from ..errors import MeshError, ShardingError
 from ..layout.mesh_shape import AXES, MeshShape
 from ..layout.policy import policy_named
 from ..nn.features import input_features
@@ -64,10 +65,10 @@ class ShardedOptimizer:
         return self.sharding_configuration.backend.world_size
 
     def _check_settings(self):
-        if self.patience is not None and self.patience < 1:
-            raise ConfigurationError(f"patience = {self.patience!r}; wanted None or an integer >= 1, in epochs")
-        if not self.minimum_improvement >= 0:
-            raise ConfigurationError(f"minimum_improvement = {self.minimum_improvement!r}; wanted a number >= 0")
+        require(self.patience is None or is_integer(self.patience, at_least=1), "patience", self.patience,
+                "None or an integer >= 1, in epochs")
+        require(is_number(self.minimum_improvement, at_least=0), "minimum_improvement", self.minimum_improvement,
+                "a finite number >= 0")
 
     # ---- the model -----------------------------------------------------------------------------------------------
 

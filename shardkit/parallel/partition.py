@@ -35,7 +35,7 @@ class UnitPlan:
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     """The model's blocks as units of at least `minimum_elements` parameters each (the last may join its neighbour).
 
-    Depends on the model alone, never on the mesh, because sums are formed per unit and their bits must not change.
+    Depends on the model and this number alone, never on the mesh: sums are formed per unit, and their bits must not change.
     Errors: ShardingError if the model has no parameters, or some outside its blocks, or of several dtypes.
     """
     names = {id(p): name for name, p in model.named_parameters().items()}

@@ -12,9 +12,9 @@ attention layer's projections are cut between heads. Where there are fewer key h
 its query heads read, and the ranks that hold the same one form a sub-group.
 """
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
+from ..arguments import nearest
 from ..comm import CommunicationBackend
 from ..errors import ConfigurationError, ShardingError
 from ..layout.box import Box
@@ -93,6 +93,13 @@ def apply_plan(model: Module, plan: dict[str, str], group: CommunicationBackend,
     _set_loss(model, modules, styles, axis)
 
 
+def check_plan(model: Module, plan: dict[str, str]) -> None:
+    """Errors: ShardingError, as apply_plan raises, if the plan does not go with this model on any tensor axis."""
+    styles = _assign(model, plan)
+    modules = model.named_modules()
+    _check_model(model, modules, styles, _all_cuts(modules, styles, 1, 0), sequence=False)
+
+
 def close_groups(model: Module) -> None:
     """Close the sub-groups that apply_plan made. Collective over the tensor axis; the axis itself stays open."""
     claims = [p.claim for p in model.parameters() if p.claim is not None and p.claim.kind == "partial"]
@@ -109,11 +116,18 @@ def _assign(model, plan) -> dict[str, str]:
         if style not in STYLES:
             raise ShardingError(f"tensor plan: {pattern!r} has style {style!r}; wanted one of {', '.join(STYLES)}")
         if not any(fnmatchcase(path, pattern) for path in paths):
-            nearest = get_close_matches(pattern, paths, n=1, cutoff=0.0)
-            hint = f"the nearest name is {nearest[0]}" if nearest else "the model has no modules inside"
-            raise ShardingError(f"tensor plan: {pattern!r} matches no module of this {type(model).__name__}; {hint}")
+            raise ShardingError(f"tensor plan: {pattern!r} matches no module of this {type(model).__name__}; "
+                                f"{_names_there(pattern, paths)}")
     found = {path: next((plan[pattern] for pattern in plan if fnmatchcase(path, pattern)), None) for path in paths}
     return {path: style for path, style in found.items() if style is not None}
+
+
+def _names_there(pattern: str, paths: list[str]) -> str:
+    """What a message says of a pattern that matches none of these."""
+    near = nearest(pattern, paths)
+    if near is not None:
+        return f"did you mean {near}?"
+    return f"its modules are {', '.join(paths[:8])}{', ...' * (len(paths) > 8)}" if paths else "it has no modules inside"
 
 
 def _all_cuts(modules, styles, num_ranks, rank) -> dict[int, Cut]:

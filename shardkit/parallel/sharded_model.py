@@ -11,6 +11,7 @@ from math import isfinite
 
 import numpy
 
+from ..arguments import is_number, require
 from ..array.backend import to_host
 from ..checkpoint import CheckpointStore, PendingCheckpoint, Retention, Saver, load_image, make_image
 from ..checkpoint.find import found_place, warn_of_skipped
@@ -45,7 +46,7 @@ class ShardedModel:
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
         if not isinstance(config, ShardingConfiguration):
-            raise TypeError(f"{type(self).__name__} needs a model and a ShardingConfiguration; got "
+            raise TypeError(f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
                             f"{type(wrapped_model).__name__} and {type(config).__name__}")
         if not config.backend.is_initialized:
             config.backend.initialize()
@@ -158,11 +159,13 @@ class ShardedModel:
 
         gradients      1-D, the length that compute_gradients returns on this rank
         learning_rate  instead of the rule's own
-        Errors, on all ranks: ShapeError on another length, ShardingError on learning rates that differ.
+        Errors, on all ranks: ShapeError on another length, ConfigurationError on a learning rate that is none, ShardingError on
+        rates that differ.
         """
         self._check_open()
         self._saver.poll()
         with collectively(self.mesh.world):
+            require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, "a finite number, at least 0")
             self.engine.check_gradients(gradients)
         check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
@@ -579,7 +582,7 @@ class PipelineParallelModel(ShardedModel):
     """Each rank holds one stage of the model: its own layers, on activations that it receives (arXiv 1811.06965).
 
     All ranks pass the same x and y to train, and get the same predictions. config.schedule names the order of the
-    micro-batches. Errors, on all ranks: ShardingError if the model has fewer units than the schedule has stages.
+    micro-batches. Errors, on all ranks: StagesError if the model has fewer units than the schedule has stages.
     """
 
     policy, strategy = POLICIES["ddp"], "PipelineParallel"

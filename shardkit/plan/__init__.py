@@ -2,6 +2,7 @@
 
     model       a GPT by its sizes: its weights, cut over tensor ranks
     software    what a program does: shardkit itself, and programs that published times are of
+    settings    what of a run's settings is counted, searched for, or left out, which is said
     hardware    what a cluster does per second; hardware/*.toml
     layouts     all choices of a run, and why a program would refuse them
     stages      which blocks stand in which stage

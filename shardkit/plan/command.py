@@ -16,6 +16,7 @@ from .layouts import Layout
 from .model import BYTES_VOCABULARY, read_model
 from .report import Training, as_json, default_tokens, print_explanation, print_search, write_timeline
 from .search import search
+from .settings import left_out, software_of
 from .software import OWN, SHARDKIT, SOFTWARE, Software, software_named
 
 
@@ -55,21 +56,24 @@ def run_plan(known, overrides: dict, render: Render) -> int:
     """
     shape, settings = read_model(known.model, overrides)
     cluster, own = read_cluster(known.cluster), OWN[settings.parallel.compute_dtype]
-    software = own if known.software is None else software_named(known.software)
+    named = own if known.software is None else software_named(known.software)
+    compute_dtype = next((name for name, ours in OWN.items() if ours is named), None)             # None: it is not shardkit
+    software = named if compute_dtype is None else software_of(named, settings)
     found = search(shape, software, cluster, known.devices, known.batch or settings.batch.sequences, known.micro_batch)
-    training = Training(found, known.tokens or default_tokens(found))
+    best = found.best and found.best.layout
+    notes = tuple(left_out(settings, shape, software, best, settings_of(best))) if best else ()
+    training = Training(found, known.tokens or default_tokens(found), notes)
     if known.json:
         print(as_json(training, known.rows))
     else:
         print_search(training, known.rows)
     if found.best is None:
         return 1
-    compute_dtype = next((name for name, ours in OWN.items() if ours is software), None)          # None: it is not shardkit
-    chosen = {} if own is software or compute_dtype is None else {"parallel.compute_dtype": compute_dtype}
+    chosen = {} if own is named or compute_dtype is None else {"parallel.compute_dtype": compute_dtype}
     arguments = train_arguments(found.best.layout, known, {**overrides, **chosen})
     is_runnable = compute_dtype is not None and shape.vocabulary == BYTES_VOCABULARY and shape.hidden is None
     if not known.json and compute_dtype is not None:
-        print(_how_to_run(found.best.layout, arguments, is_runnable, software))
+        print(_how_to_run(found.best.layout, arguments, is_runnable, named))
     if known.script is not None:
         _write_script(known, found.best.layout, cluster, settings, arguments, is_runnable, render)
     if known.explain is not None:
@@ -89,8 +93,8 @@ def settings_of(layout: Layout) -> dict:
     flags = {"parallel.sequence_parallel": layout.is_sequence_parallel,
              "parallel.activation_checkpointing": layout.recomputation == "full"}
     return {"mesh.pipeline": layout.pipeline, "mesh.tensor": layout.tensor, "parallel.policy": layout.policy,
-            "parallel.schedule": layout.schedule, "batch.sequences": layout.batch, "batch.micro_batch": layout.micro_batch,
-            **({"parallel.virtual_stages": layout.virtual} if layout.virtual > 1 else {}), **flags}
+            "parallel.schedule": layout.schedule, "parallel.virtual_stages": layout.virtual,
+            "batch.sequences": layout.batch, "batch.micro_batch": layout.micro_batch, **flags}
 
 
 def _how_to_run(layout: Layout, arguments: list[str], is_runnable: bool, software: Software) -> str:

@@ -202,8 +202,13 @@ def _parts(layout: Layout, stages: list[_Stage], busy: float, pipeline: float, g
             "bubble": pipeline - compute - tensor - transfers - gathers}
 
 
+def checkpoint_bytes(shape: ModelShape, software: Software) -> float:
+    """Of parameters and optimizer state in a checkpoint; where parameters are halves, the state has their masters."""
+    kept = software.state_bytes + (software.parameter_bytes if software.parameter_bytes >= 4 else 0)
+    return shape.parameter_count * kept
+
+
 def _checkpoint_seconds(shape: ModelShape, software: Software, cluster: Cluster) -> float:
     if not cluster.storage_bytes_per_second:
         return 0.0
-    kept = software.state_bytes + (software.parameter_bytes if software.parameter_bytes == 4 else 0)
-    return shape.parameter_count * kept / cluster.storage_bytes_per_second
+    return checkpoint_bytes(shape, software) / cluster.storage_bytes_per_second

@@ -9,10 +9,10 @@ on the model that is planned.
 import tomllib
 from bisect import bisect
 from dataclasses import MISSING, dataclass, fields
-from difflib import get_close_matches
 from math import log
 from pathlib import Path
 
+from ..arguments import is_number, nearest
 from ..errors import ConfigurationError
 
 FOLDER = Path(__file__).parent / "hardware"
@@ -178,11 +178,11 @@ def _made(kind, values: dict, where: str):
     known = {f.name: f for f in fields(kind)}
     for key, value in values.items():
         if key not in known:
-            near = get_close_matches(key, known, n=1, cutoff=0.3)
-            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near[0]}? ' if near else ''}"
-                                     f"The keys are {', '.join(known)}")
-        if known[key].type in (float, int) and (type(value) not in (int, float) or value < 0):
-            raise ConfigurationError(f"{where}: {key} = {value!r}; wanted a number, at least 0")
+            near = nearest(key, known)
+            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near}? The' if near else 'the'} "
+                                     f"keys are {', '.join(known)}")
+        if known[key].type in (float, int) and not is_number(value, at_least=0):
+            raise ConfigurationError(f"{where}: {key} = {value!r}; wanted a finite number, at least 0")
     missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
     if missing:
         raise ConfigurationError(f"{where}: {', '.join(missing)} missing")

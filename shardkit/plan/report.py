@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..schedule import draw_svg
-from .cost import PARTS
+from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
 
@@ -22,10 +22,14 @@ _WIDE = 200
 
 @dataclass(frozen=True)
 class Training:
-    """A whole run: so many tokens, in steps of the batch that was searched for."""
+    """A whole run: so many tokens, in steps of the batch that was searched for.
+
+    left_out   a line for each setting of the run that the best layout's figures do not follow
+    """
 
     found: Search
     tokens: float
+    left_out: tuple[str, ...] = ()
 
     def days(self, candidate: Candidate) -> float:
         return self.steps * candidate.cost.seconds / 86400
@@ -62,7 +66,7 @@ def print_search(training: Training, count: int) -> None:
         return
     console.print(_table(training, count))
     console.print(_totals(training), markup=False)
-    for line in _quicker(found):
+    for line in (*_quicker(found), *training.left_out):
         console.print(f"- {line}", markup=False)
 
 
@@ -91,7 +95,8 @@ def _table(training: Training, count: int) -> Table:
 
 def _totals(training: Training) -> str:
     best = training.found.best
-    saved = f"; a checkpoint takes {_short(best.cost.checkpoint_seconds)} s" if best.cost.checkpoint_seconds else ""
+    saved = f"; a checkpoint has {_short(checkpoint_bytes(training.found.shape, training.found.software) / _GB)} GB"
+    saved += f" and takes {_short(best.cost.checkpoint_seconds)} s" if best.cost.checkpoint_seconds else ""
     return (f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: {_short(training.days(best))} days, "
             f"{training.device_hours(best):,.0f} device-hours{saved}")
 
@@ -156,6 +161,7 @@ def as_json(training: Training, count: int) -> str:
     return json.dumps({
         "devices": found.devices, "batch": found.batch, "cluster": found.cluster.name, "software": found.software.name,
         "parameter_count": found.shape.parameter_count, "tokens": training.tokens, "considered": found.considered,
+        "checkpoint_bytes": checkpoint_bytes(found.shape, found.software), "left_out": list(training.left_out),
         "fitting": len(found.fitting), "refused": found.refused, "what_would_fit": found.what_would_fit(),
         "rows": [_row(training, candidate) for candidate in found.rows(count)]}, indent=1)
 

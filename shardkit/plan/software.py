@@ -8,6 +8,7 @@ have published times of.
     megatron-2022   Megatron-LM as in arXiv 2205.05198
     zero3-2021      DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
 
+Those of shardkit are for AdamW with clipping; settings.py has them for other settings.
 The values of the published programs say what their sources do; none is fitted to a time.
 """
 from dataclasses import dataclass, fields, replace

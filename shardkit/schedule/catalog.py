@@ -7,8 +7,8 @@
 """
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 
+from ..arguments import nearest
 from ..errors import ScheduleError
 from .actions import Program
 from .orders import gpipe, interleaved_1f1b, one_f_one_b, zero_bubble_h1
@@ -69,6 +69,6 @@ def order_named(name: str) -> Order:
     """The order with this name. Errors: ScheduleError with the nearest name if there is none."""
     if name in ORDERS:
         return ORDERS[name]
-    nearest = get_close_matches(str(name).lower(), ORDERS, n=1, cutoff=0.3)
-    advice = f"did you mean {nearest[0]!r}? " if nearest else ""
-    raise ScheduleError(f"no order is named {name!r}; {advice}The orders are {', '.join(ORDERS)}")
+    near = nearest(str(name), ORDERS)
+    advice = f"did you mean {near!r}? The" if near else "the"
+    raise ScheduleError(f"no order is named {name!r}; {advice} orders are {', '.join(ORDERS)}")

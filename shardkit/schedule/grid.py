@@ -8,6 +8,7 @@
 Only F, B and W are drawn. Where a rank runs several stages, the stage is written (text) or shown as a shade (SVG).
 """
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 from math import ceil, floor, log10
 
@@ -17,15 +18,18 @@ from .lowering import lower
 from .simulate import Event, Timeline, simulate
 
 
+_IN_WORDS = {"s": "seconds", "units": "units; F, B and W of a stage take one each"}       # of Timeline.unit
+
+
 def unit_timeline(order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, virtual: int | None = None) -> Timeline:
-    """The timeline of an order when F, B and W of a stage take one second each and messages take none.
+    """The timeline of an order when F, B and W of a stage take one unit of time each and messages take none.
 
     virtual   stages per rank; None: what the order runs if nothing is said
     Errors: ScheduleError if there is no such order, or it does not run that many stages.
     """
     program = order_named(order)(ranks, micro_batches, virtual)
     stages = {action.stage for actions in program.values() for action in actions}
-    return simulate(lower(program, dict.fromkeys(stages, 1)))
+    return replace(simulate(lower(program, dict.fromkeys(stages, 1))), unit="units")
 
 
 def describe_timeline(timeline: Timeline) -> str:
@@ -33,7 +37,7 @@ def describe_timeline(timeline: Timeline) -> str:
     keeps = " ".join(str(timeline.peak_live_micro_batches(rank)) for rank in timeline.events)
     counted = "pairs of stage and micro-batch" if _Rows(timeline).has_virtual_stages else "micro-batches"
     return (f"{draw_text(timeline)}\n\n"
-            f"time        {timeline.seconds:g} units; F, B and W of a stage take one each\n"
+            f"time        {timeline.seconds:g} {_IN_WORDS[timeline.unit]}\n"
             f"bubble      {timeline.bubble_fraction:.1%}\n"
             f"peak live   {keeps} {counted}, by rank")
 
@@ -93,22 +97,22 @@ _WIDEST, _NARROWEST, _DIGIT = 8000, 760, 6
 
 
 def draw_svg(timeline: Timeline, title: str = "") -> str:
-    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend and an axis of seconds.
+    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend and an axis of time.
 
-    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The title gets the number of
-    seconds and the bubble fraction.
+    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The title gets the time of the
+    step, in the unit of the timeline, and the bubble fraction.
     """
     rows, scale = _Rows(timeline), _pixels_per_second(timeline)
     width = max(_LEFT + timeline.seconds * scale + _RIGHT, _NARROWEST)
     height = _TOP + _ROW * len(rows.work) + _FOOT
-    headline = f"{title + ': ' if title else ''}{timeline.seconds:g} s, {timeline.bubble_fraction:.1%} bubble"
+    headline = f"{title + ': ' if title else ''}{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" viewBox="0 0 {width:g} {height}" '
         f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
         f'<rect width="{width:g}" height="{height}" fill="white"/>',
         f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{escape(headline)}</text>',
-        *_legend(rows), *_axis(timeline.seconds, scale, _TOP + _ROW * len(rows.work)),
-        *(line for at, rank in enumerate(rows.work) for line in _row(rows, rank, _TOP + at * _ROW, timeline.seconds, scale)),
+        *_legend(rows), *_axis(timeline, scale, _TOP + _ROW * len(rows.work)),
+        *(line for at, rank in enumerate(rows.work) for line in _row(rows, rank, _TOP + at * _ROW, timeline, scale)),
         "</svg>\n"])
 
 
@@ -117,19 +121,20 @@ def _pixels_per_second(timeline: Timeline) -> float:
     return min(_CELL / shortest, _WIDEST / (timeline.seconds or 1.0))
 
 
-def _row(rows: _Rows, rank: int, top: float, seconds: float, scale: float) -> Iterator[str]:
+def _row(rows: _Rows, rank: int, top: float, timeline: Timeline, scale: float) -> Iterator[str]:
     yield f'<text x="{_LEFT - 10}" y="{top + 17}" text-anchor="end">rank {rank}</text>'
-    yield f'<rect x="{_LEFT}" y="{top + 2}" width="{seconds * scale:g}" height="{_ROW - 4}" fill="#f1f1f1"/>'
+    width = timeline.seconds * scale
+    yield f'<rect x="{_LEFT}" y="{top + 2}" width="{width:g}" height="{_ROW - 4}" fill="#f1f1f1"/>'
     for event in rows.work[rank]:
-        yield _box(event, rows.shade(rank, event.action.stage), top, scale)
+        yield _box(event, rows.shade(rank, event.action.stage), top, scale, timeline.unit)
 
 
-def _box(event: Event, shade: float, top: float, scale: float) -> str:
+def _box(event: Event, shade: float, top: float, scale: float, unit: str) -> str:
     action, start, end = event
     left, width, number = _LEFT + start * scale, (end - start) * scale, str(action.micro_batch)
     text = (f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" text-anchor="middle">{number}</text>'
             if width >= _DIGIT * len(number) + 2 else "")
-    return (f'<g><title>{action}: {start:g} to {end:g} s</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
+    return (f'<g><title>{action}: {start:g} to {end:g} {unit}</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
             f'height="{_ROW - 4}" fill="{_colour(action.kind, shade)}" stroke="white"/>{text}</g>')
 
 
@@ -151,13 +156,13 @@ def _legend(rows: _Rows) -> Iterator[str]:
         yield f'<text x="{left}" y="45" fill="#666">light to dark: stages of a rank, ascending</text>'
 
 
-def _axis(seconds: float, scale: float, top: float) -> Iterator[str]:
-    step = _round_step(34 / scale)
+def _axis(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
+    seconds, words, step = timeline.seconds, _IN_WORDS[timeline.unit], _round_step(34 / scale)
     for tick in range(floor(seconds / step) + 1):
         x = _LEFT + tick * step * scale
         yield f'<path d="M{x:g} {top} v6" stroke="#666"/>'
         yield f'<text x="{x:g}" y="{top + 20}" font-size="11" fill="#444" text-anchor="middle">{tick * step:g}</text>'
-    yield f'<text x="{_LEFT + seconds * scale / 2:g}" y="{top + 37}" fill="#444" text-anchor="middle">seconds</text>'
+    yield f'<text x="{_LEFT + seconds * scale / 2:g}" y="{top + 37}" fill="#444" text-anchor="middle">{words}</text>'
 
 
 def _round_step(shortest: float) -> float:

@@ -30,9 +30,13 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happened when: {rank: events in the order of the rank's program}."""
+    """What happened when: {rank: events in the order of the rank's program}.
+
+    unit   that its times are in: "s", or "units" where every F, B and W of a stage takes one
+    """
 
     events: dict[int, tuple[Event, ...]]
+    unit: str = "s"
 
     @property
     def seconds(self) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..arguments import is_integer, is_number, require
 from ..comm import CommunicationBackend
 from ..comm.elastic import LivingRanks
 from ..comm.failure import Program, report_failure
@@ -70,6 +71,10 @@ class ElasticTraining:
     def __init__(self, make_model: Callable[[CommunicationBackend], ShardedModel], work: Callable, *, pipeline: int = 1,
                  tensor: int = 1, num_training: Callable[[int], int] | None = None, checkpoints=None, every: int = 1,
                  timeout: float = 600.0, ledger=None, say: Callable[[str], None] | None = None):
+        for name, function in (("make_model", make_model), ("work", work)):
+            require(callable(function), name, function, "a function")
+        require(is_integer(every, at_least=1), "every", every, "an integer, at least 1, in steps")
+        require(is_number(timeout, above=0), "timeout", timeout, "a finite number above 0, in seconds")
         self._make_model, self._work = make_model, work
         replica = self._replica = MeshShape(pipeline=pipeline, tensor=tensor).size
         self._num_training = num_training or (lambda living: living // replica * replica)

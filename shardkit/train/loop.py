@@ -25,14 +25,14 @@ from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, slurm_no
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
-from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
+from ..optim import RULES, Constant, Cosine, Linear
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
 from .stopping import Clock, Patience, StopSignals
 
-_DECAYS = {"cosine": Cosine, "linear": Linear, "constant": Constant}
+_DECAYS = {"cosine": Cosine, "linear": Linear}
 
 
 @dataclass(frozen=True)
@@ -354,10 +354,16 @@ def _measured(gpt: GPT, settings: RunConfiguration, backend: CommunicationBacken
 def make_rule(settings: RunConfiguration):
     """The optimizer rule of these settings, with its learning-rate schedule."""
     o = settings.optimizer
-    rate = _DECAYS[o.decay](o.learning_rate, o.warmup_steps, o.decay_steps, o.floor)
-    adam = {"lr": rate, "beta1": o.beta1, "beta2": o.beta2, "weight_decay": o.weight_decay}
-    return {"sgd": lambda: SGD(rate, o.weight_decay), "momentum": lambda: Momentum(rate, o.momentum, False, o.weight_decay),
-            "adam": lambda: Adam(**adam), "adamw": lambda: AdamW(**adam)}[o.name]()
+    betas = {"beta1": o.beta1, "beta2": o.beta2}
+    own = {"sgd": {}, "momentum": {"beta": o.momentum}, "adam": betas, "adamw": betas}
+    return RULES[o.name](lr=_learning_rate(o), weight_decay=o.weight_decay, **own[o.name])
+
+
+def _learning_rate(o):
+    """The schedule of these optimizer settings; where the warm-up is not over by decay_steps, the floor comes right after it."""
+    if o.decay == "constant":
+        return Constant(o.learning_rate, o.warmup_steps)
+    return _DECAYS[o.decay](o.learning_rate, o.warmup_steps, max(o.decay_steps, o.warmup_steps + 1), o.floor)
 
 
 def settle_decay(settings: RunConfiguration) -> RunConfiguration:

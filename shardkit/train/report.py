@@ -30,7 +30,8 @@ def describe_run(folder) -> str:
 def draw_curve(folder, target) -> None:
     """Draw training and validation loss over steps into `target` (.svg, .png or .pdf).
 
-    Errors: ConfigurationError if Matplotlib is not installed, the folder holds no curve, or the format is unknown.
+    Errors: FileNotFoundError if the folder holds no curve, ConfigurationError if Matplotlib is not installed or the format is
+    unknown.
     """
     try:
         from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def draw_curve(folder, target) -> None:
         raise ConfigurationError('drawing needs Matplotlib, which is not installed; install "shardkit[report]"') from None
     records = run_records(folder)
     if not records:
-        raise ConfigurationError(f"{folder} holds no metrics.jsonl with a curve; give the folder of a run")
+        raise FileNotFoundError(f"{folder} holds no metrics.jsonl with a curve; give the folder of a run")
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for key, label, style in (("train_loss", "training", "-"), ("validation_loss", "validation", "o-")):

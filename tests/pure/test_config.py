@@ -1,15 +1,29 @@
 """Settings: where they come from, and what is refused."""
+import dataclasses
+import math
+
+import numpy
 import pytest
 
+import shardkit as sk
 from shardkit.config import (RunConfiguration, ShardingConfiguration, configuration_keys, gpu_aware_mpi, help_text,
                              launched_ranks, parse_override, read_toml)
 from shardkit.errors import ConfigurationError
+from shardkit.layout.mesh_shape import MeshShape
 
 
 def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
     for name, (default, f) in configuration_keys().items():
         assert f.metadata["text"], name
         assert RunConfiguration().replace({name: default}) == RunConfiguration()
+
+
+@pytest.mark.parametrize("unrelated", ["optimizer.xyz", "optimizer.lr", "parallel.mpi_flavour", "run.colour", "zzz",
+                                       "model.style.name.x"])
+def test_no_name_is_offered_for_a_key_that_is_near_none(unrelated):
+    with pytest.raises(ConfigurationError) as caught:
+        RunConfiguration().replace({unrelated: 1})
+    assert "did you mean" not in str(caught.value) and "--help lists every key" in str(caught.value)
 
 
 def test_help_names_every_key_with_its_default():
@@ -19,7 +33,8 @@ def test_help_names_every_key_with_its_default():
 
 
 @pytest.mark.parametrize("wrong, nearest", [("optimizer.learning_rat", "optimizer.learning_rate"), ("run.step", "run.steps"),
-                                            ("model.layer", "model.layers"), ("layers", "model.layers")])
+                                            ("model.layer", "model.layers"), ("layers", "model.layers"),
+                                            ("optimiser.name", "optimizer.name"), ("run.layers", "model.layers")])
 def test_an_unknown_key_is_refused_with_the_nearest_name(wrong, nearest):
     with pytest.raises(ConfigurationError, match=f"did you mean {nearest}"):
         RunConfiguration().replace({wrong: 1})
@@ -27,7 +42,10 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(wrong, nearest):
 
 @pytest.mark.parametrize("settings", [{"run.steps": "many"}, {"run.steps": 1.5}, {"run.steps": 0}, {"model.style": "bert"},
                                       {"model.dropout": 1.0}, {"data.validation_percent": 0.0}, {"model.tied": 1},
-                                      {"run.steps": True}])
+                                      {"run.steps": True}, {"optimizer.learning_rate": math.inf},
+                                      {"optimizer.learning_rate": math.nan}, {"optimizer.max_gradient_norm": math.inf},
+                                      {"optimizer.weight_decay": math.nan}, {"optimizer.beta2": math.nan},
+                                      {"run.timeout": math.inf}])
 def test_a_value_of_wrong_type_or_range_is_refused_by_name(settings):
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
         RunConfiguration().replace(settings)
@@ -86,3 +104,85 @@ def test_a_transport_that_does_not_exist_is_refused():
         ShardingConfiguration(object(), gpu_transport="gloo")
     with pytest.raises(ConfigurationError, match="parallel.gpu_transport = 'gloo'"):
         RunConfiguration().replace({"parallel.gpu_transport": "gloo"})
+
+
+NAN, INF = math.nan, math.inf
+WRONG = {
+    "learning_rate": (0, -1.0, NAN, INF, "0.1", None, True),
+    "optimizer": ("adam", sk.AdamW, 1e-3, {"name": "adam"}),
+    "loss": ("mse", 3, sk.models.MLP),
+    "max_gradient_norm": (0, -1.0, NAN, INF, "1", True),
+    "auto_synchronize_gradients": (None, 1, "yes"),
+    "minimum_parameter_group_size": (0, 2.5, True, "64", None),
+    "gradient_compression": ("zip", True, ["float16"]),
+    "micro_batches": (0, 2.5, 2.0, True, "2", None),
+    "schedule": (None, 1, ["1f1b"]),
+    "virtual_stages": (0, 1.5, True, "2"),
+    "stage_balance": (None, 3, [], [1.0, NAN], [1.0, -1.0], ["compute"]),
+    "blocks_per_stage": (2, [], [2, 0], [1.5, 1], "22"),
+    "tensor_plan": ({}, "column", ["layers.0"]),
+    "sequence_parallel": (None, 1, "auto"),
+    "activation_checkpointing": (None, 1, "full"),
+    "deterministic": (None, 0, "no"),
+    "check": (1, "yes"),
+    "device": ("tpu", 0, None, ["cpu"]),
+    "compute_dtype": ("float64", 16, float),
+    "initial_loss_scale": (0, 3, NAN, INF, True, "1024"),
+    "loss_scale_interval": (0, 2.5, True, "10"),
+    "matmul_precision": ("tf32", None, 32),
+    "blas": ("atlas", None, 1),
+    "gpu_transport": ("gloo", None, 0),
+    "overlap": (1, None, "yes"),
+    "seed": ("x", None, 1.5, True)}
+
+
+@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+def test_a_sharding_setting_of_the_wrong_kind_is_refused_by_name(name, value):
+    with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted ") as caught:
+        ShardingConfiguration(object(), **{name: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_the_table_of_wrong_settings_has_every_setting():
+    assert set(WRONG) == {field.name for field in dataclasses.fields(ShardingConfiguration)} - {"backend"}
+
+
+@pytest.mark.parametrize("backend", [None, "world", sk.MPICommunicationBackend])
+def test_what_is_no_backend_is_refused_with_an_example(backend):
+    with pytest.raises(TypeError, match=r"needs a backend, for example MPICommunicationBackend\(\); got"):
+        ShardingConfiguration(backend)
+
+
+@pytest.mark.parametrize("settings", [
+    {"micro_batches": numpy.int64(2)}, {"learning_rate": numpy.float32(0.1)}, {"blocks_per_stage": [2, 1]}, {"seed": -1},
+    {"stage_balance": (1, 2.5)}, {"loss": lambda prediction, y: prediction}, {"optimizer": sk.SGD(lr=0.1)},
+    {"initial_loss_scale": 0.5}, {"schedule": "a name that the model's constructor looks up"}])
+def test_a_sharding_setting_of_the_right_kind_is_taken(settings):
+    assert ShardingConfiguration(object(), **settings)
+
+
+@pytest.mark.parametrize("make, wrong", [
+    (sk.models.MLP, {"seed": "x"}), (sk.models.MLP, {"seed": None}), (sk.models.MLP, {"seed": 1.5}),
+    (sk.models.MLP, {"activation": ["gelu"]}), (sk.models.MLP, {"task": None}),
+    (sk.models.GPT, {"seed": "x"}), (sk.models.GPT, {"seed": True}), (sk.models.GPT, {"tied": "no"}),
+    (sk.models.GPT, {"style": ["llama"]}), (sk.models.GPT, {"norm_eps": "x"}), (sk.models.GPT, {"dropout": "x"})])
+def test_a_model_refuses_an_argument_of_the_wrong_kind_by_name(make, wrong):
+    right = {"sizes": [4, 1]} if make is sk.models.MLP else {
+        "vocabulary_size": 8, "sequence_length": 8, "width": 8, "layers": 1, "heads": 2}
+    name = "dropout with p" if "dropout" in wrong else next(iter(wrong))
+    with pytest.raises(ConfigurationError, match=f"{name} = .*; wanted "):
+        make(**right, **wrong)
+
+
+@pytest.mark.parametrize("sizes", [{"pipeline": 1.0}, {"tensor": True}, {"data": "2"}, {"pipeline": None}])
+def test_sizes_of_a_mesh_are_integers(sizes):
+    with pytest.raises(sk.MeshError, match=f"^{next(iter(sizes))} .* is not a size; it must be an integer"):
+        MeshShape.infer(4, **sizes)
+
+
+@pytest.mark.parametrize("name, value", [("make_model", "a name"), ("work", None), ("every", 0), ("every", 2.5),
+                                         ("timeout", 0), ("timeout", NAN), ("timeout", "10")])
+def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(name, value):
+    given = {"make_model": lambda ranks: None, "work": lambda model, commit: None, name: value}
+    with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
+        sk.ElasticTraining(**given)

@@ -6,9 +6,12 @@ import subprocess
 import pytest
 
 from shardkit.__main__ import main
-from shardkit.config import RunConfiguration, parse_override
-from shardkit.plan import Layout
+from shardkit.config import RunConfiguration, configuration_keys, parse_override
+from shardkit.optim import RULES
+from shardkit.plan import Layout, ModelShape
 from shardkit.plan.command import settings_of
+from shardkit.plan.settings import left_out, software_of
+from shardkit.plan.software import OWN
 from shardkit.train.loop import check_batch
 
 MODEL = '[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 6\nheads = 4\nsequence_length = 32\n[batch]\nsequences = 16\n'
@@ -109,6 +112,81 @@ def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, large):
     assert code == 0 and "HybridShardedModel(gpt, config" in said and "run it: mpiexec" not in said
     code, _, said = plan(capsys, "--devices", 256, "--batch", 512, "--script", "job.sh", model=large, cluster="h200-141gb-ndr")
     assert code == 2 and "256 tokens" in said
+
+
+def planned(capsys, *arguments, cluster="cpu-node"):
+    """What `shardkit plan --json` says."""
+    code, said, error = plan(capsys, "--devices", 4, "--json", *arguments, cluster=cluster)
+    assert code == 0, error
+    return json.loads(said)
+
+
+@pytest.mark.parametrize("name, arrays", [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2)])
+def test_the_optimizer_of_the_settings_says_how_much_state_there_is(capsys, name, arrays):
+    found, adamw = planned(capsys, f"--optimizer.name={name}"), planned(capsys)
+    assert found["checkpoint_bytes"] == found["parameter_count"] * 4 * (1 + arrays)
+    state, of_adamw = (plan["rows"][0]["bytes_by_part"]["optimizer"] for plan in (found, adamw))
+    assert state == of_adamw * arrays / 2 and of_adamw > 0
+    update, of_adamw = (plan["rows"][0]["seconds_by_part"]["update"] for plan in (found, adamw))
+    assert update < of_adamw if arrays < 2 else update == of_adamw
+
+
+def test_every_optimizer_of_the_settings_is_a_rule_and_the_other_way_round():
+    _, field = configuration_keys()["optimizer.name"]
+    assert set(field.metadata["among"]) == set(RULES)
+
+
+def test_the_masters_of_a_mixed_run_are_state_beside_that_of_the_rule(capsys):
+    sgd, adamw = (planned(capsys, f"--optimizer.name={name}", "--parallel.compute_dtype=bfloat16", cluster="h100-80gb-ndr")
+                  for name in ("sgd", "adamw"))
+    assert (sgd["checkpoint_bytes"], adamw["checkpoint_bytes"]) == (sgd["parameter_count"] * 4, sgd["parameter_count"] * 12)
+
+
+def test_a_model_of_float64_takes_twice_the_bytes(capsys):
+    single, double = planned(capsys), planned(capsys, "--model.dtype=float64")
+    assert double["checkpoint_bytes"] == 2 * single["checkpoint_bytes"]
+    code, _, said = plan(capsys, "--devices", 2, "--model.dtype=float64", "--parallel.compute_dtype=float32")
+    assert code == 2 and "parallel.compute_dtype = 'float32'; wanted" in said
+
+
+# another value than the default of each setting of these sections, and what the plan does with it
+COUNTED = {"optimizer.name": "sgd", "optimizer.max_gradient_norm": 0.0, "parallel.gradient_compression": "float16",
+           "model.dtype": "float64", "parallel.minimum_parameter_group_size": 70_000, "parallel.compute_dtype": "bfloat16"}
+SEARCHED = {"parallel.policy": "zero2", "parallel.schedule": "zb-v", "parallel.virtual_stages": 3,
+            "parallel.sequence_parallel": True, "parallel.activation_checkpointing": True, "mesh.pipeline": 5, "mesh.tensor": 5,
+            "batch.micro_batch": 3}
+SAID = {"parallel.overlap": "on", "parallel.deterministic": False, "parallel.stage_balance": "uniform",
+        "parallel.blocks_per_stage": [4, 4], "parallel.compile": True, "parallel.gpu_transport": "nccl", "run.elastic": True,
+        "parallel.matmul_precision": "tf32", "parallel.blas": "mkl", "parallel.device": "cuda",
+        "run.asynchronous_checkpoints": True}
+WITHOUT_EFFECT = {"parallel.initial_loss_scale", "parallel.loss_scale_interval", "optimizer.learning_rate",
+                  "optimizer.warmup_steps", "optimizer.decay", "optimizer.decay_steps", "optimizer.floor",
+                  "optimizer.weight_decay", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2", "batch.sequences"}
+
+
+def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
+    sections = ("parallel.", "optimizer.", "mesh.", "batch.")
+    assert {name for name in configuration_keys() if name.startswith(sections)} == {
+        name for name in {*COUNTED, *SEARCHED, *SAID, *WITHOUT_EFFECT} if name.startswith(sections)}
+    layout, shape = Layout(data=4, policy="fsdp", micro_batch=2), ModelShape(6, 64, 4, 256, 32)
+
+    def software(**changes):
+        settings = RunConfiguration().replace(changes)
+        return software_of(OWN[settings.parallel.compute_dtype], settings)
+    for name, value in COUNTED.items():
+        assert software(**{name: value}) != software(), name
+    for name, value in {**SEARCHED, **SAID}.items():
+        settings = RunConfiguration().replace({name: value})
+        lines = left_out(settings, shape, software(), layout, settings_of(layout))
+        assert any(line.startswith(f"{name} = {value!r} is ") for line in lines), name
+
+
+def test_what_is_not_counted_is_said(capsys):
+    _, said, _ = plan(capsys, "--devices", 4, "--parallel.deterministic=false", "--mesh.pipeline=3")
+    assert "- parallel.deterministic = False is not counted: off keeps one sum" in said
+    assert "- mesh.pipeline = 3 is searched for: here " in said
+    _, said, _ = plan(capsys, "--devices", 4, "--optimizer.name=sgd", "--software", "mixed", cluster="a100-80gb-hdr")
+    assert "- optimizer.name = 'sgd' is not counted: mixed is planned as it was published" in said
 
 
 def test_settings_on_the_command_line_count(capsys):

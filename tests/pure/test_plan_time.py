@@ -111,7 +111,8 @@ def test_a_fraction_lies_between_its_neighbours_and_stays_level_beyond_the_ends(
 
 
 @pytest.mark.parametrize("change, message", [
-    ({"devises": 2}, "unknown key devises; did you mean devices"), ({"devices": "two"}, "wanted a number"),
+    ({"devises": 2}, "unknown key devises; did you mean devices"), ({"devices": "two"}, "wanted a finite number"),
+    ({"storage_bytes_per_second": float("nan")}, "storage_bytes_per_second = nan; wanted a finite number"),
     ({"inside": 3}, r"no table \[inside\]"), ({"between": {}}, "bytes_per_second missing"),
     ({"device": {**MINIMAL["device"], "products": {"edges": [10, 5], "fractions": [0.1, 0.2]}}}, "ascending")])
 def test_a_file_that_is_wrong_is_refused(change, message):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardkit.__main__ import main
 from shardkit.schedule import COMPUTE, ORDERS, Kind, describe_timeline, draw_svg, draw_text, from_text, gpipe, grid, lower
-from shardkit.schedule import simulate, unit_timeline
+from shardkit.schedule import order_named, simulate, unit_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 runs = st.builds(unit_timeline, st.sampled_from(sorted(ORDERS)), st.integers(1, 4), st.integers(1, 6))
@@ -77,8 +77,24 @@ def test_numbers_are_left_out_of_boxes_that_are_too_narrow_and_a_long_picture_st
 
 def test_the_title_tells_the_bubble_and_is_escaped():
     svg = draw_svg(unit_timeline("1f1b", 4, 8), "a < b & c")
-    assert "a &lt; b &amp; c: 30 s, 20.0% bubble" in svg
+    assert "a &lt; b &amp; c: 30 units, 20.0% bubble" in svg
     ElementTree.fromstring(svg)
+
+
+def labels(picture):
+    """Every text of an SVG that names a unit of time: headline, tooltips, axis."""
+    return [text for element in ElementTree.fromstring(picture).iter() for text in [element.text or ""]
+            if re.search(r"\d (s|units)\b|^seconds$|^units;", text)]
+
+
+def test_a_picture_of_units_does_not_speak_of_seconds_and_the_other_way_round():
+    units = unit_timeline("1f1b", 2, 2)
+    seconds = simulate(lower(order_named("1f1b")(2, 2), {0: 1, 1: 1}), lambda action: 0.5)
+    of_units, of_seconds = labels(draw_svg(units)), labels(draw_svg(seconds))
+    assert len(of_units) == len(of_seconds) > 10
+    assert all(re.search(r"\d units\b|^units; F, B and W of a stage take one each$", text) for text in of_units)
+    assert all(re.search(r"\d s\b|^seconds$", text) for text in of_seconds)
+    assert "seconds" in describe_timeline(seconds) and "units" not in describe_timeline(seconds)
 
 
 def test_stages_of_one_rank_are_drawn_in_different_shades():

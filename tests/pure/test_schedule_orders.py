@@ -112,7 +112,7 @@ def test_an_unknown_order_is_refused_with_the_nearest_name():
     assert order_named("1f1b")(4, 8) == one_f_one_b(4, 8)
     with pytest.raises(ScheduleError, match="no order is named '1F1b'; did you mean '1f1b'"):
         order_named("1F1b")
-    with pytest.raises(ScheduleError, match="The orders are gpipe, 1f1b"):
+    with pytest.raises(ScheduleError, match="no order is named ''; the orders are gpipe, 1f1b"):
         order_named("")
 
 

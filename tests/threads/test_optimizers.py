@@ -439,7 +439,10 @@ def test_sizes_and_patience_that_make_no_sense_are_refused_before_there_is_a_mod
         config = sk.ShardingConfiguration(backend)
         for error, settings in [(sk.MeshError, {"tensor_parallel_size": 3}), (ValueError, {"pipeline_parallel_size": 0}),
                                 (sk.ConfigurationError, {"policy": "zero9"}), (sk.ConfigurationError, {"patience": 0}),
-                                (sk.ConfigurationError, {"minimum_improvement": -1.0})]:
+                                (sk.ConfigurationError, {"patience": 2.5}), (sk.ConfigurationError, {"patience": "2"}),
+                                (sk.ConfigurationError, {"minimum_improvement": -1.0}),
+                                (sk.ConfigurationError, {"minimum_improvement": numpy.nan}),
+                                (sk.ConfigurationError, {"minimum_improvement": "small"})]:
             with pytest.raises(error):
                 sk.HybridShardedOptimizer(sk.AdamW(), config, **settings)
     sk.run_ranks(2, run)

@@ -1,9 +1,12 @@
 """The planner's bytes of state are those that the allocator of a running model accounts for, to 5%."""
 import pytest
-from planned import sharded, train_steps
+from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
+from shardkit.config import RunConfiguration
+from shardkit.optim import RULES
 from shardkit.plan import SHARDKIT, SHARDKIT_BF16, Layout, ModelShape, memory_of, rank_memory, why_not
+from shardkit.plan.settings import software_of
 
 ACCOUNTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
             "gathered": "gathered parameters", "in_flight": "gradients in flight"}
@@ -48,6 +51,26 @@ def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(
             assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
         ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())
         assert abs(ours / theirs - 1) < 0.05, f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+
+
+@pytest.mark.parametrize("changes", [*({"optimizer.name": name} for name in RULES), {"model.dtype": "float64"},
+                                     {"parallel.minimum_parameter_group_size": 70_000}], ids=str)
+def test_bytes_under_other_settings_are_those_that_were_planned(changes):
+    layout, settings = Layout(1, 2, 1, "fsdp", micro_batches=2), RunConfiguration().replace(changes)
+    rule, software = RULES[settings.optimizer.name], software_of(SHARDKIT, settings)
+
+    def run(backend):
+        config = sk.ShardingConfiguration(
+            backend, optimizer=rule(), micro_batches=2, max_gradient_norm=1.0,
+            minimum_parameter_group_size=settings.parallel.minimum_parameter_group_size)
+        model = sk.FSDPModel(gpt_of(SHAPE, dtype=settings.model.dtype), config)
+        train_steps(model, layout, SHAPE, 2)
+        return model.engine.device.accounts.table()
+    planned = rank_memory(layout, SHAPE, software, 0)
+    for table in sk.run_ranks(2, run):
+        for part, account in ACCOUNTS.items():
+            assert getattr(planned, part) == pytest.approx(table.get(account, 0), rel=0.05), part
+        assert planned.optimizer == table.get("optimizer state", 0)
 
 
 PEAK_LAYOUTS = [Layout(policy="ddp", micro_batch=8), Layout(policy="ddp", micro_batch=8, recomputation="full"),

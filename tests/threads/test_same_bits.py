@@ -6,11 +6,17 @@
 The claim needs micro-batches of one size, and a power of two of them on each data rank (or all on one): 8 micro-batches for
 1, 2, 4 and 8 data ranks, 12 for 1, 3 and 6.
 """
+import dataclasses
+import re
+
+import numpy
 import pytest
 from builders import sha256
 from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
 
 import shardkit as sk
+from shardkit.config import Parallel, RunConfiguration
+from shardkit.train.loop import make_model
 
 MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
 FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}              # micro-batches of the global batch: data sizes
@@ -85,3 +91,70 @@ def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at
             assert at_once.engine.gradient_norm == looked_at.engine.gradient_norm
         return sha256(at_once.gather_full_parameters()) == sha256(looked_at.gather_full_parameters())
     assert all(sk.run_ranks(2, on_rank))
+
+
+# ---- what the settings say: config.Parallel, and README, "What the bits depend on" ---------------------------------------
+
+SMALL = {"model.width": 24, "model.layers": 4, "model.heads": 4, "model.sequence_length": 16, "batch.sequences": 16,
+         "batch.micro_batch": 2, "optimizer.warmup_steps": 1, "optimizer.max_gradient_norm": 0.1, "model.style": "gpt2",
+         "parallel.minimum_parameter_group_size": 1000}
+PIPELINE, TIED, HALF = {"mesh.pipeline": 2}, {"model.tied": True}, {"parallel.compute_dtype": "float16"}
+# (setting, another value, what else holds on both sides)
+KEEP_THE_BITS = [
+    *(("policy", value, {}) for value in ("ddp", "zero1", "zero2")),
+    *(("schedule", value, PIPELINE) for value in ("gpipe", "interleaved", "zb-h1", "zb-v")),
+    ("stage_balance", "uniform", PIPELINE), ("stage_balance", "parameters", PIPELINE), ("blocks_per_stage", [1, 5], PIPELINE),
+    ("virtual_stages", 3, {**PIPELINE, "parallel.schedule": "interleaved"}), ("activation_checkpointing", True, {}),
+    ("compile", True, {}), ("overlap", "on", {}), ("overlap", "off", {}), ("gpu_transport", "mpi", {})]
+CHANGE_THE_BITS = [
+    ("sequence_parallel", True, {"mesh.tensor": 2}), ("minimum_parameter_group_size", 100_000, TIED),
+    ("minimum_parameter_group_size", 100_000, {"model.dtype": "float64"}), ("deterministic", False, {}),
+    ("gradient_compression", "float16", {}), ("compute_dtype", "float16", {}), ("initial_loss_scale", 1.0, HALF),
+    ("loss_scale_interval", 1, {**HALF, "parallel.initial_loss_scale": 1.0})]
+ELSEWHERE = {"device", "matmul_precision", "blas"}          # of GPUs, or of a library that may not be installed
+
+
+def bits_of_run(*others, num_ranks=2, steps=5):
+    """What a run under these settings has trained after some steps."""
+    settings = RunConfiguration().replace({name: value for changes in (SMALL, *others) for name, value in changes.items()})
+
+    def on_rank(backend):
+        model = make_model(settings, backend)
+        for step in range(steps):
+            tokens = numpy.random.default_rng(step).integers(0, 256, (settings.batch.sequences, 17))
+            model.train(*sk.split_batch(model.mesh, tokens[:, :-1], tokens[:, 1:]))
+        return sha256(model.gather_full_parameters())
+    found = set(sk.run_ranks(num_ranks, on_rank))
+    assert len(found) == 1, "ranks disagree"
+    return found.pop()
+
+
+@pytest.mark.parametrize("name, value, both", KEEP_THE_BITS, ids=str)
+def test_settings_of_the_work_shared_keep_the_bits(name, value, both):
+    assert bits_of_run(both, {f"parallel.{name}": value}) == bits_of_run(both)
+
+
+@pytest.mark.parametrize("name, value, both", CHANGE_THE_BITS, ids=str)
+def test_what_is_said_to_change_the_bits_does(name, value, both):
+    assert bits_of_run(both, {f"parallel.{name}": value}) != bits_of_run(both)
+    assert name in Parallel.__doc__, "and the page says so"
+
+
+def test_every_setting_of_the_work_shared_keeps_the_bits_or_is_said_to_change_them():
+    kept, changed = ({name for name, *_ in table} for table in (KEEP_THE_BITS, CHANGE_THE_BITS))
+    assert kept | changed | ELSEWHERE == {field.name for field in dataclasses.fields(Parallel)}
+    assert not kept & changed and not kept & set(re.findall(r"\w+_\w+|compile|overlap|policy|schedule", Parallel.__doc__))
+
+
+@pytest.mark.parametrize("group_size", [1, 1000, 3000])
+def test_without_tied_weights_and_clipping_the_size_of_units_keeps_the_bits(group_size):
+    unclipped = {"optimizer.max_gradient_norm": 0.0, "model.dtype": "float64"}
+    assert bits_of_run(unclipped, {"parallel.minimum_parameter_group_size": group_size}) == bits_of_run(
+        unclipped, {"parallel.minimum_parameter_group_size": 100_000})
+
+
+def test_sequence_parallelism_has_bits_of_its_own_on_any_mesh_of_its_tensor_size():
+    tensor, sequence = {"mesh.tensor": 2}, {"mesh.tensor": 2, "parallel.sequence_parallel": True}
+    ours = {bits_of_run(sequence, changes, num_ranks=ranks) for ranks, changes in (
+        (2, {}), (4, {}), (4, PIPELINE), (4, {"parallel.policy": "zero1"}), (8, PIPELINE))}
+    assert len(ours) == 1 and ours != {bits_of_run(tensor)}

@@ -308,6 +308,10 @@ def test_missing_model_or_configuration_is_a_type_error():
             sk.FSDPModel(None, sk.ShardingConfiguration(backend))
         with pytest.raises(TypeError):
             sk.FSDPModel(small_gpt(), None)
+        for model, config in ((sk.models.MLP, sk.ShardingConfiguration(backend)), (42, sk.ShardingConfiguration(backend)),
+                              (small_gpt(), backend), (small_gpt(), {"micro_batches": 2})):
+            with pytest.raises(TypeError, match="FSDPModel needs an nn.Module and a ShardingConfiguration; got"):
+                sk.FSDPModel(model, config)
         with pytest.raises(TypeError):
             sk.ShardingConfiguration(None)
     sk.run_ranks(2, run)
@@ -333,6 +337,31 @@ def test_a_bad_setting_is_refused_by_name(settings, message):
         with pytest.raises(sk.ConfigurationError, match=message):
             sk.ShardingConfiguration(backend, **settings)
     sk.run_ranks(1, run)
+
+
+@pytest.mark.parametrize("rate", [numpy.nan, numpy.inf, -1.0, "0.1", None])
+def test_gradients_are_not_applied_with_a_learning_rate_that_is_none(rate):
+    def run(backend):
+        model, _ = train("ZeRO-2", backend, 1)
+        before = model.gather_full_parameters()
+        with pytest.raises(sk.ConfigurationError, match="learning_rate = .*; wanted a finite number, at least 0"):
+            model.apply_gradients(model.compute_gradients(*token_batch(0, samples=4)), rate if backend.rank == 1 else 0.1)
+        numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+        model.train(*token_batch(0, samples=4))
+    sk.run_ranks(2, run)
+
+
+@pytest.mark.parametrize("kind", [sk.DDPModel, sk.FSDPModel, sk.PipelineParallelModel])
+def test_a_schedule_that_gives_no_learning_rate_ends_the_step_on_all_ranks_with_nothing_changed(kind):
+    def run(backend):
+        rule = sk.AdamW(lr=lambda step: 0.1 if step < 1 else numpy.nan)
+        model = kind(small_gpt(), sk.ShardingConfiguration(backend, optimizer=rule))
+        model.train(*token_batch(0, samples=4))
+        before = model.gather_full_parameters()
+        with pytest.raises(sk.ConfigurationError, match=r"learning rate of step 2, lr\(1\)"):
+            model.train(*token_batch(0, samples=4))
+        numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+    sk.run_ranks(2, run)
 
 
 def test_an_unknown_schedule_is_refused_with_the_nearest_name():

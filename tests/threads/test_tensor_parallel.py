@@ -337,7 +337,7 @@ class TwoLayers(nn.Module):
 
 
 @pytest.mark.parametrize("build, plan, error, message", [
-    (gpt, {"blocks.*.atention.query": "column"}, sk.ShardingError, r"atention.query.*nearest name is blocks...attention.query"),
+    (gpt, {"blocks.*.atention.query": "column"}, sk.ShardingError, r"atention.query.*did you mean blocks...attention.query"),
     (gpt, {"blocks.*.mlp.up": "colum"}, sk.ShardingError, "colum.*wanted one of column"),
     (gpt, {"head.norm": "row"}, sk.ShardingError, "head.norm is a LayerNorm"),
     (gpt, {"embedding.positions": "column"}, sk.ShardingError, "Embedding, which cannot be column"),
@@ -358,6 +358,18 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_changes(build, plan
             apply_plan(model, plan or default_plan(model), group)
         assert model.named_modules() == before
         assert not any(isinstance(p, SlicedParameter) or p.claim for p in model.parameters())
+    sk.run_ranks(2, run)
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize("plan, message", [({"layers.7": "column"}, "'layers.7' matches no module of this MLP"),
+                                           ({"layers.*": "rows"}, "'rows'; wanted one of column"),
+                                           ({"nowhere": "row"}, "its modules are features, layers, layers.0")])
+def test_a_plan_that_does_not_fit_is_refused_on_any_tensor_axis(tensor, plan, message):
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, tensor_plan=plan)
+        with pytest.raises(sk.ShardingError, match=message):
+            sk.HybridShardedModel(sk.models.MLP([4, 8, 2]), config, tensor_parallel_size=tensor)
     sk.run_ranks(2, run)
 
 

@@ -1,0 +1,55 @@
+"""Check arguments at the door: numbers, integers, words. And offer the known name that an unknown one is close to.
+
+    require(is_number(lr, at_least=0), "lr", lr, "a finite number, at least 0")
+    nearest("run.setps", ("run.steps", "run.seed"))             "run.steps"
+"""
+from difflib import SequenceMatcher
+from math import inf, isfinite
+from numbers import Integral, Real
+
+from .errors import ConfigurationError
+
+_CLOSE = 0.6            # of difflib's ratio, its own cutoff: below it names have little in common
+
+
+def require(holds: bool, name: str, got, wanted: str) -> None:
+    """Errors: ConfigurationError with what was got and what was wanted unless `holds`."""
+    if not holds:
+        raise ConfigurationError(f"{name} = {got!r}; wanted {wanted}")
+
+
+def is_number(value, *, at_least: float = -inf, above: float = -inf, below: float = inf) -> bool:
+    """True for a finite number in this range, of Python or NumPy; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return isfinite(value) and value >= at_least and above < value < below
+
+
+def is_integer(value, *, at_least: float = -inf) -> bool:
+    """True for an integer of Python or NumPy, at least this; True, False and 2.0 are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
+
+
+def is_among(value, names) -> bool:
+    """True for one of these names; a value of another type is none, whatever it equals."""
+    return isinstance(value, str) and value in names
+
+
+def nearest(name: str, known) -> str | None:
+    """The known name that this one is probably meant to be; None if none is close.
+
+    Of dotted names the last parts must be close, so that "optimizer.x" is not near all that begins with "optimizer.".
+    """
+    def likeness(candidate: str) -> tuple[float, float]:
+        return _likeness(_last_part(name), _last_part(candidate)), _likeness(name, candidate)
+
+    best = max(known, key=likeness, default=None)
+    return best if best is not None and likeness(best)[0] >= _CLOSE else None
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _likeness(one: str, other: str) -> float:
+    return SequenceMatcher(None, one.lower(), other.lower()).ratio()
