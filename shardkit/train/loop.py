@@ -27,7 +27,7 @@ from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
-from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
+from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint, has_corpus
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
 from .stopping import Clock, Patience, StopSignals
@@ -78,7 +78,9 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
     with collectively(backend):
         if backend.rank == 0:
             _prepare_folder(folder, settings, resume)
-            build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
+            if not (resume and has_corpus(folder / "data")):        # a start before this one may have left other text
+                text = settings.data
+                build_corpus(folder / "data", text.path, text.validation_percent, text.maximum_bytes)
 
 
 class TrainingRun:
