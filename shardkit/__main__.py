@@ -11,7 +11,6 @@ from math import inf
 from pathlib import Path
 
 from . import __version__
-from .checkpoint import CheckpointStore
 from .checkpoint.convert import from_safetensors, to_safetensors
 from .checkpoint.describe import describe
 from .checkpoint.diff import compare, comparison_text
@@ -19,7 +18,7 @@ from .checkpoint.find import find_checkpoint
 from .comm import InMemoryCommunicationBackend, MPICommunicationBackend
 from .comm.failure import abort_on_error
 from .comm.hang import hang_report
-from .config import RunConfiguration, help_text, launcher, parse_override, read_toml
+from .config import RunConfiguration, help_text, launcher, parse_override, read_toml, resumed
 from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
 from .plan.command import add_plan, run_plan
@@ -27,7 +26,8 @@ from .plan.measure import hardware_run
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render, script_of_plan
 from .train import SurvivingRun, bench_run, generate_text, load_for_generation, train_run
-from .train.loop import stored_settings
+from .train.folder import has_checkpoints, stored_settings
+from .train.initial import with_initial_sizes
 from .train.report import describe_run, draw_curve
 from .train.stopping import StopSignals
 
@@ -239,10 +239,10 @@ def _train_elastic(known, overrides, signals) -> int:
 def _run_settings(known, overrides, agreed=lambda has_run: has_run) -> tuple[RunConfiguration, bool]:
     """(settings, resume) of `train`. agreed: function (this rank sees a run in the folder) -> what all ranks go by."""
     given = _given_settings(known, overrides)
-    settings = RunConfiguration().replace(given)
-    has_run = known.resume_if_any and agreed(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()))
-    resume = known.resume or has_run
-    return (stored_settings(Path(settings.run.folder)).replace(given) if resume else settings), resume
+    folder = Path(RunConfiguration().replace(given).run.folder)
+    if known.resume or known.resume_if_any and agreed(has_checkpoints(folder)):
+        return resumed(stored_settings(folder), given), True
+    return with_initial_sizes(given), False
 
 
 def _render(known, arguments) -> int:
@@ -285,7 +285,7 @@ def _bench(known, overrides) -> int:
         if known.settings == "hardware":
             hardware_run(backend, known.output, blas=_blas_of_hardware(overrides))
         else:
-            settings = RunConfiguration().replace(_given_settings(known, overrides))
+            settings = with_initial_sizes(_given_settings(known, overrides))
             bench_run(settings, backend, steps=known.steps, json_path=known.json)
     backend.shutdown()
     return 0

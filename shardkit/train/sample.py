@@ -36,8 +36,8 @@ def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, 
     if model.settings.vocabulary_size != VOCABULARY_SIZE:
         raise ConfigurationError(
             f"this model has {model.settings.vocabulary_size:,} tokens, and only its own tokenizer knows what they mean; text is "
-            f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: make numbers of a text with its tokenizer, "
-            "and model.generate(tokens, 50) or model.predict(tokens) answers with token numbers")
+            f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: numbers = the text by its tokenizer, "
+            "then model.generate(numbers, 50) gives the numbers that follow")
     prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(numpy.int64)
     new = model.generate(prompt_tokens, num_tokens, temperature=temperature, seed=seed)
     return prompt + bytes(new.astype(numpy.uint8)).decode("utf-8", errors="replace")
