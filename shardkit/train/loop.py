@@ -194,6 +194,9 @@ class TrainingRun:
                 self.pending[1].wait()
                 self._report_checkpoint()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
+        if is_interrupted:
+            self.reporter.line(f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit train --resume "
+                               f"--run.folder={self.folder}")
         if validation_loss is None and not is_interrupted:
             validation_loss = self._validate(self.model.step_number)
         self._report_memory(time.perf_counter() - began)
