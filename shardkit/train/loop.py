@@ -214,7 +214,7 @@ class TrainingRun:
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
-            f"run folder {self.folder}")
+            f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}")
         seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
         seat, node = seats[self.backend.rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
         self.log.line(f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
@@ -386,6 +386,25 @@ def make_rule(settings: RunConfiguration):
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
     return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor).data
+
+
+def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
+    """On which other meshes a run of these settings has the same trained bits, in words."""
+    parallel, tensor, replicas = settings.parallel, settings.mesh.tensor, num_replicas(settings, num_ranks)
+    num = settings.batch.sequences // settings.batch.micro_batch // replicas
+    if not parallel.deterministic:
+        return "bits of this run only: parallel.deterministic=false"
+    if parallel.gradient_compression != "none":
+        return f"bits of {_counted(replicas, 'data rank')} only: gradients travel as {parallel.gradient_compression}"
+    if replicas > 1 and num & (num - 1):
+        return f"bits of {_counted(replicas, 'data rank')} only: {num} micro-batches per rank are no power of two"
+    if tensor > 1:
+        return f"bits as on any data x pipeline mesh with tensor {tensor}" + " and sequence_parallel" * parallel.sequence_parallel
+    return "bits as on any data x pipeline mesh"
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num} {what}{'s' if num > 1 else ''}"
 
 
 def check_batch(settings: RunConfiguration, num_ranks: int) -> None:

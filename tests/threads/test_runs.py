@@ -10,6 +10,7 @@ from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
 from shardkit.train import generate_text, load_for_generation, train_run
 from shardkit.train.folder import stored_settings
+from shardkit.train.loop import bits_text
 from shardkit.train.initial import with_initial_sizes
 
 SMALL = {"model.width": 8, "model.layers": 1, "model.heads": 2, "model.sequence_length": 8, "batch.sequences": 4,
@@ -171,3 +172,25 @@ def test_a_folder_of_weights_alone_is_no_run_and_says_how_to_begin_with_them(fol
     converted(folder, 256).rename(folder / place)
     with pytest.raises(ConfigurationError, match=r"holds checkpoints and no run.*--model.initial=\S+/run --run.folder=ANOTHER"):
         stored_settings(folder / "run") if resume else run(settings_of(folder))
+
+
+# ---- whose bits ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("sequences, num_ranks, words", [
+    (8, 1, "bits as on any data x pipeline mesh"), (12, 1, "bits as on any data x pipeline mesh"),
+    (12, 3, "bits as on any data x pipeline mesh"),
+    (12, 2, "bits of 2 data ranks only: 3 micro-batches per rank are no power of two")])
+def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(folder, sequences, num_ranks, words, capsys):
+    for name, num in (("one", 1), ("several", num_ranks)):
+        run(settings_of(folder, run__folder=str(folder / name), batch__sequences=sequences, run__steps=5), num_ranks=num)
+    assert f"; {words}; run folder" in capsys.readouterr().out.replace("\n", " ").rpartition("parameters as")[2]
+    assert are_equal(folder / "one", folder / "several") == ("any" in words)
+
+
+@pytest.mark.parametrize("settings, num_ranks, words", [
+    ({"parallel.deterministic": False}, 2, "bits of this run only"),
+    ({"parallel.gradient_compression": "float16"}, 2, "bits of 2 data ranks only: gradients travel as float16"),
+    ({"mesh.tensor": 2}, 4, "bits as on any data x pipeline mesh with tensor 2"),
+    ({"mesh.tensor": 2, "parallel.sequence_parallel": True}, 2, "with tensor 2 and sequence_parallel")])
+def test_what_else_changes_the_bits_is_said_too(settings, num_ranks, words):
+    assert words in bits_text(RunConfiguration().replace(settings), num_ranks)
