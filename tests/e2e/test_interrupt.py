@@ -44,6 +44,9 @@ class Foreground:
     def press_ctrl_c(self):
         os.killpg(self._process.pid, signal.SIGINT)
 
+    def tell_launcher(self, number):
+        self._process.send_signal(number)
+
     def end(self):
         """The exit code; all output is in `output` then."""
         self.output += self._process.stdout.read()
@@ -165,3 +168,11 @@ def test_ctrl_c_in_a_command_of_one_process_is_one_line_and_130(folder):
     job.read_until("ready")
     job.press_ctrl_c()
     assert job.end() == 130 and job.output == "ready\nshardkit: interrupted by Ctrl-C\n"
+
+
+def test_open_mpi_passes_usr1_on_so_that_the_run_saves(folder):
+    job = train(folder, 2, library="Open MPI")
+    job.read_until(REPORTED)
+    job.tell_launcher(signal.SIGUSR1)
+    assert job.end() == 75 and "to go on: shardkit train --resume" in job.output, job.output
+    assert checkpoints(folder)
