@@ -7,7 +7,7 @@ import sys
 import threading
 
 import pytest
-from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of
+from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, hear_ctrl_c, python_of
 from e2e.test_stopping import SMALL, checkpoints
 
 from shardkit.checkpoint.find import find_checkpoint
@@ -28,7 +28,7 @@ class Foreground:
     def __init__(self, folder, command):
         environment = {**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-                                         stderr=subprocess.STDOUT, process_group=0)
+                                         stderr=subprocess.STDOUT, process_group=0, preexec_fn=hear_ctrl_c)
         self._watch = threading.Timer(100, self._process.kill)      # so that no read waits for ever
         self._watch.start()
         self.output = ""
