@@ -9,10 +9,12 @@
 # shellcheck shell=bash disable=SC2153  # variables of the job scripts
 
 # USR1 and USR2 reach this script alone, at any time: both launchers hand them on to all ranks. TERM has reached the ranks
-# already; they save and end by themselves, and this script waits for them.
+# already; they save and end by themselves, and this script waits for them. INT, Ctrl-C where a script is run by hand, does not
+# reach what a script has in the background: it is handed on as USR1.
 LAUNCHER_PROCESS='' REMINDER='' LAUNCH_SECONDS=15
 trap 'INTERRUPTED=yes WARNED=yes; remind_ranks' USR1 USR2
 trap 'INTERRUPTED=yes CANCELLED=yes' TERM
+trap 'INTERRUPTED=yes CANCELLED=yes WARNED=yes; remind_ranks' INT
 
 RANKS=$((NODES * RANKS_PER_NODE))
 

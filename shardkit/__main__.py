@@ -1,25 +1,27 @@
 """The command line: `python -m shardkit <command>`, also installed as `shardkit`.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint: `train --resume` goes on.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint: `train --resume` goes on, 130 ended
+by Ctrl-C.
 """
 import argparse
 import os
 import re
+import signal
 import sys
 import time
+from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
 from . import __version__
-from .checkpoint import CheckpointStore
 from .checkpoint.convert import from_safetensors, to_safetensors
 from .checkpoint.describe import describe
 from .checkpoint.diff import compare, comparison_text
 from .checkpoint.find import find_checkpoint
 from .comm import InMemoryCommunicationBackend, MPICommunicationBackend
-from .comm.failure import abort_on_error
+from .comm.failure import INTERRUPTED_CODE, abort_on_error
 from .comm.hang import hang_report
-from .config import RunConfiguration, help_text, launcher, parse_override, read_toml
+from .config import RunConfiguration, help_text, launcher, parse_override, read_toml, resumed
 from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
 from .plan.command import add_plan, run_plan
@@ -27,7 +29,8 @@ from .plan.measure import hardware_run
 from .schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
 from .slurm import SCHEDULERS, TEMPLATES, JobPlan, render, script_of_plan
 from .train import SurvivingRun, bench_run, generate_text, load_for_generation, train_run
-from .train.loop import stored_settings
+from .train.folder import has_checkpoints, stored_settings
+from .train.initial import with_initial_sizes
 from .train.report import describe_run, draw_curve
 from .train.stopping import StopSignals
 
@@ -36,6 +39,14 @@ _FIRST_WORD_SECONDS = 1.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("shardkit: interrupted by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED_CODE
+
+
+def _run(arguments: list[str] | None) -> int:
     parser = _parser()
     rest, overrides = _without_settings(sys.argv[1:] if arguments is None else arguments)
     known, unknown = parser.parse_known_args(rest)
@@ -204,16 +215,37 @@ def _overrides(arguments: list[str]) -> dict:
     return settings
 
 
+def _mpi_backend() -> MPICommunicationBackend:
+    """A fresh one. Ctrl-C ends ranks at once while MPI starts: one that has left would keep the others there."""
+    before = signal.getsignal(signal.SIGINT)
+    if launcher().num_ranks and before != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return MPICommunicationBackend()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _job(backend):
+    """An initialized backend whose ranks end together, also by Ctrl-C: it waits until an error ends all of them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    backend.initialize()
+    with abort_on_error(backend) as program:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        yield program
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    backend.shutdown()
+
+
 def _train(known, overrides) -> int:
     signals = StopSignals().listen()
     if _wants_elastic(known, overrides):
         return _train_elastic(known, overrides, signals)
-    backend = MPICommunicationBackend()
-    backend.initialize()
-    with abort_on_error(backend) as program:
+    backend = _mpi_backend()
+    with _job(backend) as program:
         settings, resume = _run_settings(known, overrides, lambda has_run: backend.broadcast_object(has_run, 0))
         result = train_run(settings, backend, resume=resume, program=program, signals=signals)
-    backend.shutdown()
     signals.ignore()
     return StopVoted.exit_code if result.is_interrupted else 0
 
@@ -240,10 +272,10 @@ def _train_elastic(known, overrides, signals) -> int:
 def _run_settings(known, overrides, agreed=lambda has_run: has_run) -> tuple[RunConfiguration, bool]:
     """(settings, resume) of `train`. agreed: function (this rank sees a run in the folder) -> what all ranks go by."""
     given = _given_settings(known, overrides)
-    settings = RunConfiguration().replace(given)
-    has_run = known.resume_if_any and agreed(bool(CheckpointStore(Path(settings.run.folder) / "checkpoints").steps()))
-    resume = known.resume or has_run
-    return (stored_settings(Path(settings.run.folder)).replace(given) if resume else settings), resume
+    folder = Path(RunConfiguration().replace(given).run.folder)
+    if known.resume or known.resume_if_any and agreed(has_checkpoints(folder)):
+        return resumed(stored_settings(folder), given), True
+    return with_initial_sizes(given), False
 
 
 def _render(known, arguments) -> int:
@@ -265,30 +297,26 @@ def _render(known, arguments) -> int:
 def _doctor(known, overrides) -> int:
     mesh, problem = RunConfiguration().replace(_overrides(overrides)).mesh, None
     try:
-        backend = MPICommunicationBackend()
+        backend = _mpi_backend()
     except CommunicationError as error:
         if launcher().rank:
             raise
         backend, problem = InMemoryCommunicationBackend(0, 1, environment_id="doctor"), str(error)
-    backend.initialize()
-    with abort_on_error(backend):
+    with _job(backend):
         findings = examine(backend, Path(known.folder), pipeline=mesh.pipeline, tensor=mesh.tensor, mpi_problem=problem)
-    if backend.rank == 0:
-        print(as_json(findings) if known.json else as_text(findings))
-    backend.shutdown()
+        if backend.rank == 0:
+            print(as_json(findings) if known.json else as_text(findings))
     return exit_code(findings)
 
 
 def _bench(known, overrides) -> int:
-    backend = MPICommunicationBackend()
-    backend.initialize()
-    with abort_on_error(backend):
+    backend = _mpi_backend()
+    with _job(backend):
         if known.settings == "hardware":
             hardware_run(backend, known.output, blas=_blas_of_hardware(overrides))
         else:
-            settings = RunConfiguration().replace(_given_settings(known, overrides))
+            settings = with_initial_sizes(_given_settings(known, overrides))
             bench_run(settings, backend, steps=known.steps, json_path=known.json)
-    backend.shutdown()
     return 0
 
 

@@ -183,8 +183,9 @@ class ShardingConfiguration:
     sequence_parallel             with several tensor ranks: norms and dropout see a slice of the sequence (GPT only); has bits
                                   of its own
     activation_checkpointing      keep only block inputs and run each block again in backward
-    deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh. False: the MPI library's
-                                  own reductions and one accumulation buffer
+    deterministic                 True: sums in the order of a fixed tree, the same bits on any mesh that leaves each data rank a
+                                  power of two of micro-batches, or one rank all. False: the MPI library's own reductions and
+                                  one accumulation buffer
     check                         True: checked mode, which compares what ranks pass before they use it; None: as the
                                   environment says, SHARDKIT_CHECK=1
     device                        "cpu" or "cuda"
@@ -374,6 +375,11 @@ class Model:
     tied: bool = key(False, "the output layer uses the embedding's weight")
     dropout: float = key(0.0, "probability that an activation is dropped in training", minimum=0.0, below=1.0)
     dtype: str = key("float32", "of parameters and activations", among=("float32", "float64"))
+    hidden: int = key(0, "units of each feed-forward; 0: 4 x width, or near 8/3 x width for llama", "elements", minimum=0)
+    norm_eps: float = key(0.0, "added to the variance in all norms; 0: 1e-5, or 1e-6 for llama", minimum=0.0)
+    rotary_base: float = key(10000.0, "of the angles of llama's positions", above=0.0)
+    initial: str = key("", "weights to begin with: a run folder or a checkpoint of a GPT of bytes, which says the sizes too; "
+                           "none: drawn from the seed")
 
 
 @dataclass(frozen=True)
@@ -390,7 +396,8 @@ class Batch:
     """The global batch of a step; the number of ranks is not part of it."""
 
     sequences: int = key(16, "in the global batch of one step", "sequences", minimum=1)
-    micro_batch: int = key(4, "sequences computed at once; with the seed it fixes the trained bits on any mesh",
+    micro_batch: int = key(4, "sequences computed at once; with the seed it fixes the trained bits on any mesh that "
+                              "leaves each data rank a power of two of micro-batches, or one rank all",
                            "sequences", minimum=1)
 
 
@@ -434,7 +441,7 @@ class Parallel:
     compile: bool = key(False, "record the step once and replay it: less time in Python, the same bits")
     minimum_parameter_group_size: int = key(1024, "blocks are merged into units of at least this many; other bits if weights are "
                                                   "tied", "elements", minimum=1)
-    deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks")
+    deterministic: bool = key(True, "sums in a fixed order: the same bits on any number of ranks, as batch.micro_batch says")
     gradient_compression: str = key("none", "how gradients travel", among=("none", "float16"))
     device: str = key("cpu", "where arrays live", among=("cpu", "cuda"))
     compute_dtype: str = key("model", "what blocks compute in, from float32 masters; model: in model.dtype",
@@ -483,6 +490,11 @@ class RunConfiguration:
     def to_dict(self) -> dict:
         return dataclasses.asdict(self)
 
+    def value(self, name: str):
+        """The value of "section.key"."""
+        section, name_in_section = _split_key(name)
+        return getattr(getattr(self, section), name_in_section)
+
     def replace(self, settings: dict[str, Any]) -> "RunConfiguration":
         """This configuration with {"section.key": value} replaced and checked.
 
@@ -493,6 +505,71 @@ class RunConfiguration:
             section, name_in_section = _split_key(name)
             changed.setdefault(section, {})[name_in_section] = _checked(name, value)
         return dataclasses.replace(self, **{s: dataclasses.replace(getattr(self, s), **v) for s, v in changed.items()})
+
+
+# ---- runs that go on ---------------------------------------------------------------------------------------------
+
+_IS_WHAT_THE_WEIGHTS_ARE = "its weights were trained as those of this model"
+FIXED_IN_A_RUN = {          # settings that a run keeps from its start to its end, and why
+    "run.seed": "the order of its text and its dropout follow from it",
+    **{f"model.{name}": _IS_WHAT_THE_WEIGHTS_ARE for name in ("style", "width", "layers", "heads", "kv_heads", "tied", "dtype",
+                                                              "hidden", "norm_eps", "rotary_base")},
+    "model.initial": "it began with other weights",
+    **{f"data.{name}": "it keeps its own copy of the text that it was started on"
+       for name in ("path", "validation_percent", "maximum_bytes")},
+    "optimizer.name": "its checkpoints hold the state of that rule",
+    "parallel.initial_loss_scale": "the scale goes on from where it was",
+}
+TAKEN_WHEN_A_RUN_GOES_ON = frozenset((          # the others: from there on the run has the new value
+    *(f"run.{name}" for name in (
+        "folder", "steps", "report_every", "validate_every", "validation_batches", "checkpoint_every", "keep_checkpoints",
+        "keep_every", "asynchronous_checkpoints", "timeout", "threads", "patience", "stop_after_bad_steps", "time_limit_seconds",
+        "elastic", "elastic_every", "stop_margin_seconds")),
+    "model.sequence_length", "model.dropout", "batch.sequences", "batch.micro_batch",
+    *(f"optimizer.{name}" for name in (
+        "learning_rate", "warmup_steps", "decay", "decay_steps", "floor", "weight_decay", "momentum", "beta1", "beta2",
+        "max_gradient_norm")),
+    "mesh.pipeline", "mesh.tensor",
+    *(f"parallel.{name}" for name in (
+        "policy", "schedule", "stage_balance", "blocks_per_stage", "virtual_stages", "sequence_parallel",
+        "activation_checkpointing", "compile", "minimum_parameter_group_size", "deterministic", "gradient_compression", "device",
+        "compute_dtype", "loss_scale_interval", "matmul_precision", "blas", "gpu_transport", "overlap")),
+    "sample.prompt", "sample.tokens", "sample.temperature"))
+_PATHS = ("data.path", "model.initial")
+
+
+def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration:
+    """The settings of a run that goes on: those it was started with, and of those given now the ones that it takes.
+
+    Errors: ConfigurationError on a given value that the run cannot take, with both values and the reason.
+    """
+    wanted = stored.replace(given)
+    for name in FIXED_IN_A_RUN:
+        ours, theirs = stored.value(name), wanted.value(name)
+        if _resolved(name, ours) != _resolved(name, theirs):
+            raise ConfigurationError(
+                f"{name} = {theirs!r}, but this run goes on with {ours!r}: {FIXED_IN_A_RUN[name]}. Leave it out, or start "
+                f"another run with its weights: --model.initial={wanted.run.folder} --run.folder=ANOTHER")
+    if not wanted.optimizer.decay_steps:                # "run.steps of the first start", which is written down
+        return wanted.replace({"optimizer.decay_steps": stored.optimizer.decay_steps})
+    return wanted
+
+
+def settled(settings: RunConfiguration) -> RunConfiguration:
+    """The settings of a first start, with what depends on when and where that was written down.
+
+    That is, paths from the root, and run.steps as the decay_steps: a longer run afterwards does not change them.
+    """
+    steps = settings.optimizer.decay_steps or settings.run.steps
+    paths = {name: _resolved(name, settings.value(name)) for name in _PATHS}
+    return settings.replace({"optimizer.decay_steps": steps, **paths})
+
+
+def _resolved(name: str, value):
+    """The value, paths as they are from the root."""
+    if name not in _PATHS or not value:
+        return value
+    return str(Path(value).resolve()) if isinstance(value, str) else [str(Path(path).resolve()) for path in value]
 
 
 def configuration_keys() -> dict[str, tuple[Any, dataclasses.Field]]:

@@ -26,6 +26,7 @@ from .ballot import Ballot
 from .operations import ReductionOperation
 
 TOGETHER_SECONDS = 5.0           # ranks that find the same user error do so within this time, on a busy machine too
+INTERRUPTED_CODE = 130           # of a process that Ctrl-C has ended, as shells have it
 ALONE_SECONDS = 1.0              # other errors are mostly of one rank alone; waiting for company holds the job up
 
 
@@ -110,11 +111,12 @@ def abort_on_error(backend, run_folder=None, describe=None):
 
     Errors: if all ranks raise (a user error found everywhere), SystemExit with the error's exit code on all of them, after
     one message; if only some do, the job is aborted. SystemExit with a code other than 0 on some ranks counts as an error.
+    Ctrl-C does too: one line without a traceback, and exit code 130.
     """
     program = Program(run_folder, describe)
     try:
         yield program
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, SystemExit) and not error.code:
             raise
         sys.exit(report_failure(backend, error, program))
@@ -122,18 +124,26 @@ def abort_on_error(backend, run_folder=None, describe=None):
 
 def report_failure(backend, error, program: Program = Program()) -> int:
     """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code for all ranks."""
-    rank, is_expected = backend.world_ranks[backend.rank], isinstance(error, (ShardkitError, OSError))
+    rank, is_expected = backend.world_ranks[backend.rank], isinstance(error, (ShardkitError, OSError, KeyboardInterrupt))
     trace = "" if is_expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
     if program.run_folder is not None and trace and not isinstance(error, SystemExit):
         write_error_file(program.run_folder, rank, program.doing(), trace)
     note = Failure(rank, program.doing(), describe_error(error), _is_echo(error), time.time())
-    notes = backend.exchange_within(note, TOGETHER_SECONDS if is_expected else ALONE_SECONDS)
+    is_told_to_all = is_expected and not isinstance(error, KeyboardInterrupt)
+    notes = backend.exchange_within(note, TOGETHER_SECONDS if is_told_to_all else ALONE_SECONDS)
     if notes is None:
-        backend.abort(f"{note}{trace}")
+        backend.abort(f"{note}{trace}", _exit_code(error))
     failures = [other for other in notes if other is not None]         # None: that rank reached its end without an error
     first = min(failures, key=lambda failure: (failure.is_echo, failure.time, failure.rank))
     if note == first and not isinstance(error, SystemExit):
         backend.say(_summary(note, failures) + trace)
+    return _exit_code(error)
+
+
+def _exit_code(error) -> int:
+    """What the process ends with."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_CODE
     return error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
 
 
@@ -173,4 +183,6 @@ def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
 
 def describe_error(error) -> str:
     """Type and message in one line: "ValueError: 3 is not 4"."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted by Ctrl-C"
     return f"{type(error).__name__}: {error}"

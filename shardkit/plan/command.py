@@ -29,7 +29,7 @@ def add_plan(commands) -> None:
                     "--batch 1536\nExit code 1 if none fits. shardkit/plan/VALIDATION.md: how near such predictions are.",
         epilog=f"hardware that comes with shardkit: {', '.join(known_clusters())}\n"
                f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison")
-    plan.add_argument("model", help="settings file of `shardkit train`; [model] may also have vocabulary_size and hidden")
+    plan.add_argument("model", help="settings file of `shardkit train`; [model] may also have vocabulary_size")
     plan.add_argument("cluster", help="TOML file, see `shardkit bench hardware`, or the name of one that comes with shardkit")
     plan.add_argument("--devices", type=_count, required=True, help="ranks: GPUs, or cores of CPU nodes")
     plan.add_argument("--batch", type=_count, help="sequences of a step; default: batch.sequences of the settings")
@@ -71,7 +71,7 @@ def run_plan(known, overrides: dict, render: Render) -> int:
         return 1
     chosen = {} if own is named or compute_dtype is None else {"parallel.compute_dtype": compute_dtype}
     arguments = train_arguments(found.best.layout, known, {**overrides, **chosen})
-    is_runnable = compute_dtype is not None and shape.vocabulary == BYTES_VOCABULARY and shape.hidden is None
+    is_runnable = compute_dtype is not None and shape.vocabulary == BYTES_VOCABULARY
     if not known.json and compute_dtype is not None:
         print(_how_to_run(found.best.layout, arguments, is_runnable, named))
     if known.script is not None:
@@ -104,7 +104,7 @@ def _how_to_run(layout: Layout, arguments: list[str], is_runnable: bool, softwar
               "sequence_parallel": layout.is_sequence_parallel, "activation_checkpointing": layout.recomputation == "full",
               **({} if software is SHARDKIT else {"compute_dtype": software.dtype})}
     config = ", ".join(f"{key}={value!r}" for key, value in values.items())
-    return (f"run it from Python (`shardkit train` reads bytes, {BYTES_VOCABULARY} tokens, with layers of the usual size):\n"
+    return (f"run it from Python (`shardkit train` reads bytes, {BYTES_VOCABULARY} tokens):\n"
             f"  config = ShardingConfiguration(backend, {config})\n"
             f"  model = HybridShardedModel(gpt, config, {layout.pipeline}, {layout.tensor}, {layout.data}, "
             f"policy={layout.policy!r})")

@@ -16,7 +16,7 @@ from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
 
-OWN_KEYS = ("model.vocabulary_size", "model.hidden")       # beside those of `shardkit train`
+OWN_KEYS = ("model.vocabulary_size",)       # beside those of `shardkit train`
 BYTES_VOCABULARY = 256                                     # of `shardkit train`, whose tokens are bytes
 
 
@@ -153,8 +153,8 @@ class ModelShape:
 def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
     """The model of a settings file of `shardkit train`, and the other settings in it; overrides {"section.key": value} on top.
 
-    [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes) and hidden.
-    Errors: ConfigurationError, with the nearest name for an unknown key.
+    [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes).
+    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.initial, which is not opened here.
     """
     given = read_toml(path)
     own = {key: given.pop(key) for key in OWN_KEYS if key in given}
@@ -163,6 +163,9 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
             raise ConfigurationError(f"{path}: {key} = {value!r}; wanted an integer, at least 1")
     settings = RunConfiguration().replace({**given, **(overrides or {})})
     model = settings.model
+    if model.initial:
+        raise ConfigurationError(f"model.initial = {model.initial!r} does not say here how large the model is; give its "
+                                 "model.width, model.layers and so on instead (`shardkit inspect` shows them)")
     return ModelShape(model.layers, model.width, model.heads, own.get("model.vocabulary_size", BYTES_VOCABULARY),
-                      model.sequence_length, model.kv_heads or None, own.get("model.hidden"), model.style, model.tied,
+                      model.sequence_length, model.kv_heads or None, model.hidden or None, model.style, model.tied,
                       model.dropout), settings

@@ -74,7 +74,8 @@ def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[s
     stages = model.engine.stages
     blocks = [sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
               for stage in range(len(stages.units_per_stage))]
-    tiny = settings.replace({"model.width": 2 * settings.model.heads, "model.sequence_length": max(settings.mesh.tensor, 2),
+    tiny = settings.replace({"model.width": 2 * settings.model.heads, "model.hidden": 0,
+                             "model.sequence_length": max(settings.mesh.tensor, 2),
                              "batch.sequences": settings.batch.sequences // settings.batch.micro_batch, "batch.micro_batch": 1,
                              "parallel.minimum_parameter_group_size": 1, "parallel.blocks_per_stage": blocks,
                              "parallel.stage_balance": "uniform"})

@@ -17,15 +17,17 @@ from ..array.random import integers, key_of
 from ..errors import CorpusError
 
 VOCABULARY_SIZE = 256       # a token is a byte
-_BLOCK_BYTES = 16384        # validation text is held out in blocks of at most this size, spread over the corpus
-_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_DESCRIPTION = "corpus.json"
+_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__",
+                    "encodings"}        # a hundred tables, most of them nearly copies of each other
 
 
 def find_files(paths: list[str]) -> list[Path]:
     """The text files under these paths, sorted; with no paths, the Python standard library's own sources.
 
     Folders are searched for files whose name does not begin with a dot and that hold no NUL byte near their beginning.
-    Errors: CorpusError if a path does not exist.
+    Errors: CorpusError if a path does not exist, or a folder holds nothing but files of other kinds.
     """
     if not paths:
         library = Path(sysconfig.get_path("stdlib"))
@@ -34,61 +36,122 @@ def find_files(paths: list[str]) -> list[Path]:
     for path in map(Path, paths):
         if not path.exists():
             raise CorpusError(f"data.path {path} does not exist; give a file or folder of text")
-        files += [path] if path.is_file() else [p for p in sorted(path.rglob("*")) if _looks_like_text(p)]
+        files += [path] if path.is_file() else _texts_under(path)
     return files
 
 
+def _texts_under(folder: Path) -> list[Path]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    texts = [path for path in found if _looks_like_text(path)]
+    if found and not texts:
+        raise CorpusError(f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} passed over, which "
+                          "are hidden or hold NUL bytes, as no text does; data.path must name text files")
+    return texts
+
+
 def _looks_like_text(path: Path) -> bool:
-    if not path.is_file() or any(part.startswith(".") for part in path.parts[-2:]):
+    if any(part.startswith(".") for part in path.parts[-2:]):
         return False
     with open(path, "rb") as file:
         return b"\0" not in file.read(1024)
 
 
-def read_corpus(paths: list[str], maximum_bytes: int) -> bytes:
-    """The files one after the other, separated by a line end, up to `maximum_bytes`.
+def _check_text(path: Path, text: bytes) -> None:
+    """Errors: CorpusError if these bytes are no text, which says what they may be."""
+    if text.startswith(_HDF5_SIGNATURE):
+        kind = "it is an HDF5 file"
+    elif b"\0" not in text:
+        return
+    elif text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        kind = "it is UTF-16, which iconv -t UTF-8 converts"
+    elif path.suffix == ".bin":
+        kind = "it holds NUL bytes, like the token numbers that nanoGPT writes; give the text that they were made from"
+    else:
+        kind = "it holds NUL bytes"
+    raise CorpusError(f"data.path {path} is no text: {kind}. `shardkit train` learns the bytes of text files; other data is "
+                      "trained on in Python (sk.FSDPModel and the like)")
 
-    Errors: CorpusError if a file cannot be read or nothing is there.
+
+def read_texts(paths: list[str], maximum_bytes: int) -> list[bytes]:
+    """The different texts of these files, `maximum_bytes` of them at most; of files with the same content the first counts.
+
+    Errors: CorpusError if a file cannot be read or is no text, or nothing is there.
     """
-    parts, size = [], 0
+    texts, size = {}, 0
     try:
         for path in find_files(paths):
             if size >= maximum_bytes:
                 break
-            text = path.read_bytes()[:maximum_bytes - size]
-            parts.append(text)
-            size += len(text)
+            with open(path, "rb") as file:
+                text = file.read(maximum_bytes - size)
+            _check_text(path, text)
+            if text and text not in texts:
+                texts[text] = None
+                size += len(text)
     except OSError as error:
         raise CorpusError(f"cannot read text {error.filename}: {error.strerror}") from None
     if not size:
         raise CorpusError(f"no text in {', '.join(paths) or 'the standard library'}; data.path must name text files")
-    return b"\n".join(parts)
+    return list(texts)
 
 
-def split_corpus(text: bytes, validation_percent: float) -> tuple[bytes, bytes]:
-    """(training text, validation text): every k-th block is held out, so that both come from everywhere."""
-    every = max(2, round(100 / validation_percent))
-    block = max(1, min(_BLOCK_BYTES, len(text) // (2 * every)))
-    blocks = [text[i:i + block] for i in range(0, len(text), block)]
-    held_out = blocks[every - 1::every]
-    del blocks[every - 1::every]
-    return b"".join(blocks), b"".join(held_out)
+def split_corpus(texts: list[bytes], validation_percent: float) -> tuple[list[bytes], list[bytes]]:
+    """(training texts, validation texts): whole texts are held out, as they come due, so that they are from everywhere.
+
+        sizes   3 4 2 5 1 3 ...     at each text the share of all that has passed is due; a text is held out if it fits into
+                      ^             what is due and not yet held out
+
+    A text that is longer than all that shall be held out is cut instead: its end is held out, one block. A single one is that.
+    """
+    share = validation_percent / 100
+    longest = share * sum(map(len, texts))
+    training, held_out, passed_bytes, held_bytes = [], [], 0, 0
+    for text in texts:
+        if len(text) > longest:
+            cut = len(text) - max(1, int(share * len(text)))
+            training.append(text[:cut])
+            held_out.append(text[cut:])
+            continue
+        passed_bytes += len(text)
+        if held_bytes + len(text) <= share * passed_bytes:
+            held_bytes += len(text)
+            held_out.append(text)
+        else:
+            training.append(text)
+    return training, held_out
 
 
 def build_corpus(folder: Path, paths: list[str], validation_percent: float, maximum_bytes: int) -> None:
-    """Write the token files of a run, unless they are there. For one rank; the others open them afterwards.
+    """Write the token files of a run, in place of others. For one rank; the others open them afterwards.
 
-    Errors: CorpusError, OSError; no half-written file stays.
+    Texts are separated by a line end. Errors: CorpusError, OSError; no half-written file stays.
     """
-    if (folder / "corpus.json").exists():
-        return
-    text = read_corpus(paths, maximum_bytes)
+    texts = read_texts(paths, maximum_bytes)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, part in zip(("train.bin", "validation.bin"), split_corpus(text, validation_percent)):
-        (folder / name).write_bytes(part)
-    temporary = folder / "corpus.json.tmp"
-    temporary.write_text(json.dumps({"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest(), "paths": paths}))
-    temporary.rename(folder / "corpus.json")
+    (folder / _DESCRIPTION).unlink(missing_ok=True)             # from here on it would be that of other files
+    fingerprint = hashlib.sha256()
+    for name, part in zip(("train.bin", "validation.bin"), split_corpus(texts, validation_percent)):
+        tokens = b"\n".join(part)
+        fingerprint.update(b"%d:" % len(tokens) + tokens)
+        write_whole(folder / name, tokens)
+    write_whole(folder / _DESCRIPTION, json.dumps(
+        {"bytes": sum(map(len, texts)), "sha256": fingerprint.hexdigest(), "paths": paths,
+         "validation_percent": validation_percent, "maximum_bytes": maximum_bytes}).encode())
+
+
+def has_corpus(folder: Path) -> bool:
+    """True if the token files of a run are there, whole."""
+    return (folder / _DESCRIPTION).exists()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name first: nobody finds half of it, and who has the old one open keeps it."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -125,4 +188,4 @@ class Windows:
 
 def corpus_fingerprint(folder: Path) -> str:
     """SHA-256 of the text behind the token files: a resumed run must see the same text."""
-    return json.loads((folder / "corpus.json").read_text())["sha256"]
+    return json.loads((folder / _DESCRIPTION).read_text())["sha256"]

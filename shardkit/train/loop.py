@@ -7,7 +7,6 @@
       logs/                 one file per rank
       checkpoints/          see checkpoint/store.py
 """
-import json
 import os
 import resource
 import time
@@ -17,17 +16,19 @@ from pathlib import Path
 import numpy
 from threadpoolctl import threadpool_limits
 
-from ..checkpoint import CheckpointStore, PendingCheckpoint
+from ..checkpoint import PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure import Program
 from ..comm.launch import all_seats, crowding, launch_warnings, ranks_text
-from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, slurm_node
+from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled, slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
 from ..optim import RULES, Constant, Cosine, Linear
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
-from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint
+from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint, has_corpus
+from .folder import check_folder, store_settings
+from .initial import load_weights
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
 from .stopping import Clock, Patience, StopSignals
@@ -57,7 +58,7 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
     signals  that end the run early, with a checkpoint
     Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError, OutOfMemoryError, NonFiniteError.
     """
-    settings = settle_decay(settings)
+    settings = settled(settings)
     folder = Path(settings.run.folder)
     prepare_run(settings, backend, resume=resume)
     backend.timeout = settings.run.timeout
@@ -65,30 +66,43 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
         backend.keep_ledger(folder / "ledger")
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
-        run = TrainingRun(settings, backend, resume, signals or StopSignals(), log)
+        run = TrainingRun(settings, backend, signals or StopSignals(), log)
+        begin_run(run, settings, resume=resume)
         if program is not None:
             program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
         return run.go()
 
 
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> None:
-    """Make the run folder with settings and text, if these ranks can do the run. Collective. Errors: as train_run."""
+    """Make the run folder with its text, if these ranks can do the run. Collective. Errors: as train_run."""
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
     with collectively(backend):
         if backend.rank == 0:
-            _prepare_folder(folder, settings, resume)
-            build_corpus(folder / "data", settings.data.path, settings.data.validation_percent, settings.data.maximum_bytes)
+            check_folder(folder, resume)
+            if not (resume and has_corpus(folder / "data")):        # a start before this one may have left other text
+                text = settings.data
+                build_corpus(folder / "data", text.path, text.validation_percent, text.maximum_bytes)
+
+
+def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -> None:
+    """Bring a run to its first step, or to that of its newest checkpoint, and write down its settings. Collective.
+
+    Not before the model is there: settings that it refuses shall not be those that the next --resume finds.
+    """
+    run.resume() if resume else run.start()
+    with collectively(run.backend):
+        if run.backend.rank == 0:
+            store_settings(run.folder, settings)
 
 
 class TrainingRun:
-    """One training run in progress, in a folder that is prepared.
+    """One training run in progress, in a folder that is prepared, on a model with its first weights.
 
     commit   function (), called after each step; may be set
     """
 
-    def __init__(self, settings: RunConfiguration, backend: CommunicationBackend, resume: bool, signals: StopSignals,
-                 log: RankLog):
+    def __init__(self, settings: RunConfiguration, backend: CommunicationBackend, signals: StopSignals, log: RankLog):
         self.settings, self.folder, self.backend, self.log = settings, Path(settings.run.folder), backend, log
         self.commit = lambda: None
         folder = self.folder
@@ -102,14 +116,18 @@ class TrainingRun:
         self.pending: tuple[int, PendingCheckpoint] | None = None       # step and checkpoint that is being written
         self._knows_overlap = False                                     # the log says what was chosen
         self.saved_step: int | None = None                              # of the newest checkpoint, written or being written
-        if resume:
-            self._resume()
-        self._listen(signals)
+        self.signals = signals
         rank = self.model.mesh.coordinates.data
         self.part = settings.batch.sequences // self.model.mesh.size("data")
         self.first = rank * self.part
 
-    def _resume(self):
+    def start(self):
+        """Be at step 0, with the weights that the settings name, if they do. Collective."""
+        if self.settings.model.initial:
+            self.reporter.line(load_weights(self.model, self.settings.model.initial))
+
+    def resume(self):
+        """Be where the newest valid checkpoint of the run is. Collective."""
         manifest = self.model.load_model(self.folder / "checkpoints")
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
@@ -126,11 +144,11 @@ class TrainingRun:
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(why)
 
-    def _listen(self, signals: StopSignals):
+    def _listen(self):
         """From now on every step begins with the question whether to stop."""
         run, is_first = self.settings.run, self.backend.rank == 0
         losses = self.reporter.recorded("validation_loss") if is_first else None
-        self.signals, self.clock = signals, Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
+        self.clock = Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
         if not run.time_limit_seconds:                      # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
@@ -139,6 +157,7 @@ class TrainingRun:
     def go(self) -> RunResult:
         """Train to the last step, then write a sample; or stop before, as the ranks vote."""
         run = self.settings.run
+        self._listen()
         self._introduce()
         began, first_step = time.perf_counter(), self.model.step_number
         reported_at, reported_step = began, first_step
@@ -175,6 +194,9 @@ class TrainingRun:
                 self.pending[1].wait()
                 self._report_checkpoint()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
+        if is_interrupted:
+            self.reporter.line(f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit train --resume "
+                               f"--run.folder={self.folder}")
         if validation_loss is None and not is_interrupted:
             validation_loss = self._validate(self.model.step_number)
         self._report_memory(time.perf_counter() - began)
@@ -192,7 +214,7 @@ class TrainingRun:
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
-            f"run folder {self.folder}")
+            f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}")
         seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
         seat, node = seats[self.backend.rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
         self.log.line(f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
@@ -316,7 +338,8 @@ def make_gpt(settings: RunConfiguration) -> GPT:
     """The unsharded model of these settings. Errors: ConfigurationError, ValueError."""
     m = settings.model
     return GPT(VOCABULARY_SIZE, m.sequence_length, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads or None,
-               style=m.style, tied=m.tied, dropout=m.dropout, seed=settings.run.seed, dtype=m.dtype)
+               style=m.style, tied=m.tied, dropout=m.dropout, seed=settings.run.seed, dtype=m.dtype, hidden=m.hidden or None,
+               norm_eps=m.norm_eps or None, rotary_base=m.rotary_base)
 
 
 def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> ShardedModel:
@@ -366,16 +389,28 @@ def _learning_rate(o):
     return _DECAYS[o.decay](o.learning_rate, o.warmup_steps, max(o.decay_steps, o.warmup_steps + 1), o.floor)
 
 
-def settle_decay(settings: RunConfiguration) -> RunConfiguration:
-    """decay_steps = 0 means the steps of the first start: written down, so that a longer --resume does not change it."""
-    if settings.optimizer.decay_steps:
-        return settings
-    return settings.replace({"optimizer.decay_steps": settings.run.steps})
-
-
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
     return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor).data
+
+
+def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
+    """On which other meshes a run of these settings has the same trained bits, in words."""
+    parallel, tensor, replicas = settings.parallel, settings.mesh.tensor, num_replicas(settings, num_ranks)
+    num = settings.batch.sequences // settings.batch.micro_batch // replicas
+    if not parallel.deterministic:
+        return "bits of this run only: parallel.deterministic=false"
+    if parallel.gradient_compression != "none":
+        return f"bits of {_counted(replicas, 'data rank')} only: gradients travel as {parallel.gradient_compression}"
+    if replicas > 1 and num & (num - 1):
+        return f"bits of {_counted(replicas, 'data rank')} only: {num} micro-batches per rank are no power of two"
+    if tensor > 1:
+        return f"bits as on any data x pipeline mesh with tensor {tensor}" + " and sequence_parallel" * parallel.sequence_parallel
+    return "bits as on any data x pipeline mesh"
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num} {what}{'s' if num > 1 else ''}"
 
 
 def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
@@ -385,24 +420,3 @@ def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
     if sequences % unit:
         raise ConfigurationError(f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
                                  f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}")
-
-
-def _prepare_folder(folder: Path, settings: RunConfiguration, resume: bool) -> None:
-    """Make the run folder and write the settings into it. Errors: ConfigurationError if another run is there."""
-    if not resume and CheckpointStore(folder / "checkpoints").steps():
-        raise ConfigurationError(f"{folder} already holds a run; add --resume to go on with it, or choose another --run.folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "configuration.json.tmp"
-    temporary.write_text(json.dumps(settings.to_dict(), indent=1), encoding="utf-8")
-    temporary.rename(folder / "configuration.json")
-
-
-def stored_settings(folder: Path) -> RunConfiguration:
-    """The settings that a run was started with. Errors: ConfigurationError if the folder holds no run."""
-    path = folder / "configuration.json"
-    try:
-        tables = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot resume: {path} cannot be read ({error}); start without --resume") from None
-    return RunConfiguration().replace({f"{section}.{key}": value for section, table in tables.items()
-                                       for key, value in table.items()})

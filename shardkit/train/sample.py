@@ -3,7 +3,9 @@ import numpy
 
 from ..checkpoint import Checkpoint
 from ..checkpoint.find import find_checkpoint, gpt_of, warn_of_skipped
+from ..errors import ConfigurationError
 from ..nn.models import GPT
+from .data import VOCABULARY_SIZE
 
 
 def fill_parameters(model, vector) -> None:
@@ -28,7 +30,15 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
 
 
 def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, seed: int) -> str:
-    """The prompt and what the model says next, byte by byte; bytes that are no UTF-8 are replaced."""
+    """The prompt and what the model says next, byte by byte; bytes that are no UTF-8 are replaced.
+
+    Errors: ConfigurationError if the model's tokens are not bytes.
+    """
+    if model.settings.vocabulary_size != VOCABULARY_SIZE:
+        raise ConfigurationError(
+            f"this model has {model.settings.vocabulary_size:,} tokens, and only its own tokenizer knows what they mean; text is "
+            f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: numbers = the text by its tokenizer, "
+            "then model.generate(numbers, 50) gives the numbers that follow")
     prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(numpy.int64)
     new = model.generate(prompt_tokens, num_tokens, temperature=temperature, seed=seed)
     return prompt + bytes(new.astype(numpy.uint8)).decode("utf-8", errors="replace")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from ..config import RunConfiguration
+from ..config import RunConfiguration, settled
 from ..errors import ConfigurationError
 from .elastic import ElasticTraining
 from .log import RankLog
-from .loop import RunResult, TrainingRun, check_batch, prepare_run, settle_decay
+from .loop import RunResult, TrainingRun, begin_run, check_batch, prepare_run
 from .stopping import StopSignals
 
 
@@ -27,7 +27,7 @@ class SurvivingRun:
     """A run that goes on when ranks die. Making it is collective over all ranks that were started."""
 
     def __init__(self, settings: RunConfiguration, resume: bool, signals: StopSignals):
-        self._settings, self._resume, self._signals = settle_decay(settings), resume, signals
+        self._settings, self._resume, self._signals = settled(settings), resume, signals
         self._folder = Path(settings.run.folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
@@ -64,7 +64,9 @@ class SurvivingRun:
             prepare_run(self._settings, backend, resume=self._resume)
         if self._log is None:
             self._log = RankLog(self._folder, self.training.started_rank)
-        self._run = TrainingRun(settings, backend, is_new and self._resume, self._signals, self._log)
+        self._run = TrainingRun(settings, backend, self._signals, self._log)
+        if is_new:
+            begin_run(self._run, self._settings, resume=self._resume)
         self.training.program.run_folder, self.training.program.describe = self._folder, self._doing
         return self._run.model
 

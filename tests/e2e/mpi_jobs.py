@@ -2,6 +2,7 @@
 import functools
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,11 @@ def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_o
 def words_of_shardkit(done):
     """The messages of this library in standard error, without what the launcher says."""
     return re.findall("shardkit: .*", done.stderr)       # Open MPI puts a stray byte before a line
+
+
+def hear_ctrl_c():
+    """As preexec_fn: the command hears SIGINT though the tests themselves run in the background, where it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def fair_seconds(seconds):

@@ -102,6 +102,16 @@ def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
     assert resumed.returncode == 0 and "resumed at step 4" in resumed.stdout, resumed.stderr
 
 
+def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
+    assert train(folder, steps=4).returncode == 0
+    weights = ["--model.initial=run", "--data.path=other.txt", "--run.folder=tuned", "--optimizer.name=sgd", "--sample.tokens=0"]
+    (folder / "other.txt").write_text("".join(f"another line {i} with {i}\n" for i in range(600)))
+    tuned = shardkit(folder, "train", *weights, "--run.steps=2", ranks=2)
+    assert tuned.returncode == 0 and "run/checkpoints/step-00000004; optimizer state is fresh" in tuned.stdout, tuned.stderr
+    more = shardkit(folder, "train", "--resume", *weights, "--run.steps=3", ranks=2)
+    assert more.returncode == 0 and "resumed at step 2" in more.stdout, more.stderr
+
+
 BAD = {
     "a missing text": (["--data.path=missing.txt"], 2, "missing.txt does not exist"),
     "an empty text": (["--data.path=empty.txt"], 2, "no text"),
@@ -145,7 +155,9 @@ def test_a_run_folder_is_not_overwritten_without_resume(folder):
 def test_damaged_checkpoints_and_another_model_are_refused_in_one_sentence(folder):
     assert train(folder, steps=4).returncode == 0
     other = train(folder, "--resume", "--model.width=32", steps=8)
-    assert other.returncode == 1 and "another model" in other.stderr and "Traceback" not in other.stderr
+    assert other.returncode == 2 and "model.width = 32, but this run goes on with 16" in other.stderr, other.stderr
+    other = train(folder, "--resume", "--data.path=/nonexistent", steps=8)
+    assert other.returncode == 2 and "data.path = ['/nonexistent'], but" in other.stderr, other.stderr
     path = folder / "run" / "checkpoints" / "step-00000004" / "rank-00001.h5"
     path.write_bytes(path.read_bytes()[:-7])
     damaged = train(folder, "--resume", steps=8)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from e2e.mpi_jobs import hear_ctrl_c
 
 from shardkit.config import RunConfiguration
 from shardkit.errors import ConfigurationError, MeshError
@@ -125,7 +126,7 @@ def start(site, scheduler, template, ranks, settings=(), **environment):
     (site / "job.sh").write_text(script)
     here = {"SLURM_JOB_ID": "7", "PBS_JOBID": "7", "PBS_O_WORKDIR": str(site), "LSB_JOBID": "7", "SLURM_ARRAY_TASK_ID": "1"}
     return subprocess.Popen(["bash", "job.sh"], cwd=site, env={**os.environ, **here, **environment}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=hear_ctrl_c)
 
 
 def asked(site):
@@ -185,6 +186,14 @@ def test_a_warning_waits_until_the_launcher_is_no_longer_young(site):
         job.send_signal(signal.SIGUSR1)
         output = job.communicate(timeout=20)[0]
     assert job.returncode == 75 and int(re.search(r"ranks of (\d+) s got USR1", output)[1]) >= 2, output
+
+
+def test_ctrl_c_in_a_script_that_runs_by_hand_lets_the_ranks_save_and_queues_nothing(site):
+    with start(site, "slurm", "multi_node", RANKS) as job:
+        assert job.stdout.readline() == "ready\n"
+        job.send_signal(signal.SIGINT)
+        output = job.communicate(timeout=20)[0]
+    assert job.returncode == 75 and output.count("ranks got USR1") == 1 and asked(site) == "", output
 
 
 def test_a_cancelled_job_waits_for_its_ranks_and_is_not_queued_again(site):

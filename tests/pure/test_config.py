@@ -6,8 +6,9 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.config import (RunConfiguration, ShardingConfiguration, configuration_keys, gpu_aware_mpi, help_text,
-                             launched_ranks, parse_override, read_toml)
+from shardkit.config import (FIXED_IN_A_RUN, TAKEN_WHEN_A_RUN_GOES_ON, RunConfiguration, ShardingConfiguration,
+                             configuration_keys, gpu_aware_mpi, help_text, launched_ranks, parse_override, read_toml, resumed,
+                             settled)
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
 
@@ -186,3 +187,45 @@ def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(
     given = {"make_model": lambda ranks: None, "work": lambda model, commit: None, name: value}
     with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
         sk.ElasticTraining(**given)
+
+
+def test_every_setting_declares_whether_a_run_that_goes_on_takes_it():
+    assert not TAKEN_WHEN_A_RUN_GOES_ON & FIXED_IN_A_RUN.keys()
+    assert TAKEN_WHEN_A_RUN_GOES_ON | FIXED_IN_A_RUN.keys() == configuration_keys().keys()
+
+
+def changed(name):
+    """A value of this setting that is not its default."""
+    default, f = configuration_keys()[name]
+    if "among" in f.metadata:
+        return next(value for value in f.metadata["among"] if value != default)
+    by_type = {bool: not default, int: 7, float: 0.5, str: "another", list: [f.metadata.get("of", str)(3)]}
+    return by_type[type(default)]
+
+
+@pytest.mark.parametrize("name", configuration_keys())
+def test_a_run_that_goes_on_takes_a_setting_or_refuses_it_with_both_values(name):
+    stored, value = settled(RunConfiguration()), changed(name)
+    assert resumed(stored, {name: stored.value(name)}) == stored
+    if name in TAKEN_WHEN_A_RUN_GOES_ON:
+        assert resumed(stored, {name: value}).value(name) == value
+    else:
+        with pytest.raises(ConfigurationError) as error:
+            resumed(stored, {name: value})
+        assert f"{name} = {value!r}, but this run goes on with {stored.value(name)!r}: " in str(error.value)
+
+
+def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    stored = settled(RunConfiguration().replace({"data.path": "text.txt", "model.initial": "start"}))
+    assert stored.data.path == [str(tmp_path / "text.txt")]
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    resumed(stored, {"data.path": "../text.txt", "model.initial": str(tmp_path / "start")})
+    with pytest.raises(ConfigurationError, match="data.path"):
+        resumed(stored, {"data.path": "text.txt"})
+
+
+def test_no_decay_steps_means_the_steps_of_the_first_start_in_a_longer_run_too():
+    stored = settled(RunConfiguration().replace({"run.steps": 40}))
+    assert resumed(stored, {"run.steps": 80, "optimizer.decay_steps": 0}).optimizer.decay_steps == 40

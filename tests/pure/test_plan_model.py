@@ -81,7 +81,7 @@ def test_a_settings_file_of_train_is_a_model(tmp_path):
 
 
 @pytest.mark.parametrize("text, message", [("[model]\nwidht = 3", "did you mean model.width"),
-                                           ("[model]\nhidden = 0", "at least 1"), ("[model]\nheads = 3", "heads")])
+                                           ("[model]\nhidden = -1", "minimum 0"), ("[model]\nheads = 3", "heads")])
 def test_a_model_that_is_none_is_refused(tmp_path, text, message):
     path = tmp_path / "run.toml"
     path.write_text(text)
