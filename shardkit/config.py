@@ -31,12 +31,14 @@ class Launcher:
     num_ranks  that it started; None if none did
     rank       of this process among them, 0 if it is the only one
     num_tasks  that SLURM granted to the whole job; None outside of one
+    socket     number of the open file on which the launcher hears of this process (PMI); None if there is none
     """
 
     name: str | None
     num_ranks: int | None
     rank: int
     num_tasks: int | None
+    socket: int | None = None
 
 
 def launcher() -> Launcher:
@@ -44,7 +46,8 @@ def launcher() -> Launcher:
     tasks = _number("SLURM_NTASKS")
     for variable, name in _WORLD_SIZE_VARIABLES.items():
         if _number(variable) is not None:
-            return Launcher(name, _number(variable), _number(variable.replace("SIZE", "RANK")) or 0, tasks)
+            return Launcher(name, _number(variable), _number(variable.replace("SIZE", "RANK")) or 0, tasks,
+                            _number("PMI_FD"))
     if _number("SLURM_PROCID") is not None and _number("SLURM_STEP_NUM_TASKS") is not None:
         return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID"), tasks)
     return Launcher(None, None, 0, tasks)

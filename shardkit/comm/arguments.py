@@ -23,8 +23,11 @@ class UnderWay:
     def __enter__(self):
         return self._given
 
-    def __exit__(self, *error):
-        self._progress.end()
+    def __exit__(self, kind, error, traceback):
+        if kind is None:
+            self._progress.end()
+        else:
+            self._progress.fail()
 
 
 class Arguments:

@@ -42,13 +42,11 @@ SUM = ReductionOperation.SUM
 class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
-    timeout       seconds that a rank may wait for the others in one verb; may be set, before keep_ledger()
+    timeout       seconds that a rank may wait for the others in one verb; may be set at any time, here or on a group from split()
     seconds_left  function () -> seconds until the batch system kills the job, for this rank's watchdog; may be set
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on arguments that are
     wrong on this rank alone, raised before anything is sent.
     """
-
-    timeout: float
 
     def __init__(self, rank: int, world_size: int, world_ranks=None):
         self._rank, self._world_size = rank, world_size
@@ -71,6 +69,15 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
     def world_size(self) -> int:
         """Number of ranks in this group."""
         return self._world_size
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take; the same for a backend and all groups split from it."""
+        return self.progress.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float):
+        self.progress.timeout = checks.check_timeout(seconds)
 
     @property
     def communicator(self):

@@ -109,8 +109,10 @@ def _beginning(group, name: str):
     group.progress.begin_message(name, group.group_key, group.world_ranks)
     try:
         yield
-    finally:
-        group.progress.end()
+    except BaseException:
+        group.progress.fail()
+        raise
+    group.progress.end()
 
 
 def _adds_in_levels(group, buffer) -> bool:

@@ -4,11 +4,19 @@ Every check is local. Arguments that must agree between ranks (root, counts, op,
 in-memory backend compares them, so that a test on threads finds what would hang or corrupt an MPI job.
 """
 from itertools import accumulate
+from numbers import Real
 from operator import index
 
 from .operations import ReductionOperation
 
 MAX_TAG = 32766          # every MPI has at least 32767; that one is kept for the backend's own messages
+
+
+def check_timeout(seconds: float) -> float:
+    """The time limit of a call, if it is one."""
+    if not isinstance(seconds, Real) or isinstance(seconds, bool) or not seconds > 0:
+        raise ValueError(f"timeout = {seconds!r}; wanted seconds > 0, or math.inf for none")
+    return seconds
 
 
 def check_rank(what: str, rank: int, num_ranks: int) -> int:

@@ -11,6 +11,7 @@ Source: Bland et al., Post-failure recovery of MPI communication capability, 201
 """
 from ..config import ranks_may_die
 from ..errors import CommunicationError
+from .attendance import attendance
 from .backend import CommunicationBackend
 from .mpi import MPICommunicationBackend, import_mpi
 
@@ -67,8 +68,9 @@ class LivingRanks:
         if self.why_not:
             raise CommunicationError(f"a rank has died, and the others cannot go on: {self.why_not}")
         before = self._comm.group
-        while not self._is_repaired():
-            pass
+        with attendance().waiting("the recovery from a rank's death", self.backend.timeout):
+            while not self._is_repaired():
+                pass
         gone = self._mpi.Group.Difference(before, self._comm.group)
         return list(gone.Translate_ranks(range(gone.size), self._mpi.COMM_WORLD.group))
 

@@ -125,7 +125,7 @@ def abort_on_error(backend, run_folder=None, describe=None):
 def report_failure(backend, error, program: Program = Program()) -> int:
     """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code for all ranks."""
     rank, is_expected = backend.world_ranks[backend.rank], isinstance(error, (ShardkitError, OSError, KeyboardInterrupt))
-    trace = "" if is_expected else "\n" + "".join(traceback.format_exception(error)).rstrip()
+    trace = "" if is_expected else trace_of(error)
     if program.run_folder is not None and trace and not isinstance(error, SystemExit):
         write_error_file(program.run_folder, rank, program.doing(), trace)
     note = Failure(rank, program.doing(), describe_error(error), _is_echo(error), time.time())
@@ -179,6 +179,11 @@ def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
     stamp = time.strftime("%Y-%m-%d %H:%M:%S %z")
     path.write_text(f"time   {stamp}\nrank   {rank}\ndoing  {doing or '-'}\n\n{trace}")
     return path
+
+
+def trace_of(error) -> str:
+    """Its traceback, to follow a message."""
+    return "\n" + "".join(traceback.format_exception(error)).rstrip()
 
 
 def describe_error(error) -> str:

@@ -1,22 +1,28 @@
 """JobGuard: no rank of an MPI job waits for a dead one.
 
     how a rank goes                        who notices                             what happens
-    an exception nobody catches            its own excepthook                      message and traceback, abort
+    an exception nobody catches            its own excepthook (exits.py)           message and traceback, abort
     sys.exit or the end of the program     says "left" to all; a rank that is      that rank names it and aborts
       without shutdown()                     stuck in a verb with it hears that
+    it is in its own code for ever         those that wait for it at their end     the first of them names it and aborts
     os._exit, SIGKILL, a crash             its right neighbour on the node, which  the neighbour names it and aborts
                                              waits on its lifeline
     all ranks fail or leave alike          exchange_within                         one message, no abort
 
+From initialize() to shutdown(); before, after, and where a process is stopped in between, its warden watches (attendance.py).
 The watching is two threads that sleep; it costs nothing while all is well. It needs thread level MULTIPLE (mpi4py asks for
 it by default); with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
 """
 import atexit
-import sys
+import pickle
 import threading
 import time
 
-from .failure import report_failure
+import numpy
+
+from .attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
+from .failure import describe_error
+from .launch import ranks_text
 from .lifeline import Lifelines
 
 LEFT_TAG = 1
@@ -42,17 +48,17 @@ class JobGuard:
         self._stopped = threading.Event()
         self._left: dict[int, dict[str, int]] = {}       # rank -> its collective calls per group, when it left
         self._told: list = []                            # requests whose messages must live until the end
-        self._previous_hook = None
+        self.has_stopped = False
+        self._has_parted = False                         # all ranks have exchanged what they had to say at their end
         self._lifelines: Lifelines | None = None
         self._threads: list[threading.Thread] = []
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Install the hooks and begin to watch. Collective."""
+        """Begin to watch. Collective."""
         if not self._is_active:
             return
-        self._previous_hook, sys.excepthook = sys.excepthook, self._excepthook
         atexit.register(self._at_exit)
         if self._is_watching:
             self._lifelines = Lifelines.open(self._mpi, self._comm)
@@ -67,34 +73,58 @@ class JobGuard:
             self._run(self._wait_for_neighbour)
 
     def _run(self, target, *arguments):
-        thread = threading.Thread(target=target, args=arguments, daemon=True, name=f"shardkit guard {target.__name__}")
+        def run():
+            try:
+                target(*arguments)
+            except Exception as error:                   # a thread that dies lets go of its lifeline, and nobody watches
+                if not self._stopped.is_set():
+                    self._backend.abort(f"rank {self._comm.rank}: the thread that watches over the job failed: "
+                                        f"{describe_error(error)}; the job is ended")
+        thread = threading.Thread(target=run, daemon=True, name=f"shardkit guard {target.__name__}")
         self._threads.append(thread)
         thread.start()
 
+    def meet(self) -> None:
+        """Return when all ranks have come. Collective."""
+        self._comm.Barrier()
+
     def stop(self) -> None:
-        """Remove the hooks, end the threads, free the communicator. Collective."""
-        self._comm.Barrier()                             # nobody is stuck any more
+        """End the threads, free the communicator; nobody is stuck any more. Collective."""
         self._stopped.set()
+        self.has_stopped = True
         for thread in self._threads:
             thread.join()
         if self._is_active:
             atexit.unregister(self._at_exit)
-            sys.excepthook = self._previous_hook
         if self._lifelines is not None:
-            self._lifelines.close()
+            lifelines, self._lifelines = self._lifelines, None
+            lifelines.close()
         self._comm.Free()
 
     # ---- a rank that says that it goes ------------------------------------------------------------------------------
 
     def exchange_within(self, note, seconds: float | None) -> list | None:
         """The notes of all ranks, or None if not all of them call this within the time."""
-        arrival = self._comm.Ibarrier()
+        if not self._is_complete(self._comm.Ibarrier(), seconds):
+            return None
+        own = numpy.frombuffer(pickle.dumps(note), numpy.uint8)
+        sizes = numpy.empty(self._comm.size, numpy.int64)
+        if not self._is_complete(self._comm.Iallgather(numpy.array([own.size]), sizes), seconds):
+            return None
+        notes = numpy.empty(sizes.sum(), numpy.uint8)
+        if not self._is_complete(self._comm.Iallgatherv(own, [notes, sizes]), seconds):
+            return None
+        self._has_parted = True
+        return [pickle.loads(part) for part in numpy.split(notes, sizes.cumsum()[:-1])]
+
+    def _is_complete(self, request, seconds) -> bool:
+        """Wait for it, at most for the time. A request that is given up stays: the job ends."""
         deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
-        while not arrival.Test():
+        while not request.Test():
             if time.monotonic() > deadline:
-                return None
+                return False
             time.sleep(0.002)
-        return self._comm.allgather(note)
+        return True
 
     def may_speak(self) -> bool:
         """True for the first rank of the node that asks; the others should leave the word to it."""
@@ -107,20 +137,37 @@ class JobGuard:
         others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
         self._told += [self._comm.isend(note, rank, tag) for rank in others]
 
-    def _excepthook(self, kind, error, traceback):
-        """An exception that nobody caught; the interpreter ends after it."""
-        report_failure(self._backend, error)
-
     def _at_exit(self):
         """The program ends and shutdown() was not called. Fine if all ranks do that; else whoever needs this rank hears."""
         if self._mpi.Is_finalized():
             return
+        attendance().leave("the end of its program", self._backend.timeout + NEXT_TO_WATCHDOG_SECONDS)
+        try:
+            self._part()
+        except BaseException as error:                   # an exception out of here would only be printed
+            self._backend.abort(f"rank {self._comm.rank} failed at the end of its program: {describe_error(error)}; the job is "
+                                "ended")
+
+    def _part(self):
         if self._is_watching:
-            self._tell_others(dict(self._backend.progress.num_calls), LEFT_TAG)
-        if self.exchange_within(None, None if self._is_watching else LONELY_EXIT_SECONDS) is None:
-            self._backend.abort(f"rank {self._comm.rank} reached the end of its program, but others did not within "
-                                f"{LONELY_EXIT_SECONDS:g} s; call shutdown() on all ranks, or end together")
+            self._tell_others(self._backend.progress.calls_made(), LEFT_TAG)
+        seconds = self._backend.timeout if self._is_watching else min(self._backend.timeout, LONELY_EXIT_SECONDS)
+        if not self._has_parted and self.exchange_within(None, seconds) is None:
+            self._backend.abort(f"rank {self._comm.rank} has waited {seconds:g} s at the end of its program: "
+                                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end together, or set "
+                                "the backend's timeout")
         self.stop()
+
+    def _who_is_missing(self) -> str:
+        """Who has not come to the end of its program, as far as anybody tells."""
+        missing = [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self._left]
+        if not self._is_watching:
+            return "others have not come to theirs"
+        if not missing:
+            return "all ranks are there"
+        one = len(missing) == 1
+        return (f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, which "
+                f"{'has' if one else 'have'} not come to the end")
 
     # ---- the threads ------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def _waiting_lines(waiters: list[RecordedRank], ranks: dict[int, RecordedRank], 
 def _has_come(rank: RecordedRank | None, call: RecordedCall) -> bool:
     """True if the rank has begun that call."""
     return rank is not None and any(c.group == call.group and (c.number_on_group or 0) >= call.number_on_group
-                                    for c in rank.calls)
+                                    and not c.has_failed for c in rank.calls)
 
 
 def _last_seen(rank: RecordedRank, now: float) -> str:
@@ -101,7 +101,8 @@ def _last_seen(rank: RecordedRank, now: float) -> str:
         return f"it has made none (process {rank.pid} on {rank.host})"
     call = rank.calls[-1]
     number = "" if call.number_on_group is None else f" (call {call.number_on_group} on group {call.group})"
-    return (f"last seen {now - call.ended:.1f} s ago, leaving {call.carries}{number}, called at {call.site} "
+    how = " by an exception" if call.has_failed else ""
+    return (f"last seen {now - call.ended:.1f} s ago, leaving {call.carries}{number}{how}, called at {call.site} "
             f"(process {rank.pid} on {rank.host})")
 
 

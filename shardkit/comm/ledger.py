@@ -80,6 +80,10 @@ class Ledger:
         """The call that began last is over."""
         _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, time.monotonic())
 
+    def fail(self) -> None:
+        """The call that ended last was ended by an exception: its time is negative."""
+        _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, -time.monotonic())
+
     def close(self) -> None:
         """The file stays."""
         self._map.close()
@@ -158,6 +162,7 @@ class RecordedCall:
     ranks             that must take part; of a message the other end
     count             in elements, None if it carries none
     began, ended      seconds since the epoch; ended None while it is under way
+    has_failed        an exception ended it, so that others may still wait in it for this rank
     """
 
     number: int
@@ -170,6 +175,7 @@ class RecordedCall:
     site: str
     began: float
     ended: float | None
+    has_failed: bool = False
 
     @property
     def carries(self) -> str:
@@ -209,4 +215,5 @@ def _call(record, names, clock) -> RecordedCall:
     verb, group, dtype, site = [names[i] if i < len(names) else "?" for i in (verb, group, dtype, site)]
     group, _, ranks = group.partition(" of ranks " if on_group else " with rank ")
     return RecordedCall(number, on_group or None, verb, group, tuple(map(int, ranks.split(","))) if ranks else (), dtype,
-                        None if count < 0 else count, site, began + clock, ended + clock if ended else None)
+                        None if count < 0 else count, site, began + clock, abs(ended) + clock if ended else None,
+                        ended < 0)

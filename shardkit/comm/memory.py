@@ -18,6 +18,7 @@ from ..errors import CommunicationError
 from . import combine
 from .backend import CommunicationBackend
 from .checked import SIGNATURES
+from .checks import check_timeout
 from .operations import Handle
 from .rendezvous import Environment, Group, Wait
 
@@ -76,7 +77,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     @timeout.setter
     def timeout(self, seconds: float):
-        self._group.environment.timeout = seconds
+        self._group.environment.timeout = check_timeout(seconds)
 
     def initialize(self) -> None:
         self._is_initialized = True
@@ -196,7 +197,7 @@ def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> 
     timeout   seconds that a rank waits for the others in one verb
     Errors: the first failure in time, itself, with a note that names its rank; the other ranks are woken by it.
     """
-    environment = Environment(world_size, timeout)
+    environment = Environment(world_size, check_timeout(timeout))
     results = [None] * world_size
     threads = [threading.Thread(target=_run_rank, args=(environment, rank, fn, results), daemon=True, name=f"rank {rank}")
                for rank in range(world_size)]

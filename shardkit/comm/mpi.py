@@ -7,31 +7,39 @@ The verbs talk on a duplicate of the user's communicator; what ranks say to each
 another one (see guard.py).
 """
 import atexit
+import faulthandler
 import os
-import shutil
-import tempfile
+import sys
+import threading
 import time
+from contextlib import nullcontext
+from math import inf
 from pathlib import Path
 
 from ..config import checked_mode
 from ..errors import CommunicationError
+from .attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
 from .checked import check_collectives
-from .guard import JobGuard
+from .checks import check_timeout
+from .exits import exits
+from .guard import SILENT_SECONDS, JobGuard
 from .launch import check_launch, check_library, own_cores, settle_threads
 from .shared import open_node
 from .shared.levels import Levels, ranks_per_node
 from .shared.verbs import NodeVerbs
-from .start import start_limit
+from .start import join_roll, start_limit
 from .watchdog import Watchdog
 
 FORWARDING_SECONDS = 0.1         # MPICH's launcher drops what it has not forwarded when the job is aborted
-LAUNCHER_SECONDS = 5.0
+LAUNCHER_SECONDS = 1.5
+LATER_THAN_WARDEN_SECONDS = 1.0  # whose words come first
 TIMEOUT_SECONDS = 600.0
 
 
-def import_mpi():
+def import_mpi(timeout: float = inf):
     """mpi4py's MPI module, initialised.
 
+    timeout   seconds that MPI_Init may take, if SHARDKIT_START_SECONDS is not less
     Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another MPI. A process that stays in
     MPI_Init is ended (start.py).
     """
@@ -46,15 +54,51 @@ def import_mpi():
         library = MPI.get_vendor()[0]
         check_library(library)
         level = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level.upper()}") if mpi4py.rc.threads else MPI.THREAD_SINGLE
-        with start_limit(library):
+        with start_limit(library, timeout):
             MPI.Init_thread(level)
         atexit.register(_finalize, MPI)                  # mpi4py finalizes only what it has initialised itself
+    elif not attendance().is_open:                       # the program has initialised MPI itself
+        join_roll(MPI.get_vendor()[0])
+        atexit.register(attendance().leave_mpi)
     return MPI
 
 
 def _finalize(mpi):
+    try:
+        _finalize_mpi(mpi)
+    except BaseException:                                # of a signal handler: the others wait all the same
+        _finalize_mpi(mpi)
+        raise
+    finally:
+        attendance().close()
+
+
+def _finalize_mpi(mpi):
     if not mpi.Is_finalized():
+        needed_by = attendance().leave_mpi()
+        if needed_by is not None:
+            _say_that_one_left(mpi, needed_by)
+        exit_within(attendance().limit() + LATER_THAN_WARDEN_SECONDS)
         mpi.Finalize()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _say_that_one_left(mpi, needed_by: str) -> None:
+    """End the job: this rank is at its end, but others wait for it before there is a guard, or when there is none any more."""
+    if attendance().may_speak():
+        sys.stderr.write(f"shardkit: rank {attendance().rank} left the program (sys.exit, or the end of its script) while "
+                         f"{needed_by}; the job is ended\n")
+        sys.stderr.flush()
+        time.sleep(FORWARDING_SECONDS)
+    attendance().end_job()
+    exit_within(LAUNCHER_SECONDS)
+    mpi.COMM_WORLD.Abort(1)
+
+
+def exit_within(seconds: float) -> None:
+    """End this process after that time with exit code 1, even if MPI never returns and holds the interpreter's lock."""
+    if seconds < threading.TIMEOUT_MAX:
+        faulthandler.dump_traceback_later(seconds, exit=True, file=open(os.devnull, "w"))
 
 
 class MPICommunicationBackend(NodeVerbs):
@@ -62,20 +106,19 @@ class MPICommunicationBackend(NodeVerbs):
 
     comm      an mpi4py communicator, for example of a running simulation; None: all ranks that mpiexec or srun started,
               whose job this backend then guards: no rank waits for a dead one, or for ever
-    timeout   seconds that one call may take, and the slowest rank may come late, before the job is ended with a report
+    timeout   seconds that one call may take, and the slowest rank may come late, before the job is ended with a report; also
+              at the start (MPI_Init, initialize()) and at the end (shutdown(), MPI_Finalize). May be set at any time
     outlives_ranks   the ranks that live go on when others die (elastic.py): all calls go through MPI, which tells of deaths
     Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI sees.
     """
 
     def __init__(self, comm=None, *, timeout: float = TIMEOUT_SECONDS, outlives_ranks: bool = False):
-        if not timeout > 0:
-            raise ValueError(f"timeout = {timeout!r}; wanted seconds > 0, or math.inf for none")
-        self.timeout = timeout
-        mpi = import_mpi()
+        mpi = import_mpi(check_timeout(timeout))
         self._parent = mpi.COMM_WORLD if comm is None else comm
         if comm is None:
             check_launch(self._parent.size, mpi.get_vendor()[0])
         super().__init__(mpi, self._parent.rank, self._parent.size)
+        self.timeout = timeout
         self._owns_job, self._outlives_ranks = comm is None, outlives_ranks
         self._is_world = True                            # False for what split() makes
         self._guard = None
@@ -83,7 +126,10 @@ class MPICommunicationBackend(NodeVerbs):
         self._homes: tuple[int | None, ...] = ()         # of all ranks of the world: the first rank of its node, if it does
         self._watchdog = None
         self._family: list = []                          # communicators of this backend and of all groups split from it
-        self._own_ledger: Path | None = None             # a temporary folder for the ledger, until keep_ledger() names one
+        if comm is None or outlives_ranks:
+            attendance().limit = lambda: self.timeout
+        if comm is None:
+            exits().add(self)
         if checked_mode():
             check_collectives(self, lambda text: self._comm.allgather(text))
 
@@ -97,16 +143,33 @@ class MPICommunicationBackend(NodeVerbs):
 
     def initialize(self) -> None:
         if self._comm is None:
-            self._comm = self._parent.Dup()
-            self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)         # as exceptions, also on a user's communicator
-            self._find_node()
-            channel = self._parent.Dup()
-            self._family += [self._comm, channel]
-            self._guard = JobGuard(self, self._mpi, channel, is_active=self._owns_job)
-            self._guard.start()
-            if self._owns_job:
-                self._own_ledger = Path(self.broadcast_object(tempfile.mkdtemp(prefix="shardkit-") if self.rank == 0 else None))
-                self.keep_ledger(self._own_ledger)
+            with self._attending("initialize()", self.timeout):
+                self._initialize()
+
+    def _initialize(self):
+        comm = self._parent.Dup()
+        comm.Set_errhandler(self._mpi.ERRORS_RETURN)     # as exceptions, also on a user's communicator
+        self._comm = comm
+        self._find_node()
+        channel = self._parent.Dup()
+        self._family += [self._comm, channel]
+        self._guard = JobGuard(self, self._mpi, channel, is_active=self._owns_job)
+        self._guard.start()
+        if self._owns_job:
+            self.keep_ledger(self._own_folder())
+
+    def _attending(self, doing: str, seconds: float):
+        """Around what all ranks of the job come to, outside of the verbs: wardens watch. Groups of some ranks have none."""
+        is_of_all = self._is_world and (self._owns_job or self._outlives_ranks)
+        return attendance().waiting(doing, seconds) if is_of_all else nullcontext()
+
+    def _own_folder(self) -> Path:
+        """A temporary folder for the ledgers of all ranks, as far as nodes share one. Collective."""
+        path = self.broadcast_object(attendance().folder)
+        if path is None:
+            raise CommunicationError("rank 0 can make no temporary folder for the ledgers; set TMPDIR")
+        attendance().share(path)
+        return path
 
     def _find_node(self):
         """Learn this rank's place on its node, and share the node's cores and memory. Collective."""
@@ -140,23 +203,36 @@ class MPICommunicationBackend(NodeVerbs):
         return None if self._lane is None and self._levels is None else self._node.heap
 
     def common(self, size: int, dtype):
-        return None if self._lane is None else self._node.common(self._comm, self.world_ranks, size, dtype)
+        if self._lane is None:
+            return None
+        with self._verb("common"):
+            return self._node.common(self._comm, self.world_ranks, size, dtype)
 
     def shutdown(self) -> None:
         if self._comm is None:
             return
+        with self._attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
+            with self._verb("shutdown" if self._is_world else "close"):      # noted and watched: a rank may never come here
+                self._close()
+            self._comm = None
+            if self._is_world:
+                self._close_watchdog()
+        if self._owns_job and self._is_world:
+            exits().remove(self)
+
+    def _close(self):
+        """Free all that ranks have made together. Collective; watched until nothing is left to wait for."""
         if self._is_world:
-            with self._verb("shutdown"):                 # noted and watched: a rank may never come here either
-                self._guard.stop()
+            self._guard.meet()                           # nobody is in another verb any more
         self.close_road()
-        self._close_watchdog()
         for road in (self._lane, self._levels):
             if road is not None:
                 road.close()
         self._lane = self._levels = None
+        if self._is_world:
+            self._guard.stop()
         self._family.remove(self._comm)
         self._comm.Free()
-        self._comm = None
 
     def revoke(self) -> None:
         """Let every call on this backend and its groups fail, on all ranks, so that nobody waits; MPI must have ULFM.
@@ -179,28 +255,39 @@ class MPICommunicationBackend(NodeVerbs):
         Errors: OSError.
         """
         self._check_alive("keep_ledger")
-        self._close_watchdog(is_kept=Path(folder) == self._own_ledger)
-        self._watchdog = Watchdog(self.progress, folder, self.rank, self.world_size, seconds=self.timeout, abort=self.abort,
-                                  seconds_left=lambda: self.seconds_left())
+        before = self._watchdog
+        self._watchdog = Watchdog(self.progress, folder, self.rank, self.world_size, seconds=lambda: self.timeout,
+                                  abort=self.abort, seconds_left=lambda: self.seconds_left())
+        if before is not None:
+            before.close()
 
-    def _close_watchdog(self, is_kept: bool = False):
-        """A temporary folder goes with it; every rank of a node tries, since nobody knows which is the last."""
+    def _close_watchdog(self):
         if self._watchdog is not None:
             self._watchdog.close()
             self._watchdog = None
-        if self._own_ledger is not None and not is_kept:
-            shutil.rmtree(self._own_ledger, ignore_errors=True)
-            self._own_ledger = None
 
     def abort(self, message: str, code: int = 1) -> None:
-        if self._guard.may_speak():
+        if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)
+        attendance().end_job()                           # whoever is stopped, or does not hear of the abort, is killed
+        exit_within(LAUNCHER_SECONDS)                    # MPI_Abort may return before the launcher has killed the rank, or never
         self._mpi.COMM_WORLD.Abort(code)
-        time.sleep(LAUNCHER_SECONDS)                     # MPICH's Abort may return before the launcher has killed the rank
+        time.sleep(LAUNCHER_SECONDS)
         os._exit(code)
 
+    def _may_speak(self) -> bool:
+        """True for one rank of the node; the others leave it the time to."""
+        is_first = attendance().may_speak()
+        if is_first is None:
+            return self._guard is None or self._guard.may_speak()
+        if not is_first:
+            time.sleep(SILENT_SECONDS)
+        return is_first
+
     def exchange_within(self, note, seconds: float | None) -> list | None:
+        if self._guard is None or self._guard.has_stopped:
+            return attendance().exchange_within(note, seconds)
         return self._guard.exchange_within(note, seconds)
 
     def _split(self, color, key):

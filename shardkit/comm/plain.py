@@ -25,8 +25,10 @@ class PlainVerbs:
         try:
             self._all_reduce(flat(array), op)
             self._count_all_reduce(array.nbytes)
-        finally:
-            self.progress.end()
+        except BaseException:
+            self.progress.fail()
+            raise
+        self.progress.end()
         return True
 
     def _plain_all_gather(self, send, receive) -> bool:
@@ -36,8 +38,10 @@ class PlainVerbs:
         try:
             self._all_gather(flat(send), flat(receive), [send.size] * self._world_size)
             self._count_all_gather(send.nbytes)
-        finally:
-            self.progress.end()
+        except BaseException:
+            self.progress.fail()
+            raise
+        self.progress.end()
         return True
 
     def _plain_reduce_scatter(self, send, receive, op, in_place) -> bool:
@@ -48,8 +52,10 @@ class PlainVerbs:
         try:
             self._reduce_scatter(flat(send), flat(receive), [receive.size] * self._world_size, op)
             self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
-        finally:
-            self.progress.end()
+        except BaseException:
+            self.progress.fail()
+            raise
+        self.progress.end()
         return True
 
     def _is_slice(self, own, whole, may_be_inside) -> bool:

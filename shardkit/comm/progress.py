@@ -6,6 +6,7 @@ All ranks of a group make the same collective calls in the same order, so "rank 
 import time
 from collections import Counter
 from dataclasses import dataclass
+from math import inf
 
 
 @dataclass(slots=True)
@@ -30,7 +31,9 @@ class Progress:
     """The call under way, if any. One per process, shared by a backend and all groups split from it."""
 
     def __init__(self):
+        self.timeout = inf                               # seconds that a call may take; the backend's
         self.current: Call | None = None
+        self.broken: Call | None = None                  # the last call that an exception ended
         self.began = 0.0                                 # time.monotonic() when the call under way began, or was resumed
         self.ledger = None                               # Ledger that notes every call, if one is kept
         self.num_calls: Counter[str] = Counter()         # group key -> collective calls begun
@@ -70,3 +73,17 @@ class Progress:
         self.current = None
         if self.ledger is not None:
             self.ledger.end()
+
+    def fail(self) -> None:
+        """The verb is over by an exception: others may wait in it for this rank."""
+        self.broken = self.current
+        self.end()
+        if self.ledger is not None:
+            self.ledger.fail()
+
+    def calls_made(self) -> dict[str, int]:
+        """Group key -> collective calls that nobody needs this rank for any more."""
+        made, last = dict(self.num_calls), self.current or self.broken
+        if last is not None and last.number is not None and last.number == made[last.group]:
+            made[last.group] -= 1
+        return made

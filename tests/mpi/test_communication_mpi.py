@@ -73,13 +73,26 @@ def test_every_rank_knows_its_place_on_the_node_in_groups_too(backend):
     assert places == [(rank, rank) for rank in range(backend.world_size)]      # the tests run on one machine
 
 
-def test_the_exception_hook_is_restored_by_shutdown(backend):
+def test_a_second_backend_leaves_the_exception_hook_alone(backend):
     hook = sys.excepthook
     second = MPICommunicationBackend()
     second.initialize()
-    assert sys.excepthook != hook
+    assert sys.excepthook == hook
     second.shutdown()
     assert sys.excepthook == hook and not second.is_initialized
+
+
+def test_a_time_limit_holds_from_when_it_is_set_on_all_groups(backend):
+    group = backend.split(backend.rank % 2)
+    before = backend.timeout
+    try:
+        group.timeout = 400
+        assert backend.timeout == group.timeout == backend._watchdog._limit() == 400
+        with pytest.raises(ValueError, match="wanted seconds > 0"):
+            group.timeout = 0
+    finally:
+        backend.timeout = before
+        group.close()
 
 
 @pytest.mark.mpi(min_size=2)

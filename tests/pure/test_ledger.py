@@ -131,7 +131,8 @@ def test_a_folder_without_ledgers_is_an_error(tmp_path):
     (5, 1000, False), (30, 1000, True), (15, 1000, False), (15, 4, True), (5, 4, False)])
 def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(tmp_path, waited, seconds_left, is_over):
     progress = Progress()
-    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=20.0, abort=lambda message: None, seconds_left=lambda: seconds_left)
+    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=lambda: 20.0, abort=lambda message: None,
+                        seconds_left=lambda: seconds_left)
     progress.begin_collective("barrier", "world", (0,))
     progress.began -= waited
     assert watchdog._has_outlived() == is_over

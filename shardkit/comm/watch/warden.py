@@ -1,0 +1,212 @@
+"""A warden: a small process beside each rank, which ends it when it cannot end itself, and says who is missing.
+
+    what the warden sees                                      what it does
+    the rank waits in MPI_Init, initialize(), shutdown(),     says who is missing by the roll, and ends its rank, so that the
+      MPI_Finalize for longer than it may                       launcher ends the job
+    one that it waits for has left or died                    the same, without waiting for the limit
+    the rank has died without having reached its end          says so
+    the job is being ended, and the rank still lives          kills it: a stopped process hears of nothing else, and under
+                                                                Open MPI's ULFM an abort may end nobody
+
+A thread cannot do it: mpi4py holds the interpreter's lock in MPI_Init and MPI_Finalize, and a stopped process has no threads that
+run. The warden is started before MPI_Init, as a program of its own that shares neither memory nor resources of a library with the
+rank. It is in a session of its own, so that a launcher that sweeps ranks away does not take it with them, and goes when its rank
+has gone: the kernel then closes the pipe that is its standard input.
+"""
+import json
+import os
+import platform
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+
+from .folder import JobFolder, remove_if_abandoned
+from .roll import Entry, Roll
+
+POLL_SECONDS = 0.4
+SURE_SECONDS = 1.5              # for so long one that has left must be needed: whoever knows more speaks before
+GRACE_SECONDS = 2.5             # from when the job is being ended
+FORWARDING_SECONDS = 0.1        # the launcher forwards what was said before it hears of a death
+MAX_NAMED = 8
+STOPPED = ("T", "t")            # as the kernel calls it: by a signal, or by a debugger
+
+
+@dataclass
+class Warden:
+    """The warden of one rank.
+
+    process   of the rank
+    facts     about how it was started, for the message; hints: what to check, by where a rank waits
+    """
+
+    roll: Roll
+    rank: int
+    num_ranks: int
+    process: int
+    facts: str
+    hints: dict[str, str]
+
+    def watch(self) -> None:
+        """Until the rank has gone."""
+        needed_since = None
+        while not self._is_gone():
+            if self.roll.is_ended():
+                return self._end_rank(GRACE_SECONDS)
+            own = self.roll.read(self.rank)
+            if own is None or not own.is_waiting:
+                needed_since = None
+                continue
+            now = time.monotonic()
+            needed_since = (needed_since or now) if self._are_gone(own) else None
+            if now > own.since + own.seconds + self._turn_seconds(own) or needed_since and now > needed_since + SURE_SECONDS:
+                if self.roll.read(self.rank) == own:
+                    return self._report(own, now)
+        self._name_death()
+
+    def _turn_seconds(self, own) -> float:
+        """Wardens of a node on which all ranks have come let those speak that see who has not."""
+        others = self._others().values()
+        knows = None not in others or any(entry is not None and not _has_come(entry, own) for entry in others)
+        return 0.0 if knows else SURE_SECONDS
+
+    def _is_gone(self) -> bool:
+        """True if the rank is no more, after a while if it still is."""
+        readable, _, _ = select.select([0], [], [], POLL_SECONDS)
+        return bool(readable) or os.getppid() != self.process
+
+    def _hold_launcher(self):
+        """Keep the launcher's socket open until the others have gone: it drops words, and takes code 0 for a good end."""
+        deadline = time.monotonic() + GRACE_SECONDS + 2 * POLL_SECONDS
+        while time.monotonic() < deadline and self._has_living_others():
+            time.sleep(FORWARDING_SECONDS)
+
+    def _has_living_others(self) -> bool:
+        return any(entry is not None and state_of(entry.process) for entry in self._others().values())
+
+    def _others(self) -> dict[int, Entry | None]:
+        return {rank: self.roll.read(rank) for rank in range(self.num_ranks) if rank != self.rank}
+
+    def _are_gone(self, own: Entry) -> bool:
+        """True if the rank waits for one that will not come."""
+        if own.survives:
+            return False
+        others = [entry for entry in self._others().values() if entry is not None]
+        return any(not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None) for entry in others)
+
+    # ---- last words -------------------------------------------------------------------------------------------------
+
+    def _report(self, own: Entry, now: float):
+        if self.roll.take_word():
+            others = self._others()
+            seconds = min(now - own.since, own.seconds)
+            self._say(f"rank {self.rank} of {self.num_ranks} has waited {seconds:.3g} s in {own.doing} on "
+                      f"{platform.node()} (process {self.process}{self.facts}): {whom(self.rank, own, others)}; the job is "
+                      f"ended{self.hints.get(own.doing, '')}")
+        self.roll.end()
+        self._end_rank(FORWARDING_SECONDS)
+
+    def _name_death(self):
+        """The process is no more. If it is the only one, and had not reached its end, nobody but us may know."""
+        own = self.roll.read(self.rank)
+        if own is None or own.has_ended or own.survives or own.has_left and not own.is_waiting or self.roll.is_ended():
+            return
+        others = [entry for entry in self._others().values() if entry is not None]
+        if all(state_of(entry.process) is not None for entry in others) and self.roll.take_word():
+            self._say(f"rank {self.rank} died: its process ended without a word (killed, out of memory, a crash in native "
+                      f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}; the job is ended")
+        self.roll.end()
+        self._hold_launcher()
+
+    def _end_rank(self, seconds: float):
+        """Leave the launcher some time to end the rank, then kill it."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if self._is_gone():
+                return
+        if os.getppid() == self.process:                    # else its number may be another process by now
+            os.kill(self.process, signal.SIGKILL)
+            self._is_gone()
+
+    def _say(self, text):
+        try:
+            os.write(2, f"shardkit: {text}\n".encode())
+        except OSError:                                     # nobody listens any more; the rank must end all the same
+            pass
+
+
+def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
+    """For whom a rank waits, in words.
+
+    others   entries of the other ranks, None of those that have not come to MPI_Init on this node
+    """
+    if own.number > 1 or own.has_left:                      # all have been in MPI_Init: those that are not here are elsewhere
+        here = {other: entry for other, entry in others.items() if entry is not None}
+    else:
+        here = others
+    missing = {other: entry for other, entry in here.items() if entry is None or not _has_come(entry, own)}
+    stopped = {other: entry for other, entry in here.items() if entry is not None and state_of(entry.process) in STOPPED}
+    named = missing | stopped
+    if state_of(own.process) in STOPPED:
+        return f"rank {rank} itself is stopped"
+    if not named and any(entry.number > own.number and not entry.has_left for entry in here.values()):
+        return f"rank {rank} itself is the one that all wait for; the others are further"
+    if not named:
+        return "all ranks are there" if len(here) == len(others) else f"all {len(here) + 1} ranks of this node are there"
+    if all(entry is None for entry in here.values()) and len(here) > 1:
+        return f"of the {len(others)} other ranks none has come to MPI_Init on this node"
+    texts = [f"rank {other} is missing, {_whereabouts(entry)}" for other, entry in sorted(named.items())[:MAX_NAMED]]
+    more = len(named) - len(texts)
+    return "; ".join(texts) + (f"; and {more} more" if more else "")
+
+
+def _has_come(entry: Entry, own: Entry) -> bool:
+    """True if that rank has begun the wait that this one is in."""
+    if own.has_left:
+        return entry.has_left
+    return entry.number >= own.number
+
+
+def _whereabouts(entry):
+    if entry is None:
+        return "which has not come to MPI_Init, or is on another node"
+    state = state_of(entry.process)
+    if state is None:
+        return f"which has died (process {entry.process})"
+    word = "stopped " if state in STOPPED else ""
+    place = "at the end of its program" if entry.has_left else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
+    return f"{word}{place} (process {entry.process})"
+
+
+def state_of(process: int) -> str | None:
+    """The letter that the kernel gives the process, "R", "S", "T" if it is stopped; None if it is no more."""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return None if os.path.exists("/proc/self/stat") else "R"       # a system that does not tell
+    except (OSError, IndexError):
+        return None
+    return None if letter in ("Z", "X") else letter
+
+
+def main(text: str) -> None:
+    """The life of a warden; text: its arguments as JSON."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)               # these are for the rank; the warden ends with it
+    arguments = json.loads(text)
+    folder = JobFolder.open(arguments.pop("folder"))
+    roll = Roll(folder.path)
+    os.close(1)                                             # tells the rank that it is watched
+    try:
+        Warden(roll, **arguments).watch()
+    finally:
+        roll.close()
+        folder.close()
+        time.sleep(FORWARDING_SECONDS)                      # the rank closes its files one by one
+        remove_if_abandoned(folder.path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
