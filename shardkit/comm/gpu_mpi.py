@@ -77,7 +77,8 @@ class MPIRoad(HostSwapRoad):
         port.settle()
         with self._group._errors():
             parts = self._messages(port)
-            return _RequestsHandle(self._group, [self._group._comm.Irecv(part, source, tag) for part in parts], parts)
+            requests = [self._group._comm.Irecv(part, source, tag) for part in parts]
+            return _RequestsHandle(self._group, requests, [(source, part) for part in parts])
 
     def _parts(self, address, num_bytes):
         """What mpi4py takes for these bytes, which it must not look at; none if there are none."""

@@ -246,7 +246,7 @@ class _MPIErrors:
 
 
 class _RequestsHandle(Handle):
-    """Requests that complete together; `expected`: (source, array) that each of the first requests must fill exactly."""
+    """Requests that complete together; `expected`: (source, buffer) that each of the first requests must fill exactly."""
 
     def __init__(self, backend, requests, expected):
         self._backend, self._requests, self._expected = backend, requests, expected
@@ -265,12 +265,12 @@ class _RequestsHandle(Handle):
         return is_complete
 
     def _check_sizes(self):
-        for (source, array), status in zip(self._expected, self._statuses):
+        for (source, buffer), status in zip(self._expected, self._statuses):
             got = status.Get_count(self._backend._mpi.BYTE)
-            if got != array.nbytes:
+            if got != buffer.nbytes:
                 sender, receiver = (self._backend.world_ranks[rank] for rank in (source, self._backend.rank))
-                raise CommunicationError(f"rank {sender} sent rank {receiver} {got} bytes, but that expected {array.size} "
-                                         f"{array.dtype}, {array.nbytes} bytes; the two disagree about its size")
+                raise CommunicationError(f"rank {sender} sent rank {receiver} {got} bytes, but that expected {buffer.nbytes}; "
+                                         "the two disagree about its size")
 
 
 def _are_equal(counts):
