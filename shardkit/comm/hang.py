@@ -5,9 +5,11 @@
 """
 from collections import defaultdict
 from pathlib import Path
+from socket import gethostname
 
 from ..errors import CheckpointError
 from .ledger import RecordedCall, RecordedRank, read_ledger
+from .watch.warden import is_stopped
 
 STACKS_NAME, HANG_NAME = "rank-{:05d}.stacks", "hang"      # of one rank; made by the rank that reports
 _OWN_THREADS = ("comm/watchdog.py", "comm/guard.py", "comm/lifeline.py")
@@ -60,14 +62,22 @@ def hang_report(folder, now: float | None = None) -> str:
 
 
 def hang_suspects(folder) -> str:
-    """Whom the others wait for, in a few words: those who wait for nobody themselves, if there are any."""
+    """Return whom the others wait for, in a few words.
+
+    That is, in this order: ranks that wait for nobody themselves, ranks of this node whose process is stopped inside of a call,
+    ranks that wait in another call.
+    """
     ranks = {rank.rank: rank for rank in read_ledgers(folder)}
     calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
     missing = {number for call in calls for number in call.ranks
                if call.number_on_group is not None and not _has_come(ranks.get(number), call)}
-    idle = {number for number in missing if number not in ranks or ranks[number].under_way is None}
-    named = sorted(idle or missing)
-    return f"{_ranks(named)} {'is' if len(named) == 1 else 'are'} missing" if named else "all ranks are there"
+    peers = {number for call in calls if call.number_on_group is None for number in call.ranks}
+    idle = {number for number in missing | peers if number not in ranks or ranks[number].under_way is None}
+    stopped = {number for number, rank in ranks.items() if rank.host == gethostname() and is_stopped(rank.pid)}
+    for named, word in ((idle, "missing"), (stopped, "stopped"), (missing, "missing")):
+        if named:
+            return f"{_ranks(sorted(named))} {'is' if len(named) == 1 else 'are'} {word}"
+    return "all ranks are there"
 
 
 def _waiting_lines(waiters: list[RecordedRank], ranks: dict[int, RecordedRank], now: float) -> list[str]:

@@ -98,10 +98,10 @@ class Watchdog:
             self._stopped.wait(STACKS_SECONDS)
             if time.monotonic() < self._gives_up:
                 return
-        call, limit = self._progress.current, self._limit()
-        self._ask_for_stacks()
+        call, limit, suspects = self._progress.current, self._limit(), hang_suspects(self.folder)
+        self._ask_for_stacks()                              # which may wake who slept in a system call
         time.sleep(STACKS_SECONDS)
-        suspects, report = hang_suspects(self.folder), hang_report(self.folder, time.time())
+        report = hang_report(self.folder, time.time())
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
         self._abort(f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}\n"
                     f"files: {self.folder}")

@@ -151,3 +151,28 @@ def test_those_who_are_missing_are_named_in_a_few_words(tmp_path, begun, suspect
             ledger.begin(call, "world", (2,) if call == "message" else (0, 1, 2), None if call == "message" else 1)
         ledger.close()
     assert hang_suspects(tmp_path) == suspects
+
+
+def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_message(tmp_path):
+    for rank in (1, 2):
+        rank_ledger(tmp_path, rank, 2, is_stuck=False)
+    waiting = rank_ledger(tmp_path, 0, 2, is_stuck=False)
+    waiting.begin("irecv", "world", (1,), None)
+    assert hang_suspects(tmp_path) == "rank 1 is missing"
+
+
+def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
+    stopped = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from shardkit.comm.ledger import Ledger
+        Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3).begin("all_reduce", "world", (0, 1, 2), 3)
+        os.kill(os.getpid(), signal.SIGSTOP)""")])
+    try:
+        os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
+        for rank in (0, 2):
+            rank_ledger(tmp_path, rank, 3)
+        assert hang_suspects(tmp_path) == "rank 1 is stopped"
+    finally:
+        stopped.kill()
+        stopped.wait()

@@ -191,6 +191,11 @@ def state_of(process: int) -> str | None:
     return None if letter in ("Z", "X") else letter
 
 
+def is_stopped(process: int) -> bool:
+    """True if the process stands still by SIGSTOP, Ctrl-Z or a debugger."""
+    return state_of(process) in ("T", "t")
+
+
 def main(text: str) -> None:
     """The life of a warden; text: its arguments as JSON."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
