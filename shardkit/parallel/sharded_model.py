@@ -58,7 +58,7 @@ class ShardedModel:
 
     def _check_arguments(self, wrapped_model):
         if not isinstance(wrapped_model, Module):
-            raise TypeError(f"{type(self).__name__} needs a model, an nn.Module, and a ShardingConfiguration; got "
+            raise TypeError(f"{type(self).__name__} needs an nn.Module and a ShardingConfiguration; got "
                             f"{type(wrapped_model).__name__} for the model")
 
     def _assemble(self, wrapped_model, config, mesh):
