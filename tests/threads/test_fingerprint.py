@@ -118,7 +118,7 @@ def test_a_module_of_ones_own_may_keep_what_is_of_one_rank_alone():
 
 def test_what_is_no_model_on_one_rank_is_an_error_on_all():
     def run(backend):
-        with pytest.raises(TypeError, match="FSDPModel needs a model"):
+        with pytest.raises(TypeError, match="FSDPModel needs an nn.Module"):
             sk.FSDPModel(None if backend.rank else small_gpt(), sk.ShardingConfiguration(backend))
         with pytest.raises(sk.ConfigurationError, match="policy = 'zero9'"):
             sk.HybridShardedModel(small_gpt(), sk.ShardingConfiguration(backend), policy="zero9" if backend.rank else "fsdp")
