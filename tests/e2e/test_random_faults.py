@@ -58,8 +58,9 @@ class Case:
 class Outcome:
     """How it ended.
 
-    verdict  "named", "all there", "launcher" (which names the rank), "harmless" and "not struck" are well; "hang", "late",
-             "silent", "twice", "code 0" are not, nor is "slow": the blow did not fall within the time of a test
+    verdict  well are "named", "all there", "harmless" (every other rank reached its end), "at its end" (all did, and the job
+             is said to have failed), "not struck", and "launcher": that names the rank, or ended the job before the rank had
+             imported anything; "hang", "late", "slow", "silent", "twice" and "code 0" are not
     """
 
     seconds: float
@@ -69,7 +70,7 @@ class Outcome:
 
     @property
     def is_well(self) -> bool:
-        return self.verdict in ("named", "all there", "launcher", "harmless", "not struck")
+        return self.verdict in ("named", "all there", "harmless", "at its end", "not struck", "launcher")
 
 
 def run(case: Case, folder: Path) -> Outcome:
@@ -87,19 +88,23 @@ def run(case: Case, folder: Path) -> Outcome:
 
 
 def judge(case, done, seconds, words, is_struck) -> str:
+    ended, names_it = done.stdout.count("reached its end"), words and re.search(r"\brank 1\b", words[0])
     if done.returncode == 0:
-        ended = done.stdout.count("reached its end")
-        others = case.num_ranks if "rank 1 reached" in done.stdout else case.num_ranks - 1
-        return ("harmless" if is_struck else "not struck") if ended == others and not words else "code 0"
+        expected = case.num_ranks if "rank 1 reached" in done.stdout else case.num_ranks - 1
+        return ("harmless" if is_struck else "not struck") if ended == expected and (names_it or not words) else "code 0"
     if seconds > fair_seconds(TIMEOUT + LATE_SECONDS):
         return "late"
     if len(words) > 1:
         return "twice"
-    if words and re.search(r"\brank 1\b", words[0]):
+    if names_it:
         return "named"
     if words and "all ranks are there" in words[0]:
         return "all there"
-    return "launcher" if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr) else "silent"
+    if not words and ended == case.num_ranks:
+        return "at its end"
+    if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr):
+        return "launcher"
+    return "launcher" if not words and case.phase == "start" and "BAD TERMINATION" in done.stderr else "silent"
 
 
 def covering_seeds():

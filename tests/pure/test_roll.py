@@ -182,3 +182,21 @@ def test_a_call_that_an_exception_ended_is_not_one_that_the_rank_made():
 def test_a_time_limit_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match="wanted seconds > 0, or math.inf for none"):
         check_timeout(seconds)
+
+
+STOPS_AT_THE_END = """
+import os, signal
+from shardkit.comm.attendance import attendance
+here = attendance()
+here.open("", {}, survives=False)
+here.has_started()
+here.leave("MPI_Finalize", 0.3)
+here.close()
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_rank_that_is_stopped_when_mpi_is_finalized_is_ended_by_its_warden(tmp_path):
+    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", STOPS_AT_THE_END], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -9 and "shardkit: rank 1 of 2 has been stopped for 0.3 s at the end" in done.stderr

@@ -30,7 +30,6 @@ SURE_SECONDS = 1.5              # for so long one that has left must be needed: 
 GRACE_SECONDS = 2.5             # from when the job is being ended
 FORWARDING_SECONDS = 0.1        # the launcher forwards what was said before it hears of a death
 MAX_NAMED = 8
-STOPPED = ("T", "t")            # as the kernel calls it: by a signal, or by a debugger
 
 
 @dataclass
@@ -55,6 +54,8 @@ class Warden:
             if self.roll.is_ended():
                 return self._end_rank(GRACE_SECONDS)
             own = self.roll.read(self.rank)
+            if own is not None and own.has_ended:
+                return self._watch_end(own)
             if own is None or not own.is_waiting:
                 needed_since = None
                 continue
@@ -70,6 +71,16 @@ class Warden:
         others = self._others().values()
         knows = None not in others or any(entry is not None and not _has_come(entry, own) for entry in others)
         return 0.0 if knows else SURE_SECONDS
+
+    def _watch_end(self, own: Entry):
+        """MPI is finalized: no rank waits any more, but the launcher does, and a stopped process never ends."""
+        moved_at = time.monotonic()
+        while not self._is_gone():
+            if not is_stopped(self.process):
+                moved_at = time.monotonic()
+            elif time.monotonic() > moved_at + own.seconds:
+                return self._end_job(f"has been stopped for {own.seconds:.3g} s at the end of its program on "
+                                     f"{self._place()}; the job is ended")
 
     def _is_gone(self) -> bool:
         """True if the rank is no more, after a while if it still is."""
@@ -98,14 +109,19 @@ class Warden:
     # ---- last words -------------------------------------------------------------------------------------------------
 
     def _report(self, own: Entry, now: float):
-        if self.roll.take_word():
-            others = self._others()
-            seconds = min(now - own.since, own.seconds)
-            self._say(f"rank {self.rank} of {self.num_ranks} has waited {seconds:.3g} s in {own.doing} on "
-                      f"{platform.node()} (process {self.process}{self.facts}): {whom(self.rank, own, others)}; the job is "
+        seconds, whose = min(now - own.since, own.seconds), whom(self.rank, own, self._others())
+        self._end_job(f"has waited {seconds:.3g} s in {own.doing} on {self._place()}: {whose}; the job is "
                       f"ended{self.hints.get(own.doing, '')}")
+
+    def _end_job(self, text: str):
+        """Say this of the rank, unless somebody has spoken, and end it."""
+        if self.roll.take_word():
+            self._say(f"rank {self.rank} of {self.num_ranks} {text}")
         self.roll.end()
         self._end_rank(FORWARDING_SECONDS)
+
+    def _place(self) -> str:
+        return f"{platform.node()} (process {self.process}{self.facts})"
 
     def _name_death(self):
         """The process is no more. If it is the only one, and had not reached its end, nobody but us may know."""
@@ -146,9 +162,9 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
     else:
         here = others
     missing = {other: entry for other, entry in here.items() if entry is None or not _has_come(entry, own)}
-    stopped = {other: entry for other, entry in here.items() if entry is not None and state_of(entry.process) in STOPPED}
+    stopped = {other: entry for other, entry in here.items() if entry is not None and is_stopped(entry.process)}
     named = missing | stopped
-    if state_of(own.process) in STOPPED:
+    if is_stopped(own.process):
         return f"rank {rank} itself is stopped"
     if not named and any(entry.number > own.number and not entry.has_left for entry in here.values()):
         return f"rank {rank} itself is the one that all wait for; the others are further"
@@ -174,7 +190,7 @@ def _whereabouts(entry):
     state = state_of(entry.process)
     if state is None:
         return f"which has died (process {entry.process})"
-    word = "stopped " if state in STOPPED else ""
+    word = "stopped " if is_stopped(entry.process) else ""
     place = "at the end of its program" if entry.has_left else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
     return f"{word}{place} (process {entry.process})"
 
@@ -192,7 +208,7 @@ def state_of(process: int) -> str | None:
 
 
 def is_stopped(process: int) -> bool:
-    """True if the process stands still by SIGSTOP, Ctrl-Z or a debugger."""
+    """True if the process stands still: by a signal, T to the kernel, or by a debugger, t."""
     return state_of(process) in ("T", "t")
 
 
