@@ -107,7 +107,7 @@ def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
     weights = ["--model.initial=run", "--data.path=other.txt", "--run.folder=tuned", "--optimizer.name=sgd", "--sample.tokens=0"]
     (folder / "other.txt").write_text("".join(f"another line {i} with {i}\n" for i in range(600)))
     tuned = shardkit(folder, "train", *weights, "--run.steps=2", ranks=2)
-    assert tuned.returncode == 0 and "run/checkpoints/step-00000004; optimizer state is fresh" in tuned.stdout, tuned.stderr
+    assert tuned.returncode == 0 and "/run at step 4; optimizer state is fresh" in tuned.stdout, tuned.stderr
     more = shardkit(folder, "train", "--resume", *weights, "--run.steps=3", ranks=2)
     assert more.returncode == 0 and "resumed at step 2" in more.stdout, more.stderr
 

@@ -128,10 +128,13 @@ class Warden:
         own = self.roll.read(self.rank)
         if own is None or own.has_ended or own.survives or own.has_left and not own.is_waiting or self.roll.is_ended():
             return
-        others = [entry for entry in self._others().values() if entry is not None]
-        if all(state_of(entry.process) is not None for entry in others) and self.roll.take_word():
+        others = self._others()
+        here = [entry for entry in others.values() if entry is not None]
+        if all(state_of(entry.process) is not None for entry in here) and self.roll.take_word():
+            # the launcher may have ended this rank because one that we know nothing of died before
+            absent = f"; {whom(self.rank, own, others)}" if len(here) < len(others) and own.number == 1 else ""
             self._say(f"rank {self.rank} died: its process ended without a word (killed, out of memory, a crash in native "
-                      f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}; the job is ended")
+                      f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}{absent}; the job is ended")
         self.roll.end()
         self._hold_launcher()
 
