@@ -58,9 +58,9 @@ class Case:
 class Outcome:
     """How it ended.
 
-    verdict  well are "named", "all there", "harmless" (every other rank reached its end), "at its end" (all did, and the job
-             is said to have failed), "not struck", and "launcher": that names the rank, or ended the job before the rank had
-             imported anything; "hang", "late", "slow", "silent", "twice" and "code 0" are not
+    verdict  well are "named", "all there" (or all ranks raised the same error), "harmless" (every other rank reached its end),
+             "at its end" (all did, and the job is said to have failed), "not struck", and "launcher": that names the rank, or
+             ended the job before the rank had imported anything; "hang", "late", "slow", "silent", "twice" and "code 0" are not
     """
 
     seconds: float
@@ -98,7 +98,7 @@ def judge(case, done, seconds, words, is_struck) -> str:
         return "twice"
     if names_it:
         return "named"
-    if words and "all ranks are there" in words[0]:
+    if words and ("all ranks are there" in words[0] or f"on all {case.num_ranks} ranks" in words[0]):
         return "all there"
     if not words and ended == case.num_ranks:
         return "at its end"
