@@ -104,7 +104,7 @@ def judge(case, done, seconds, words, is_struck) -> str:
         return "at its end"
     if not words and re.search(r"process rank 1 with PID|Process name: .*,1\]", done.stderr):
         return "launcher"
-    return "launcher" if not words and case.phase == "start" and "BAD TERMINATION" in done.stderr else "silent"
+    return "launcher" if not words and case.phase == "start" and "BAD TERMINATION" in done.stdout else "silent"
 
 
 def covering_seeds():
