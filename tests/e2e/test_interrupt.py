@@ -119,13 +119,13 @@ BENCH = """
 import sys
 import shardkit.__main__ as program
 {name} = program.{name}
-program.{name} = lambda *arguments, **settings: print("ready", flush=True) or {name}(*arguments, **settings)
+program.{name} = lambda *arguments, **settings: print("ready\\n", end="", flush=True) or {name}(*arguments, **settings)
 sys.exit(program.main(["bench", "--steps=100000", "--model.width=16", "--batch.sequences=12", "--batch.micro_batch=2"]))
 """
 INSPECT = """
 import signal, sys
 import shardkit.__main__ as program
-program._COMMANDS["inspect"] = lambda *arguments: print("ready", flush=True) or signal.pause()
+program._COMMANDS["inspect"] = lambda *arguments: print("ready\\n", end="", flush=True) or signal.pause()
 sys.exit(program.main(["inspect", "."]))
 """
 SCRIPT = """
@@ -137,7 +137,7 @@ backend.initialize()
 with abort_on_error(backend):
     while True:
         backend.all_reduce(numpy.ones(3))
-        print("ready", flush=True)
+        print("ready\\n", end="", flush=True)
 """
 
 
