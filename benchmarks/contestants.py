@@ -1,8 +1,11 @@
-"""The contestants of a training race: shardkit and PyTorch, each as it is meant to be used, on the same model and batches.
+"""The contestants of a training race: shardkit and PyTorch, each as it is meant to be used, on the
+same model and batches.
 
-Each class makes its model from Sizes and the common weights, and has one method: step(number) -> mean loss of this rank's part
-of the batch, after one whole optimisation step (AdamW, gradients clipped to norm 1).
+Each class makes its model from Sizes and the common weights, and has one method: step(number) ->
+mean loss of this rank's part of the batch, after one whole optimisation step (AdamW, gradients
+clipped to norm 1).
 """
+
 import importlib
 import json
 import os
@@ -24,11 +27,14 @@ class Sizes:
     heads: int
     layers: int
     sequence: int
-    batch: int                      # sequences of the global batch
+    batch: int  # sequences of the global batch
     style: str = "gpt2"
-    micro_batches: int = 4          # of the pipeline contenders; the others compute their part of the batch at once
-    first_stage_blocks: int = 0     # transformer blocks of the first of two pipeline stages
-    blocks_of_v: tuple = ()         # of each of the four stages of a pipeline in the shape of a V: 0 and 3 on rank 0
+    micro_batches: int = (
+        4  # of the pipeline contenders; the others compute their part of the batch at once
+    )
+    first_stage_blocks: int = 0  # transformer blocks of the first of two pipeline stages
+    # of each of the four stages of a pipeline in the shape of a V: 0 and 3 on rank 0
+    blocks_of_v: tuple = ()
 
     @property
     def tokens(self) -> int:
@@ -44,7 +50,8 @@ class Spec:
     """Who runs, on how many ranks.
 
     library    "shardkit" or "torch"
-    strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1, zero2
+    strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1,
+               zero2
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch.compile; shardkit: model.compile()
     blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
@@ -76,13 +83,19 @@ def blocks_of_stages(spec: Spec, sizes: Sizes) -> tuple[int, ...]:
 
 
 def token_batch(sizes, number: int):
-    """The global batch of a step: x, y [batch, sequence] int64, from the number of the step alone."""
-    tokens = numpy.random.default_rng(number).integers(0, sizes.vocabulary, (sizes.batch, sizes.sequence + 1))
+    """The global batch of a step: x, y [batch, sequence] int64, from the number of the step
+    alone.
+    """
+    tokens = numpy.random.default_rng(number).integers(
+        0, sizes.vocabulary, (sizes.batch, sizes.sequence + 1)
+    )
     return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
 def import_library(spec: Spec) -> None:
-    """Load what this contestant runs on. The other library stays away: its memory would be counted."""
+    """Load what this contestant runs on. The other library stays away: its memory would be
+    counted.
+    """
     importlib.import_module("shardkit" if spec.library == "shardkit" else "torch_contestants")
 
 
@@ -91,6 +104,7 @@ def make_contestant(spec: Spec, sizes, weights_path: str, rank: int):
     if spec.library == "shardkit":
         return Shardkit(spec, sizes)
     from torch_contestants import make_torch_contestant
+
     return make_torch_contestant(spec, sizes, weights_path, rank)
 
 
@@ -100,44 +114,81 @@ class Shardkit:
     def __init__(self, spec: Spec, sizes):
         import shardkit as sk
         from shardkit.plan import Layout
-        models = {"ddp": sk.DDPModel, "zero1": sk.ZeRO1Model, "zero2": sk.ZeRO2Model, "fsdp": sk.FSDPModel,
-                  "tensor": sk.TensorParallelModel, "pipeline": sk.PipelineParallelModel}
-        self.backend, self.spec, self.sizes, self.split_batch = sk.MPICommunicationBackend(), spec, sizes, sk.split_batch
+
+        models = {
+            "ddp": sk.DDPModel,
+            "zero1": sk.ZeRO1Model,
+            "zero2": sk.ZeRO2Model,
+            "fsdp": sk.FSDPModel,
+            "tensor": sk.TensorParallelModel,
+            "pipeline": sk.PipelineParallelModel,
+        }
+        self.backend, self.spec, self.sizes, self.split_batch = (
+            sk.MPICommunicationBackend(),
+            spec,
+            sizes,
+            sk.split_batch,
+        )
         if spec.layout is not None:
             self.model = self._in_layout(sk, Layout(**spec.layout))
             return
         config = sk.ShardingConfiguration(
-            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM, blas=spec.blas,
+            self.backend,
+            optimizer=sk.AdamW(lr=LEARNING_RATE),
+            max_gradient_norm=CLIP_NORM,
+            blas=spec.blas,
             compute_dtype=spec.compute,
-            **(self._pipeline_options() if spec.strategy == "pipeline" else {}))
+            **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
+        )
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
         if spec.compiled:
             self.model.compile()
 
     def _pipeline_options(self) -> dict:
         options = {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule}
-        if self.spec.ranks > 2:             # than the sizes have a cut for: as the library balances it
+        if self.spec.ranks > 2:  # than the sizes have a cut for: as the library balances it
             return options
         of_stage = list(blocks_of_stages(self.spec, self.sizes))
-        of_stage[0] += 1                # the embedding
-        of_stage[-1] += 1               # the head
-        return {**options, "virtual_stages": len(of_stage) // self.spec.ranks, "blocks_per_stage": tuple(of_stage)}
+        of_stage[0] += 1  # the embedding
+        of_stage[-1] += 1  # the head
+        return {
+            **options,
+            "virtual_stages": len(of_stage) // self.spec.ranks,
+            "blocks_per_stage": tuple(of_stage),
+        }
 
     def _in_layout(self, sk, layout):
         config = sk.ShardingConfiguration(
-            self.backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM, micro_batches=layout.micro_batches,
-            schedule=layout.schedule, virtual_stages=layout.virtual, sequence_parallel=layout.is_sequence_parallel,
-            activation_checkpointing=layout.recomputation == "full")
-        return sk.HybridShardedModel(shardkit_gpt(self.sizes), config, layout.pipeline, layout.tensor, layout.data,
-                                     policy=layout.policy)
+            self.backend,
+            optimizer=sk.AdamW(lr=LEARNING_RATE),
+            max_gradient_norm=CLIP_NORM,
+            micro_batches=layout.micro_batches,
+            schedule=layout.schedule,
+            virtual_stages=layout.virtual,
+            sequence_parallel=layout.is_sequence_parallel,
+            activation_checkpointing=layout.recomputation == "full",
+        )
+        return sk.HybridShardedModel(
+            shardkit_gpt(self.sizes),
+            config,
+            layout.pipeline,
+            layout.tensor,
+            layout.data,
+            policy=layout.policy,
+        )
 
     def step(self, number: int) -> float:
-        return self.model.train(*self.split_batch(self.model.mesh, *token_batch(self.sizes, number)))
+        return self.model.train(
+            *self.split_batch(self.model.mesh, *token_batch(self.sizes, number))
+        )
 
     def facts(self) -> dict:
         """What it accounts for itself, in bytes on this rank."""
         about = self.model.get_model_metadata()
-        return {key: about[key] for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")}
+        return {
+            key: about[key]
+            for key in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "peak_bytes")
+        }
 
     def close(self) -> None:
         self.model.close()
@@ -147,8 +198,15 @@ class Shardkit:
 def shardkit_gpt(sizes):
     """The unsharded model, seed 0."""
     import shardkit as sk
-    return sk.models.GPT(sizes.vocabulary, sizes.sequence, width=sizes.width, layers=sizes.layers, heads=sizes.heads,
-                         style=sizes.style)
+
+    return sk.models.GPT(
+        sizes.vocabulary,
+        sizes.sequence,
+        width=sizes.width,
+        layers=sizes.layers,
+        heads=sizes.heads,
+        style=sizes.style,
+    )
 
 
 def write_weights(sizes, path: str) -> int:
@@ -159,7 +217,9 @@ def write_weights(sizes, path: str) -> int:
 
 
 def bind(rank: int) -> None:
-    """Run on one core from now on, if there are as many as ranks; more ranks than cores are left to the system."""
+    """Run on one core from now on, if there are as many as ranks; more ranks than cores are left to
+    the system.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if rank < len(cores):
         os.sched_setaffinity(0, {cores[rank]})

@@ -1,17 +1,23 @@
-"""On one GPU: the training step against PyTorch, kernels and products against what the GPU can do, copies against the bus.
+"""On one GPU: the training step against PyTorch, kernels and products against what the GPU can do,
+copies against the bus.
 
-    python benchmarks/gpu.py [--parts step,products,kernels,copies] [--size full] [--repeats 7] [--torch-device cuda]
+    python benchmarks/gpu.py [--parts step,products,kernels,copies] [--size full] [--repeats 7]
+    [--torch-device cuda]
 
-step       GPT of width 1024, 16 heads, 12 layers, sequence 1024, vocabulary 32768: float32, TF32, bfloat16 from float32 masters.
-           PyTorch eager with fused attention and fused AdamW takes turns with shardkit, on the same weights and batches; a step
-           is everything: batch, forward, backward, clipping to norm 1, AdamW, and the loss as a number on the host
+step       GPT of width 1024, 16 heads, 12 layers, sequence 1024, vocabulary 32768: float32, TF32,
+           bfloat16 from float32 masters. PyTorch eager with fused attention and fused AdamW takes
+           turns with shardkit, on the same weights and batches; a step is everything: batch,
+           forward, backward, clipping to norm 1, AdamW, and the loss as a number on the host
 products   matrices of 4096 x 4096: the limit that attention and steps are measured by
-kernels    each by the bytes that it must read and write, beside a copy of GPU memory in the same minute; attention by its
-           multiplications, beside the products
-copies     what checkpoints and messages reach between GPU and host, beside one page-locked copy of the same bytes
+kernels    each by the bytes that it must read and write, beside a copy of GPU memory in the same
+           minute; attention by its multiplications, beside the products
+copies     what checkpoints and messages reach between GPU and host, beside one page-locked copy of
+           the same bytes
 
-Without PyTorch, or without its CUDA, its rows are left out. Times of kernels and copies are those of CUDA events.
+Without PyTorch, or without its CUDA, its rows are left out. Times of kernels and copies are those
+of CUDA events.
 """
+
 import argparse
 import sys
 import time
@@ -28,8 +34,16 @@ from shardkit.array.backend import Device
 from shardkit.array.halves import dtype_named
 
 PARTS = ("step", "products", "kernels", "copies")
-TOLERANCES = {"float32": 1e-4, "tf32": 1e-3, "bfloat16": 1e-2}         # relative, of losses, against shardkit in float32
-NUMERICS = {"float32": {}, "tf32": {"matmul_precision": "tf32"}, "bfloat16": {"compute_dtype": "bfloat16"}}
+TOLERANCES = {
+    "float32": 1e-4,
+    "tf32": 1e-3,
+    "bfloat16": 1e-2,
+}  # relative, of losses, against shardkit in float32
+NUMERICS = {
+    "float32": {},
+    "tf32": {"matmul_precision": "tf32"},
+    "bfloat16": {"compute_dtype": "bfloat16"},
+}
 
 
 @dataclass(frozen=True)
@@ -54,10 +68,27 @@ class Scale:
 
 
 SCALES = {
-    "full": Scale(Sizes("GPU", vocabulary=32768, width=1024, heads=16, layers=12, sequence=1024, batch=8),
-                  rows=8192, width=1024, vocabulary=32768, heads=16, sequence=1024, edge=4096, elements=1 << 26),
-    "tiny": Scale(Sizes("tiny", vocabulary=61, width=16, heads=2, layers=2, sequence=8, batch=2),
-                  rows=16, width=16, vocabulary=61, heads=2, sequence=8, edge=32, elements=1 << 12)}
+    "full": Scale(
+        Sizes("GPU", vocabulary=32768, width=1024, heads=16, layers=12, sequence=1024, batch=8),
+        rows=8192,
+        width=1024,
+        vocabulary=32768,
+        heads=16,
+        sequence=1024,
+        edge=4096,
+        elements=1 << 26,
+    ),
+    "tiny": Scale(
+        Sizes("tiny", vocabulary=61, width=16, heads=2, layers=2, sequence=8, batch=2),
+        rows=16,
+        width=16,
+        vocabulary=61,
+        heads=2,
+        sequence=8,
+        edge=32,
+        elements=1 << 12,
+    ),
+}
 
 
 class Stopwatch:
@@ -67,7 +98,9 @@ class Stopwatch:
         self._cuda, self._repeats = device.xp.cuda, repeats
 
     def seconds(self, work) -> float:
-        """The median of some calls, each of which has the GPU for itself, after one that does not count."""
+        """The median of some calls, each of which has the GPU for itself, after one that does not
+        count.
+        """
         return median([self._once(work) for _ in range(1 + self._repeats)][1:])
 
     def _once(self, work) -> float:
@@ -81,16 +114,24 @@ class Stopwatch:
         return self._cuda.get_elapsed_time(begin, end) / 1e3
 
 
-# ---- the training step ------------------------------------------------------------------------------------------------
+# ---- the training step ---------------------------------------------------------------------------
+
 
 class Shardkit:
     """shardkit on one GPU, one rank."""
 
     def __init__(self, sizes: Sizes, numerics: str):
         self._sizes, self.losses = sizes, []
-        self._backend = sk.InMemoryCommunicationBackend(0, 1, environment_id=f"benchmark {numerics} {time.monotonic_ns()}")
-        config = sk.ShardingConfiguration(self._backend, optimizer=sk.AdamW(lr=LEARNING_RATE), max_gradient_norm=CLIP_NORM,
-                                          device="cuda", **NUMERICS[numerics])
+        self._backend = sk.InMemoryCommunicationBackend(
+            0, 1, environment_id=f"benchmark {numerics} {time.monotonic_ns()}"
+        )
+        config = sk.ShardingConfiguration(
+            self._backend,
+            optimizer=sk.AdamW(lr=LEARNING_RATE),
+            max_gradient_norm=CLIP_NORM,
+            device="cuda",
+            **NUMERICS[numerics],
+        )
         self._model = sk.DDPModel(shardkit_gpt(sizes), config)
 
     def step(self):
@@ -109,22 +150,36 @@ class Shardkit:
 
 
 class Torch:
-    """PyTorch eager: scaled_dot_product_attention, fused AdamW where it is fused; bfloat16 is autocast."""
+    """PyTorch eager: scaled_dot_product_attention, fused AdamW where it is fused; bfloat16 is
+    autocast.
+    """
 
     def __init__(self, sizes: Sizes, numerics: str, weights: dict, device: str):
         import torch
         from twins import GPT, mean_loss
+
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = numerics == "tf32"
-        self._torch, self._sizes, self._device, self._mean_loss, self.losses = torch, sizes, device, mean_loss, []
+        self._torch, self._sizes, self._device, self._mean_loss, self.losses = (
+            torch,
+            sizes,
+            device,
+            mean_loss,
+            [],
+        )
         self._is_half = numerics == "bfloat16"
         self._model = GPT(sizes, "sdpa")
-        self._model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+        self._model.load_state_dict(
+            {name: torch.from_numpy(array) for name, array in weights.items()}
+        )
         self._model.to(device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=LEARNING_RATE, fused=True)
 
     def step(self):
         torch = self._torch
-        x, y = [torch.from_numpy(part).to(self._device) for part in token_batch(self._sizes, len(self.losses))]
+        x, y = [
+            torch.from_numpy(part).to(self._device)
+            for part in token_batch(self._sizes, len(self.losses))
+        ]
         self._optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self._device, torch.bfloat16, enabled=self._is_half):
             loss = self._mean_loss(self._model(x), y)
@@ -163,16 +218,37 @@ def race_steps(scale: Scale, repeats: int, asked: str):
         contenders = {f"shardkit, {numerics}": Shardkit(sizes, numerics)}
         if beside is not None:
             contenders[f"torch, {numerics}"] = Torch(sizes, numerics, weights, beside)
-        seconds = interleaved({name: one.step for name, one in contenders.items()}, repeats, warm_up=2)
+        seconds = interleaved(
+            {name: one.step for name, one in contenders.items()}, repeats, warm_up=2
+        )
         first = median(seconds[f"shardkit, {numerics}"])
         for name, one in contenders.items():
             losses[name], step = one.losses, median(seconds[name])
             off = difference(one.losses, losses["shardkit, float32"])
-            rows.append([name, step * 1e3, sizes.tokens / step, sizes.tokens / step * flops / 1e12, step / first,
-                         one.peak_bytes() / 2**30 or None, off])
-            wrong += [f"losses of {name} differ by {off:.1e}"] if not off <= TOLERANCES[numerics] else []
+            rows.append(
+                [
+                    name,
+                    step * 1e3,
+                    sizes.tokens / step,
+                    sizes.tokens / step * flops / 1e12,
+                    step / first,
+                    one.peak_bytes() / 2**30 or None,
+                    off,
+                ]
+            )
+            wrong += (
+                [f"losses of {name} differ by {off:.1e}"] if not off <= TOLERANCES[numerics] else []
+            )
             one.close()
-    columns = ["contestant", "ms per step", "tokens/s", "TFLOP/s", "step time / shardkit", "GiB of the GPU", "loss difference"]
+    columns = [
+        "contestant",
+        "ms per step",
+        "tokens/s",
+        "TFLOP/s",
+        "step time / shardkit",
+        "GiB of the GPU",
+        "loss difference",
+    ]
     title = f"Training step, {sum(array.size for array in weights.values()) / 1e6:.3g} M parameters, {sizes.tokens} tokens"
     return Table(title, columns, rows), losses, wrong
 
@@ -182,7 +258,8 @@ def difference(losses, others) -> float:
     return max(abs(one / other - 1) for one, other in zip(losses, others))
 
 
-# ---- products and kernels ---------------------------------------------------------------------------------------------
+# ---- products and kernels ------------------------------------------------------------------------
+
 
 def random_array(device: Device, shape, dtype: str):
     """Normal numbers of this dtype, rounded from float32."""
@@ -194,11 +271,19 @@ def time_products(device: Device, scale: Scale, watch: Stopwatch) -> dict[str, f
     """{numerics: flops per second} of square products."""
     speeds = {}
     for numerics in NUMERICS:
-        a, b = [random_array(device, (scale.edge, scale.edge), "bfloat16" if numerics == "bfloat16" else "float32")
-                for _ in range(2)]
+        a, b = [
+            random_array(
+                device,
+                (scale.edge, scale.edge),
+                "bfloat16" if numerics == "bfloat16" else "float32",
+            )
+            for _ in range(2)
+        ]
         out = device.xp.empty((scale.edge, scale.edge), a.dtype)
         with products.precision("tf32" if numerics == "tf32" else "highest"):
-            speeds[numerics] = 2 * scale.edge ** 3 / watch.seconds(lambda: products.matmul(a, b, out=out))
+            speeds[numerics] = (
+                2 * scale.edge**3 / watch.seconds(lambda: products.matmul(a, b, out=out))
+            )
     return speeds
 
 
@@ -209,37 +294,60 @@ def copy_speed(device: Device, scale: Scale, watch: Stopwatch) -> float:
 
 
 def passes(device: Device, scale: Scale, dtype: str) -> dict:
-    """{kernel: (function, bytes that it must read and write)}: each operand once, each result once."""
+    """{kernel: (function, bytes that it must read and write)}: each operand once, each result
+    once.
+    """
+
     def of(*shape):
         return random_array(device, shape, dtype)
+
     rows, width = scale.rows, scale.width
     x, g, wide = of(rows, width), of(rows, width), of(rows, 4 * width)
     weight, bias, wide_bias = of(width), of(width), of(4 * width)
-    logits, ids = of(rows, scale.vocabulary), device.from_host(numpy.arange(rows) * 7919 % scale.vocabulary)
+    logits, ids = (
+        of(rows, scale.vocabulary),
+        device.from_host(numpy.arange(rows) * 7919 % scale.vocabulary),
+    )
     y, mean, inverse = kernels.layer_norm(x, weight, bias, 1e-5)
     _, root = kernels.rms_norm(x, weight, 1e-6)
     losses, log_sums = kernels.cross_entropy(logits, ids)
     one = device.xp.ones((), losses.dtype)
-    heads = x.reshape(rows // scale.sequence, scale.sequence, scale.heads, width // scale.heads).swapaxes(1, 2)
-    cos, sin = kernels.rotary_tables(device.xp.arange(scale.sequence), width // scale.heads, 1e4, x.dtype)
+    heads = x.reshape(
+        rows // scale.sequence, scale.sequence, scale.heads, width // scale.heads
+    ).swapaxes(1, 2)
+    cos, sin = kernels.rotary_tables(
+        device.xp.arange(scale.sequence), width // scale.heads, 1e4, x.dtype
+    )
     size, vocabulary_size = x.nbytes, logits.nbytes
     return {
         "bias_gelu": (lambda: kernels.bias_gelu(wide, wide_bias), 8 * size),
-        "bias_gelu_backward": (lambda: kernels.bias_gelu_backward(wide, wide, wide_bias), 12 * size),
+        "bias_gelu_backward": (
+            lambda: kernels.bias_gelu_backward(wide, wide, wide_bias),
+            12 * size,
+        ),
         "swiglu": (lambda: kernels.swiglu(wide, wide), 12 * size),
         "swiglu_backward": (lambda: kernels.swiglu_backward(wide, wide, wide), 20 * size),
         "layer_norm": (lambda: kernels.layer_norm(x, weight, bias, 1e-5), 2 * size),
         "add_layer_norm": (lambda: kernels.add_layer_norm(x, g, weight, bias, 1e-5), 4 * size),
-        "layer_norm_backward": (lambda: kernels.layer_norm_backward(g, x, weight, mean, inverse), 3 * size),
+        "layer_norm_backward": (
+            lambda: kernels.layer_norm_backward(g, x, weight, mean, inverse),
+            3 * size,
+        ),
         "rms_norm": (lambda: kernels.rms_norm(x, weight, 1e-6), 2 * size),
         "rms_norm_backward": (lambda: kernels.rms_norm_backward(g, x, weight, root), 3 * size),
         "rotary": (lambda: kernels.rotary(heads, cos, sin), 2 * size),
         "dropout": (lambda: kernels.dropout(x, 7, 0, 0.1), 2 * size),
         "softmax": (lambda: kernels.softmax(logits), 2 * vocabulary_size),
         "cross_entropy": (lambda: kernels.cross_entropy(logits, ids), vocabulary_size),
-        "cross_entropy_backward": (lambda: kernels.cross_entropy_backward(one, logits, ids, log_sums), 2 * vocabulary_size),
-        "embedding_backward": (lambda: kernels.embedding_backward(g, ids, scale.vocabulary),
-                               size + scale.vocabulary * width * x.itemsize)}
+        "cross_entropy_backward": (
+            lambda: kernels.cross_entropy_backward(one, logits, ids, log_sums),
+            2 * vocabulary_size,
+        ),
+        "embedding_backward": (
+            lambda: kernels.embedding_backward(g, ids, scale.vocabulary),
+            size + scale.vocabulary * width * x.itemsize,
+        ),
+    }
 
 
 def flat_passes(device: Device, scale: Scale) -> dict:
@@ -248,51 +356,101 @@ def flat_passes(device: Device, scale: Scale) -> dict:
     v *= v
     size = p.nbytes
     return {
-        "adam": (lambda: kernels.adam(p, g, m, v, step=5, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01,
-                                      decoupled=True), 7 * size),
+        "adam": (
+            lambda: kernels.adam(
+                p,
+                g,
+                m,
+                v,
+                step=5,
+                lr=1e-3,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                weight_decay=0.01,
+                decoupled=True,
+            ),
+            7 * size,
+        ),
         "momentum": (lambda: kernels.momentum(p, g, m, lr=1e-3, beta=0.9), 5 * size),
         "sgd": (lambda: kernels.sgd(p, g, lr=1e-3), 3 * size),
         "block_squares": (lambda: kernels.block_squares(g), size),
         "tree_sum of 4": (lambda: kernels.tree_sum([p, g, m, other], out=other), 5 * size),
-        "to_half": (lambda: kernels.to_half(g, 1024.0), size * 3 // 2)}
+        "to_half": (lambda: kernels.to_half(g, 1024.0), size * 3 // 2),
+    }
 
 
 def attention_passes(device: Device, scale: Scale, dtype: str) -> dict:
-    """{attention: (function, multiplications and additions of its products, those behind the diagonal left out)}."""
+    """{attention: (function, multiplications and additions of its products, those behind the
+    diagonal left out)}.
+    """
     shape = scale.rows // scale.sequence, scale.heads, scale.sequence, scale.width // scale.heads
     q, k, v, g = [random_array(device, shape, dtype) for _ in range(4)]
     y, log_sums = kernels.causal_attention(q, k, v, shape[3] ** -0.5, 0)
-    flops = 2 * shape[0] * shape[1] * shape[2] * (shape[2] + 1) * shape[3]           # two products, half of each
-    return {"causal_attention": (lambda: kernels.causal_attention(q, k, v, shape[3] ** -0.5, 0), flops),
-            "causal_attention_backward": (lambda: kernels.causal_attention_backward(g, q, k, v, y, log_sums, shape[3] ** -0.5, 0),
-                                          flops * 5 // 2)}
+    flops = (
+        2 * shape[0] * shape[1] * shape[2] * (shape[2] + 1) * shape[3]
+    )  # two products, half of each
+    return {
+        "causal_attention": (lambda: kernels.causal_attention(q, k, v, shape[3] ** -0.5, 0), flops),
+        "causal_attention_backward": (
+            lambda: kernels.causal_attention_backward(g, q, k, v, y, log_sums, shape[3] ** -0.5, 0),
+            flops * 5 // 2,
+        ),
+    }
 
 
 def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) -> list[Table]:
     """Bytes per second beside the copy, and flops beside the products."""
     limit, rows, attention = copy_speed(device, scale, watch), [], []
     for dtype in ("float32", "bfloat16"):
-        of_dtype = passes(device, scale, dtype) | (flat_passes(device, scale) if dtype == "float32" else {})
+        of_dtype = passes(device, scale, dtype) | (
+            flat_passes(device, scale) if dtype == "float32" else {}
+        )
         for name, (work, num_bytes) in of_dtype.items():
             seconds = watch.seconds(work)
-            rows.append([f"{name}, {dtype}", seconds * 1e3, num_bytes / seconds / 1e9, num_bytes / seconds / limit])
-        of_dtype = None                                         # its arrays go before those of the next dtype come
+            rows.append(
+                [
+                    f"{name}, {dtype}",
+                    seconds * 1e3,
+                    num_bytes / seconds / 1e9,
+                    num_bytes / seconds / limit,
+                ]
+            )
+        of_dtype = None  # its arrays go before those of the next dtype come
         for name, (work, flops) in attention_passes(device, scale, dtype).items():
             seconds = watch.seconds(work)
-            attention.append([f"{name}, {dtype}", seconds * 1e3, flops / seconds / 1e12, flops / seconds / speeds[dtype]])
-    return [Table(f"Kernels beside a copy of {limit / 1e9:,.0f} GB/s", ["kernel", "ms", "GB/s", "of the copy"], rows,
-                  "A copy reads and writes; bytes of a kernel are those of its operands and results, each once."),
-            Table("Attention beside products", ["kernel", "ms", "TFLOP/s", "of the product"], attention)]
+            attention.append(
+                [
+                    f"{name}, {dtype}",
+                    seconds * 1e3,
+                    flops / seconds / 1e12,
+                    flops / seconds / speeds[dtype],
+                ]
+            )
+    return [
+        Table(
+            f"Kernels beside a copy of {limit / 1e9:,.0f} GB/s",
+            ["kernel", "ms", "GB/s", "of the copy"],
+            rows,
+            "A copy reads and writes; bytes of a kernel are those of its operands and results, each once.",
+        ),
+        Table(
+            "Attention beside products", ["kernel", "ms", "TFLOP/s", "of the product"], attention
+        ),
+    ]
 
 
-# ---- copies between GPU and host --------------------------------------------------------------------------------------
+# ---- copies between GPU and host -----------------------------------------------------------------
+
 
 def copy_table(device: Device, scale: Scale, watch: Stopwatch, repeats: int) -> Table:
     """Each way, what the library reaches beside one page-locked copy."""
     array, pinned = device.xp.zeros(scale.elements, "float32"), device.pinned(scale.elements)
     pinned[:] = 0
     runtime, segment, rows = device.xp.cuda.runtime, min(1 << 18, scale.elements), []
-    spans = [(start, min(start + segment, scale.elements)) for start in range(0, scale.elements, segment)]
+    spans = [
+        (start, min(start + segment, scale.elements)) for start in range(0, scale.elements, segment)
+    ]
 
     def plain(target, source, kind):
         return lambda: runtime.memcpy(target, source, array.nbytes, kind)
@@ -306,29 +464,65 @@ def copy_table(device: Device, scale: Scale, watch: Stopwatch, repeats: int) -> 
     def parts():
         for _ in device.copies.parts(array, spans):
             pass
-    ways = {"GPU to host": (plain(pinned.ctypes.data, array.data.ptr, runtime.memcpyDeviceToHost), parts, "saving"),
-            "host to GPU": (plain(array.data.ptr, pinned.ctypes.data, runtime.memcpyHostToDevice), deliver, "loading")}
+
+    ways = {
+        "GPU to host": (
+            plain(pinned.ctypes.data, array.data.ptr, runtime.memcpyDeviceToHost),
+            parts,
+            "saving",
+        ),
+        "host to GPU": (
+            plain(array.data.ptr, pinned.ctypes.data, runtime.memcpyHostToDevice),
+            deliver,
+            "loading",
+        ),
+    }
     for way, (limit, work, name) in ways.items():
-        seconds = {key: median(values) for key, values in interleaved({"limit": settled(device, limit), "ours":
-                                                                       settled(device, work)}, repeats).items()}
-        rows += [[f"{way}, one copy", seconds["limit"] * 1e3, array.nbytes / seconds["limit"] / 1e9, None],
-                 [f"{way}, {name} in parts of {4 * segment >> 10} KiB", seconds["ours"] * 1e3,
-                  array.nbytes / seconds["ours"] / 1e9, seconds["limit"] / seconds["ours"]]]
+        seconds = {
+            key: median(values)
+            for key, values in interleaved(
+                {"limit": settled(device, limit), "ours": settled(device, work)}, repeats
+            ).items()
+        }
+        rows += [
+            [
+                f"{way}, one copy",
+                seconds["limit"] * 1e3,
+                array.nbytes / seconds["limit"] / 1e9,
+                None,
+            ],
+            [
+                f"{way}, {name} in parts of {4 * segment >> 10} KiB",
+                seconds["ours"] * 1e3,
+                array.nbytes / seconds["ours"] / 1e9,
+                seconds["limit"] / seconds["ours"],
+            ],
+        ]
     seconds = median(message_seconds(scale, repeats))
-    rows.append(["message between two ranks, through the host", seconds * 1e3, array.nbytes / seconds / 1e9, None])
+    rows.append(
+        [
+            "message between two ranks, through the host",
+            seconds * 1e3,
+            array.nbytes / seconds / 1e9,
+            None,
+        ]
+    )
     return Table("Copies between GPU and host", ["copy", "ms", "GB/s", "of one copy"], rows)
 
 
 def settled(device: Device, work):
     """The work, and the wait for everything."""
+
     def all_of_it():
         work()
         device.xp.cuda.runtime.deviceSynchronize()
+
     return all_of_it
 
 
 def message_seconds(scale: Scale, repeats: int) -> list[float]:
     """Of each message from one rank to another; both are threads and share the GPU."""
+
     def on_rank(backend):
         array, seconds = Device("cuda").zeros(scale.elements, purpose="message"), []
         for _ in range(1 + repeats):
@@ -341,10 +535,12 @@ def message_seconds(scale: Scale, repeats: int) -> list[float]:
             backend.barrier()
             seconds.append(time.perf_counter() - began)
         return seconds[1:]
+
     return sk.run_ranks(2, on_rank)[0]
 
 
-# ---- everything -------------------------------------------------------------------------------------------------------
+# ---- everything ----------------------------------------------------------------------------------
+
 
 def gpu_text(device: Device) -> str:
     properties = device.xp.cuda.runtime.getDeviceProperties(device.ordinal)
@@ -353,7 +549,13 @@ def gpu_text(device: Device) -> str:
 
 def measure(asked, device: Device, about: dict) -> list[str]:
     """Measure what was asked for and save it after the longer parts; what is wrong, in words."""
-    scale, watch, tables, measured, wrong = SCALES[asked.size], Stopwatch(device, asked.repeats), [], {}, []
+    scale, watch, tables, measured, wrong = (
+        SCALES[asked.size],
+        Stopwatch(device, asked.repeats),
+        [],
+        {},
+        [],
+    )
     wanted = [part for part in PARTS if part in asked.parts.split(",")]
     if "step" in wanted:
         print("training steps ...", flush=True)
@@ -363,8 +565,13 @@ def measure(asked, device: Device, about: dict) -> list[str]:
     if "products" in wanted or "kernels" in wanted:
         print("products ...", flush=True)
         speeds = time_products(device, scale, watch)
-        tables.append(Table(f"Products of {scale.edge} x {scale.edge}", ["arithmetic", "TFLOP/s"],
-                            [[name, speed / 1e12] for name, speed in speeds.items()]))
+        tables.append(
+            Table(
+                f"Products of {scale.edge} x {scale.edge}",
+                ["arithmetic", "TFLOP/s"],
+                [[name, speed / 1e12] for name, speed in speeds.items()],
+            )
+        )
     if "kernels" in wanted:
         print("kernels ...", flush=True)
         tables += kernel_tables(device, scale, watch, speeds)
@@ -378,12 +585,20 @@ def measure(asked, device: Device, about: dict) -> list[str]:
 
 
 def keep(asked, device, about, tables, measured):
-    save("gpu", "One GPU", tables, about=about, measured=measured,
-         settings={"GPU": gpu_text(device), "size": asked.size, "repeats": asked.repeats})
+    save(
+        "gpu",
+        "One GPU",
+        tables,
+        about=about,
+        measured=measured,
+        settings={"GPU": gpu_text(device), "size": asked.size, "repeats": asked.repeats},
+    )
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--size", default="full", choices=SCALES)
     parser.add_argument("--repeats", type=int, default=7)

@@ -1,13 +1,16 @@
-"""Kernel by kernel: the fast twin against the plain one, PyTorch eager (if installed) and what the machine allows.
+"""Kernel by kernel: the fast twin against the plain one, PyTorch eager (if installed) and what the
+machine allows.
 
     python benchmarks/kernels.py [--only adamw] [--repeats 31]
 
-One thread. Every rival runs once in each repeat, so that a disturbance meets all of them; medians. "f+b" is forward and
-backward, with fresh result arrays, as a training step has them. The limit is the time in which the machine could move the
-arrays once (each input read, each output written, at the speed of a copy larger than any cache, measured in the same run) or
-multiply the matrices, whichever is longer; arrays that stay in a cache beat it. On a machine that others use too, believe the
-ratios and not the milliseconds.
+One thread. Every rival runs once in each repeat, so that a disturbance meets all of them; medians.
+"f+b" is forward and backward, with fresh result arrays, as a training step has them. The limit is
+the time in which the machine could move the arrays once (each input read, each output written, at
+the speed of a copy larger than any cache, measured in the same run) or multiply the matrices,
+whichever is longer; arrays that stay in a cache beat it. On a machine that others use too, believe
+the ratios and not the milliseconds.
 """
+
 import argparse
 import math
 from dataclasses import dataclass
@@ -35,7 +38,8 @@ RIVALS = {"cpu / plain": "plain", "cpu / torch eager": "torch", "cpu / torch fus
 class Case:
     """What is timed.
 
-    rivals     {"cpu": ..., "plain": ..., "torch": ..., "torch fused": ...}, functions without arguments
+    rivals     {"cpu": ..., "plain": ..., "torch": ..., "torch fused": ...}, functions without
+               arguments
     num_bytes  that have to be moved at least; num_flops in matrix products
     """
 
@@ -54,47 +58,74 @@ def ours(step):
 
 
 def eager(function, *inputs, gradient=None):
-    """PyTorch's function of these arrays, with the gradients of those of floats if `gradient` is given; {} without PyTorch."""
+    """PyTorch's function of these arrays, with the gradients of those of floats if `gradient` is
+    given; {} without PyTorch.
+    """
     if torch is None:
         return {}
-    tensors = [torch.tensor(x, requires_grad=gradient is not None and x.dtype.kind == "f") for x in inputs]
+    tensors = [
+        torch.tensor(x, requires_grad=gradient is not None and x.dtype.kind == "f") for x in inputs
+    ]
     if gradient is None:
         return {"torch": lambda: function(*tensors)}
     leaves, sent = [tensor for tensor in tensors if tensor.requires_grad], torch.tensor(gradient)
     return {"torch": lambda: torch.autograd.grad(function(*tensors), leaves, sent)}
 
 
-# ---- the cases, at the sizes of a block of width 512 ------------------------------------------------------------------
+# ---- the cases, at the sizes of a block of width 512 ---------------------------------------------
+
 
 def gelu():
     x = normal(TOKENS, HIDDEN)
-    return Case(ours(lambda k: k.gelu(x)) | eager(lambda x: F.gelu(x, approximate="tanh"), x), 2 * x.nbytes)
+    return Case(
+        ours(lambda k: k.gelu(x)) | eager(lambda x: F.gelu(x, approximate="tanh"), x), 2 * x.nbytes
+    )
 
 
 def bias_gelu():
     x, g, b = normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN), normal(HIDDEN)
-    return Case(ours(lambda k: (k.bias_gelu(x, b), k.bias_gelu_backward(g, x, b)))
-                | eager(lambda x, b: F.gelu(x + b, approximate="tanh"), x, b, gradient=g), 5 * x.nbytes)
+    return Case(
+        ours(lambda k: (k.bias_gelu(x, b), k.bias_gelu_backward(g, x, b)))
+        | eager(lambda x, b: F.gelu(x + b, approximate="tanh"), x, b, gradient=g),
+        5 * x.nbytes,
+    )
 
 
 def swiglu():
     x, y, g = normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN)
-    return Case(ours(lambda k: (k.swiglu(x, y), k.swiglu_backward(g, x, y)))
-                | eager(lambda x, y: F.silu(x) * y, x, y, gradient=g), 8 * x.nbytes)
+    return Case(
+        ours(lambda k: (k.swiglu(x, y), k.swiglu_backward(g, x, y)))
+        | eager(lambda x, y: F.silu(x) * y, x, y, gradient=g),
+        8 * x.nbytes,
+    )
 
 
 def dropout():
     x = normal(TOKENS, HIDDEN)
-    return Case(ours(lambda k: k.dropout(x, 1, 0, 0.1)) | eager(lambda x: F.dropout(x, 0.1), x), 2 * x.nbytes)
+    return Case(
+        ours(lambda k: k.dropout(x, 1, 0, 0.1)) | eager(lambda x: F.dropout(x, 0.1), x),
+        2 * x.nbytes,
+    )
 
 
 def layer_norm():
-    x, r, g, w, b = normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), normal(WIDTH), normal(WIDTH)
+    x, r, g, w, b = (
+        normal(TOKENS, WIDTH),
+        normal(TOKENS, WIDTH),
+        normal(TOKENS, WIDTH),
+        normal(WIDTH),
+        normal(WIDTH),
+    )
 
     def step(k):
         total, _, mean, inverse = k.add_layer_norm(x, r, w, b, 1e-5)
         k.layer_norm_backward(g, total, w, mean, inverse)
-    return Case(ours(step) | eager(lambda x, r, w, b: F.layer_norm(x + r, (WIDTH,), w, b), x, r, w, b, gradient=g), 7 * x.nbytes)
+
+    return Case(
+        ours(step)
+        | eager(lambda x, r, w, b: F.layer_norm(x + r, (WIDTH,), w, b), x, r, w, b, gradient=g),
+        7 * x.nbytes,
+    )
 
 
 def rms_norm():
@@ -103,12 +134,20 @@ def rms_norm():
     def step(k):
         total, _, inverse = k.add_rms_norm(x, r, w, 1e-6)
         k.rms_norm_backward(g, total, w, inverse)
-    return Case(ours(step) | eager(lambda x, r, w: F.rms_norm(x + r, (WIDTH,), w), x, r, w, gradient=g), 7 * x.nbytes)
+
+    return Case(
+        ours(step) | eager(lambda x, r, w: F.rms_norm(x + r, (WIDTH,), w), x, r, w, gradient=g),
+        7 * x.nbytes,
+    )
 
 
 def softmax():
     x, g = normal(TOKENS, TOKENS), normal(TOKENS, TOKENS)
-    return Case(ours(lambda k: k.softmax_backward(g, k.softmax(x))) | eager(lambda x: x.softmax(-1), x, gradient=g), 5 * x.nbytes)
+    return Case(
+        ours(lambda k: k.softmax_backward(g, k.softmax(x)))
+        | eager(lambda x: x.softmax(-1), x, gradient=g),
+        5 * x.nbytes,
+    )
 
 
 def rotary():
@@ -118,12 +157,18 @@ def rotary():
     def torch_rotary(x, cos, sin):
         a, b = x.transpose(1, 2).chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return Case(ours(lambda k: k.rotary(x.swapaxes(1, 2), cos, sin)) | eager(torch_rotary, x, cos, sin), 2 * x.nbytes)
+
+    return Case(
+        ours(lambda k: k.rotary(x.swapaxes(1, 2), cos, sin)) | eager(torch_rotary, x, cos, sin),
+        2 * x.nbytes,
+    )
 
 
 def attention(sequence):
-    q, k, v, g = [normal(TOKENS // sequence, sequence, HEADS, HEAD_DIM) + shift for shift in range(4)]
-    scale = HEAD_DIM ** -0.5
+    q, k, v, g = [
+        normal(TOKENS // sequence, sequence, HEADS, HEAD_DIM) + shift for shift in range(4)
+    ]
+    scale = HEAD_DIM**-0.5
 
     def step(kernels):
         heads = [x.swapaxes(1, 2) for x in (q, k, v)]
@@ -136,12 +181,19 @@ def attention(sequence):
         return (scores.softmax(-1) @ v).transpose(1, 2)
 
     def fused(q, k, v):
-        return F.scaled_dot_product_attention(*[x.transpose(1, 2) for x in (q, k, v)], is_causal=True).transpose(1, 2)
+        return F.scaled_dot_product_attention(
+            *[x.transpose(1, 2) for x in (q, k, v)], is_causal=True
+        ).transpose(1, 2)
+
     rivals = ours(step)
     if torch:
         hidden = torch.ones(sequence, sequence, dtype=bool).triu(1)
-        rivals |= eager(masked, q, k, v, gradient=g) | {"torch fused": eager(fused, q, k, v, gradient=g)["torch"]}
-    return Case(rivals, 12 * q.nbytes, 7 * TOKENS * sequence * HEADS * HEAD_DIM)          # 7 products, half of each visible
+        rivals |= eager(masked, q, k, v, gradient=g) | {
+            "torch fused": eager(fused, q, k, v, gradient=g)["torch"]
+        }
+    return Case(
+        rivals, 12 * q.nbytes, 7 * TOKENS * sequence * HEADS * HEAD_DIM
+    )  # 7 products, half of each visible
 
 
 def cross_entropy():
@@ -150,19 +202,46 @@ def cross_entropy():
     def step(k):
         _, log_sums = k.cross_entropy(x, y)
         k.cross_entropy_backward(1 / TOKENS, x, y, log_sums)
+
     return Case(ours(step) | eager(F.cross_entropy, x, y, gradient=numpy.float32(1)), 3 * x.nbytes)
 
 
 def embedding():
-    g, ids, w = normal(TOKENS, WIDTH), numpy.arange(TOKENS) * 7919 % VOCABULARY, normal(VOCABULARY, WIDTH)
-    return Case(ours(lambda k: k.embedding_backward(g, ids, VOCABULARY))
-                | eager(lambda w, ids: F.embedding(ids, w), w, ids, gradient=g), w.nbytes + g.nbytes)
+    g, ids, w = (
+        normal(TOKENS, WIDTH),
+        numpy.arange(TOKENS) * 7919 % VOCABULARY,
+        normal(VOCABULARY, WIDTH),
+    )
+    return Case(
+        ours(lambda k: k.embedding_backward(g, ids, VOCABULARY))
+        | eager(lambda w, ids: F.embedding(ids, w), w, ids, gradient=g),
+        w.nbytes + g.nbytes,
+    )
 
 
 def adamw():
-    p, g, m, v = normal(PARAMETERS), normal(PARAMETERS), numpy.zeros(PARAMETERS, "f4"), numpy.zeros(PARAMETERS, "f4")
-    rivals = ours(lambda k: k.adam(p, g, m, v, step=5, lr=1e-3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.01,
-                                   decoupled=True, gradient_scale=0.5))
+    p, g, m, v = (
+        normal(PARAMETERS),
+        normal(PARAMETERS),
+        numpy.zeros(PARAMETERS, "f4"),
+        numpy.zeros(PARAMETERS, "f4"),
+    )
+    rivals = ours(
+        lambda k: k.adam(
+            p,
+            g,
+            m,
+            v,
+            step=5,
+            lr=1e-3,
+            beta1=0.9,
+            beta2=0.95,
+            eps=1e-8,
+            weight_decay=0.01,
+            decoupled=True,
+            gradient_scale=0.5,
+        )
+    )
     for name, options in (("torch", {}), ("torch fused", {"fused": True})) if torch else ():
         parameter = torch.nn.Parameter(torch.tensor(p))
         parameter.grad = torch.tensor(g)
@@ -172,23 +251,41 @@ def adamw():
 
 def squares():
     x = normal(PARAMETERS)
-    return Case(ours(lambda k: k.block_squares(x)) | eager(lambda x: torch.linalg.vector_norm(x), x), x.nbytes)
+    return Case(
+        ours(lambda k: k.block_squares(x)) | eager(lambda x: torch.linalg.vector_norm(x), x),
+        x.nbytes,
+    )
 
 
 def sum_of_four():
     buffers = [normal(PARAMETERS) for _ in range(4)]
-    return Case(ours(lambda k: k.tree_sum(buffers))
-                | eager(lambda a, b, c, d: (a + b) + (c + d), *buffers), 5 * buffers[0].nbytes)
+    return Case(
+        ours(lambda k: k.tree_sum(buffers)) | eager(lambda a, b, c, d: (a + b) + (c + d), *buffers),
+        5 * buffers[0].nbytes,
+    )
 
 
-CASES = {"gelu": gelu, "bias + gelu, f+b": bias_gelu, "swiglu, f+b": swiglu, "dropout": dropout,
-         "residual + layer norm, f+b": layer_norm, "residual + rms norm, f+b": rms_norm, "softmax, f+b": softmax,
-         "rotary": rotary, "causal attention 256, f+b": lambda: attention(256),
-         "causal attention 2048, f+b": lambda: attention(2048), "cross-entropy, f+b": cross_entropy,
-         "embedding gradient": embedding, "adamw 4M, clipped": adamw, "squared norm 4M": squares, "sum of 4 x 4M": sum_of_four}
+CASES = {
+    "gelu": gelu,
+    "bias + gelu, f+b": bias_gelu,
+    "swiglu, f+b": swiglu,
+    "dropout": dropout,
+    "residual + layer norm, f+b": layer_norm,
+    "residual + rms norm, f+b": rms_norm,
+    "softmax, f+b": softmax,
+    "rotary": rotary,
+    "causal attention 256, f+b": lambda: attention(256),
+    "causal attention 2048, f+b": lambda: attention(2048),
+    "cross-entropy, f+b": cross_entropy,
+    "embedding gradient": embedding,
+    "adamw 4M, clipped": adamw,
+    "squared norm 4M": squares,
+    "sum of 4 x 4M": sum_of_four,
+}
 
 
-# ---- measuring -----------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
+
 
 def medians(seconds):
     """{name: median} of {name: seconds of each repeat}."""
@@ -196,10 +293,21 @@ def medians(seconds):
 
 
 def machine_limits(repeats):
-    """Bytes and floating point operations per second: of a copy that no cache holds, and of a product 1024 x 1024."""
-    source, target, a, b = normal(16 << 20), normal(16 << 20), normal(1024, 1024), normal(1024, 1024)
-    found = medians(interleaved({"copy": lambda: numpy.copyto(target, source), "product": lambda: a @ b}, repeats))
-    return 2 * source.nbytes / found["copy"], 2 * 1024 ** 3 / found["product"]
+    """Bytes and floating point operations per second: of a copy that no cache holds, and of a
+    product 1024 x 1024.
+    """
+    source, target, a, b = (
+        normal(16 << 20),
+        normal(16 << 20),
+        normal(1024, 1024),
+        normal(1024, 1024),
+    )
+    found = medians(
+        interleaved(
+            {"copy": lambda: numpy.copyto(target, source), "product": lambda: a @ b}, repeats
+        )
+    )
+    return 2 * source.nbytes / found["copy"], 2 * 1024**3 / found["product"]
 
 
 def measured(name, repeats, bytes_per_second, flops_per_second):
@@ -226,11 +334,20 @@ def main():
             if options.only in name:
                 row, raw[name] = measured(name, options.repeats, bytes_per_second, flops_per_second)
                 rows.append(row)
-    note = (f"In the same run: copy {bytes_per_second / 1e9:.3g} GB/s read and written, products "
-            f"{flops_per_second / 1e9:.3g} GFLOP/s. Below 1 the fast twin wins; {TOKENS} tokens, width {WIDTH}, "
-            f"{HEADS} heads, vocabulary {VOCABULARY}, float32.")
+    note = (
+        f"In the same run: copy {bytes_per_second / 1e9:.3g} GB/s read and written, products "
+        f"{flops_per_second / 1e9:.3g} GFLOP/s. Below 1 the fast twin wins; {TOKENS} tokens, width {WIDTH}, "
+        f"{HEADS} heads, vocabulary {VOCABULARY}, float32."
+    )
     table = Table("Kernels, one thread", ["kernel", "cpu, ms", *RIVALS, "cpu / limit"], rows, note)
-    path = save("kernels", "Kernels", [table], about=about, settings={"repeats": options.repeats, "threads": 1}, measured=raw)
+    path = save(
+        "kernels",
+        "Kernels",
+        [table],
+        about=about,
+        settings={"repeats": options.repeats, "threads": 1},
+        measured=raw,
+    )
     print(machine_text(about), table.markdown(), f"written to {path}", sep="\n\n")
 
 

@@ -1,12 +1,15 @@
-"""The planner against the runtime: predicted and measured time and memory of shardkit's own layouts on 2 and 4 ranks.
+"""The planner against the runtime: predicted and measured time and memory of shardkit's own layouts
+on 2 and 4 ranks.
 
     python benchmarks/planner.py [--model S] [--ranks 2,4] [--turns 7]
 
-The machine is measured first, by `shardkit bench hardware` on as many ranks. Times are ratios to the step of one rank, which
-takes turns with the layouts; that is predicted from the same description, since the speed of a shared machine drifts. Memory is
-the most that the allocator of the fullest rank accounted for at once: parameters, gradients, optimizer state, activations. The
+The machine is measured first, by `shardkit bench hardware` on as many ranks. Times are ratios to
+the step of one rank, which takes turns with the layouts; that is predicted from the same
+description, since the speed of a shared machine drifts. Memory is the most that the allocator of
+the fullest rank accounted for at once: parameters, gradients, optimizer state, activations. The
 last line says whether the layout that was predicted to be the quickest is one of the two that were.
 """
+
 import argparse
 import subprocess
 import sys
@@ -21,39 +24,97 @@ from report import Table, machine, machine_text, save
 from train_step import MODELS, STEPS_PER_TURN, ratio
 
 ONE = "1 rank"
-COLUMNS = ["layout", "measured, ms", "predicted, ms", "measured / 1 rank", "predicted / 1 rank", "error",
-           "measured MiB", "predicted MiB", "error of memory"]
-AT_ONCE = 3                     # contestants in memory, beside one rank
+COLUMNS = [
+    "layout",
+    "measured, ms",
+    "predicted, ms",
+    "measured / 1 rank",
+    "predicted / 1 rank",
+    "error",
+    "measured MiB",
+    "predicted MiB",
+    "error of memory",
+]
+AT_ONCE = 3  # contestants in memory, beside one rank
 
 
 def layouts(ranks: int, batch: int) -> list:
     """What is compared on so many ranks: every policy, schedule and axis that they allow."""
     from shardkit.plan import Layout
 
-    def layout(pipeline, data, tensor, policy="ddp", schedule="1f1b", virtual=1, micro_batches=1, **more):
-        return Layout(pipeline, data, tensor, policy, schedule, virtual, batch // data // micro_batches, micro_batches, **more)
+    def layout(
+        pipeline, data, tensor, policy="ddp", schedule="1f1b", virtual=1, micro_batches=1, **more
+    ):
+        return Layout(
+            pipeline,
+            data,
+            tensor,
+            policy,
+            schedule,
+            virtual,
+            batch // data // micro_batches,
+            micro_batches,
+            **more,
+        )
+
     if ranks == 2:
-        return [layout(1, 2, 1), layout(1, 2, 1, "zero1"), layout(1, 2, 1, "fsdp"), layout(1, 2, 1, "fsdp", "gpipe", 1, 2),
-                layout(1, 1, 2), layout(1, 1, 2, is_sequence_parallel=True), layout(2, 1, 1, micro_batches=4),
-                layout(2, 1, 1, "ddp", "zb-h1", 1, 4), layout(2, 1, 1, "ddp", "interleaved", 2, 4),
-                layout(1, 2, 1, recomputation="full")]
-    return [layout(1, 4, 1), layout(1, 4, 1, "zero2"), layout(1, 4, 1, "fsdp"), layout(2, 2, 1, micro_batches=4),
-            layout(2, 2, 1, "fsdp", "1f1b", 1, 2), layout(1, 2, 2), layout(2, 1, 2, micro_batches=4),
-            layout(4, 1, 1, micro_batches=8)]
+        return [
+            layout(1, 2, 1),
+            layout(1, 2, 1, "zero1"),
+            layout(1, 2, 1, "fsdp"),
+            layout(1, 2, 1, "fsdp", "gpipe", 1, 2),
+            layout(1, 1, 2),
+            layout(1, 1, 2, is_sequence_parallel=True),
+            layout(2, 1, 1, micro_batches=4),
+            layout(2, 1, 1, "ddp", "zb-h1", 1, 4),
+            layout(2, 1, 1, "ddp", "interleaved", 2, 4),
+            layout(1, 2, 1, recomputation="full"),
+        ]
+    return [
+        layout(1, 4, 1),
+        layout(1, 4, 1, "zero2"),
+        layout(1, 4, 1, "fsdp"),
+        layout(2, 2, 1, micro_batches=4),
+        layout(2, 2, 1, "fsdp", "1f1b", 1, 2),
+        layout(1, 2, 2),
+        layout(2, 1, 2, micro_batches=4),
+        layout(4, 1, 1, micro_batches=8),
+    ]
 
 
 def shape_of(sizes):
     """The model as the planner sees it."""
     from shardkit.plan import ModelShape
-    return ModelShape(sizes.layers, sizes.width, sizes.heads, sizes.vocabulary, sizes.sequence, style=sizes.style)
+
+    return ModelShape(
+        sizes.layers, sizes.width, sizes.heads, sizes.vocabulary, sizes.sequence, style=sizes.style
+    )
 
 
 def hardware(ranks: int, folder: Path):
     """What `shardkit bench hardware` says on so many ranks."""
     from shardkit.plan import read_cluster
+
     path = folder / f"{ranks}.toml"
-    subprocess.run([mpiexec(), "-n", str(ranks), sys.executable, "-m", "shardkit", "bench", "hardware", "--output", str(path)],
-                   check=True, timeout=600, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd=folder)
+    subprocess.run(
+        [
+            mpiexec(),
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "shardkit",
+            "bench",
+            "hardware",
+            "--output",
+            str(path),
+        ],
+        check=True,
+        timeout=600,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        cwd=folder,
+    )
     return read_cluster(path)
 
 
@@ -67,39 +128,79 @@ def measured(sizes, specs: list[Spec], turns: int) -> tuple[dict, dict, dict]:
         for name, contestant in race.contestants.items():
             raw[name] = contestant.turns
             if contestant.turns:
-                found[name] = (race.seconds(name) * 1e3, ratio(race, ONE, name), max(m["peak_bytes"] for m in contestant.memory))
+                found[name] = (
+                    race.seconds(name) * 1e3,
+                    ratio(race, ONE, name),
+                    max(m["peak_bytes"] for m in contestant.memory),
+                )
     return found, raw, race.failed
 
 
 def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, dict, list[str]]:
     """The table of one number of ranks, raw numbers, errors, and what went wrong."""
     from shardkit.plan import SHARDKIT, Layout, memory_of, step_cost
+
     cluster, shape = hardware(ranks, folder), shape_of(sizes)
-    alone = step_cost(Layout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster).seconds
+    alone = step_cost(
+        Layout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster
+    ).seconds
     every, rows, raw, wrong = layouts(ranks, sizes.batch), [], {}, []
     for first in range(0, len(every), AT_ONCE):
-        some = every[first:first + AT_ONCE]
-        specs = [Spec(str(layout), "shardkit", ranks, layout={k: v for k, v in asdict(layout).items() if k != "devices"})
-                 for layout in some]
+        some = every[first : first + AT_ONCE]
+        specs = [
+            Spec(
+                str(layout),
+                "shardkit",
+                ranks,
+                layout={k: v for k, v in asdict(layout).items() if k != "devices"},
+            )
+            for layout in some
+        ]
         found, turns_of, failed = measured(sizes, specs, turns)
         raw |= {f"{ranks} {name}, with {some[0]}": seconds for name, seconds in turns_of.items()}
         wrong += [f"{name} failed: {reason}" for name, reason in failed.items()]
         for layout in some:
             if str(layout) in found:
-                rows.append(_row(layout, found[str(layout)], step_cost(layout, shape, SHARDKIT, cluster).seconds, alone,
-                                 memory_of(layout, shape, SHARDKIT, cluster.sharing).total))
+                rows.append(
+                    _row(
+                        layout,
+                        found[str(layout)],
+                        step_cost(layout, shape, SHARDKIT, cluster).seconds,
+                        alone,
+                        memory_of(layout, shape, SHARDKIT, cluster.sharing).total,
+                    )
+                )
     rows.sort(key=lambda row: row[3])
-    errors = {"time": mean(abs(row[5]) for row in rows), "memory": mean(abs(row[8]) for row in rows)}
+    errors = {
+        "time": mean(abs(row[5]) for row in rows),
+        "memory": mean(abs(row[8]) for row in rows),
+    }
     chosen = min(range(len(rows)), key=lambda at: rows[at][4])
-    note = (f"Mean error {errors['time']:.1%} in time (1 rank predicted as {alone * 1e3:.1f} ms), {errors['memory']:.1%} in "
-            f"memory. Predicted to be the quickest: {rows[chosen][0]}, number {chosen + 1} as measured.")
-    return Table(f"{sizes.name}, {ranks} ranks", COLUMNS, [_printed(row) for row in rows], note), raw, errors, wrong
+    note = (
+        f"Mean error {errors['time']:.1%} in time (1 rank predicted as {alone * 1e3:.1f} ms), {errors['memory']:.1%} in "
+        f"memory. Predicted to be the quickest: {rows[chosen][0]}, number {chosen + 1} as measured."
+    )
+    return (
+        Table(f"{sizes.name}, {ranks} ranks", COLUMNS, [_printed(row) for row in rows], note),
+        raw,
+        errors,
+        wrong,
+    )
 
 
 def _row(layout, found: tuple, seconds: float, alone: float, num_bytes: float) -> list:
     milliseconds, by_one, peak = found
-    return [str(layout), milliseconds, seconds * 1e3, 1 / by_one, seconds / alone, seconds / alone * by_one - 1, peak / 2**20,
-            num_bytes / 2**20, num_bytes / peak - 1]
+    return [
+        str(layout),
+        milliseconds,
+        seconds * 1e3,
+        1 / by_one,
+        seconds / alone,
+        seconds / alone * by_one - 1,
+        peak / 2**20,
+        num_bytes / 2**20,
+        num_bytes / peak - 1,
+    ]
 
 
 def _printed(row: list) -> list:
@@ -107,7 +208,9 @@ def _printed(row: list) -> list:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="S", choices=MODELS)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--turns", type=int, default=7)
@@ -116,14 +219,25 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
         for ranks in map(int, asked.ranks.split(",")):
             print(f"{asked.model} on {ranks} ranks", flush=True)
-            table, raw, errors, trouble = compare(MODELS[asked.model], ranks, asked.turns, Path(folder))
+            table, raw, errors, trouble = compare(
+                MODELS[asked.model], ranks, asked.turns, Path(folder)
+            )
             tables.append(table)
             measurements |= {**raw, f"errors on {ranks} ranks": errors}
             wrong += trouble
             print(table.markdown(), flush=True)
-            save("planner", "Predicted and measured layouts", tables, about=about,
-                 settings={"model": str(MODELS[asked.model]), "turns": asked.turns, "threads per rank": 1},
-                 measured={**measurements, "wrong": wrong})
+            save(
+                "planner",
+                "Predicted and measured layouts",
+                tables,
+                about=about,
+                settings={
+                    "model": str(MODELS[asked.model]),
+                    "turns": asked.turns,
+                    "threads per rank": 1,
+                },
+                measured={**measurements, "wrong": wrong},
+            )
     print("\n".join([machine_text(about), *wrong]), flush=True)
     return 1 if wrong else 0
 

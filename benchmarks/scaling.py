@@ -2,9 +2,11 @@
 
     python benchmarks/scaling.py [--models S,M] [--ranks 2,4] [--turns 5]
 
-Efficiency is tokens/s by those of one rank times the ranks, or times the cores if there are fewer: more ranks than cores are
-not bound to cores. One rank takes turns with the strategies that it is the measure of.
+Efficiency is tokens/s by those of one rank times the ranks, or times the cores if there are fewer:
+more ranks than cores are not bound to cores. One rank takes turns with the strategies that it is
+the measure of.
 """
+
 import argparse
 import os
 import sys
@@ -14,7 +16,7 @@ from race import Race
 from report import Table, machine, machine_text, save
 from train_step import MODELS, STEPS_PER_TURN, ratio
 
-GROUPS = (("ddp", "zero1", "zero2"), ("fsdp", "tensor", "pipeline"))         # in memory at once
+GROUPS = (("ddp", "zero1", "zero2"), ("fsdp", "tensor", "pipeline"))  # in memory at once
 COLUMNS = ["strategy", "ranks", "ms per step", "tokens/s", "efficiency"]
 ONE = Spec("1 rank", "shardkit")
 
@@ -30,13 +32,28 @@ def run_group(sizes, ranks: int, strategies: tuple, turns: int) -> tuple[list[li
         race.run(turns=turns, steps=STEPS_PER_TURN[sizes.name])
         for spec in specs:
             seconds, speedup = race.seconds(spec.name), ratio(race, ONE.name, spec.name)
-            rows.append([spec.name, ranks, *([None] * 3 if seconds is None else
-                                             [seconds * 1e3, sizes.tokens / seconds, speedup / at_once])])
-        return rows, {f"{ranks} {name}": c.turns for name, c in race.contestants.items()}, race.failed
+            rows.append(
+                [
+                    spec.name,
+                    ranks,
+                    *(
+                        [None] * 3
+                        if seconds is None
+                        else [seconds * 1e3, sizes.tokens / seconds, speedup / at_once]
+                    ),
+                ]
+            )
+        return (
+            rows,
+            {f"{ranks} {name}": c.turns for name, c in race.contestants.items()},
+            race.failed,
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="S,M")
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--turns", type=int, default=5)
@@ -49,11 +66,20 @@ def main() -> int:
                 found, turns, failed = run_group(MODELS[model], ranks, strategies, asked.turns)
                 rows += found
                 measured |= {f"{model} {name}": seconds for name, seconds in turns.items()}
-                wrong += [f"{model} {name} on {ranks} ranks failed: {reason}" for name, reason in failed.items()]
+                wrong += [
+                    f"{model} {name} on {ranks} ranks failed: {reason}"
+                    for name, reason in failed.items()
+                ]
         tables.append(Table(f"{model}, shardkit", COLUMNS, rows))
         print(tables[-1].markdown(), flush=True)
-        save("scaling", "Scaling", tables, about=about, settings={"threads per rank": 1, "turns": asked.turns},
-             measured={**measured, "wrong": wrong})
+        save(
+            "scaling",
+            "Scaling",
+            tables,
+            about=about,
+            settings={"threads per rank": 1, "turns": asked.turns},
+            measured={**measured, "wrong": wrong},
+        )
     print("\n".join([machine_text(about), *wrong]), flush=True)
     return 1 if wrong else 0
 

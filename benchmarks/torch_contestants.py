@@ -1,8 +1,11 @@
-"""PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel, and pipelining.
+"""PyTorch's side of a training race, on CPUs over gloo: alone, DDP, FSDP2, DTensor tensor parallel,
+and pipelining.
 
-Each follows the tutorial of its technique: pytorch.org/tutorials, "DDP", "FSDP2 (fully_shard)", "Tensor Parallel",
-"Pipeline Parallelism". Gradients of replicated parameters are counted once in the norm that clips.
+Each follows the tutorial of its technique: pytorch.org/tutorials, "DDP", "FSDP2 (fully_shard)",
+"Tensor Parallel", "Pipeline Parallelism". Gradients of replicated parameters are counted once in
+the norm that clips.
 """
+
 import torch
 import torch.distributed as dist
 from contestants import CLIP_NORM, LEARNING_RATE, Sizes, Spec, blocks_of_stages, token_batch
@@ -20,7 +23,9 @@ class Alone:
         if spec.compiled:
             self.module = torch.compile(self.module)
         self.parameters = list(self.module.parameters())
-        self.optimizer = torch.optim.AdamW(self.groups(), lr=LEARNING_RATE, **({"fused": True} if spec.fused else {}))
+        self.optimizer = torch.optim.AdamW(
+            self.groups(), lr=LEARNING_RATE, **({"fused": True} if spec.fused else {})
+        )
 
     def twin(self, spec, weights):
         twin = GPT(self.sizes, spec.attention)
@@ -83,6 +88,7 @@ class FSDP2(Alone):
     def parallel(self, twin):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+
         mesh = init_device_mesh("cpu", (self.ranks,))
         for block in twin.blocks.values():
             fully_shard(block, mesh=mesh)
@@ -90,27 +96,42 @@ class FSDP2(Alone):
 
 
 class Tensor(Alone):
-    """parallelize_module: column and row parallel layers, a vocabulary-parallel embedding, head and loss."""
+    """parallelize_module: column and row parallel layers, a vocabulary-parallel embedding, head and
+    loss.
+    """
 
     def parallel(self, twin):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
         mesh = init_device_mesh("cpu", (self.ranks,))
         columns = ("attention.query", "attention.key", "attention.value", "mlp.up")
         for block in twin.blocks.values():
             plan = {name: ColwiseParallel() for name in columns} | {
-                "attention.output": RowwiseParallel(), "mlp.down": RowwiseParallel()}
+                "attention.output": RowwiseParallel(),
+                "mlp.down": RowwiseParallel(),
+            }
             if hasattr(block.mlp, "gate"):
                 plan["mlp.gate"] = ColwiseParallel()
             parallelize_module(block, mesh, plan)
-        return parallelize_module(twin, mesh, {
-            "embedding.tokens": RowwiseParallel(input_layouts=Replicate()),
-            "head.output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)})
+        return parallelize_module(
+            twin,
+            mesh,
+            {
+                "embedding.tokens": RowwiseParallel(input_layouts=Replicate()),
+                "head.output": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
+            },
+        )
 
     def groups(self):
         """DTensors and plain tensors apart: one fused update takes one kind."""
         from torch.distributed.tensor import DTensor
+
         self.cut = [p for p in self.parameters if isinstance(p, DTensor)]
         self.plain = [p for p in self.parameters if not isinstance(p, DTensor)]
         return [{"params": self.cut}, {"params": self.plain}]
@@ -121,6 +142,7 @@ class Tensor(Alone):
     def backward(self, x, y):
         from torch.distributed.tensor import DTensor
         from torch.distributed.tensor.parallel import loss_parallel
+
         with loss_parallel():
             loss = mean_loss(self.module(x), y)
             loss.backward()
@@ -129,28 +151,48 @@ class Tensor(Alone):
     def clip(self):
         of_cut = get_total_norm([p.grad for p in self.cut]).full_tensor()
         of_plain = get_total_norm([p.grad for p in self.plain])
-        self.scale_to(float(of_cut ** 2 + of_plain ** 2) ** 0.5)
+        self.scale_to(float(of_cut**2 + of_plain**2) ** 0.5)
 
 
 class Pipeline(Alone):
-    """Stages of torch.distributed.pipelining: one per rank under Schedule1F1B, two under ScheduleZBVZeroBubble."""
+    """Stages of torch.distributed.pipelining: one per rank under Schedule1F1B, two under
+    ScheduleZBVZeroBubble.
+    """
 
     def twin(self, spec, weights):
         of_stage = blocks_of_stages(spec, self.sizes)
         self.num_stages = len(of_stage)
-        self.stages = {self.rank: None} if spec.schedule == "1f1b" else {self.rank: None, self.num_stages - 1 - self.rank: None}
+        self.stages = (
+            {self.rank: None}
+            if spec.schedule == "1f1b"
+            else {self.rank: None, self.num_stages - 1 - self.rank: None}
+        )
         for stage in self.stages:
-            blocks = range(sum(of_stage[:stage]), sum(of_stage[:stage + 1]))
-            part = GPT(self.sizes, spec.attention, blocks=blocks, first=stage == 0, last=stage == self.num_stages - 1)
+            blocks = range(sum(of_stage[:stage]), sum(of_stage[: stage + 1]))
+            part = GPT(
+                self.sizes,
+                spec.attention,
+                blocks=blocks,
+                first=stage == 0,
+                last=stage == self.num_stages - 1,
+            )
             part.load_state_dict({name: weights[name] for name in part.state_dict()})
             self.stages[stage] = part
         return torch.nn.ModuleList(self.stages.values())
 
     def parallel(self, twin):
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleZBVZeroBubble
-        stages = [PipelineStage(part, stage, self.num_stages, torch.device("cpu")) for stage, part in self.stages.items()]
+
+        stages = [
+            PipelineStage(part, stage, self.num_stages, torch.device("cpu"))
+            for stage, part in self.stages.items()
+        ]
         options = {"n_microbatches": self.sizes.micro_batches, "loss_fn": mean_loss}
-        self.schedule = Schedule1F1B(*stages, **options) if len(stages) == 1 else ScheduleZBVZeroBubble(stages, **options)
+        self.schedule = (
+            Schedule1F1B(*stages, **options)
+            if len(stages) == 1
+            else ScheduleZBVZeroBubble(stages, **options)
+        )
         return twin
 
     def batch(self, number):
@@ -158,7 +200,10 @@ class Pipeline(Alone):
 
     def backward(self, x, y):
         losses, is_last = [], self.num_stages - 1 in self.stages
-        self.schedule.step(*([x] if 0 in self.stages else []), **({"target": y, "losses": losses} if is_last else {}))
+        self.schedule.step(
+            *([x] if 0 in self.stages else []),
+            **({"target": y, "losses": losses} if is_last else {}),
+        )
         return torch.stack(losses).mean().item() if losses else None
 
     def clip(self):
@@ -171,8 +216,11 @@ STRATEGIES = {"ddp": DDP, "fsdp": FSDP2, "tensor": Tensor, "pipeline": Pipeline}
 
 
 def make_torch_contestant(spec: Spec, sizes: Sizes, weights_path: str, rank: int) -> Alone:
-    """The PyTorch contestant of this rank; several meet through MASTER_ADDR, as torchrun would have it."""
+    """The PyTorch contestant of this rank; several meet through MASTER_ADDR, as torchrun would have
+    it.
+    """
     import numpy
+
     torch.set_num_threads(1)
     weights = {name: torch.from_numpy(array) for name, array in numpy.load(weights_path).items()}
     if spec.ranks > 1:

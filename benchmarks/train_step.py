@@ -1,13 +1,17 @@
-"""The training step: shardkit against PyTorch, the same weights, the same batches, the same losses to 1e-4 (in
-bfloat16 to 1e-3).
+"""The training step: shardkit against PyTorch, the same weights, the same batches, the same losses
+to 1e-4 (in bfloat16 to 1e-3).
 
-    python benchmarks/train_step.py [--models M,S] [--groups alone,halves,ddp,fsdp,tensor,pipeline] [--budget 900]
+    python benchmarks/train_step.py [--models M,S] [--groups alone,halves,ddp,fsdp,tensor,pipeline]
+    [--budget 900]
 
-One thread per rank, ranks bound to a core each where there are enough. A step is everything: batch, forward, backward,
-clipping to norm 1, AdamW, and the loss as a number. Two ranks share the global batch (ddp, fsdp) or compute the same batch
-together (tensor, pipeline). PyTorch runs with scaled_dot_product_attention and fused AdamW on two ranks, and in several
-forms on one. It multiplies by the MKL in its wheels; so does shardkit where the package mkl is there and the CPU is Intel's.
+One thread per rank, ranks bound to a core each where there are enough. A step is everything: batch,
+forward, backward, clipping to norm 1, AdamW, and the loss as a number. Two ranks share the global
+batch (ddp, fsdp) or compute the same batch together (tensor, pipeline). PyTorch runs with
+scaled_dot_product_attention and fused AdamW on two ranks, and in several forms on one. It
+multiplies by the MKL in its wheels; so does shardkit where the package mkl is there and the CPU is
+Intel's.
 """
+
 import argparse
 import os
 import shutil
@@ -24,7 +28,9 @@ from shardkit.errors import ConfigurationError
 
 
 def blas() -> str:
-    """What PyTorch multiplies with, if shardkit has it too and this CPU is Intel's; else NumPy's own."""
+    """What PyTorch multiplies with, if shardkit has it too and this CPU is Intel's; else NumPy's
+    own.
+    """
     try:
         library_named("mkl")
     except ConfigurationError:
@@ -37,53 +43,114 @@ def by_numpy(spec: Spec) -> list[Spec]:
     return [spec] if OURS["blas"] != "numpy" else []
 
 
-MODELS = {"M": Sizes("M", vocabulary=8192, width=512, heads=8, layers=6, sequence=256, batch=8, first_stage_blocks=4,
-                     blocks_of_v=(1, 2, 2, 1)),
-          "S": Sizes("S", vocabulary=256, width=256, heads=4, layers=4, sequence=128, batch=8, first_stage_blocks=2,
-                     blocks_of_v=(1, 1, 1, 1))}
+MODELS = {
+    "M": Sizes(
+        "M",
+        vocabulary=8192,
+        width=512,
+        heads=8,
+        layers=6,
+        sequence=256,
+        batch=8,
+        first_stage_blocks=4,
+        blocks_of_v=(1, 2, 2, 1),
+    ),
+    "S": Sizes(
+        "S",
+        vocabulary=256,
+        width=256,
+        heads=4,
+        layers=4,
+        sequence=128,
+        batch=8,
+        first_stage_blocks=2,
+        blocks_of_v=(1, 1, 1, 1),
+    ),
+}
 STEPS_PER_TURN = {"M": 1, "S": 5}
 TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
-TOLERANCE = 1e-4            # relative, of losses
+TOLERANCE = 1e-4  # relative, of losses
 OF_HALVES = 1e-3
 BEST = {"attention": "sdpa", "fused": True}
 OURS = {"blas": blas()}
-ALONE = [Spec("shardkit", "shardkit", **OURS),
-         Spec("shardkit, compiled", "shardkit", compiled=True, **OURS),
-         *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
-         Spec("torch eager", "torch"),
-         Spec("torch eager, sdpa", "torch", attention="sdpa"),
-         Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
-         Spec("torch.compile", "torch", compiled=True),
-         Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST)]
-GROUPS = {                  # the first is compared with the others
+ALONE = [
+    Spec("shardkit", "shardkit", **OURS),
+    Spec("shardkit, compiled", "shardkit", compiled=True, **OURS),
+    *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
+    Spec("torch eager", "torch"),
+    Spec("torch eager, sdpa", "torch", attention="sdpa"),
+    Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
+    Spec("torch.compile", "torch", compiled=True),
+    Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST),
+]
+GROUPS = {  # the first is compared with the others
     "alone": ALONE,
-    "halves": [Spec("shardkit, bfloat16", "shardkit", compute="bfloat16", **OURS),
-               Spec("shardkit, float32", "shardkit", **OURS),
-               Spec("torch eager, bfloat16 autocast, sdpa, fused AdamW", "torch", compute="bfloat16", **BEST),
-               Spec("torch.compile, bfloat16 autocast, sdpa, fused AdamW", "torch", compute="bfloat16", compiled=True, **BEST)],
-    "ddp": [Spec("shardkit DDP", "shardkit", 2, "ddp", **OURS),
-            Spec("shardkit, 1 rank", "shardkit", **OURS),
-            *by_numpy(Spec("shardkit DDP, NumPy's BLAS", "shardkit", 2, "ddp")),
-            Spec("torch DDP", "torch", 2, "ddp", **BEST),
-            Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa")],
-    "fsdp": [Spec("shardkit FSDP", "shardkit", 2, "fsdp", **OURS),
-             Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
-             Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa")],
-    "tensor": [Spec("shardkit tensor", "shardkit", 2, "tensor", **OURS), Spec("torch DTensor", "torch", 2, "tensor", **BEST)],
-    "pipeline": [Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **OURS),
-                 Spec("shardkit, 1F1B, compiled", "shardkit", 2, "pipeline", compiled=True, **OURS),
-                 Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **OURS),
-                 Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **OURS),
-                 Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
-                 Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST)],
+    "halves": [
+        Spec("shardkit, bfloat16", "shardkit", compute="bfloat16", **OURS),
+        Spec("shardkit, float32", "shardkit", **OURS),
+        Spec(
+            "torch eager, bfloat16 autocast, sdpa, fused AdamW", "torch", compute="bfloat16", **BEST
+        ),
+        Spec(
+            "torch.compile, bfloat16 autocast, sdpa, fused AdamW",
+            "torch",
+            compute="bfloat16",
+            compiled=True,
+            **BEST,
+        ),
+    ],
+    "ddp": [
+        Spec("shardkit DDP", "shardkit", 2, "ddp", **OURS),
+        Spec("shardkit, 1 rank", "shardkit", **OURS),
+        *by_numpy(Spec("shardkit DDP, NumPy's BLAS", "shardkit", 2, "ddp")),
+        Spec("torch DDP", "torch", 2, "ddp", **BEST),
+        Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa"),
+    ],
+    "fsdp": [
+        Spec("shardkit FSDP", "shardkit", 2, "fsdp", **OURS),
+        Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
+        Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa"),
+    ],
+    "tensor": [
+        Spec("shardkit tensor", "shardkit", 2, "tensor", **OURS),
+        Spec("torch DTensor", "torch", 2, "tensor", **BEST),
+    ],
+    "pipeline": [
+        Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **OURS),
+        Spec("shardkit, 1F1B, compiled", "shardkit", 2, "pipeline", compiled=True, **OURS),
+        Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **OURS),
+        Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **OURS),
+        Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
+        Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST),
+    ],
 }
-TITLES = {"alone": "1 rank", "halves": "1 rank, computed in bfloat16 from float32 masters", "ddp": "2 ranks, data parallel",
-          "fsdp": "2 ranks, fully sharded", "tensor": "2 ranks, tensor parallel",
-          "pipeline": "2 ranks, pipeline, {micro_batches} micro-batches"}
-WEIGHTS = {("M", "alone"): 10, ("M", "halves"): 4, ("M", "ddp"): 5, ("M", "fsdp"): 4, ("M", "tensor"): 4, ("M", "pipeline"): 3,
-           ("S", "alone"): 4}           # parts of the budget; 1 for the others
-COLUMNS = ["contestant", "ms per step", "tokens/s", "GFLOP/s", "step time / first", "processor ms, all ranks",
-           "peak MiB per rank", "loss difference"]
+TITLES = {
+    "alone": "1 rank",
+    "halves": "1 rank, computed in bfloat16 from float32 masters",
+    "ddp": "2 ranks, data parallel",
+    "fsdp": "2 ranks, fully sharded",
+    "tensor": "2 ranks, tensor parallel",
+    "pipeline": "2 ranks, pipeline, {micro_batches} micro-batches",
+}
+WEIGHTS = {
+    ("M", "alone"): 10,
+    ("M", "halves"): 4,
+    ("M", "ddp"): 5,
+    ("M", "fsdp"): 4,
+    ("M", "tensor"): 4,
+    ("M", "pipeline"): 3,
+    ("S", "alone"): 4,
+}  # parts of the budget; 1 for the others
+COLUMNS = [
+    "contestant",
+    "ms per step",
+    "tokens/s",
+    "GFLOP/s",
+    "step time / first",
+    "processor ms, all ranks",
+    "peak MiB per rank",
+    "loss difference",
+]
 
 
 def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, list[str]]:
@@ -93,13 +160,26 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
     with Race(sizes) as race:
         race.enter(*specs)
         left = seconds - (time.monotonic() - began)
-        race.run_for(left, steps=STEPS_PER_TURN[sizes.name], turns_at_least=TURNS_AT_LEAST, turns_at_most=TURNS_AT_MOST)
+        race.run_for(
+            left,
+            steps=STEPS_PER_TURN[sizes.name],
+            turns_at_least=TURNS_AT_LEAST,
+            turns_at_most=TURNS_AT_MOST,
+        )
         rows = [row(race, spec, specs[0].name) for spec in specs]
-        raw = {name: {"turns": c.turns, "losses": c.losses, "memory": c.memory} for name, c in race.contestants.items()}
-        wrong = [f"{sizes.name} {group}: {name} failed: {reason}" for name, reason in race.failed.items()]
+        raw = {
+            name: {"turns": c.turns, "losses": c.losses, "memory": c.memory}
+            for name, c in race.contestants.items()
+        }
+        wrong = [
+            f"{sizes.name} {group}: {name} failed: {reason}" for name, reason in race.failed.items()
+        ]
         tolerance = OF_HALVES if group == "halves" else TOLERANCE
-        wrong += [f"{sizes.name} {group}: losses of {cells[0]} differ by {cells[-1]:.1e}, more than {tolerance:g}"
-                  for cells in rows if cells[-1] is not None and not cells[-1] <= tolerance]
+        wrong += [
+            f"{sizes.name} {group}: losses of {cells[0]} differ by {cells[-1]:.1e}, more than {tolerance:g}"
+            for cells in rows
+            if cells[-1] is not None and not cells[-1] <= tolerance
+        ]
     title = f"{sizes.name}, {TITLES[group].format(micro_batches=sizes.micro_batches)}"
     note = efficiency(race) if group == "ddp" else ""
     if specs != GROUPS[group]:
@@ -119,30 +199,49 @@ def row(race: Race, spec: Spec, first: str) -> list:
     if seconds is None:
         return [spec.name, f"failed: {race.failed[spec.name][:60]}", *[None] * (len(COLUMNS) - 2)]
     tokens_per_second = race.sizes.tokens / seconds
-    return [spec.name, seconds * 1e3, tokens_per_second, tokens_per_second * race.flops_per_token / 1e9,
-            ratio(race, spec.name, first), race.processor_seconds(spec.name) * 1e3,
-            max(of_rank["peak"] for of_rank in contestant.memory) / 2**20, race.loss_difference(spec.name, first)]
+    return [
+        spec.name,
+        seconds * 1e3,
+        tokens_per_second,
+        tokens_per_second * race.flops_per_token / 1e9,
+        ratio(race, spec.name, first),
+        race.processor_seconds(spec.name) * 1e3,
+        max(of_rank["peak"] for of_rank in contestant.memory) / 2**20,
+        race.loss_difference(spec.name, first),
+    ]
 
 
 def ratio(race: Race, name: str, first: str) -> float | None:
-    """Median over turns of this contestant's step time by that of the first in the same turn: neighbours meet the same noise."""
+    """Median over turns of this contestant's step time by that of the first in the same turn:
+    neighbours meet the same noise.
+    """
     pairs = list(zip(race.contestants[name].turns, race.contestants[first].turns))
     return median(theirs / ours for theirs, ours in pairs) if pairs else None
 
 
 def efficiency(race: Race) -> str:
     one_over_two = ratio(race, "shardkit, 1 rank", "shardkit DDP")
-    return "" if one_over_two is None else f"Efficiency of shardkit DDP: {one_over_two / 2:.3f} of twice one rank."
+    return (
+        ""
+        if one_over_two is None
+        else f"Efficiency of shardkit DDP: {one_over_two / 2:.3f} of twice one rank."
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="M,S")
     parser.add_argument("--groups", default=",".join(GROUPS))
-    parser.add_argument("--budget", type=float, default=900, help="seconds for everything; default: %(default)s")
+    parser.add_argument(
+        "--budget", type=float, default=900, help="seconds for everything; default: %(default)s"
+    )
     parser.add_argument("--style", default="gpt2", choices=("gpt2", "llama"))
     asked = parser.parse_args()
-    races = [(model, group) for model in asked.models.split(",") for group in asked.groups.split(",")]
+    races = [
+        (model, group) for model in asked.models.split(",") for group in asked.groups.split(",")
+    ]
     about, deadline = machine(), time.monotonic() + asked.budget
     tables, measured, wrong = [], {}, []
     for at, (model, group) in enumerate(races):
@@ -156,10 +255,19 @@ def main() -> int:
         print(table.markdown(), flush=True)
         tables.append(table)
         wrong += trouble
-        settings = {"threads per rank": 1, "products of shardkit": OURS["blas"],
-                    **{name: str(MODELS[name]) for name in asked.models.split(",")}}
-        save("train_step" if asked.style == "gpt2" else f"train_step_{asked.style}", f"Training step ({asked.style})", tables,
-             about=about, settings=settings, measured={**measured, "wrong": wrong})
+        settings = {
+            "threads per rank": 1,
+            "products of shardkit": OURS["blas"],
+            **{name: str(MODELS[name]) for name in asked.models.split(",")},
+        }
+        save(
+            "train_step" if asked.style == "gpt2" else f"train_step_{asked.style}",
+            f"Training step ({asked.style})",
+            tables,
+            about=about,
+            settings=settings,
+            measured={**measured, "wrong": wrong},
+        )
     print("\n".join([machine_text(about), *wrong]), flush=True)
     return 1 if wrong else 0
 

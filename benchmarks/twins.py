@@ -1,12 +1,15 @@
-"""The GPT of shardkit.nn as a PyTorch user writes it, with the same parameters under the same names.
+"""The GPT of shardkit.nn as a PyTorch user writes it, with the same parameters under the same
+names.
 
     twin = GPT(sizes, attention="sdpa")
-    twin.load_state_dict(weights)                # {"blocks.0.mlp.up.weight": tensor, ...} from shardkit's state_dict()
+    twin.load_state_dict(weights)                # {"blocks.0.mlp.up.weight": tensor, ...} from
+                                                 shardkit's state_dict()
     loss = mean_loss(twin(x), y)
 
-attention: "eager" writes the softmax out, "sdpa" calls scaled_dot_product_attention. Heads and hidden units are inferred from
-what the projections return, so that DTensor can cut them.
+attention: "eager" writes the softmax out, "sdpa" calls scaled_dot_product_attention. Heads and
+hidden units are inferred from what the projections return, so that DTensor can cut them.
 """
+
 from math import sqrt
 
 import torch
@@ -32,8 +35,10 @@ class Attention(nn.Module):
 
     def forward(self, x):
         batch, sequence, _ = x.shape
-        q, k, v = [projection(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
-                   for projection in (self.query, self.key, self.value)]                     # [batch, heads, S, head_dim]
+        q, k, v = [
+            projection(x).view(batch, sequence, -1, self.head_dim).transpose(1, 2)
+            for projection in (self.query, self.key, self.value)
+        ]  # [batch, heads, S, head_dim]
         if self.rotary:
             q, k = [turn(each, self.cos[:sequence], self.sin[:sequence]) for each in (q, k)]
         if self.kind == "sdpa":
@@ -85,10 +90,18 @@ class Block(nn.Module):
         super().__init__()
         is_llama = sizes.style == "llama"
         self.attention_norm = norm(sizes)
-        self.attention = Attention(sizes.width, sizes.heads, bias=not is_llama, rotary=is_llama, sequence=sizes.sequence,
-                                   kind=attention)
+        self.attention = Attention(
+            sizes.width,
+            sizes.heads,
+            bias=not is_llama,
+            rotary=is_llama,
+            sequence=sizes.sequence,
+            kind=attention,
+        )
         self.mlp_norm = norm(sizes)
-        self.mlp = GatedFeedForward(sizes.width) if is_llama else FeedForward(sizes.width, bias=True)
+        self.mlp = (
+            GatedFeedForward(sizes.width) if is_llama else FeedForward(sizes.width, bias=True)
+        )
 
     def forward(self, x):
         x = x + self.attention(self.attention_norm(x))
@@ -96,18 +109,26 @@ class Block(nn.Module):
 
 
 def norm(sizes):
-    return nn.RMSNorm(sizes.width, eps=1e-6) if sizes.style == "llama" else nn.LayerNorm(sizes.width)
+    return (
+        nn.RMSNorm(sizes.width, eps=1e-6) if sizes.style == "llama" else nn.LayerNorm(sizes.width)
+    )
 
 
 class TokenEmbedding(nn.Module):
     def __init__(self, sizes):
         super().__init__()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.positions = None if sizes.style == "llama" else nn.Embedding(sizes.sequence, sizes.width)
+        self.positions = (
+            None if sizes.style == "llama" else nn.Embedding(sizes.sequence, sizes.width)
+        )
 
     def forward(self, ids):
         x = self.tokens(ids)
-        return x if self.positions is None else x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        return (
+            x
+            if self.positions is None
+            else x + self.positions(torch.arange(ids.shape[1], device=ids.device))
+        )
 
 
 class Head(nn.Module):
@@ -124,10 +145,13 @@ class GPT(nn.Module):
     """ids [batch, S] -> logits [batch, S, vocabulary].
 
     blocks       numbers of the transformer blocks that it has; None: all
-    first, last  it begins with the embedding, ends with the head: a stage of a pipeline may lack them
+    first, last  it begins with the embedding, ends with the head: a stage of a pipeline may lack
+                 them
     """
 
-    def __init__(self, sizes: Sizes, attention: str = "eager", *, blocks=None, first=True, last=True):
+    def __init__(
+        self, sizes: Sizes, attention: str = "eager", *, blocks=None, first=True, last=True
+    ):
         super().__init__()
         self.embedding = TokenEmbedding(sizes) if first else None
         numbers = range(sizes.layers) if blocks is None else blocks

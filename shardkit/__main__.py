@@ -1,8 +1,9 @@
 """The command line: `python -m shardkit <command>`, also installed as `shardkit`.
 
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint: `train --resume` goes on, 130 ended
-by Ctrl-C.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint: `train
+--resume` goes on, 130 ended by Ctrl-C.
 """
+
 import argparse
 import os
 import re
@@ -55,72 +56,151 @@ def _run(arguments: list[str] | None) -> int:
         parser.error(f"unrecognized argument {overrides[0]}")
     try:
         return _COMMANDS[known.command](known, overrides)
-    except BrokenPipeError:             # the reader of our output has seen enough, as in `shardkit inspect RUN | head`
+    except (
+        BrokenPipeError
+    ):  # the reader of our output has seen enough, as in `shardkit inspect RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ShardkitError, OSError) as error:
         if isinstance(error, LaunchError) and launcher().rank:
-            time.sleep(_FIRST_WORD_SECONDS)     # the first says it for all; nor shall an exit end it before
+            time.sleep(
+                _FIRST_WORD_SECONDS
+            )  # the first says it for all; nor shall an exit end it before
         else:
             print(f"shardkit: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shardkit", description="Sharded training as an ordinary MPI job.",
-                                     epilog=__doc__.partition("\n\n")[2])
+    parser = argparse.ArgumentParser(
+        prog="shardkit",
+        description="Sharded training as an ordinary MPI job.",
+        epilog=__doc__.partition("\n\n")[2],
+    )
     parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    train = commands.add_parser("train", help="train a language model on text", allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter, epilog="settings:\n" + help_text(),
-                                description="Train a GPT on text:  mpiexec -n 4 shardkit train [settings.toml] "
-                                            "[--section.key=value ...]")
-    train.add_argument("settings", nargs="?", help="TOML file of [section] tables with the keys below")
-    train.add_argument("--resume", action="store_true", help="go on from the newest valid checkpoint of the run folder")
-    train.add_argument("--resume-if-any", action="store_true", help="the same if there is one, else start: for jobs that are "
-                                                                    "queued again")
-    bench = commands.add_parser("bench", help="where the time of a training step goes", allow_abbrev=False,
-                                formatter_class=argparse.RawDescriptionHelpFormatter,
-                                description="Take a few steps on random text and say where their time goes:  "
-                                            "mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
-                                            "The settings are those of `shardkit train`; nothing is kept.\n"
-                                            "Or measure the machine, for `shardkit plan`:  mpiexec -n 4 shardkit bench hardware "
-                                            "--output my-node.toml [--parallel.blas=mkl]")
-    bench.add_argument("settings", nargs="?", help="TOML file, as for train; or the word hardware (a file of this name: "
-                                                   "./hardware)")
-    bench.add_argument("--output", metavar="FILE", default="hardware.toml", help="of bench hardware; default: %(default)s")
-    bench.add_argument("--steps", type=_at_least_one, default=7, help="steps to measure, each also once without the "
-                                                                      "stopwatch; default: %(default)s")
+    train = commands.add_parser(
+        "train",
+        help="train a language model on text",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="settings:\n" + help_text(),
+        description="Train a GPT on text:  mpiexec -n 4 shardkit train [settings.toml] "
+        "[--section.key=value ...]",
+    )
+    train.add_argument(
+        "settings", nargs="?", help="TOML file of [section] tables with the keys below"
+    )
+    train.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest valid checkpoint of the run folder",
+    )
+    train.add_argument(
+        "--resume-if-any",
+        action="store_true",
+        help="the same if there is one, else start: for jobs that are queued again",
+    )
+    bench = commands.add_parser(
+        "bench",
+        help="where the time of a training step goes",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Take a few steps on random text and say where their time goes:  "
+        "mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
+        "The settings are those of `shardkit train`; nothing is kept.\n"
+        "Or measure the machine, for `shardkit plan`:  mpiexec -n 4 shardkit bench hardware "
+        "--output my-node.toml [--parallel.blas=mkl]",
+    )
+    bench.add_argument(
+        "settings",
+        nargs="?",
+        help="TOML file, as for train; or the word hardware (a file of this name: ./hardware)",
+    )
+    bench.add_argument(
+        "--output",
+        metavar="FILE",
+        default="hardware.toml",
+        help="of bench hardware; default: %(default)s",
+    )
+    bench.add_argument(
+        "--steps",
+        type=_at_least_one,
+        default=7,
+        help="steps to measure, each also once without the stopwatch; default: %(default)s",
+    )
     bench.add_argument("--json", metavar="FILE", help="write all figures into this file")
-    inspect = commands.add_parser("inspect", help="what is in a checkpoint or run folder, or what a schedule looks like",
-                                  description="Exit code 1 if a checkpoint there is damaged.")
-    inspect.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
-                                      "picture of a pipeline schedule, or the word hang and a run folder, for what its ranks "
-                                      "wait for, or did when they were ended (folders of these names: ./schedule, ./hang)")
+    inspect = commands.add_parser(
+        "inspect",
+        help="what is in a checkpoint or run folder, or what a schedule looks like",
+        description="Exit code 1 if a checkpoint there is damaged.",
+    )
+    inspect.add_argument(
+        "path",
+        help="run folder, folder of checkpoints, or one checkpoint; or the word schedule, for the "
+        "picture of a pipeline schedule, or the word hang and a run folder, for what its ranks "
+        "wait for, or did when they were ended (folders of these names: ./schedule, ./hang)",
+    )
     inspect.add_argument("run", nargs="?", help="after the word hang: the run folder")
-    inspect.add_argument("--verify", action="store_true", help="read every file and compare checksums")
+    inspect.add_argument(
+        "--verify", action="store_true", help="read every file and compare checksums"
+    )
     _add_schedule_options(inspect.add_argument_group("inspect schedule"))
-    diff = commands.add_parser("diff", help="compare two checkpoints number by number", description="Exit codes: 0 equal, or "
-                               "within the tolerance, 1 different, 2 usage, or one of the two cannot be read.")
+    diff = commands.add_parser(
+        "diff",
+        help="compare two checkpoints number by number",
+        description="Exit codes: 0 equal, or "
+        "within the tolerance, 1 different, 2 usage, or one of the two cannot be read.",
+    )
     for name in ("first", "second"):
-        diff.add_argument(name, help="run folder or folder of checkpoints (its newest valid one), or one checkpoint")
-    diff.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="X",
-                      help="differences up to X times the tensor's largest magnitude count as equal; default: %(default)s")
-    diff.add_argument("--model-only", action="store_true", help="leave out optimizer state, step and seeds")
-    convert = commands.add_parser("convert", help="to and from model folders of Hugging Face's transformers",
-                                  description="GPT-2 and Llama models; the optimizer state of a checkpoint stays behind.")
-    convert.add_argument("--to", choices=_CONVERSIONS, required=True, help="safetensors: from a checkpoint to config.json and "
-                         "model.safetensors. shardkit: from such a folder to a folder of checkpoints, which holds step 0")
-    convert.add_argument("source", help="run folder, folder of checkpoints (its newest valid one) or one checkpoint; or the "
-                                        "folder with config.json and safetensors files")
+        diff.add_argument(
+            name,
+            help="run folder or folder of checkpoints (its newest valid one), or one checkpoint",
+        )
+    diff.add_argument(
+        "--tolerance",
+        type=_tolerance,
+        default=0.0,
+        metavar="X",
+        help="differences up to X times the tensor's largest magnitude count as equal; default: %(default)s",
+    )
+    diff.add_argument(
+        "--model-only", action="store_true", help="leave out optimizer state, step and seeds"
+    )
+    convert = commands.add_parser(
+        "convert",
+        help="to and from model folders of Hugging Face's transformers",
+        description="GPT-2 and Llama models; the optimizer state of a checkpoint stays behind.",
+    )
+    convert.add_argument(
+        "--to",
+        choices=_CONVERSIONS,
+        required=True,
+        help="safetensors: from a checkpoint to config.json and "
+        "model.safetensors. shardkit: from such a folder to a folder of checkpoints, which holds step 0",
+    )
+    convert.add_argument(
+        "source",
+        help="run folder, folder of checkpoints (its newest valid one) or one checkpoint; or the "
+        "folder with config.json and safetensors files",
+    )
     convert.add_argument("target", help="folder to write; must not hold a model yet")
-    convert.add_argument("--dtype", choices=("float32", "float64"), help="of the numbers written; default: float32 to shardkit, "
-                         "that of the checkpoint to safetensors")
+    convert.add_argument(
+        "--dtype",
+        choices=("float32", "float64"),
+        help="of the numbers written; default: float32 to shardkit, "
+        "that of the checkpoint to safetensors",
+    )
     _add_render(commands)
     add_plan(commands)
-    doctor = commands.add_parser("doctor", help="is this machine fit for a run?", allow_abbrev=False, description="Look at MPI, "
-                                 "cores, files and network, alone or under mpiexec or srun. Exit code 1 if something does not "
-                                 "work. --mesh.pipeline=P --mesh.tensor=T: the axes to measure.")
+    doctor = commands.add_parser(
+        "doctor",
+        help="is this machine fit for a run?",
+        allow_abbrev=False,
+        description="Look at MPI, "
+        "cores, files and network, alone or under mpiexec or srun. Exit code 1 if something does not "
+        "work. --mesh.pipeline=P --mesh.tensor=T: the axes to measure.",
+    )
     doctor.add_argument("--folder", default=".", help="of the run; default: where you are")
     doctor.add_argument("--json", action="store_true", help="for programs")
     report = commands.add_parser("report", help="draw the loss curve of a run")
@@ -129,39 +209,87 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="continue a text with a trained model")
     generate.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint")
     generate.add_argument("--prompt", default="def ", help="default: %(default)r")
-    generate.add_argument("--tokens", type=int, default=200, help="bytes to generate; default: %(default)s")
-    generate.add_argument("--temperature", type=float, default=0.8, help="0: the most probable byte; default: %(default)s")
+    generate.add_argument(
+        "--tokens", type=int, default=200, help="bytes to generate; default: %(default)s"
+    )
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0: the most probable byte; default: %(default)s",
+    )
     generate.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     return parser
 
 
 def _add_render(commands) -> None:
-    render = commands.add_parser("render", help="write a job script", allow_abbrev=False,
-                                 description="Fill in a job template (jobs/README.md):  shardkit render --template multi_node "
-                                             "--nodes 2 --ranks-per-node 32 --output job.sh [settings.toml] "
-                                             "[--section.key=value ...]")
+    render = commands.add_parser(
+        "render",
+        help="write a job script",
+        allow_abbrev=False,
+        description="Fill in a job template (jobs/README.md):  shardkit render --template multi_node "
+        "--nodes 2 --ranks-per-node 32 --output job.sh [settings.toml] "
+        "[--section.key=value ...]",
+    )
     render.add_argument("settings", nargs="?", help="TOML file, as for `shardkit train`")
     render.add_argument("--template", choices=TEMPLATES, required=True)
     render.add_argument("--scheduler", choices=SCHEDULERS, default="slurm", help="default: slurm")
     render.add_argument("--nodes", type=int, default=1, help="default: 1")
     render.add_argument("--ranks-per-node", type=int, required=True)
-    render.add_argument("--time", default="01:00:00", help="limit of one job, [D-]HH:MM:SS; default: %(default)s")
-    render.add_argument("--launcher", choices=("srun", "mpiexec"), help="default: srun for slurm, else mpiexec")
+    render.add_argument(
+        "--time", default="01:00:00", help="limit of one job, [D-]HH:MM:SS; default: %(default)s"
+    )
+    render.add_argument(
+        "--launcher", choices=("srun", "mpiexec"), help="default: srun for slurm, else mpiexec"
+    )
     render.add_argument("--name", help="of the job; default: that of the run folder")
-    render.add_argument("--gpus-per-node", type=int, help="for gpu_node; default: one for each rank")
-    render.add_argument("--sweep", action="append", default=[], metavar="SECTION.KEY=VALUE,VALUE",
-                        help="for array: a run for each value; several times: for each combination")
-    render.add_argument("--at-once", type=int, default=4, help="runs of a sweep at the same time; default: %(default)s")
-    render.add_argument("--restarts", type=int, default=20, help="times that a job may be queued again; default: %(default)s")
-    render.add_argument("--notice-seconds", type=int, default=120, help="warning before the limit; default: %(default)s")
-    render.add_argument("--env", metavar="FILE", help="what is particular to the site; default: env.sh beside the templates")
+    render.add_argument(
+        "--gpus-per-node", type=int, help="for gpu_node; default: one for each rank"
+    )
+    render.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE,VALUE",
+        help="for array: a run for each value; several times: for each combination",
+    )
+    render.add_argument(
+        "--at-once",
+        type=int,
+        default=4,
+        help="runs of a sweep at the same time; default: %(default)s",
+    )
+    render.add_argument(
+        "--restarts",
+        type=int,
+        default=20,
+        help="times that a job may be queued again; default: %(default)s",
+    )
+    render.add_argument(
+        "--notice-seconds",
+        type=int,
+        default=120,
+        help="warning before the limit; default: %(default)s",
+    )
+    render.add_argument(
+        "--env",
+        metavar="FILE",
+        help="what is particular to the site; default: env.sh beside the templates",
+    )
     render.add_argument("--output", metavar="FILE", help="default: standard output")
 
 
 def _add_schedule_options(group) -> None:
     """Options that are absent unless given; the defaults are those of _inspect_schedule."""
+
     def add(name, help, **kwargs):
-        group.add_argument(name, help=help, dest=f"schedule_{name[2:].replace('-', '_')}", default=argparse.SUPPRESS, **kwargs)
+        group.add_argument(
+            name,
+            help=help,
+            dest=f"schedule_{name[2:].replace('-', '_')}",
+            default=argparse.SUPPRESS,
+            **kwargs,
+        )
 
     add("--order", f"one of {', '.join(ORDERS)}; default: 1f1b", metavar="NAME")
     add("--stages", "pipeline ranks; default: 4", type=int, metavar="N")
@@ -177,12 +305,16 @@ def _tolerance(text: str) -> float:
     except ValueError:
         tolerance = -1.0
     if not 0 <= tolerance < inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6"
+        )
     return tolerance
 
 
 def _without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """(what argparse shall see, settings): --section.key=value and --section.key value, whatever characters a value holds."""
+    """(what argparse shall see, settings): --section.key=value and --section.key value, whatever
+    characters a value holds.
+    """
     rest, settings, coming = [], [], list(arguments)
     while coming:
         argument = coming.pop(0)
@@ -196,7 +328,9 @@ def _without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
 def _at_least_one(text: str) -> int:
     """Errors: ArgumentTypeError on anything but an integer >= 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of steps; wanted an integer, at least 1")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a number of steps; wanted an integer, at least 1"
+        )
     return int(text)
 
 
@@ -206,7 +340,9 @@ def _overrides(arguments: list[str]) -> dict:
     while rest:
         name, equals, text = rest.pop(0).partition("=")
         if not name.startswith("--"):
-            raise ConfigurationError(f"unexpected argument {name!r}; settings look like --section.key=value")
+            raise ConfigurationError(
+                f"unexpected argument {name!r}; settings look like --section.key=value"
+            )
         if not equals:
             if not rest or rest[0].startswith("--"):
                 raise ConfigurationError(f"{name} needs a value: {name}=value")
@@ -216,7 +352,9 @@ def _overrides(arguments: list[str]) -> dict:
 
 
 def _mpi_backend() -> MPICommunicationBackend:
-    """A fresh one. Ctrl-C ends ranks at once while MPI starts: one that has left would keep the others there."""
+    """A fresh one. Ctrl-C ends ranks at once while MPI starts: one that has left would keep the
+    others there.
+    """
     before = signal.getsignal(signal.SIGINT)
     if launcher().num_ranks and before != signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -228,7 +366,9 @@ def _mpi_backend() -> MPICommunicationBackend:
 
 @contextmanager
 def _job(backend):
-    """An initialized backend whose ranks end together, also by Ctrl-C: it waits until an error ends all of them."""
+    """An initialized backend whose ranks end together, also by Ctrl-C: it waits until an error ends
+    all of them.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     backend.initialize()
     with abort_on_error(backend) as program:
@@ -244,14 +384,18 @@ def _train(known, overrides) -> int:
         return _train_elastic(known, overrides, signals)
     backend = _mpi_backend()
     with _job(backend) as program:
-        settings, resume = _run_settings(known, overrides, lambda has_run: backend.broadcast_object(has_run, 0))
+        settings, resume = _run_settings(
+            known, overrides, lambda has_run: backend.broadcast_object(has_run, 0)
+        )
         result = train_run(settings, backend, resume=resume, program=program, signals=signals)
     signals.ignore()
     return StopVoted.exit_code if result.is_interrupted else 0
 
 
 def _wants_elastic(known, overrides) -> bool:
-    """True if the settings say so. Wrong ones are told of later, when the ranks can do that with one voice."""
+    """True if the settings say so. Wrong ones are told of later, when the ranks can do that with
+    one voice.
+    """
     try:
         return _run_settings(known, overrides)[0].run.elastic
     except ShardkitError:
@@ -264,13 +408,17 @@ def _train_elastic(known, overrides, signals) -> int:
     code = StopVoted.exit_code if result is not None and result.is_interrupted else 0
     sys.stdout.flush()
     if run.has_lost_ranks:
-        os._exit(code)                  # MPI_Finalize may wait for the dead
+        os._exit(code)  # MPI_Finalize may wait for the dead
     signals.ignore()
     return code
 
 
-def _run_settings(known, overrides, agreed=lambda has_run: has_run) -> tuple[RunConfiguration, bool]:
-    """(settings, resume) of `train`. agreed: function (this rank sees a run in the folder) -> what all ranks go by."""
+def _run_settings(
+    known, overrides, agreed=lambda has_run: has_run
+) -> tuple[RunConfiguration, bool]:
+    """(settings, resume) of `train`. agreed: function (this rank sees a run in the folder) -> what
+    all ranks go by.
+    """
     given = _given_settings(known, overrides)
     folder = Path(RunConfiguration().replace(given).run.folder)
     if known.resume or known.resume_if_any and agreed(has_checkpoints(folder)):
@@ -280,12 +428,32 @@ def _run_settings(known, overrides, agreed=lambda has_run: has_run) -> tuple[Run
 
 def _render(known, arguments) -> int:
     overrides = _overrides(arguments)
-    settings = RunConfiguration().replace({**(read_toml(known.settings) if known.settings else {}), **overrides})
+    settings = RunConfiguration().replace(
+        {**(read_toml(known.settings) if known.settings else {}), **overrides}
+    )
     launcher = known.launcher or ("srun" if known.scheduler == "slurm" else "mpiexec")
-    sweep = tuple((key, tuple(values.split(","))) for key, _, values in (text.partition("=") for text in known.sweep))
-    plan = JobPlan(known.template, known.nodes, known.ranks_per_node, known.scheduler, known.time, launcher, known.name,
-                   known.gpus_per_node, sweep, known.at_once, known.restarts, known.notice_seconds, known.env)
-    script = render(plan, settings, [known.settings] * bool(known.settings) + arguments, known.output)
+    sweep = tuple(
+        (key, tuple(values.split(",")))
+        for key, _, values in (text.partition("=") for text in known.sweep)
+    )
+    plan = JobPlan(
+        known.template,
+        known.nodes,
+        known.ranks_per_node,
+        known.scheduler,
+        known.time,
+        launcher,
+        known.name,
+        known.gpus_per_node,
+        sweep,
+        known.at_once,
+        known.restarts,
+        known.notice_seconds,
+        known.env,
+    )
+    script = render(
+        plan, settings, [known.settings] * bool(known.settings) + arguments, known.output
+    )
     if known.output is None:
         print(script, end="")
     else:
@@ -303,7 +471,13 @@ def _doctor(known, overrides) -> int:
             raise
         backend, problem = InMemoryCommunicationBackend(0, 1, environment_id="doctor"), str(error)
     with _job(backend):
-        findings = examine(backend, Path(known.folder), pipeline=mesh.pipeline, tensor=mesh.tensor, mpi_problem=problem)
+        findings = examine(
+            backend,
+            Path(known.folder),
+            pipeline=mesh.pipeline,
+            tensor=mesh.tensor,
+            mpi_problem=problem,
+        )
         if backend.rank == 0:
             print(as_json(findings) if known.json else as_text(findings))
     return exit_code(findings)
@@ -325,8 +499,10 @@ def _blas_of_hardware(overrides) -> str:
     settings = _overrides(overrides)
     others = sorted(set(settings) - {"parallel.blas"})
     if others:
-        raise ConfigurationError(f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no setting "
-                                 "but --parallel.blas")
+        raise ConfigurationError(
+            f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no setting "
+            "but --parallel.blas"
+        )
     return RunConfiguration().replace(settings).parallel.blas
 
 
@@ -336,18 +512,26 @@ def _given_settings(known, overrides) -> dict:
 
 
 def _inspect(known, overrides) -> int:
-    asked = {name.removeprefix("schedule_"): value for name, value in vars(known).items() if name.startswith("schedule_")}
+    asked = {
+        name.removeprefix("schedule_"): value
+        for name, value in vars(known).items()
+        if name.startswith("schedule_")
+    }
     if known.path == "hang" and known.run is not None:
         return _inspect_hang(Path(known.run))
     if known.run is not None:
-        raise ConfigurationError(f"unexpected argument {known.run!r}; a second folder goes with `inspect hang` only")
+        raise ConfigurationError(
+            f"unexpected argument {known.run!r}; a second folder goes with `inspect hang` only"
+        )
     if known.path == "schedule":
         if known.verify:
             raise ConfigurationError("--verify goes with checkpoints, not with `inspect schedule`")
         return _inspect_schedule(**asked)
     if asked:
-        raise ConfigurationError(f"--{next(iter(asked)).replace('_', '-')} goes with `inspect schedule`, not with the folder "
-                                 f"{known.path!r}")
+        raise ConfigurationError(
+            f"--{next(iter(asked)).replace('_', '-')} goes with `inspect schedule`, not with the folder "
+            f"{known.path!r}"
+        )
     found = describe(known.path, verify=known.verify)
     print(f"{describe_run(known.path)}{found}")
     return 1 if found.num_damaged else 0
@@ -356,8 +540,15 @@ def _inspect(known, overrides) -> int:
 def _diff(known, overrides) -> int:
     try:
         chosen = [find_checkpoint(path) for path in (known.first, known.second)]
-        found = compare(*(checkpoint for checkpoint, _ in chosen), tolerance=known.tolerance, model_only=known.model_only)
-    except (ShardkitError, OSError) as error:       # as for other programs that compare, 1 says that they differ
+        found = compare(
+            *(checkpoint for checkpoint, _ in chosen),
+            tolerance=known.tolerance,
+            model_only=known.model_only,
+        )
+    except (
+        ShardkitError,
+        OSError,
+    ) as error:  # as for other programs that compare, 1 says that they differ
         print(f"shardkit: {error}", file=sys.stderr)
         return 2
     for checkpoint, skipped in chosen:
@@ -375,7 +566,9 @@ def _convert(known, overrides) -> int:
 def _inspect_schedule(order="1f1b", stages=4, micro_batches=8, virtual=None, svg=None) -> int:
     timeline = unit_timeline(order, stages, micro_batches, virtual)
     if svg is not None:
-        Path(svg).write_text(draw_svg(timeline, f"{order}, {micro_batches} micro-batches"), encoding="utf-8")
+        Path(svg).write_text(
+            draw_svg(timeline, f"{order}, {micro_batches} micro-batches"), encoding="utf-8"
+        )
     print(describe_timeline(timeline))
     return 0
 
@@ -399,10 +592,19 @@ def _report(known, overrides) -> int:
 
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
-_COMMANDS = {"train": _train, "bench": _bench, "inspect": _inspect, "diff": _diff, "convert": _convert, "render": _render,
-             "plan": lambda known, overrides: run_plan(known, _overrides(overrides), script_of_plan), "doctor": _doctor,
-             "generate": _generate, "report": _report}
-_TAKE_SETTINGS = ("train", "bench", "render", "plan", "doctor")        # --section.key=value
+_COMMANDS = {
+    "train": _train,
+    "bench": _bench,
+    "inspect": _inspect,
+    "diff": _diff,
+    "convert": _convert,
+    "render": _render,
+    "plan": lambda known, overrides: run_plan(known, _overrides(overrides), script_of_plan),
+    "doctor": _doctor,
+    "generate": _generate,
+    "report": _report,
+}
+_TAKE_SETTINGS = ("train", "bench", "render", "plan", "doctor")  # --section.key=value
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Check arguments at the door: numbers, integers, words. And offer the known name that an unknown one is close to.
+"""Check arguments at the door: numbers, integers, words. And offer the known name that an unknown
+one is close to.
 
-    require(is_number(lr, at_least=0), "lr", lr, "a finite number, at least 0")
-    nearest("run.setps", ("run.steps", "run.seed"))             "run.steps"
+require(is_number(lr, at_least=0), "lr", lr, "a finite number, at least 0")
+nearest("run.setps", ("run.steps", "run.seed"))             "run.steps"
 """
+
 from difflib import SequenceMatcher
 from math import inf, isfinite
 from numbers import Integral, Real
 
 from .errors import ConfigurationError
 
-_CLOSE = 0.6            # of difflib's ratio, its own cutoff: below it names have little in common
+_CLOSE = 0.6  # of difflib's ratio, its own cutoff: below it names have little in common
 
 
 def require(holds: bool, name: str, got, wanted: str) -> None:
@@ -38,8 +40,10 @@ def is_among(value, names) -> bool:
 def nearest(name: str, known) -> str | None:
     """The known name that this one is probably meant to be; None if none is close.
 
-    Of dotted names the last parts must be close, so that "optimizer.x" is not near all that begins with "optimizer.".
+    Of dotted names the last parts must be close, so that "optimizer.x" is not near all that begins
+    with "optimizer.".
     """
+
     def likeness(candidate: str) -> tuple[float, float]:
         return _likeness(_last_part(name), _last_part(candidate)), _likeness(name, candidate)
 

@@ -1,8 +1,10 @@
 """Everything that shardkit raises on purpose, as one family under ShardkitError.
 
-A message says what was wrong, what was got, what was wanted, and what to do. Errors that a caller made by passing a bad
-value are also ValueError or TypeError, so that ordinary `except ValueError` works. `exit_code` is what the command line
-returns for the error: 2 for usage and configuration, 75 for a stop that can be resumed, 1 for everything else.
+A message says what was wrong, what was got, what was wanted, and what to do. Errors that a caller
+made by passing a bad value are also ValueError or TypeError, so that ordinary `except ValueError`
+works. `exit_code` is what the command line
+returns for the error: 2 for usage and configuration, 75 for a stop that can be resumed, 1 for
+everything else.
 """
 
 
@@ -27,9 +29,11 @@ class MeshError(ConfigurationError):
 
 
 class ScheduleError(ShardkitError, ValueError):
-    """An order that does not exist or cannot be had for these sizes; or a program that is malformed or would never end."""
+    """An order that does not exist or cannot be had for these sizes; or a program that is malformed
+    or would never end.
+    """
 
-    exit_code = 2               # what commands meet is the former, and the user's choice
+    exit_code = 2  # what commands meet is the former, and the user's choice
 
 
 class DeviceError(ShardkitError):
@@ -52,15 +56,21 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class CommunicationError(ShardkitError):
-    """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that failed."""
+    """A backend used before initialize() or after shutdown(), a missing MPI, or a peer that
+    failed.
+    """
 
 
 class LaunchError(CommunicationError):
-    """The ranks were started in a way in which they cannot find each other; says how to start them."""
+    """The ranks were started in a way in which they cannot find each other; says how to start
+    them.
+    """
 
 
 class CommunicationTimeout(CommunicationError, TimeoutError):
-    """A peer never came; names the operation, its sequence number and the ranks that are missing."""
+    """A peer never came; names the operation, its sequence number and the ranks that are
+    missing.
+    """
 
 
 class PeerError(CommunicationError):
@@ -92,11 +102,15 @@ class NonFiniteError(ShardkitError, ArithmeticError):
 
 
 class OutOfMemoryError(ShardkitError, MemoryError):
-    """A rank ran out of memory; names the rank and the bytes, and is raised on all ranks where they could be told."""
+    """A rank ran out of memory; names the rank and the bytes, and is raised on all ranks where they
+    could be told.
+    """
 
 
 class StopVoted(ShardkitError):
-    """The ranks have voted to stop before this step; `reasons` are the names of what was decided. Nothing is lost."""
+    """The ranks have voted to stop before this step; `reasons` are the names of what was decided.
+    Nothing is lost.
+    """
 
     exit_code = 75
 

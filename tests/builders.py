@@ -1,4 +1,5 @@
 """Small models, batches and training runs that several tests share."""
+
 import hashlib
 
 import numpy
@@ -7,7 +8,12 @@ import shardkit as sk
 from shardkit.array.backend import to_host
 
 VOCABULARY, SEQUENCE = 61, 12
-STRATEGIES = {"DDP": sk.DDPModel, "ZeRO-1": sk.ZeRO1Model, "ZeRO-2": sk.ZeRO2Model, "FSDP": sk.FSDPModel}
+STRATEGIES = {
+    "DDP": sk.DDPModel,
+    "ZeRO-1": sk.ZeRO1Model,
+    "ZeRO-2": sk.ZeRO2Model,
+    "FSDP": sk.FSDPModel,
+}
 
 
 def small_gpt(**changes):
@@ -22,25 +28,51 @@ def token_batch(step, samples=12):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def train(strategy, backend, steps, *, samples=12, micro_batch=None, model=None, start=0, **settings):
-    """Train on `samples` per step, in micro-batches of `micro_batch` (default: one per rank); returns (model, losses)."""
+def train(
+    strategy, backend, steps, *, samples=12, micro_batch=None, model=None, start=0, **settings
+):
+    """Train on `samples` per step, in micro-batches of `micro_batch` (default: one per rank);
+    returns (model, losses).
+    """
     per_rank = samples // backend.world_size
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 1.0, "minimum_parameter_group_size": 64,
-                "micro_batches": per_rank // micro_batch if micro_batch else 1, **settings}
-    sharded = STRATEGIES[strategy](model or small_gpt(), sk.ShardingConfiguration(backend, **settings))
-    losses = [sharded.train(*sk.split_batch(sharded.mesh, *token_batch(step, samples))) for step in range(start, start + steps)]
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 1.0,
+        "minimum_parameter_group_size": 64,
+        "micro_batches": per_rank // micro_batch if micro_batch else 1,
+        **settings,
+    }
+    sharded = STRATEGIES[strategy](
+        model or small_gpt(), sk.ShardingConfiguration(backend, **settings)
+    )
+    losses = [
+        sharded.train(*sk.split_batch(sharded.mesh, *token_batch(step, samples)))
+        for step in range(start, start + steps)
+    ]
     return sharded, losses
 
 
 def full_gradient(sharded, x, y):
-    """The mean gradient of the whole model in canonical order, put together from the pieces of all ranks. Collective."""
+    """The mean gradient of the whole model in canonical order, put together from the pieces of all
+    ranks. Collective.
+    """
     engine = sharded.engine
     engine.compute_gradients(x, y)
     mine = []
     for unit in engine.units:
-        gradient = unit.updated_gradient if engine.policy.shard_optimizer_state else unit.updated_gradient[slice(*unit.span)]
-        mine += [(piece.name, piece.box, to_host(gradient[piece.start:piece.stop].copy())) for piece in unit.pieces()]
-    whole = {name: numpy.zeros(p.shape, p.dtype) for name, p in sharded.wrapped_model.named_parameters().items()}
+        gradient = (
+            unit.updated_gradient
+            if engine.policy.shard_optimizer_state
+            else unit.updated_gradient[slice(*unit.span)]
+        )
+        mine += [
+            (piece.name, piece.box, to_host(gradient[piece.start : piece.stop].copy()))
+            for piece in unit.pieces()
+        ]
+    whole = {
+        name: numpy.zeros(p.shape, p.dtype)
+        for name, p in sharded.wrapped_model.named_parameters().items()
+    }
     for part in engine.data.all_gather_object(mine):
         for name, box, values in part:
             whole[name][box.slices()] = values.reshape(box.shape)

@@ -1,4 +1,5 @@
 """Checkpoints that tests look into, damage and forge."""
+
 import json
 import math
 import zlib
@@ -11,8 +12,16 @@ from shardkit.checkpoint import CheckpointStore
 from shardkit.layout.box import Box
 from shardkit.layout.piece import Piece
 
-DESCRIPTION = {"samples_seen": 0, "seed": 0, "last_loss": None, "mesh": {"data": 1}, "strategy": "none",
-               "active_features": None, "model": {"class": "GPT", "configuration": {}}, "optimizer": {"rule": "SGD"}}
+DESCRIPTION = {
+    "samples_seen": 0,
+    "seed": 0,
+    "last_loss": None,
+    "mesh": {"data": 1},
+    "strategy": "none",
+    "active_features": None,
+    "model": {"class": "GPT", "configuration": {}},
+    "optimizer": {"rule": "SGD"},
+}
 
 
 def described(step=1, **changes):
@@ -27,12 +36,19 @@ def owned_part(tensor, array, box):
 
 
 def save_boxes(path, tensors, step=1, **how):
-    """A checkpoint of {tensor: (array, [boxes of rank 0, boxes of rank 1, ...])}, written by that many ranks; its folder."""
+    """A checkpoint of {tensor: (array, [boxes of rank 0, boxes of rank 1, ...])}, written by that
+    many ranks; its folder.
+    """
     num_ranks = len(next(iter(tensors.values()))[1])
 
     def on_rank(backend):
-        owned = [owned_part(tensor, array, box) for tensor, (array, parts) in tensors.items() for box in parts[backend.rank]]
+        owned = [
+            owned_part(tensor, array, box)
+            for tensor, (array, parts) in tensors.items()
+            for box in parts[backend.rank]
+        ]
         return CheckpointStore(path).save(owned, backend, described(step), **how)
+
     return Path(sk.run_ranks(num_ranks, on_rank)[0])
 
 
@@ -46,7 +62,9 @@ def load_box(checkpoint, tensor, shape, box, dtype="float32"):
 def rows(shape, num_parts):
     """The boxes of a cut along dim 0, one list per rank."""
     marks = [shape[0] * i // num_parts for i in range(num_parts + 1)]
-    return [[Box((a,) + (0,) * (len(shape) - 1), (b - a, *shape[1:]))] for a, b in zip(marks, marks[1:])]
+    return [
+        [Box((a,) + (0,) * (len(shape) - 1), (b - a, *shape[1:]))] for a, b in zip(marks, marks[1:])
+    ]
 
 
 def flip_bit(path, at=None):
@@ -57,12 +75,16 @@ def flip_bit(path, at=None):
 
 
 def edit_manifest(folder, edit, *, sealed=True):
-    """Change the manifest as somebody would who knows the rules; not sealed: without making its checksum right again."""
+    """Change the manifest as somebody would who knows the rules; not sealed: without making its
+    checksum right again.
+    """
     manifest = json.loads((folder / "manifest.json").read_text())
     edit(manifest)
     stated = manifest.pop("crc32", "00000000")
     text = json.dumps({"crc32": "00000000", **manifest})
-    (folder / "manifest.json").write_text(seal(text) if sealed else text.replace("00000000", stated, 1))
+    (folder / "manifest.json").write_text(
+        seal(text) if sealed else text.replace("00000000", stated, 1)
+    )
 
 
 def seal(text):
@@ -88,12 +110,22 @@ def as_version_1(folder):
 
 
 def as_version_2(folder):
-    """Write the manifest as the second version of the format had it, with a CRC-32 for each segment."""
+    """Write the manifest as the second version of the format had it, with a CRC-32 for each
+    segment.
+    """
+
     def edit(manifest):
         manifest["version"] = 2
         for entry in manifest["tensors"].values():
             for file, _, _, shape, at, sums in entry["boxes"]:
-                size, length = math.prod(shape) * numpy.dtype(entry["dtype"]).itemsize, manifest["segment_bytes"]
-                content = (folder / file).read_bytes()[at:at + size]
-                sums[:] = [f"{zlib.crc32(content[start:start + length]):08x}" for start in range(0, size, length)]
+                size, length = (
+                    math.prod(shape) * numpy.dtype(entry["dtype"]).itemsize,
+                    manifest["segment_bytes"],
+                )
+                content = (folder / file).read_bytes()[at : at + size]
+                sums[:] = [
+                    f"{zlib.crc32(content[start : start + length]):08x}"
+                    for start in range(0, size, length)
+                ]
+
     edit_manifest(folder, edit)

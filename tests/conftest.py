@@ -1,9 +1,12 @@
 """Which tests run, decided by the launcher, and how long each may take.
 
-    pytest                            everything that is no MPI job itself: pure, threads, gpu, e2e; also with -n 2
-    mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not even collected
-    mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
+pytest                            everything that is no MPI job itself: pure, threads, gpu, e2e;
+                                  also with -n 2
+mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; other folders are not
+                                  even collected
+mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 """
+
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,11 @@ from shardkit.config import launched_ranks
 HERE = Path(__file__).parent
 MPI_TESTS = HERE / "mpi"
 MPI_SECONDS = 60
-# A test beyond its limit is ended in one of two ways. A thread kills the process: the only way out of a call that hangs in
-# native code, and under MPI the launcher then ends the other ranks. A signal interrupts the test alone: enough where the
-# test waits for processes, and the tests after it still run.
-LIMIT_METHODS = {"e2e": "signal"}                        # of a folder; setup.cfg has that of the others
+# A test beyond its limit is ended in one of two ways. A thread kills the process: the only way out
+# of a call that hangs in native code, and under MPI the launcher then ends the other ranks. A
+# signal interrupts the test alone: enough where the test waits for processes, and the tests after
+# it still run.
+LIMIT_METHODS = {"e2e": "signal"}  # of a folder; setup.cfg has that of the others
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,7 +34,9 @@ def pytest_configure(config):
 
 
 def takes_mpi_tests(config) -> bool:
-    """Return True if this process is a rank of an MPI job, or shall run its tests as the only one."""
+    """Return True if this process is a rank of an MPI job, or shall run its tests as the only
+    one.
+    """
     return config.option.only_mpi or config.option.with_mpi
 
 
@@ -49,7 +55,9 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Drop what a file or folder of the command line brought all the same; before pytest-mpi marks it as skipped."""
+    """Drop what a file or folder of the command line brought all the same; before pytest-mpi marks
+    it as skipped.
+    """
     left_out = [item for item in items if not takes(config, item.path)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -69,10 +77,21 @@ def _limit(item):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say in one line which tests of those that were asked for this run has left out, and what runs them."""
-    asked = [(config.invocation_params.dir / argument.split("::")[0]).resolve() for argument in config.args]
-    has_mpi = any(path in (MPI_TESTS, *MPI_TESTS.parents) or MPI_TESTS in path.parents for path in asked)
+    """Say in one line which tests of those that were asked for this run has left out, and what runs
+    them.
+    """
+    asked = [
+        (config.invocation_params.dir / argument.split("::")[0]).resolve()
+        for argument in config.args
+    ]
+    has_mpi = any(
+        path in (MPI_TESTS, *MPI_TESTS.parents) or MPI_TESTS in path.parents for path in asked
+    )
     if has_mpi and not takes_mpi_tests(config):
-        terminalreporter.write_line("the MPI tests were left out: mpiexec -n 2 pytest runs them on 2 ranks")
+        terminalreporter.write_line(
+            "the MPI tests were left out: mpiexec -n 2 pytest runs them on 2 ranks"
+        )
     if config.option.only_mpi and not has_mpi:
-        terminalreporter.write_line("only tests/mpi runs under a launcher: pytest, without one, runs the others")
+        terminalreporter.write_line(
+            "only tests/mpi runs under a launcher: pytest, without one, runs the others"
+        )

@@ -1,4 +1,7 @@
-"""What the kernels for CuPy arrays must do, on a GPU or in the emulator: checks that take the module `xp` to make arrays with."""
+"""What the kernels for CuPy arrays must do, on a GPU or in the emulator: checks that take the
+module `xp` to make arrays with.
+"""
+
 import numpy
 from kernel_table import EXACT, TABLE, as_tuple, bits, buffers_like, flat, made
 
@@ -7,11 +10,20 @@ from shardkit.array.backend import is_device_array
 from shardkit.array.kernels import cuda, reference
 from shardkit.array.kernels.cuda.arrays import real_dtype
 
-HALVES = {"float16": 2.0 ** -11, "bfloat16": 2.0 ** -8}                  # half a last bit of 1
-ON_HOST = {"rotary_tables"}                                               # made by the plain twin, on either side
-STAY_FLOAT32 = {"add_layer_norm": (2, 3), "add_rms_norm": (2,), "bias_gelu_backward": (1,), "causal_attention": (1,),
-                "cross_entropy": (0, 1), "embedding_backward": (0,), "layer_norm": (1, 2), "layer_norm_backward": (1, 2),
-                "rms_norm": (1,), "rms_norm_backward": (1,)}              # results of half floats, by number
+HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
+ON_HOST = {"rotary_tables"}  # made by the plain twin, on either side
+STAY_FLOAT32 = {
+    "add_layer_norm": (2, 3),
+    "add_rms_norm": (2,),
+    "bias_gelu_backward": (1,),
+    "causal_attention": (1,),
+    "cross_entropy": (0, 1),
+    "embedding_backward": (0,),
+    "layer_norm": (1, 2),
+    "layer_norm_backward": (1, 2),
+    "rms_norm": (1,),
+    "rms_norm_backward": (1,),
+}  # results of half floats, by number
 OF_HALVES = [name for name in TABLE if name not in cuda.DTYPES and name != "dropout_mask"]
 
 
@@ -37,19 +49,30 @@ def call(xp, name, arguments, **keywords):
 
 
 def everything(returned, arguments):
-    """What came out and the arguments after the call, on the host: rules work in place, and nothing else may write."""
-    arrays = [numpy.float64(x) if isinstance(x, float) else x for x in on_host([*returned, *flat(arguments)])]
+    """What came out and the arguments after the call, on the host: rules work in place, and nothing
+    else may write.
+    """
+    arrays = [
+        numpy.float64(x) if isinstance(x, float) else x
+        for x in on_host([*returned, *flat(arguments)])
+    ]
     return [x for x in arrays if isinstance(x, (numpy.ndarray, numpy.float64))]
 
 
 def device_results(xp, name, line, shape, dtype, change=lambda x: x):
-    """Everything that comes out of the CUDA twin for a line of the table; change: applied to each array on the device."""
-    arguments = moved(lambda x: change(x) if is_device_array(x) else x, on_device(xp, made(line, shape, dtype)))
+    """Everything that comes out of the CUDA twin for a line of the table; change: applied to each
+    array on the device.
+    """
+    arguments = moved(
+        lambda x: change(x) if is_device_array(x) else x, on_device(xp, made(line, shape, dtype))
+    )
     return everything(call(xp, name, arguments, **line.keywords), arguments)
 
 
 def check_parity(xp, name, line, shape, dtype):
-    """Tolerance: 100 units in the last place of the largest value, since sums go in another order."""
+    """Tolerance: 100 units in the last place of the largest value, since sums go in another
+    order.
+    """
     arguments = made(line, shape, dtype)
     wanted = everything(as_tuple(getattr(reference, name)(*arguments, **line.keywords)), arguments)
     got = device_results(xp, name, line, shape, dtype)
@@ -63,11 +86,16 @@ def check_parity(xp, name, line, shape, dtype):
 
 
 def check_half_parity(xp, name, line, shape, dtype, of_half=None):
-    """Results are those of the plain twin in float32, rounded; one number per row, and sums over rows, stay float32."""
-    import ml_dtypes        # noqa: F401  tells NumPy of bfloat16
+    """Results are those of the plain twin in float32, rounded; one number per row, and sums over
+    rows, stay float32.
+    """
+    import ml_dtypes  # noqa: F401  tells NumPy of bfloat16
+
     half = numpy.dtype(dtype)
     arguments = moved(lambda x: x.astype(half) if is_float(x) else x, made(line, shape, "float32"))
-    wide = moved(lambda x: x.astype("float32") if getattr(x, "dtype", None) == half else x, arguments)
+    wide = moved(
+        lambda x: x.astype("float32") if getattr(x, "dtype", None) == half else x, arguments
+    )
     wanted = as_tuple(getattr(reference, name)(*wide, **line.keywords))
     got = on_host(call(xp, name, on_device(xp, arguments), **line.keywords))
     for number, (found, expected) in enumerate(zip(got, wanted, strict=True)):
@@ -76,7 +104,9 @@ def check_half_parity(xp, name, line, shape, dtype, of_half=None):
             continue
         assert found.dtype == (numpy.float32 if number in STAY_FLOAT32.get(name, ()) else half)
         scale = max(1, abs(expected).max(initial=0))
-        numpy.testing.assert_allclose(found.astype("float32"), expected, rtol=0, atol=4 * HALVES[dtype] * scale)
+        numpy.testing.assert_allclose(
+            found.astype("float32"), expected, rtol=0, atol=4 * HALVES[dtype] * scale
+        )
 
 
 def is_float(x):
@@ -99,7 +129,7 @@ def turned(xp, x):
 def shifted(xp, x, offset):
     """The same numbers, so many elements behind the start of a block of memory."""
     memory = xp.zeros(x.size + 32, x.dtype)
-    view = memory[offset:offset + x.size].reshape(x.shape)
+    view = memory[offset : offset + x.size].reshape(x.shape)
     view[...] = x
     return view
 
@@ -107,24 +137,40 @@ def shifted(xp, x, offset):
 def check_places(xp, name, line, shape, dtype="float32"):
     """Bits do not depend on strides, nor on where in memory inputs lie."""
     wanted = bits(device_results(xp, name, line, shape, dtype))
-    for change in (lambda x: strided(xp, x), lambda x: turned(xp, x), lambda x: shifted(xp, x, 1), lambda x: shifted(xp, x, 2)):
+    for change in (
+        lambda x: strided(xp, x),
+        lambda x: turned(xp, x),
+        lambda x: shifted(xp, x, 1),
+        lambda x: shifted(xp, x, 2),
+    ):
         assert bits(device_results(xp, name, line, shape, dtype, change)) == wanted
 
 
 def check_out(xp, name, line, shape, dtype="float32"):
-    """Results go into the buffers given, and over inputs where the table says so, with the same bits."""
+    """Results go into the buffers given, and over inputs where the table says so, with the same
+    bits.
+    """
+
     def arguments():
         return on_device(xp, made(line, shape, dtype))
+
     returned = call(xp, name, arguments(), **line.keywords)
     wanted = bits(on_host(list(returned)))
     form, buffers, parts = buffers_like(name, on_host(list(returned)))
     ours = on_device(xp, buffers)
-    again = call(xp, name, arguments(), **line.keywords, out=ours if isinstance(form, tuple) else ours[0])
-    assert all(got is buffer for got, buffer in zip(again, ours)) and bits(on_host(list(again))) == wanted
+    again = call(
+        xp, name, arguments(), **line.keywords, out=ours if isinstance(form, tuple) else ours[0]
+    )
+    assert (
+        all(got is buffer for got, buffer in zip(again, ours))
+        and bits(on_host(list(again))) == wanted
+    )
     for number in line.in_place:
         given = arguments()
         over = (given[number], *on_device(xp, buffers)[1:])
-        again = call(xp, name, given, **line.keywords, out=over if isinstance(form, tuple) else over[0])
+        again = call(
+            xp, name, given, **line.keywords, out=over if isinstance(form, tuple) else over[0]
+        )
         assert again[0] is given[number] and bits(on_host(list(again))) == wanted
 
 
@@ -142,23 +188,42 @@ def check_alone(xp, name, dtype):
 def check_rows_alone(xp, width):
     """Each row of a norm, a softmax or a loss has the bits it has alone."""
     rng = numpy.random.default_rng(width)
-    x, w, b = [xp.asarray(rng.standard_normal(shape).astype("float32")) for shape in ((13, width), width, width)]
+    x, w, b = [
+        xp.asarray(rng.standard_normal(shape).astype("float32"))
+        for shape in ((13, width), width, width)
+    ]
     targets = xp.asarray(numpy.arange(13) % width)
 
     def all_of(x, targets):
         y, mean, inverse = kernels.layer_norm(x, w, b, 1e-5)
-        parts = [y, mean, inverse, *kernels.rms_norm(x, w, 1e-6), *kernels.cross_entropy(x, targets), kernels.softmax(x),
-                 kernels.softmax_backward(x, x), kernels.layer_norm_backward(x, x, w, mean, inverse)[0]]
+        parts = [
+            y,
+            mean,
+            inverse,
+            *kernels.rms_norm(x, w, 1e-6),
+            *kernels.cross_entropy(x, targets),
+            kernels.softmax(x),
+            kernels.softmax_backward(x, x),
+            kernels.layer_norm_backward(x, x, w, mean, inverse)[0],
+        ]
         return [part.get() for part in parts]
+
     whole = all_of(x, targets)
     for row in (0, 6, 12):
-        for together, single in zip(whole, all_of(x[row:row + 1], targets[row:row + 1]), strict=True):
-            assert together[row:row + 1].tobytes() == single.tobytes()
+        for together, single in zip(
+            whole, all_of(x[row : row + 1], targets[row : row + 1]), strict=True
+        ):
+            assert together[row : row + 1].tobytes() == single.tobytes()
 
 
 # (width, kernels) of rows that blocks of all sizes take: more than the table has
-WIDE_ROWS = [(5000, "layer_norm layer_norm_backward rms_norm_backward softmax_backward cross_entropy"),
-             (40_000, "layer_norm add_rms_norm softmax softmax_backward cross_entropy cross_entropy_backward")]
+WIDE_ROWS = [
+    (5000, "layer_norm layer_norm_backward rms_norm_backward softmax_backward cross_entropy"),
+    (
+        40_000,
+        "layer_norm add_rms_norm softmax softmax_backward cross_entropy cross_entropy_backward",
+    ),
+]
 
 
 def check_wide_rows(xp, width, names):
@@ -188,18 +253,32 @@ def check_huge(xp, dtype):
 
 
 def check_attention(xp, head_dim, dtype, seed=0):
-    """Forward and backward against the plain twin, for grouped heads, a first query, and arrays that lie as [B, S, H, D]."""
+    """Forward and backward against the plain twin, for grouped heads, a first query, and arrays
+    that lie as [B, S, H, D].
+    """
     rng = numpy.random.default_rng(seed)
 
     def by_position(heads, rows):
         return rng.standard_normal((2, rows, heads, head_dim)).astype(dtype).swapaxes(1, 2)
-    q, k, v, gradient, first = by_position(4, 70), by_position(2, 81), by_position(2, 81), by_position(4, 70), 11
-    scale = head_dim ** -0.5
+
+    q, k, v, gradient, first = (
+        by_position(4, 70),
+        by_position(2, 81),
+        by_position(2, 81),
+        by_position(4, 70),
+        11,
+    )
+    scale = head_dim**-0.5
     wanted = reference.causal_attention(q, k, v, scale, first)
-    wanted = [*wanted, *reference.causal_attention_backward(gradient, q, k, v, *wanted, scale, first)]
+    wanted = [
+        *wanted,
+        *reference.causal_attention_backward(gradient, q, k, v, *wanted, scale, first),
+    ]
     ours = [xp.asarray(x.swapaxes(1, 2)).swapaxes(1, 2) for x in (q, k, v, gradient)]
     got = kernels.causal_attention(*ours[:3], scale, first)
     got = [*got, *kernels.causal_attention_backward(ours[3], *ours[:3], *got, scale, first)]
     for found, expected in zip(on_host(got), wanted, strict=True):
         assert found.dtype == real_dtype(q)
-        numpy.testing.assert_allclose(found, expected, rtol=0, atol=100 * numpy.finfo(dtype).eps * max(1, abs(expected).max()))
+        numpy.testing.assert_allclose(
+            found, expected, rtol=0, atol=100 * numpy.finfo(dtype).eps * max(1, abs(expected).max())
+        )

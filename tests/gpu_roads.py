@@ -1,4 +1,7 @@
-"""What every way of GPU arrays has to do, compared with the same on the host; for ranks that are threads and for MPI."""
+"""What every way of GPU arrays has to do, compared with the same on the host; for ranks that are
+threads and for MPI.
+"""
+
 from contextlib import contextmanager
 
 import numpy
@@ -21,12 +24,15 @@ def plain_twins(monkeypatch):
 
 @contextmanager
 def gpu_group(backend, window_bytes=4096, **machine):
-    """A group of all ranks of an MPI backend whose GPU arrays are the stand-in's: (group, cupy, the stand-in's machine)."""
+    """A group of all ranks of an MPI backend whose GPU arrays are the stand-in's: (group, cupy, the
+    stand-in's machine).
+    """
     with pretended_gpu(**machine) as book:
         import cupy
+
         group = backend.split(0)
         group.staging = Staging(window_bytes=window_bytes)
-        group.shares_cores = True                        # other tests may run beside
+        group.shares_cores = True  # other tests may run beside
         try:
             yield group, cupy, book
         finally:
@@ -41,14 +47,21 @@ def all_verbs(backend, array, empty) -> list[list]:
     whole = array(numpy.arange(sum(counts), dtype="float32") % 50 + rank)
     slices = array(numpy.arange(10 * n, dtype="float32") % 50 + rank)
     total, lowest, product = slices.copy(), slices.copy(), slices.copy()
-    gathered, uneven, mine, my_part = (empty(size, "float32") for size in (10 * n, sum(counts), 10, counts[rank]))
-    swapped, sent, passed, collected = empty(n * 3, "float32"), slices.copy(), empty(10 * n, "float32"), empty(10 * n, "float32")
+    gathered, uneven, mine, my_part = (
+        empty(size, "float32") for size in (10 * n, sum(counts), 10, counts[rank])
+    )
+    swapped, sent, passed, collected = (
+        empty(n * 3, "float32"),
+        slices.copy(),
+        empty(10 * n, "float32"),
+        empty(10 * n, "float32"),
+    )
     start = sum(counts[:rank])
     backend.all_reduce(total)
     backend.all_reduce(lowest, MIN)
     backend.all_reduce(product, PRODUCT)
     backend.all_gather(slices[:10], gathered)
-    backend.all_gather(whole[start:start + counts[rank]], uneven, counts)
+    backend.all_gather(whole[start : start + counts[rank]], uneven, counts)
     backend.reduce_scatter(slices, mine)
     backend.reduce_scatter(whole, my_part, counts, AVERAGE)
     backend.all_to_all(slices, swapped, [3] * n, [3] * n, [4 * r for r in range(n)])
@@ -72,7 +85,10 @@ def ordered_sums(backend, array, empty, dtype) -> list:
     """Sums in the order of the tree, of arrays of several sizes. Collective."""
     sums = []
     for size in SIZES:
-        total, slices = array(values(backend.rank, size, dtype)), array(values(backend.rank, size * backend.world_size, dtype))
+        total, slices = (
+            array(values(backend.rank, size, dtype)),
+            array(values(backend.rank, size * backend.world_size, dtype)),
+        )
         own = empty(size, dtype)
         ordered_all_reduce(backend, total)
         ordered_reduce_scatter(backend, slices, own)

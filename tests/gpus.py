@@ -1,8 +1,11 @@
-"""A GPU for the tests that want one: a real one where there is one, else the stand-in for CuPy (tests/stand_in).
+"""A GPU for the tests that want one: a real one where there is one, else the stand-in for CuPy
+(tests/stand_in).
 
-On the stand-in the plain twins of the kernels compute, fast enough for many runs. Tests that are marked `emulated` have the
-kernels in CUDA C++ there too, thread by thread on the CPU; they need g++.
+On the stand-in the plain twins of the kernels compute, fast enough for many runs. Tests that are
+marked `emulated` have the kernels in CUDA C++ there too, thread by thread on the CPU; they need
+g++.
 """
+
 from dataclasses import dataclass
 
 import pytest
@@ -25,7 +28,9 @@ def missing():
 
 @dataclass
 class Gpu:
-    """machine: the book of the stand-in; None on a real GPU. has_kernels: those in CUDA C++ compute."""
+    """machine: the book of the stand-in; None on a real GPU. has_kernels: those in CUDA C++
+    compute.
+    """
 
     device: Device
     machine: object = None

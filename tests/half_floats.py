@@ -1,15 +1,22 @@
 """The half floats that this machine has, and how far off a rounded number may be."""
+
 import numpy
 import pytest
 
 try:
-    import ml_dtypes        # noqa: F401
+    import ml_dtypes  # noqa: F401
+
     HAS_BFLOAT16 = True
 except ImportError:
     HAS_BFLOAT16 = False
 
-HALF_A_LAST_BIT = {"float16": 2.0 ** -11, "bfloat16": 2.0 ** -8}          # relative, of a number that is not tiny
-BFLOAT16 = pytest.param("bfloat16", marks=pytest.mark.skipif(not HAS_BFLOAT16, reason="ml_dtypes is not installed"))
+HALF_A_LAST_BIT = {
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}  # relative, of a number that is not tiny
+BFLOAT16 = pytest.param(
+    "bfloat16", marks=pytest.mark.skipif(not HAS_BFLOAT16, reason="ml_dtypes is not installed")
+)
 HALVES = ("float16", BFLOAT16)
 EVERY_HALF = pytest.mark.parametrize("half", HALVES)
 

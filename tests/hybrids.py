@@ -1,10 +1,14 @@
 """Tiny GPTs on every pipeline x data x tensor mesh, and what the ranks of one hold together.
 
-    run = trained((2, 2, 2), "zero1", "zb-v")           # (pipeline, data, tensor), on ranks that are threads
-    run.gradients[3]                                    # of step 3, whole, before clipping, in canonical order
+    run = trained((2, 2, 2), "zero1", "zb-v")           # (pipeline, data, tensor), on ranks that
+                                                        are threads
+    run.gradients[3]                                    # of step 3, whole, before clipping, in
+                                                        canonical order
 
-Width, heads, vocabulary and samples are multiples of 1, 2, 3, 4, 6 and 8, so every factorisation of so many ranks fits.
+Width, heads, vocabulary and samples are multiples of 1, 2, 3, 4, 6 and 8, so every factorisation of
+so many ranks fits.
 """
+
 from dataclasses import dataclass
 
 import numpy
@@ -29,8 +33,18 @@ def meshes(num_ranks):
 
 def gpt(layers=1, **changes):
     """A float64 GPT of 7,000 parameters per layer, every head of one dim."""
-    return sk.models.GPT(VOCABULARY, SEQUENCE, **{"width": WIDTH, "layers": layers, "heads": WIDTH, "seed": 3,
-                                                  "dtype": "float64", **changes})
+    return sk.models.GPT(
+        VOCABULARY,
+        SEQUENCE,
+        **{
+            "width": WIDTH,
+            "layers": layers,
+            "heads": WIDTH,
+            "seed": 3,
+            "dtype": "float64",
+            **changes,
+        },
+    )
 
 
 def layers_for(pipeline, schedule):
@@ -39,8 +53,13 @@ def layers_for(pipeline, schedule):
 
 
 def micro_batches_for(pipeline, data, samples=SAMPLES):
-    """Of one data rank: a divisor of its samples, and enough to fill the pipeline, at least two, if it has so many."""
-    return next((num for num in range(max(2, pipeline), samples + 1) if samples // data % num == 0), samples // data)
+    """Of one data rank: a divisor of its samples, and enough to fill the pipeline, at least two, if
+    it has so many.
+    """
+    return next(
+        (num for num in range(max(2, pipeline), samples + 1) if samples // data % num == 0),
+        samples // data,
+    )
 
 
 def batch(step, samples=SAMPLES):
@@ -49,14 +68,34 @@ def batch(step, samples=SAMPLES):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def hybrid(backend, mesh, policy="fsdp", schedule="1f1b", *, model=None, order=("pipeline", "data", "tensor"), **settings):
+def hybrid(
+    backend,
+    mesh,
+    policy="fsdp",
+    schedule="1f1b",
+    *,
+    model=None,
+    order=("pipeline", "data", "tensor"),
+    **settings,
+):
     """The model on the mesh: AdamW, and clipping that is active in every one of the first steps."""
     pipeline, data, tensor = mesh
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 0.1, "minimum_parameter_group_size": 1,
-                "micro_batches": micro_batches_for(pipeline, data), **settings}
-    return sk.HybridShardedModel(model or gpt(layers_for(pipeline, schedule)),
-                                 sk.ShardingConfiguration(backend, schedule=schedule, **settings),
-                                 pipeline, tensor, data, policy=policy, order=order)
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 0.1,
+        "minimum_parameter_group_size": 1,
+        "micro_batches": micro_batches_for(pipeline, data),
+        **settings,
+    }
+    return sk.HybridShardedModel(
+        model or gpt(layers_for(pipeline, schedule)),
+        sk.ShardingConfiguration(backend, schedule=schedule, **settings),
+        pipeline,
+        tensor,
+        data,
+        policy=policy,
+        order=order,
+    )
 
 
 def step_once(model, step, samples=SAMPLES):
@@ -64,11 +103,14 @@ def step_once(model, step, samples=SAMPLES):
     return model.train(*sk.split_batch(model.mesh, *batch(step, samples)))
 
 
-# ---- what all ranks hold together --------------------------------------------------------------------------------
+# ---- what all ranks hold together ----------------------------------------------------------------
+
 
 @dataclass
 class Box:
-    """Some elements of a whole parameter on one rank; `counts` on exactly one of the ranks that hold them."""
+    """Some elements of a whole parameter on one rank; `counts` on exactly one of the ranks that
+    hold them.
+    """
 
     name: str
     box: object
@@ -77,10 +119,12 @@ class Box:
 
 
 class GradientRecord:
-    """The gradient of every step as boxes of this rank, taken where each unit's step takes it: reduced, not yet clipped."""
+    """The gradient of every step as boxes of this rank, taken where each unit's step takes it:
+    reduced, not yet clipped.
+    """
 
     def __init__(self, model):
-        self.steps: dict[int, list[Box]] = {}            # number of the step, from 1
+        self.steps: dict[int, list[Box]] = {}  # number of the step, from 1
         for unit in model.engine.units:
             unit.step = self._recording(unit, unit.step)
 
@@ -88,29 +132,42 @@ class GradientRecord:
         def record_and_step(number, *rest):
             self.steps.setdefault(number, []).extend(_gradient_boxes(unit))
             step(number, *rest)
+
         return record_and_step
 
 
 def _gradient_boxes(unit):
-    owned = unit.updated_gradient if unit.policy.shard_optimizer_state else unit.updated_gradient[slice(*unit.span)]
+    owned = (
+        unit.updated_gradient
+        if unit.policy.shard_optimizer_state
+        else unit.updated_gradient[slice(*unit.span)]
+    )
     for piece in unit.pieces():
         parameter = unit.plan.parameters[piece.name]
-        values = to_host(owned[piece.start:piece.stop].copy()).reshape(piece.box.shape)
-        yield Box(piece.name, global_piece(parameter, piece).box, values, is_counted(parameter) and not unit.plan.is_copy)
+        values = to_host(owned[piece.start : piece.stop].copy()).reshape(piece.box.shape)
+        yield Box(
+            piece.name,
+            global_piece(parameter, piece).box,
+            values,
+            is_counted(parameter) and not unit.plan.is_copy,
+        )
 
 
 def whole_vector(shapes, boxes):
-    """The boxes of all ranks as one canonical vector. Those that count tile it exactly once; copies have the same bits.
+    """The boxes of all ranks as one canonical vector. Those that count tile it exactly once; copies
+    have the same bits.
 
     shapes  {name: whole shape} in canonical order
     """
     whole = {name: numpy.full(shape, numpy.nan) for name, shape in shapes.items()}
-    for box in sorted(boxes, key=lambda box: not box.counts):       # copies last
+    for box in sorted(boxes, key=lambda box: not box.counts):  # copies last
         here = whole[box.name][box.box.slices()]
         if box.counts:
             here[...] = box.values
         else:
-            numpy.testing.assert_array_equal(box.values, here, f"a copy of {box.name}{box.box} differs")
+            numpy.testing.assert_array_equal(
+                box.values, here, f"a copy of {box.name}{box.box} differs"
+            )
     for name, shape in shapes.items():
         tiles_exactly(shape, [box.box for box in boxes if box.name == name and box.counts])
     return numpy.concatenate([values.ravel() for values in whole.values()])
@@ -121,11 +178,14 @@ def shapes_of(model):
     return {name: p.global_shape for name, p in model.wrapped_model.named_parameters().items()}
 
 
-# ---- runs on threads ---------------------------------------------------------------------------------------------
+# ---- runs on threads -----------------------------------------------------------------------------
+
 
 @dataclass
 class Run:
-    """What training ended in, the same on all ranks: whole vectors, and a loss and a norm per step."""
+    """What training ended in, the same on all ranks: whole vectors, and a loss and a norm per
+    step.
+    """
 
     parameters: numpy.ndarray
     gradients: list
@@ -135,18 +195,28 @@ class Run:
 
 def trained(mesh, policy="fsdp", schedule="1f1b", steps=5, **settings) -> Run:
     """Train on ranks that are threads, whatever hybrid() takes. Ranks must agree to the bit."""
+
     def on_rank(backend):
-        model = hybrid(backend, mesh, policy, schedule, **{**settings, "model": settings.get("model", lambda: None)()})
+        model = hybrid(
+            backend,
+            mesh,
+            policy,
+            schedule,
+            **{**settings, "model": settings.get("model", lambda: None)()},
+        )
         record, losses, norms = GradientRecord(model), [], []
         for step in range(steps):
             losses.append(step_once(model, step))
             norms.append(model.engine.gradient_norm)
         return (model.gather_full_parameters(), losses, norms), record.steps, shapes_of(model)
+
     results = sk.run_ranks(numpy.prod(mesh), on_rank)
     (parameters, losses, norms), _, shapes = results[0]
     for (other, *curves), _, _ in results:
         numpy.testing.assert_array_equal(other, parameters, "ranks disagree about the parameters")
         assert curves == [losses, norms], "ranks disagree about losses or norms"
-    gradients = [whole_vector(shapes, [box for _, steps, _ in results for box in steps[number]])
-                 for number in range(1, steps + 1)]
+    gradients = [
+        whole_vector(shapes, [box for _, steps, _ in results for box in steps[number]])
+        for number in range(1, steps + 1)
+    ]
     return Run(parameters, gradients, losses, norms)

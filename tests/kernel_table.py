@@ -1,4 +1,7 @@
-"""One table of how to call every kernel, for the tests that compare twins; and what these tests do with its lines."""
+"""One table of how to call every kernel, for the tests that compare twins; and what these tests do
+with its lines.
+"""
+
 import inspect
 from dataclasses import dataclass, field
 from typing import Callable
@@ -11,16 +14,27 @@ ANY = [(0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (65, 129), (70_001,)]
 ROWS = [(0, 5), (1, 1), (3, 1), (5, 7), (2, 64), (33, 47), (4, 1025), (300, 512)]
 VECTORS = [(0,), (1,), (7,), (257,), (70_001,)]
 # batch, heads, key heads, queries, keys, head dim, first query
-ATTENTION = [(1, 1, 1, 1, 1, 2, 0), (2, 3, 3, 5, 5, 4, 0), (0, 2, 2, 3, 3, 4, 0), (2, 4, 2, 0, 3, 4, 0), (2, 6, 2, 5, 9, 4, 4),
-             (2, 4, 2, 3, 9, 4, 2), (1, 2, 1, 65, 65, 8, 0), (1, 2, 2, 130, 700, 16, 570), (1, 2, 1, 1030, 1030, 8, 0)]
+ATTENTION = [
+    (1, 1, 1, 1, 1, 2, 0),
+    (2, 3, 3, 5, 5, 4, 0),
+    (0, 2, 2, 3, 3, 4, 0),
+    (2, 4, 2, 0, 3, 4, 0),
+    (2, 6, 2, 5, 9, 4, 4),
+    (2, 4, 2, 3, 9, 4, 2),
+    (1, 2, 1, 65, 65, 8, 0),
+    (1, 2, 2, 130, 700, 16, 570),
+    (1, 2, 1, 1030, 1030, 8, 0),
+]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
 
 
 @dataclass(frozen=True)
 class Line:
-    """How to call a kernel: (n, shape) -> its positional arguments, where n(shape) makes normal numbers.
+    """How to call a kernel: (n, shape) -> its positional arguments, where n(shape) makes normal
+    numbers.
 
-    in_place  numbers of the arguments that `out` may be (with several buffers: that the first may be)
+    in_place  numbers of the arguments that `out` may be (with several buffers: that the first may
+              be)
     """
 
     shapes: list
@@ -59,57 +73,111 @@ def cross_entropy_backward(n, s):
     return 0.7, x, t, reference.cross_entropy(x, t)[1], targets(s[0], 5) > 1
 
 
-ADAM = {"step": 3, "lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "gradient_scale": 0.3}
+ADAM = {
+    "step": 3,
+    "lr": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+    "gradient_scale": 0.3,
+}
 MOMENTUM = {"lr": 0.1, "beta": 0.9, "weight_decay": 0.01, "gradient_scale": 0.3}
 TABLE = {
-    "adam": [Line(VECTORS, lambda n, s: (n(s), n(s), n(s), abs(n(s))), {**ADAM, "decoupled": decoupled})
-             for decoupled in (False, True)],
-    "add_layer_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0, 1))],
+    "adam": [
+        Line(VECTORS, lambda n, s: (n(s), n(s), n(s), abs(n(s))), {**ADAM, "decoupled": decoupled})
+        for decoupled in (False, True)
+    ],
+    "add_layer_norm": [
+        Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0, 1))
+    ],
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
     "causal_attention": [Line(ATTENTION, attention)],
     "causal_attention_backward": [Line(ATTENTION, attention_backward)],
-    "cross_entropy": [Line(ROWS, lambda n, s: (n(s), targets(*s))),
-                      Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1))],
+    "cross_entropy": [
+        Line(ROWS, lambda n, s: (n(s), targets(*s))),
+        Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1)),
+    ],
     "cross_entropy_backward": [Line(ROWS, cross_entropy_backward, in_place=(1,))],
-    "dropout": [Line(ANY, lambda n, s: (n(s), 2 ** 63 + 17, 5, 0.3), in_place=(0,)),
-                Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10 ** 10 + 2, 0.0), in_place=(0,))],
-    "dropout_mask": [Line(VECTORS, lambda n, s: (2 ** 64 - 1, 6, 6 + s[0], 0.3))],
+    "dropout": [
+        Line(ANY, lambda n, s: (n(s), 2**63 + 17, 5, 0.3), in_place=(0,)),
+        Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10**10 + 2, 0.0), in_place=(0,)),
+    ],
+    "dropout_mask": [Line(VECTORS, lambda n, s: (2**64 - 1, 6, 6 + s[0], 0.3))],
     "embedding_backward": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "from_half": [Line(VECTORS, lambda n, s: ((3 * n(s)).astype("float16"), n(1).dtype))],
     "gelu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "gelu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
-    "largest_magnitude": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (-abs(n(s)),))],
+    "largest_magnitude": [
+        Line(VECTORS, lambda n, s: (n(s),)),
+        Line(VECTORS, lambda n, s: (-abs(n(s)),)),
+    ],
     "layer_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0,))],
     "layer_norm_backward": [Line(ROWS, layer_norm_backward, in_place=(0, 1))],
-    "momentum": [Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
-                 for nesterov in (False, True)],
+    "momentum": [
+        Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
+        for nesterov in (False, True)
+    ],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
-    "rotary_tables": [Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))],
-    "sgd": [Line(VECTORS, lambda n, s: (n(s), n(s)), {"lr": 0.1, "weight_decay": 0.01, "gradient_scale": 0.3}),
-            Line(VECTORS, lambda n, s: (n(s), n(s)), {"lr": 0.1})],
+    "rotary_tables": [
+        Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
+    ],
+    "sgd": [
+        Line(
+            VECTORS,
+            lambda n, s: (n(s), n(s)),
+            {"lr": 0.1, "weight_decay": 0.01, "gradient_scale": 0.3},
+        ),
+        Line(VECTORS, lambda n, s: (n(s), n(s)), {"lr": 0.1}),
+    ],
     "sigmoid": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "silu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "silu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
-    "softmax": [Line(ANY, lambda n, s: (n(s),), in_place=(0,)), Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), 0), in_place=(0,))],
-    "softmax_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
-                         Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1))],
+    "softmax": [
+        Line(ANY, lambda n, s: (n(s),), in_place=(0,)),
+        Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), 0), in_place=(0,)),
+    ],
+    "softmax_backward": [
+        Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
+        Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1)),
+    ],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
-    "to_half": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s) * 10 ** (4 * n(s)), 0.7))],
-    "tree_sum": [Line(VECTORS, lambda n, s, count=count: ([n(s) for _ in range(count)],)) for count in (1, 2, 3, 4, 5, 7, 8)],
+    "to_half": [
+        Line(VECTORS, lambda n, s: (n(s),)),
+        Line(VECTORS, lambda n, s: (n(s) * 10 ** (4 * n(s)), 0.7)),
+    ],
+    "tree_sum": [
+        Line(VECTORS, lambda n, s, count=count: ([n(s) for _ in range(count)],))
+        for count in (1, 2, 3, 4, 5, 7, 8)
+    ],
 }
-EXACT = {"adam", "dropout", "dropout_mask", "embedding_backward", "from_half", "largest_magnitude", "momentum",
-         "rotary_tables", "sgd", "to_half", "tree_sum"}
+EXACT = {
+    "adam",
+    "dropout",
+    "dropout_mask",
+    "embedding_backward",
+    "from_half",
+    "largest_magnitude",
+    "momentum",
+    "rotary_tables",
+    "sgd",
+    "to_half",
+    "tree_sum",
+}
 IN_PLACE_RULES = {"adam", "momentum", "sgd"}
-CASES = [(name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes]
+CASES = [
+    (name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes
+]
 
 
-# ---- calling -------------------------------------------------------------------------------------------------------
+# ---- calling -------------------------------------------------------------------------------------
+
 
 def made(line, shape, dtype):
     """The arguments of a line, the same numbers each time."""
@@ -118,9 +186,18 @@ def made(line, shape, dtype):
 
 
 def results(kernel, arguments, line):
-    """Everything that comes out, and the arguments after the call: rules work in place, and nothing else may write."""
-    returned = [numpy.float64(x) if isinstance(x, float) else x for x in as_tuple(kernel(*arguments, **line.keywords))]
-    return [array for array in [*returned, *flat(arguments)] if isinstance(array, (numpy.ndarray, numpy.float64))]
+    """Everything that comes out, and the arguments after the call: rules work in place, and nothing
+    else may write.
+    """
+    returned = [
+        numpy.float64(x) if isinstance(x, float) else x
+        for x in as_tuple(kernel(*arguments, **line.keywords))
+    ]
+    return [
+        array
+        for array in [*returned, *flat(arguments)]
+        if isinstance(array, (numpy.ndarray, numpy.float64))
+    ]
 
 
 def as_tuple(returned):
@@ -128,15 +205,21 @@ def as_tuple(returned):
 
 
 def flat(arguments):
-    return [each for argument in arguments for each in (argument if isinstance(argument, list) else [argument])]
+    return [
+        each
+        for argument in arguments
+        for each in (argument if isinstance(argument, list) else [argument])
+    ]
 
 
 def mapped(change, arguments):
     """The arguments with every floating-point array changed."""
+
     def one(x):
         if isinstance(x, list):
             return [one(each) for each in x]
         return change(x) if isinstance(x, numpy.ndarray) and x.dtype.kind == "f" else x
+
     return tuple([one(argument) for argument in arguments])
 
 
@@ -144,7 +227,8 @@ def bits(arrays):
     return [(array.shape, array.dtype.str, array.tobytes()) for array in arrays]
 
 
-# ---- the same numbers, lying elsewhere ------------------------------------------------------------------------------
+# ---- the same numbers, lying elsewhere -----------------------------------------------------------
+
 
 def strided(x):
     """The same numbers, every other element of a larger array."""
@@ -165,12 +249,16 @@ def read_only(x):
     return x
 
 
-WITH_OUT = [name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters]
+WITH_OUT = [
+    name for name in TABLE if "out" in inspect.signature(getattr(reference, name)).parameters
+]
 
 
 def buffers_like(name, returned):
-    """NaN-filled buffers for what a kernel returned, in the form that its `out` takes; and that part of what it returned."""
+    """NaN-filled buffers for what a kernel returned, in the form that its `out` takes; and that
+    part of what it returned.
+    """
     default = inspect.signature(getattr(reference, name)).parameters["out"].default
-    parts = returned[:len(default)] if isinstance(default, tuple) else returned[:1]
+    parts = returned[: len(default)] if isinstance(default, tuple) else returned[:1]
     buffers = tuple([numpy.full(part.shape, numpy.nan, part.dtype) for part in parts])
     return (buffers if isinstance(default, tuple) else buffers[0]), buffers, parts

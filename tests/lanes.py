@@ -1,4 +1,7 @@
-"""Lanes between threads of this process, each with a heap of its own, as processes of one node have them."""
+"""Lanes between threads of this process, each with a heap of its own, as processes of one node have
+them.
+"""
+
 import threading
 
 from shardkit.comm.shared.desk import new_desk, table_of
@@ -9,18 +12,27 @@ HEAP_BYTES = 1 << 26
 
 
 def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HEAP_BYTES) -> list:
-    """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a rank."""
+    """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a
+    rank.
+    """
     heaps = [Heap(heap_bytes) for _ in range(num_ranks)]
     addresses = [heap.memory.address for heap in heaps]
     desks = [new_desk(heap) for heap in heaps]
     results, errors = [None] * num_ranks, []
 
     def run(rank):
-        table = table_of(rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False)
+        table = table_of(
+            rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False
+        )
         try:
-            results[rank] = fn(Lane(table, lambda: None, lambda array: array.ctypes.data, lambda: None), heaps[rank], rank)
+            results[rank] = fn(
+                Lane(table, lambda: None, lambda array: array.ctypes.data, lambda: None),
+                heaps[rank],
+                rank,
+            )
         except BaseException as error:
             errors.append(error)
+
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
     for thread in threads:
         thread.start()

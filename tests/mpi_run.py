@@ -3,10 +3,12 @@
     rank 0   reports, as pytest always does; its summary names the ranks where tests failed
     others   are quiet, but show on standard error what failed there
 
-Ranks meet twice, before the first test and after the last, and with -x after every test: ranks with different tests would wait
-for each other, and launchers differ in whose exit code they pass on. A rank that hangs in a test is ended by its time limit,
-one that dies is noticed by the backend; both end the job.
+Ranks meet twice, before the first test and after the last, and with -x after every test: ranks with
+different tests would wait for each other, and launchers differ in whose exit code they pass on. A
+rank that hangs in a test is ended by its time limit, one that dies is noticed by the backend; both
+end the job.
 """
+
 import os
 import sys
 
@@ -16,7 +18,7 @@ from shardkit.comm import MPICommunicationBackend
 from shardkit.config import launcher
 from shardkit.errors import ShardkitError
 
-MEETING_SECONDS = 30             # beyond the longest limit of a test, which a late rank may still be in
+MEETING_SECONDS = 30  # beyond the longest limit of a test, which a late rank may still be in
 
 BROKEN = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR)
 
@@ -29,9 +31,11 @@ class MPIRun:
     def __init__(self, backend):
         self.backend = backend
         self._num_ran, self._failed = 0, set()
-        self._patience = MEETING_SECONDS                 # seconds
-        self._reports: dict[int, tuple[int, int]] = {}   # rank -> exit status, number of failed tests
-        self._is_over = False                            # a rank has met the others for the last time
+        self._patience = MEETING_SECONDS  # seconds
+        self._reports: dict[
+            int, tuple[int, int]
+        ] = {}  # rank -> exit status, number of failed tests
+        self._is_over = False  # a rank has met the others for the last time
 
     @classmethod
     def begin(cls, config) -> "MPIRun":
@@ -51,14 +55,18 @@ class MPIRun:
             sys.stdout = open(os.devnull, "w")
         return cls(backend)
 
-    # ---- together --------------------------------------------------------------------------------------------------
+    # ---- together --------------------------------------------------------------------------------
 
     def _meet(self, occasion, note):
-        """Return [(occasion, note)] of all ranks. Collective; a rank that stays away ends the job."""
+        """Return [(occasion, note)] of all ranks. Collective; a rank that stays away ends the
+        job.
+        """
         notes = self.backend.exchange_within((occasion, note), self._patience)
         if notes is None:
-            self.backend.abort(f"rank {self.backend.rank} waited {self._patience:g} s {occasion} the tests for ranks that did "
-                               "not come; the job is ended")
+            self.backend.abort(
+                f"rank {self.backend.rank} waited {self._patience:g} s {occasion} the tests for ranks that did "
+                "not come; the job is ended"
+            )
         self._is_over = any(other == "after" for other, _ in notes)
         return notes
 
@@ -69,7 +77,9 @@ class MPIRun:
         notes = self._meet("before", (session.testsfailed, [item.nodeid for item in session.items]))
         differ = [rank for rank, note in enumerate(notes) if note != notes[0]]
         if differ:
-            raise session.Interrupted(f"rank {differ[0]} has other tests than rank 0, or could not collect them")
+            raise session.Interrupted(
+                f"rank {differ[0]} has other tests than rank 0, or could not collect them"
+            )
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -77,7 +87,10 @@ class MPIRun:
         result = yield
         if item.config.option.maxfail:
             notes = self._meet("between", item.session.shouldfail)
-            reasons = [reason if occasion == "between" else "a rank has ended" for occasion, reason in notes]
+            reasons = [
+                reason if occasion == "between" else "a rank has ended"
+                for occasion, reason in notes
+            ]
             item.session.shouldfail = next(filter(None, reasons), False)
         return result
 
@@ -88,7 +101,9 @@ class MPIRun:
         self._reports = {self.backend.rank: own}
         if not self._is_over:
             notes = self._meet("after", own)
-            self._reports = {rank: note for rank, (occasion, note) in enumerate(notes) if occasion == "after"}
+            self._reports = {
+                rank: note for rank, (occasion, note) in enumerate(notes) if occasion == "after"
+            }
         session.exitstatus = max(status for status, _ in self._reports.values())
 
     def pytest_unconfigure(self):
@@ -96,7 +111,7 @@ class MPIRun:
         sys.stdout.flush()
         self.backend.shutdown()
 
-    # ---- what is said ----------------------------------------------------------------------------------------------
+    # ---- what is said ----------------------------------------------------------------------------
 
     def pytest_runtest_logreport(self, report):
         if report.when == "call" and report.outcome != "skipped":
@@ -119,12 +134,24 @@ class MPIRun:
 
     def pytest_terminal_summary(self, terminalreporter):
         """The line that tells a run on K ranks from K runs on one, and the one about failures."""
-        failed = [f"{num_failed} on rank {rank}" for rank, (_, num_failed) in self._reports.items() if num_failed]
-        broken = [f"rank {rank} with exit status {status}" for rank, (status, _) in self._reports.items() if status in BROKEN]
+        failed = [
+            f"{num_failed} on rank {rank}"
+            for rank, (_, num_failed) in self._reports.items()
+            if num_failed
+        ]
+        broken = [
+            f"rank {rank} with exit status {status}"
+            for rank, (status, _) in self._reports.items()
+            if status in BROKEN
+        ]
         if failed or broken:
-            words = ["tests failed: " + ", ".join(failed)] * bool(failed) + ["broken off: " + ", ".join(broken)] * bool(broken)
+            words = ["tests failed: " + ", ".join(failed)] * bool(failed) + [
+                "broken off: " + ", ".join(broken)
+            ] * bool(broken)
             terminalreporter.write_line("; ".join(words), red=True)
-        terminalreporter.write_line(f"{self._num_ran} MPI tests ran on {self.backend.world_size} ranks")
+        terminalreporter.write_line(
+            f"{self._num_ran} MPI tests ran on {self.backend.world_size} ranks"
+        )
 
 
 def _limit_of(item) -> float:

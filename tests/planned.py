@@ -1,4 +1,7 @@
-"""Layouts of the planner as models that run: the settings of one, the GPT of one, and the batch that it wants."""
+"""Layouts of the planner as models that run: the settings of one, the GPT of one, and the batch
+that it wants.
+"""
+
 import numpy
 
 import shardkit as sk
@@ -7,23 +10,45 @@ from shardkit.plan import Layout, ModelShape
 
 def gpt_of(shape: ModelShape, **changes):
     """The model that has these sizes."""
-    return sk.models.GPT(shape.vocabulary, shape.sequence_length, shape.width, shape.layers, shape.heads, shape.kv_heads,
-                         style=shape.style, tied=shape.tied, dropout=shape.dropout, hidden=shape.hidden, **changes)
+    return sk.models.GPT(
+        shape.vocabulary,
+        shape.sequence_length,
+        shape.width,
+        shape.layers,
+        shape.heads,
+        shape.kv_heads,
+        style=shape.style,
+        tied=shape.tied,
+        dropout=shape.dropout,
+        hidden=shape.hidden,
+        **changes,
+    )
 
 
 def sharded(backend, layout: Layout, shape: ModelShape, **settings):
     """The model on the mesh of the layout, as the layout says. Collective."""
     config = sk.ShardingConfiguration(
-        backend, optimizer=sk.AdamW(), max_gradient_norm=1.0, micro_batches=layout.micro_batches, schedule=layout.schedule,
-        virtual_stages=layout.virtual, sequence_parallel=layout.is_sequence_parallel,
-        activation_checkpointing=layout.recomputation == "full", **settings)
-    return sk.HybridShardedModel(gpt_of(shape), config, layout.pipeline, layout.tensor, layout.data, policy=layout.policy)
+        backend,
+        optimizer=sk.AdamW(),
+        max_gradient_norm=1.0,
+        micro_batches=layout.micro_batches,
+        schedule=layout.schedule,
+        virtual_stages=layout.virtual,
+        sequence_parallel=layout.is_sequence_parallel,
+        activation_checkpointing=layout.recomputation == "full",
+        **settings,
+    )
+    return sk.HybridShardedModel(
+        gpt_of(shape), config, layout.pipeline, layout.tensor, layout.data, policy=layout.policy
+    )
 
 
 def train_steps(model, layout: Layout, shape: ModelShape, steps=1):
     """The losses of the first steps. Collective."""
     losses = []
     for step in range(steps):
-        tokens = numpy.random.default_rng(step).integers(0, shape.vocabulary, (layout.batch, shape.sequence_length + 1))
+        tokens = numpy.random.default_rng(step).integers(
+            0, shape.vocabulary, (layout.batch, shape.sequence_length + 1)
+        )
         losses.append(model.train(*sk.split_batch(model.mesh, tokens[:, :-1], tokens[:, 1:])))
     return losses

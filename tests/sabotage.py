@@ -1,14 +1,25 @@
-"""A model in which one rank goes wrong at one place of one step: NaN, an infinite gradient, or memory that runs out."""
+"""A model in which one rank goes wrong at one place of one step: NaN, an infinite gradient, or
+memory that runs out.
+"""
+
 import numpy
 
 from shardkit.nn.autograd import Tensor, record
 
-WAYS = ("nan", "infinite gradient", "memory in forward", "memory in backward", "memory in weight gradient")
+WAYS = (
+    "nan",
+    "infinite gradient",
+    "memory in forward",
+    "memory in backward",
+    "memory in weight gradient",
+)
 
 
 def no_memory():
     """As NumPy says it. numpy.empty(2**60) itself would do on most machines, but some lend it."""
-    raise MemoryError("Unable to allocate 8.00 EiB for an array with shape (1152921504606846976,) and data type float64")
+    raise MemoryError(
+        "Unable to allocate 8.00 EiB for an array with shape (1152921504606846976,) and data type float64"
+    )
 
 
 def sabotage(model, block_number, how, is_due):
@@ -22,6 +33,7 @@ def sabotage(model, block_number, how, is_due):
         if how == "memory in forward":
             no_memory()
         return _spoilt(forward(x, *arguments), how, block.parameters()[0])
+
     block.forward = spoilt
 
 
@@ -31,9 +43,15 @@ def _spoilt(out: Tensor, how, parameter) -> Tensor:
         return out * numpy.float32("nan")
 
     def backward(gradient, wanted):
-        if how == "memory in backward" and wanted[0] or how == "memory in weight gradient" and wanted[1]:
+        if (
+            how == "memory in backward"
+            and wanted[0]
+            or how == "memory in weight gradient"
+            and wanted[1]
+        ):
             no_memory()
         if how == "infinite gradient":
             gradient = numpy.full_like(gradient, numpy.inf)
         return gradient, numpy.zeros_like(parameter.array) if wanted[1] else None
+
     return record(out.array.copy(), (out, parameter), backward)

@@ -1,18 +1,39 @@
-"""Two hybrid models of different mesh sizes in one job, on any backend: trained in turn, and each alone."""
+"""Two hybrid models of different mesh sizes in one job, on any backend: trained in turn, and each
+alone.
+"""
+
 from builders import sha256
 from hybrids import gpt, hybrid, step_once
 
 STEPS = 3
 LLAMA = {"style": "llama", "heads": 12}
-PAIRS = {                       # number of ranks: pairs of what make() takes
-    4: [({"mesh": (2, 1, 2), "schedule": "zb-v", "changes": {"layers": 2}},
-         {"mesh": (1, 2, 2), "policy": "zero1", "schedule": "gpipe", "changes": LLAMA}),
-        ({"mesh": (2, 2, 1), "policy": "zero2", "changes": {"tied": True}},
-         {"mesh": (1, 1, 4), "policy": "ddp", "changes": {**LLAMA, "kv_heads": 2}, "sequence_parallel": True})],
-    8: [({"mesh": (2, 2, 2), "schedule": "interleaved", "changes": {"layers": 2}},
-         {"mesh": (4, 2, 1), "policy": "ddp", "changes": {"tied": True, "layers": 2}}),
-        ({"mesh": (1, 4, 2), "policy": "zero2", "schedule": "gpipe"},
-         {"mesh": (2, 1, 4), "schedule": "zb-h1", "changes": {"dropout": 0.1}})]}
+PAIRS = {  # number of ranks: pairs of what make() takes
+    4: [
+        (
+            {"mesh": (2, 1, 2), "schedule": "zb-v", "changes": {"layers": 2}},
+            {"mesh": (1, 2, 2), "policy": "zero1", "schedule": "gpipe", "changes": LLAMA},
+        ),
+        (
+            {"mesh": (2, 2, 1), "policy": "zero2", "changes": {"tied": True}},
+            {
+                "mesh": (1, 1, 4),
+                "policy": "ddp",
+                "changes": {**LLAMA, "kv_heads": 2},
+                "sequence_parallel": True,
+            },
+        ),
+    ],
+    8: [
+        (
+            {"mesh": (2, 2, 2), "schedule": "interleaved", "changes": {"layers": 2}},
+            {"mesh": (4, 2, 1), "policy": "ddp", "changes": {"tied": True, "layers": 2}},
+        ),
+        (
+            {"mesh": (1, 4, 2), "policy": "zero2", "schedule": "gpipe"},
+            {"mesh": (2, 1, 4), "schedule": "zb-h1", "changes": {"dropout": 0.1}},
+        ),
+    ],
+}
 
 
 def make(backend, mesh, changes={}, **settings):
@@ -29,7 +50,9 @@ def trained_alone(backend, description):
 
 
 def trained_in_turn(backend, first, second):
-    """The same of both, which exist from the start; the first is closed before the second takes its last step. Collective."""
+    """The same of both, which exist from the start; the first is closed before the second takes its
+    last step. Collective.
+    """
     models, losses = [make(backend, **first), make(backend, **second)], ([], [])
     for step in range(STEPS):
         for model, curve in zip(models, losses):

@@ -1,4 +1,5 @@
 """Counting the bytes of arrays that are alive, by purpose."""
+
 import threading
 import weakref
 
@@ -13,11 +14,14 @@ def owner_of(array):
 class Accounts:
     """Bytes alive and their peak, per purpose ("parameters", "gradients", ...).
 
-    A figure falls when the last view of an array is garbage, so it is what is resident and not what was asked for.
+    A figure falls when the last view of an array is garbage, so it is what is resident and not what
+    was asked for.
     """
 
     def __init__(self):
-        self._lock = threading.RLock()     # reentrant: a finalizer may run inside a locked section of its own thread
+        self._lock = (
+            threading.RLock()
+        )  # reentrant: a finalizer may run inside a locked section of its own thread
         self._live: dict[str, int] = {}
         self._peak: dict[str, int] = {}
         self._total = 0
@@ -34,7 +38,9 @@ class Accounts:
         return sum(self._live.get(p, 0) for p in purposes or self._live)
 
     def peak_bytes(self, purpose: str | None = None) -> int:
-        """The most bytes ever alive at once since `reset_peak`, of one purpose or of all together."""
+        """The most bytes ever alive at once since `reset_peak`, of one purpose or of all
+        together.
+        """
         return self._total_peak if purpose is None else self._peak.get(purpose, 0)
 
     def reset_peak(self):
@@ -48,7 +54,9 @@ class Accounts:
         return {purpose: count for purpose, count in sorted(self._live.items()) if count}
 
     def add(self, purpose: str, num_bytes: int) -> None:
-        """Count memory that is not watched: its owner says when it comes and, with a negative number, when it goes."""
+        """Count memory that is not watched: its owner says when it comes and, with a negative
+        number, when it goes.
+        """
         with self._lock:
             self._live[purpose] = self._live.get(purpose, 0) + num_bytes
             self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])

@@ -1,4 +1,5 @@
-"""Memory that is used again: arrays whose blocks come back by themselves when the last view of them is garbage.
+"""Memory that is used again: arrays whose blocks come back by themselves when the last view of them
+is garbage.
 
     with arena.in_use():                    in this thread: ranks may be threads
         a = empty((4096, 128), "float32")   a block of the arena
@@ -7,12 +8,15 @@
 
     segment   | lent | free |   lent   |            free             |
 
-A segment is one mapping of memory, in huge pages where the system has them. An array gets the block of one of its size that
-came back last, and is still in the cache. If there is none, all that came back is free, neighbours as one block, and the array
-gets the smallest block that is large enough; what it does not need of it stays free. If nothing is large enough, the arena grows
-by a segment. A step lets go of all that it took, so after the first one, whose segments become one, nothing is
-asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the cache.
+A segment is one mapping of memory, in huge pages where the system has them. An array gets the block
+of one of its size that came back last, and is still in the cache. If there is none, all that came
+back is free, neighbours as one block, and the array gets the smallest block that is large enough;
+what it does not need of it stays free. If nothing is large enough, the arena grows by a segment. A
+step lets go of all that it took, so after the first one, whose segments become one, nothing is
+asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the
+cache.
 """
+
 import mmap
 import weakref
 from bisect import bisect_left, insort
@@ -24,15 +28,17 @@ import numpy
 
 from .backend import ALIGNMENT_BYTES, Device
 
-SMALL_BYTES = 1 << 15               # arrays of up to this size are NumPy's own
+SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
-_GROWTH = 8                         # a new segment is at least this fraction of what there is
+_GROWTH = 8  # a new segment is at least this fraction of what there is
 
-_current: ContextVar["Arena | None"] = ContextVar("shardkit_arena", default=None)       # of this thread
+_current: ContextVar["Arena | None"] = ContextVar("shardkit_arena", default=None)  # of this thread
 
 
 def empty(shape, dtype, xp=numpy):
-    """A new array of xp, contents undefined, C-contiguous: from the arena in use here, if there is one."""
+    """A new array of xp, contents undefined, C-contiguous: from the arena in use here, if there is
+    one.
+    """
     arena = _current.get()
     return xp.empty(shape, dtype) if arena is None or xp is not numpy else arena.empty(shape, dtype)
 
@@ -70,16 +76,24 @@ class Arena:
         self._begin()
 
     def _begin(self):
-        """Nothing lent out, nothing free. Segments lie one after the other in one count of bytes, with gaps in between."""
-        self._segments: list[tuple] = []        # (start, mapping, where the start is in it)
-        self._free: list[tuple] = []            # (size, start), sorted
-        self._size_at: dict[int, int] = {}      # start of a free block -> its size
-        self._start_of: dict[int, int] = {}     # stop of a free block -> its start
-        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, its block)
-        self._came_back: list[tuple] = []       # blocks (start, size, mapping, where the start is in it) of arrays that are gone
-        self._idle: dict[int, list[tuple]] = {}     # size -> blocks that came back and are not joined to free ones
-        self._next_start = 0                    # of the next segment
-        self.num_bytes = 0                      # lent out and free
+        """Nothing lent out, nothing free. Segments lie one after the other in one count of bytes,
+        with gaps in between.
+        """
+        self._segments: list[tuple] = []  # (start, mapping, where the start is in it)
+        self._free: list[tuple] = []  # (size, start), sorted
+        self._size_at: dict[int, int] = {}  # start of a free block -> its size
+        self._start_of: dict[int, int] = {}  # stop of a free block -> its start
+        self._lent: dict[
+            int, tuple
+        ] = {}  # id of the weak reference to an array -> (the reference, its block)
+        self._came_back: list[
+            tuple
+        ] = []  # blocks (start, size, mapping, where the start is in it) of arrays that are gone
+        self._idle: dict[
+            int, list[tuple]
+        ] = {}  # size -> blocks that came back and are not joined to free ones
+        self._next_start = 0  # of the next segment
+        self.num_bytes = 0  # lent out and free
 
     @contextmanager
     def in_use(self):
@@ -103,8 +117,10 @@ class Arena:
         return array
 
     def _come_back(self, reference):
-        """Called when an array is gone, in any thread and at any time: free blocks are not touched here."""
-        came_back = self._came_back             # before the array is off the list: clear() makes a new one
+        """Called when an array is gone, in any thread and at any time: free blocks are not touched
+        here.
+        """
+        came_back = self._came_back  # before the array is off the list: clear() makes a new one
         lent = self._lent.pop(id(reference), None)
         if lent is not None:
             came_back.append(lent[1])
@@ -116,13 +132,15 @@ class Arena:
         return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
-        """Give memory back to the system: at once, if nothing is in use, else what is in use goes last."""
+        """Give memory back to the system: at once, if nothing is in use, else what is in use goes
+        last.
+        """
         if self.device.kind != "cpu":
             self.device.xp.get_default_memory_pool().free_all_blocks()
         self.device.accounts.add(self._purpose, -self.num_bytes)
-        self._begin()                           # arrays in use hold the mapping that they lie in
+        self._begin()  # arrays in use hold the mapping that they lie in
 
-    # ---- blocks --------------------------------------------------------------------------------------------------
+    # ---- blocks ----------------------------------------------------------------------------------
 
     def _block(self, size: int) -> tuple:
         """A block of this size."""
@@ -179,7 +197,7 @@ class Arena:
         del self._free[bisect_left(self._free, (size, start))]
         return size
 
-    # ---- segments ------------------------------------------------------------------------------------------------
+    # ---- segments --------------------------------------------------------------------------------
 
     def _grow(self, size: int):
         """A new segment, with a free block of at least this size."""
@@ -193,7 +211,9 @@ class Arena:
         self.device.accounts.add(self._purpose, size)
 
     def _join_segments(self):
-        """One segment of the same size, if nothing is in use: the next step finds one piece instead of many."""
+        """One segment of the same size, if nothing is in use: the next step finds one piece instead
+        of many.
+        """
         self._join_idle()
         if len(self._segments) > 1 and not self._lent:
             num_bytes = self.num_bytes
@@ -202,7 +222,9 @@ class Arena:
 
 
 def _mapping(num_bytes: int) -> mmap.mmap:
-    """Memory that is not an ndarray, so that views of views refer to the array that was lent out and keep it alive."""
+    """Memory that is not an ndarray, so that views of views refer to the array that was lent out
+    and keep it alive.
+    """
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -1,14 +1,18 @@
 """A BLAS beside NumPy's own for the products of the CPU: Intel's MKL, where the user asks for it.
 
     a [..., m, k] times b [..., k, n] -> out [..., m, n]
-    two matrices     cblas_?gemm, which reads each as it lies, by rows or by columns: nothing is copied
+    two matrices     cblas_?gemm, which reads each as it lies, by rows or by columns: nothing is
+                     copied
     stacks of them   one call of cblas_?gemm_batch, with the addresses of all
-    two of bfloat16  cblas_gemm_bf16bf16f32: exact products, added up in float32, on the matrix units of a CPU that has some
+    two of bfloat16  cblas_gemm_bf16bf16f32: exact products, added up in float32, on the matrix
+                     units of a CPU that has some
 
-NumPy's wheels multiply by OpenBLAS. On Intel's CPUs MKL is faster, most of all with small matrices (benchmarks/results). It is
-told to give the same bits in every run and at every address (its "conditional numerical reproducibility"): that it can on
-Intel's CPUs alone, so it is refused elsewhere.
+NumPy's wheels multiply by OpenBLAS. On Intel's CPUs MKL is faster, most of all with small matrices
+(benchmarks/results). It is told to give the same bits in every run and at every address (its
+"conditional numerical reproducibility"): that it can on Intel's CPUs alone, so it is refused
+elsewhere.
 """
+
 import ctypes
 import functools
 import re
@@ -26,9 +30,9 @@ from .halves import FLOAT32
 from .replaying import address_of
 from .traced import current_recorder
 
-_BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112            # of the C interface to BLAS
-_INTEL_THREADS, _SEQUENTIAL = 0, 1                          # MKL_THREADING_...
-_AVX2, _STRICT = 10, 0x10000                                # MKL_CBWR_...
+_BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of the C interface to BLAS
+_INTEL_THREADS, _SEQUENTIAL = 0, 1  # MKL_THREADING_...
+_AVX2, _STRICT = 10, 0x10000  # MKL_CBWR_...
 _loading = threading.Lock()
 _REALS = {FLOAT32: ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctypes.c_double)}
 
@@ -37,7 +41,8 @@ class Library:
     """Products by a shared library with the C interface to BLAS.
 
     name      for people
-    library   a ctypes.CDLL, or whatever has cblas_sgemm, cblas_sgemm_batch and those of double precision
+    library   a ctypes.CDLL, or whatever has cblas_sgemm, cblas_sgemm_batch and those of double
+              precision
     integer   the type of its sizes
     halves    True: it has cblas_gemm_bf16bf16f32 too, and the CPU arithmetic for it
     """
@@ -46,21 +51,47 @@ class Library:
         self.name, self._integer, self._functions = name, integer, {}
         enum, pointer = ctypes.c_int, ctypes.c_void_p
         for dtype, (letter, real) in _REALS.items():
-            one, many = getattr(library, f"cblas_{letter}gemm"), getattr(library, f"cblas_{letter}gemm_batch")
-            one.restype, one.argtypes = None, [*[enum] * 3, *[integer] * 3, real, *[pointer, integer] * 2, real, pointer, integer]
+            one, many = (
+                getattr(library, f"cblas_{letter}gemm"),
+                getattr(library, f"cblas_{letter}gemm_batch"),
+            )
+            one.restype, one.argtypes = (
+                None,
+                [
+                    *[enum] * 3,
+                    *[integer] * 3,
+                    real,
+                    *[pointer, integer] * 2,
+                    real,
+                    pointer,
+                    integer,
+                ],
+            )
             many.restype, many.argtypes = None, [enum, *[pointer] * 13, integer, pointer]
             self._functions[dtype] = one, many
         self._of_halves = library.cblas_gemm_bf16bf16f32 if halves else None
         if halves:
-            self._of_halves.restype, self._of_halves.argtypes = None, self._functions[FLOAT32][0].argtypes
+            self._of_halves.restype, self._of_halves.argtypes = (
+                None,
+                self._functions[FLOAT32][0].argtypes,
+            )
 
     def multiply(self, a, b, out) -> None:
-        """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other dtypes."""
+        """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other
+        dtypes.
+        """
         _noted(self._multiply, a, b, out)
 
     def multiply_halves(self, a, b, out) -> bool:
-        """out = a b, two matrices of bfloat16 and one of float32; False if this cannot: then nothing was done."""
-        if self._of_halves is None or a.dtype.name != "bfloat16" or a.dtype != b.dtype or out.ndim != 2:
+        """out = a b, two matrices of bfloat16 and one of float32; False if this cannot: then
+        nothing was done.
+        """
+        if (
+            self._of_halves is None
+            or a.dtype.name != "bfloat16"
+            or a.dtype != b.dtype
+            or out.ndim != 2
+        ):
             return False
         can = self._layout(a, b, out) is not None
         if can:
@@ -80,14 +111,35 @@ class Library:
         else:
             places = layout.offsets + [[address_of(x)] for x in (a, b, out)]
             at_a, at_b, at = [address_of(places) + row * places.strides[0] for row in range(3)]
-            order_a, order_b, m, n, k, one_times, step_a, step_b, zero_times, step, count = layout.constants
-            many(_BY_ROWS, order_a, order_b, m, n, k, one_times, at_a, step_a, at_b, step_b, zero_times, at, step, 1, count)
+            order_a, order_b, m, n, k, one_times, step_a, step_b, zero_times, step, count = (
+                layout.constants
+            )
+            many(
+                _BY_ROWS,
+                order_a,
+                order_b,
+                m,
+                n,
+                k,
+                one_times,
+                at_a,
+                step_a,
+                at_b,
+                step_b,
+                zero_times,
+                at,
+                step,
+                1,
+                count,
+            )
 
     def _multiply_halves(self, a, b, out):
         _multiply_two(self._of_halves, self._layout(a, b, out), a, b, out)
 
     def _layout(self, a, b, out):
-        return layout_of(*[(x.shape, x.strides, x.itemsize) for x in (a, b, out)], out.dtype, self._integer)
+        return layout_of(
+            *[(x.shape, x.strides, x.itemsize) for x in (a, b, out)], out.dtype, self._integer
+        )
 
 
 def _noted(function, a, b, out):
@@ -100,8 +152,19 @@ def _noted(function, a, b, out):
 
 def _multiply_two(function, layout, a, b, out):
     step_a, step_b, step = layout.steps
-    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, address_of(a), step_a, address_of(b), step_b, 0.0, address_of(out),
-             step)
+    function(
+        _BY_ROWS,
+        *layout.orders,
+        *layout.sizes,
+        1.0,
+        address_of(a),
+        step_a,
+        address_of(b),
+        step_b,
+        0.0,
+        address_of(out),
+        step,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +174,10 @@ class Layout:
     orders      how the matrices of a and b lie
     sizes       m, n, k
     steps       elements from one row, or column, to the next, of a, b and the result
-    offsets     [3, matrices] int64, bytes from the beginning of a, b and the result to their matrices; None: there is one each
-    constants   addresses of orders, sizes, 1, steps of a and b, 0, step of the result, number of matrices
+    offsets     [3, matrices] int64, bytes from the beginning of a, b and the result to their
+                matrices; None: there is one each
+    constants   addresses of orders, sizes, 1, steps of a and b, 0, step of the result, number of
+                matrices
     """
 
     orders: tuple[int, int]
@@ -120,17 +185,18 @@ class Layout:
     steps: tuple[int, int, int]
     offsets: numpy.ndarray | None = None
     constants: tuple[int, ...] = ()
-    _held: tuple = ()                                       # what the addresses are of
+    _held: tuple = ()  # what the addresses are of
 
 
 @functools.lru_cache(maxsize=4096)
 def layout_of(a, b, out, dtype, integer) -> Layout | None:
-    """Of operands with these (shape, strides, bytes of an element), where the result has this dtype; None if BLAS cannot read or
-    write one of them as it lies."""
+    """Of operands with these (shape, strides, bytes of an element), where the result has this
+    dtype; None if BLAS cannot read or write one of them as it lies.
+    """
     shape, inner = out[0], a[0][-1]
     leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
     if shape != (*leading, a[0][-2], b[0][-1]) or b[0][-2] != inner:
-        return None                                         # for numpy.matmul to complain of
+        return None  # for numpy.matmul to complain of
     found = [_order(*form) for form in (a, b, out)]
     if None in found or found[2][0] != _AS_IT_IS or 0 in shape or min(*shape[-2:], inner) < 2:
         return None
@@ -141,39 +207,58 @@ def layout_of(a, b, out, dtype, integer) -> Layout | None:
     strides = numpy.array([_leading_strides(*form[:2], len(leading)) for form in (a, b, out)])
     offsets = strides @ numpy.indices(leading).reshape(len(leading), -1)
     real = _REALS[dtype][1]
-    held = (*map(ctypes.c_int, orders), *map(integer, sizes), real(1), integer(step_a), integer(step_b), real(0), integer(step),
-            integer(offsets.shape[1]))
+    held = (
+        *map(ctypes.c_int, orders),
+        *map(integer, sizes),
+        real(1),
+        integer(step_a),
+        integer(step_b),
+        real(0),
+        integer(step),
+        integer(offsets.shape[1]),
+    )
     return Layout(orders, sizes, steps, offsets, tuple(map(ctypes.addressof, held)), held)
 
 
 def _order(shape, strides, itemsize):
-    """(how BLAS has to read these matrices, elements from one row or column to the next); None: it cannot."""
+    """(how BLAS has to read these matrices, elements from one row or column to the next); None: it
+    cannot.
+    """
     (rows, columns), (by_row, by_column) = shape[-2:], strides[-2:]
-    for order, step, length, element in ((_AS_IT_IS, by_row, columns, by_column), (_TRANSPOSED, by_column, rows, by_row)):
+    for order, step, length, element in (
+        (_AS_IT_IS, by_row, columns, by_column),
+        (_TRANSPOSED, by_column, rows, by_row),
+    ):
         if element == itemsize and step >= length * itemsize and step % itemsize == 0:
             return order, step // itemsize
     return None
 
 
 def _leading_strides(shape, strides, num_leading) -> tuple[int, ...]:
-    """Bytes to the next matrix along each leading dim of the result: 0 where this operand has but one."""
+    """Bytes to the next matrix along each leading dim of the result: 0 where this operand has but
+    one.
+    """
     own = [0 if length == 1 else stride for length, stride in zip(shape[:-2], strides)]
     return (*[0] * (num_leading - len(own)), *own)
 
 
-# ---- MKL -------------------------------------------------------------------------------------------------------------
+# ---- MKL -----------------------------------------------------------------------------------------
+
 
 def library_named(name: str) -> Library | None:
-    """Of "mkl"; None of "numpy", whose BLAS is no one's choice. Errors: ConfigurationError, see mkl()."""
+    """Of "mkl"; None of "numpy", whose BLAS is no one's choice. Errors: ConfigurationError, see
+    mkl().
+    """
     return mkl() if name == "mkl" else None
 
 
 def mkl() -> Library:
-    """MKL, with as many threads as NumPy's BLAS has when it is first asked for; from then on threadpoolctl counts both.
+    """MKL, with as many threads as NumPy's BLAS has when it is first asked for; from then on
+    threadpoolctl counts both.
 
     Errors: ConfigurationError if it is not installed, or cannot keep bits the same on this CPU.
     """
-    with _loading:                                          # ranks may be threads
+    with _loading:  # ranks may be threads
         return _load_mkl()
 
 
@@ -181,23 +266,34 @@ def mkl() -> Library:
 def _load_mkl():
     path = _path_of_mkl()
     if path is None:
-        raise ConfigurationError('blas = "mkl", but no libmkl_rt was found on this node; wanted the package mkl beside shardkit: '
-                                 'pip install "shardkit[mkl]", or blas = "numpy"')
-    threads = max((found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"), default=1)
+        raise ConfigurationError(
+            'blas = "mkl", but no libmkl_rt was found on this node; wanted the package mkl beside shardkit: '
+            'pip install "shardkit[mkl]", or blas = "numpy"'
+        )
+    threads = max(
+        (found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"),
+        default=1,
+    )
     library = ctypes.CDLL(str(path))
     library.MKL_Set_Threading_Layer(_SEQUENTIAL if threads == 1 else _INTEL_THREADS)
     branch = library.MKL_CBWR_Get_Auto_Branch()
     if branch < _AVX2 or library.MKL_CBWR_Set(branch | _STRICT) != 0:
-        raise ConfigurationError('blas = "mkl", but MKL does not promise the same bits in every run on this CPU; wanted one of '
-                                 'Intel with AVX2, or blas = "numpy"')
+        raise ConfigurationError(
+            'blas = "mkl", but MKL does not promise the same bits in every run on this CPU; wanted one of '
+            'Intel with AVX2, or blas = "numpy"'
+        )
     library.MKL_Set_Num_Threads(threads)
     version = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(version, len(version))
-    return Library(version.value.decode(errors="replace").strip(), library, halves=_multiplies_halves())
+    return Library(
+        version.value.decode(errors="replace").strip(), library, halves=_multiplies_halves()
+    )
 
 
 def _multiplies_halves() -> bool:
-    """True if the CPU multiplies bfloat16: on units for matrices (AMX) or in vectors. Elsewhere MKL does it in steps."""
+    """True if the CPU multiplies bfloat16: on units for matrices (AMX) or in vectors. Elsewhere MKL
+    does it in steps.
+    """
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -211,5 +307,7 @@ def _path_of_mkl() -> Path | None:
         files = metadata.files("mkl") or ()
     except metadata.PackageNotFoundError:
         files = ()
-    found = [Path(file.locate()).resolve() for file in files if file.name.startswith("libmkl_rt.so")]
+    found = [
+        Path(file.locate()).resolve() for file in files if file.name.startswith("libmkl_rt.so")
+    ]
     return next(iter([*found, *sorted(Path(sys.prefix, "lib").glob("libmkl_rt.so*"))]), None)

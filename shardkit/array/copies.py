@@ -1,13 +1,17 @@
-"""Copies between a GPU and the host, beside the computation, through page-locked memory that is used again.
+"""Copies between a GPU and the host, beside the computation, through page-locked memory that is
+used again.
 
     computation   | step 1         | step 2          | step 3 ...     the stream that kernels are launched on
     lane                           | copy a | copy b |                a stream of its own
                                    ^ begins when what was asked for before is done
-                                                     ^ done.hold_back(): step 3 may write a and b again
+                                                     ^ done.hold_back(): step 3 may write a and b
+                                                     again
     host            ...                      done.wait(): a and b can be read
 
-A copy from ordinary host memory makes the host wait; page-locked memory is what the GPU can read by itself.
+A copy from ordinary host memory makes the host wait; page-locked memory is what the GPU can read by
+itself.
 """
+
 from collections import deque
 
 import numpy
@@ -16,7 +20,8 @@ from .accounts import owner_of
 
 
 class Done:
-    """The point in time where some copies are done. Until it was waited for, it keeps what they read and write alive.
+    """The point in time where some copies are done. Until it was waited for, it keeps what they
+    read and write alive.
 
     event   of CUDA; None: they are done
     """
@@ -37,7 +42,9 @@ class Done:
 
 
 class Copies:
-    """Each copy is done when the call returns; between host arrays, or arrays that can only get() and set()."""
+    """Each copy is done when the call returns; between host arrays, or arrays that can only get()
+    and set().
+    """
 
     def to_host(self, array, target, after: Done | None = None) -> Done:
         """array [n] -> target, [n] of the host, page-locked if the array is on a GPU.
@@ -54,17 +61,23 @@ class Copies:
         """What is computed from now on begins when these copies are done."""
 
     def parts(self, array, spans):
-        """The elements [start, stop) of array [n] for each span, on the host; each is valid until the next is asked for."""
+        """The elements [start, stop) of array [n] for each span, on the host; each is valid until
+        the next is asked for.
+        """
         for start, stop in spans:
             part = array[start:stop]
             yield numpy.ascontiguousarray(part if isinstance(part, numpy.ndarray) else part.get())
 
     def window(self, num_bytes: int):
-        """[num_bytes] uint8 of the host, to fill and then deliver; valid until the next one is asked for."""
+        """[num_bytes] uint8 of the host, to fill and then deliver; valid until the next one is
+        asked for.
+        """
         return numpy.empty(num_bytes, numpy.uint8)
 
     def deliver(self, values, target) -> None:
-        """Values that lie in the last window -> target, contiguous and of their shape; done when finish() returns."""
+        """Values that lie in the last window -> target, contiguous and of their shape; done when
+        finish() returns.
+        """
         target.set(numpy.ascontiguousarray(values))
 
     def finish(self) -> None:
@@ -72,7 +85,8 @@ class Copies:
 
 
 class LaneCopies(Copies):
-    """Copies on a stream of their own, of arrays of one GPU. For one thread; arrays of the host are for any.
+    """Copies on a stream of their own, of arrays of one GPU. For one thread; arrays of the host are
+    for any.
 
     xp     cupy
     pool   of page-locked memory, in bytes
@@ -81,14 +95,20 @@ class LaneCopies(Copies):
     def __init__(self, xp, pool):
         self._xp, self._pool = xp, pool
         self._stream = xp.cuda.Stream(non_blocking=True)
-        self._windows = deque()             # (memory, Done of what it was delivered to) of the last two
+        self._windows = deque()  # (memory, Done of what it was delivered to) of the last two
         self._last = Done()
 
     def to_host(self, array, target, after=None):
         if isinstance(array, numpy.ndarray):
             return super().to_host(array, target)
         array, before = self._xp.ascontiguousarray(array), () if after is None else after.arrays
-        return self._copy(target.ctypes.data, array.data.ptr, array.nbytes, "memcpyDeviceToHost", (array, target, *before))
+        return self._copy(
+            target.ctypes.data,
+            array.data.ptr,
+            array.nbytes,
+            "memcpyDeviceToHost",
+            (array, target, *before),
+        )
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: str, arrays) -> Done:
         """From address to address, after all work that the current stream was asked for."""
@@ -104,10 +124,16 @@ class LaneCopies(Copies):
         done.hold_back(self._xp.cuda.get_current_stream())
 
     def parts(self, array, spans):
-        return super().parts(array, spans) if isinstance(array, numpy.ndarray) else self._parts_of_gpu(array, spans)
+        return (
+            super().parts(array, spans)
+            if isinstance(array, numpy.ndarray)
+            else self._parts_of_gpu(array, spans)
+        )
 
     def _parts_of_gpu(self, array, spans):
-        ahead = deque()                     # (memory, part, Done): one is read by the caller while the other is on its way
+        ahead = (
+            deque()
+        )  # (memory, part, Done): one is read by the caller while the other is on its way
         try:
             for start, stop in spans:
                 memory = self._pool.take((stop - start) * array.dtype.itemsize)
@@ -117,7 +143,7 @@ class LaneCopies(Copies):
                     yield from self._arrived(ahead)
             while ahead:
                 yield from self._arrived(ahead)
-        finally:                            # of a caller that has given up
+        finally:  # of a caller that has given up
             for memory, _, done in ahead:
                 done.wait()
                 self._pool.give(memory)
@@ -144,13 +170,15 @@ class LaneCopies(Copies):
 
     def deliver(self, values, target):
         memory, _ = self._windows.pop()
-        packed = memory[:values.nbytes].view(values.dtype).reshape(values.shape)
+        packed = memory[: values.nbytes].view(values.dtype).reshape(values.shape)
         if values.flags.c_contiguous:
             packed = values
         else:
-            packed[...] = values.copy()     # a copy first: it lies in the same memory
+            packed[...] = values.copy()  # a copy first: it lies in the same memory
         there = target if target.flags.c_contiguous else self._xp.empty(target.shape, target.dtype)
-        self._last = self._copy(there.data.ptr, packed.ctypes.data, there.nbytes, "memcpyHostToDevice", (there, memory))
+        self._last = self._copy(
+            there.data.ptr, packed.ctypes.data, there.nbytes, "memcpyHostToDevice", (there, memory)
+        )
         if there is not target:
             self.hold_back(self._last)
             target[...] = there

@@ -1,12 +1,15 @@
-"""Matrix products on a GPU that cupy.matmul does not make: of half floats with float32 results or sums, and in TF32.
+"""Matrix products on a GPU that cupy.matmul does not make: of half floats with float32 results or
+sums, and in TF32.
 
     C = A B, all in rows      is      C^T = B^T A^T, all in columns, which is how cuBLAS reads the same memory
 
-CuPy 13 and 14 choose TF32 once per process (the variable CUPY_TF32), compute batches of float16 in float32, and have no batches
-of bfloat16. cublasGemmEx, which they bind as cupy.cuda.cublas, takes the types of operands and result and the arithmetic with
-each call, so nothing is left behind in the handle that other products would see.
+CuPy 13 and 14 choose TF32 once per process (the variable CUPY_TF32), compute batches of float16 in
+float32, and have no batches of bfloat16. cublasGemmEx, which they bind as cupy.cuda.cublas, takes
+the types of operands and result and the arithmetic with each call, so nothing is left behind in the
+handle that other products would see.
 Source: cuBLAS documentation, cublasGemmEx and cublasGemmStridedBatchedEx, table of types.
 """
+
 from math import prod
 
 import numpy
@@ -19,11 +22,15 @@ COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
 ALGORITHM_DEFAULT = -1
 KEEP, TRANSPOSE = 0, 1
 
-_ONE, _ZERO = numpy.ones(1, numpy.float32), numpy.zeros(1, numpy.float32)       # cuBLAS reads them on the host
+_ONE, _ZERO = (
+    numpy.ones(1, numpy.float32),
+    numpy.zeros(1, numpy.float32),
+)  # cuBLAS reads them on the host
 
 
 def matmul(a, b, out=None, *, is_tf32: bool = False):
-    """a [..., m, k] times b [..., k, n] -> [..., m, n] with sums in float32; leading dimensions broadcast.
+    """a [..., m, k] times b [..., k, n] -> [..., m, n] with sums in float32; leading dimensions
+    broadcast.
 
     a, b      CuPy arrays of one dtype: float16, bfloat16, or float32
     out       of that dtype or float32; None: a new array of that dtype
@@ -31,7 +38,11 @@ def matmul(a, b, out=None, *, is_tf32: bool = False):
     """
     xp, leading = xp_of(a, b), numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*leading, a.shape[-2], b.shape[-1])
-    c = out if out is not None and out.flags.c_contiguous else xp.empty(shape, a.dtype if out is None else out.dtype)
+    c = (
+        out
+        if out is not None and out.flags.c_contiguous
+        else xp.empty(shape, a.dtype if out is None else out.dtype)
+    )
     if c.size and not a.shape[-1]:
         c.fill(0)
     elif c.size:
@@ -42,21 +53,59 @@ def matmul(a, b, out=None, *, is_tf32: bool = False):
 
 
 def _multiply(xp, a, b, c, leading, compute_type):
-    (a, a_form, a_row, a_step), (b, b_form, b_row, b_step) = [_as_it_lies(xp, x, leading) for x in (a, b)]
+    (a, a_form, a_row, a_step), (b, b_form, b_row, b_step) = [
+        _as_it_lies(xp, x, leading) for x in (a, b)
+    ]
     rows, columns, inner = c.shape[-2], c.shape[-1], a.shape[-1]
     a_type, b_type, c_type = [DATA_TYPES[x.dtype.name] for x in (a, b, c)]
-    common = xp.cuda.device.get_cublas_handle(), b_form, a_form, columns, rows, inner, _ONE.ctypes.data
+    common = (
+        xp.cuda.device.get_cublas_handle(),
+        b_form,
+        a_form,
+        columns,
+        rows,
+        inner,
+        _ONE.ctypes.data,
+    )
     of_c, zero = (c.data.ptr, c_type, columns), _ZERO.ctypes.data
     if prod(leading) == 1:
-        xp.cuda.cublas.gemmEx(*common, b.data.ptr, b_type, b_row, a.data.ptr, a_type, a_row, zero, *of_c, compute_type,
-                              ALGORITHM_DEFAULT)
+        xp.cuda.cublas.gemmEx(
+            *common,
+            b.data.ptr,
+            b_type,
+            b_row,
+            a.data.ptr,
+            a_type,
+            a_row,
+            zero,
+            *of_c,
+            compute_type,
+            ALGORITHM_DEFAULT,
+        )
     else:
-        xp.cuda.cublas.gemmStridedBatchedEx(*common, b.data.ptr, b_type, b_row, b_step, a.data.ptr, a_type, a_row, a_step, zero,
-                                            *of_c, rows * columns, prod(leading), compute_type, ALGORITHM_DEFAULT)
+        xp.cuda.cublas.gemmStridedBatchedEx(
+            *common,
+            b.data.ptr,
+            b_type,
+            b_row,
+            b_step,
+            a.data.ptr,
+            a_type,
+            a_row,
+            a_step,
+            zero,
+            *of_c,
+            rows * columns,
+            prod(leading),
+            compute_type,
+            ALGORITHM_DEFAULT,
+        )
 
 
 def _as_it_lies(xp, x, leading):
-    """(x, KEEP or TRANSPOSE, elements from row to row, elements from matrix to matrix); a copy if cuBLAS cannot read x."""
+    """(x, KEEP or TRANSPOSE, elements from row to row, elements from matrix to matrix); a copy if
+    cuBLAS cannot read x.
+    """
     x = xp.broadcast_to(x, (*leading, *x.shape[-2:]))
     step, rows = _step(x, len(leading)), _row(x, *x.shape[-2:], *x.strides[-2:])
     if step is not None and rows is not None:
@@ -66,11 +115,21 @@ def _as_it_lies(xp, x, leading):
 
 
 def _row(x, num_rows, num_columns, row, column):
-    """(KEEP or TRANSPOSE, elements from one row to the next, in memory); None if neither dimension is dense."""
+    """(KEEP or TRANSPOSE, elements from one row to the next, in memory); None if neither dimension
+    is dense.
+    """
     item = x.dtype.itemsize
-    if (column == item or num_columns == 1) and (num_rows == 1 or row >= num_columns * item) and row % item == 0:
+    if (
+        (column == item or num_columns == 1)
+        and (num_rows == 1 or row >= num_columns * item)
+        and row % item == 0
+    ):
         return KEEP, max(row // item if num_rows > 1 else 0, num_columns)
-    if (row == item or num_rows == 1) and (num_columns == 1 or column >= num_rows * item) and column % item == 0:
+    if (
+        (row == item or num_rows == 1)
+        and (num_columns == 1 or column >= num_rows * item)
+        and column % item == 0
+    ):
         return TRANSPOSE, max(column // item if num_columns > 1 else 0, num_rows)
     return None
 

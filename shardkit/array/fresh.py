@@ -4,6 +4,7 @@
 
 The values and their bits are those of the plain operation.
 """
+
 import numpy
 
 from . import halves
@@ -42,7 +43,9 @@ def placed(values, xp, dtype=None):
 def _moved(values, xp):
     recorder = current_recorder.get()
     if recorder is not None and xp is not numpy:
-        recorder.refuse("numbers of the host go to the GPU, and a graph would send the same ones again")
+        recorder.refuse(
+            "numbers of the host go to the GPU, and a graph would send the same ones again"
+        )
     return xp.asarray(values)
 
 
@@ -52,13 +55,17 @@ def contiguous(x):
 
 
 def compute(name: str, *operands):
-    """xp.name(*operands), for a function with one result, element by element, of the dtype of its operands."""
+    """xp.name(*operands), for a function with one result, element by element, of the dtype of its
+    operands.
+    """
     function, form = getattr(xp_of(*operands), name), _form(operands)
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
 def choose(condition, x, y):
-    """x where the condition holds, y elsewhere; x and y of one dtype, or one of them a Python number."""
+    """x where the condition holds, y elsewhere; x and y of one dtype, or one of them a Python
+    number.
+    """
     xp, form = xp_of(condition, x, y), _form((x, y), condition)
     if form is None:
         return xp.where(condition, x, y)
@@ -72,28 +79,52 @@ def rows(table, ids):
     """table [V, ...], ids [...] integers in [0, V) -> the rows that they name [..., *of a row]."""
     if not is_arena_in_use() or xp_of(table) is not numpy:
         return xp_of(table).take(table, ids, axis=0)
-    return table.take(ids, axis=0, out=empty((*ids.shape, *table.shape[1:]), table.dtype), mode="clip")     # unbuffered
+    return table.take(
+        ids, axis=0, out=empty((*ids.shape, *table.shape[1:]), table.dtype), mode="clip"
+    )  # unbuffered
 
 
 def total(x, dims: tuple, keepdims: bool = False, dtype=None):
-    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32; dtype=float32 leaves it so."""
+    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32;
+    dtype=float32 leaves it so.
+    """
     if x.dtype.itemsize == 2 and halves.is_half(x.dtype):
-        return halves.rounded(x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims), x.dtype if dtype is None else dtype)
+        return halves.rounded(
+            x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims),
+            x.dtype if dtype is None else dtype,
+        )
     out = None
-    if is_arena_in_use() and type(x) in HOST_KINDS and x.flags.c_contiguous:       # else `out` might change the order
-        out = empty([1 if d in dims else size for d, size in enumerate(x.shape) if keepdims or d not in dims], x.dtype)
+    if (
+        is_arena_in_use() and type(x) in HOST_KINDS and x.flags.c_contiguous
+    ):  # else `out` might change the order
+        out = empty(
+            [
+                1 if d in dims else size
+                for d, size in enumerate(x.shape)
+                if keepdims or d not in dims
+            ],
+            x.dtype,
+        )
     return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)
 
 
 def _form(operands, condition=None):
-    """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which numbers would widen."""
+    """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which
+    numbers would widen.
+    """
     arrays = [x for x in operands if type(x) not in (int, float)]
-    if not arrays or not (is_arena_in_use() and all(type(x) in HOST_KINDS for x in arrays) or _are_bfloat16(arrays)):
+    if not arrays or not (
+        is_arena_in_use() and all(type(x) in HOST_KINDS for x in arrays) or _are_bfloat16(arrays)
+    ):
         return None
     if not halves.is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
         return None
     shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
-    return shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes), arrays[0].dtype, xp_of(*arrays)
+    return (
+        shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes),
+        arrays[0].dtype,
+        xp_of(*arrays),
+    )
 
 
 def _are_bfloat16(arrays) -> bool:

@@ -1,15 +1,21 @@
-"""Recording what a thread computes on a GPU, as CUDA graphs: one launch instead of all that led to the kernels.
+"""Recording what a thread computes on a GPU, as CUDA graphs: one launch instead of all that led to
+the kernels.
 
     recorder = GraphRecorder(memory, buffers)
-    y = recorder.captured(work)         nothing is computed: what work() launches is noted, y and temporaries lie in `memory`
-    recorder.calls.run(buffers, context)    all of it is computed, from what lies in its inputs and the buffers now
+    y = recorder.captured(work)         nothing is computed: what work() launches is noted, y and
+                                        temporaries lie in `memory`
+    recorder.calls.run(buffers, context)    all of it is computed, from what lies in its inputs and
+                                            the buffers now
 
-A graph has the addresses of all arrays in it: `buffers` must lie where they lay. Its work is captured on a stream of the
-memory's own, which others never wait for, and launched on the current one. What `work` gives to `noted` (recording.py) is done
-before the graph; numbers of the host are what they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
-Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode lets the pool grow meanwhile.
-Not yet run on a GPU: the stand-in for CuPy of the tests is all that has launched these graphs.
+A graph has the addresses of all arrays in it: `buffers` must lie where they lay. Its work is
+captured on a stream of the memory's own, which others never wait for, and launched on the current
+one. What `work` gives to `noted` (recording.py) is done before the graph; numbers of the host are
+what they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
+Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode
+lets the pool grow meanwhile. Not yet run on a GPU: the stand-in for CuPy of the tests is all that
+has launched these graphs.
 """
+
 from contextlib import suppress
 from math import prod
 
@@ -22,7 +28,8 @@ from .traced import current_recorder
 
 
 class GraphMemory:
-    """A pool of GPU memory, whose blocks stay reserved after the arrays in them are gone, and a stream to capture on.
+    """A pool of GPU memory, whose blocks stay reserved after the arrays in them are gone, and a
+    stream to capture on.
 
     purpose   what its bytes are counted under in device.accounts
     """
@@ -37,12 +44,16 @@ class GraphMemory:
         self._pool, self.num_bytes = self._cuda.MemoryPool(self._block), 0
 
     def _block(self, size):
-        """Memory for the pool. Errors: DeviceMemoryError, at which the pool, other than at CuPy's own, gives nothing back."""
+        """Memory for the pool. Errors: DeviceMemoryError, at which the pool, other than at CuPy's
+        own, gives nothing back.
+        """
         try:
             memory = self._cuda.Memory(size)
         except (MemoryError, self._cuda.runtime.CUDARuntimeError) as error:
-            raise DeviceMemoryError(f"{self._device!r} has no room for {size} bytes of a recording ({error})",
-                                    self._device.memory_text()) from None
+            raise DeviceMemoryError(
+                f"{self._device!r} has no room for {size} bytes of a recording ({error})",
+                self._device.memory_text(),
+            ) from None
         self.num_bytes += size
         self._device.accounts.add(self._purpose, size)
         return self._cuda.MemoryPointer(memory, 0)
@@ -57,22 +68,35 @@ class GraphMemory:
         return self._cuda.using_allocator(self._pool.malloc)
 
     def empty(self, shape, dtype):
-        """An array whose contents are undefined; what was captured on our stream never has its memory, nor it theirs."""
+        """An array whose contents are undefined; what was captured on our stream never has its
+        memory, nor it theirs.
+        """
         with self.in_use():
             return self._device.xp.empty(shape, dtype)
 
     def reserved(self, shape, dtype):
         """An array outside of the pool, for as long as somebody has it."""
-        pointer = self._device.xp.get_default_memory_pool().malloc(prod(shape) * numpy.dtype(dtype).itemsize)
-        return self._device.accounts.watch(self._device.xp.ndarray(shape, dtype, pointer), self._purpose)
+        pointer = self._device.xp.get_default_memory_pool().malloc(
+            prod(shape) * numpy.dtype(dtype).itemsize
+        )
+        return self._device.accounts.watch(
+            self._device.xp.ndarray(shape, dtype, pointer), self._purpose
+        )
 
     def same_place(self, array):
         """The array, in memory that the pool may lend again."""
         if array.size == 0:
             return array
-        num_bytes = sum((size - 1) * stride for size, stride in zip(array.shape, array.strides)) + array.itemsize
-        memory = self._cuda.UnownedMemory(array.data.ptr, num_bytes, self._pool, self._device.ordinal)
-        return self._device.xp.ndarray(array.shape, array.dtype, self._cuda.MemoryPointer(memory, 0), array.strides)
+        num_bytes = (
+            sum((size - 1) * stride for size, stride in zip(array.shape, array.strides))
+            + array.itemsize
+        )
+        memory = self._cuda.UnownedMemory(
+            array.data.ptr, num_bytes, self._pool, self._device.ordinal
+        )
+        return self._device.xp.ndarray(
+            array.shape, array.dtype, self._cuda.MemoryPointer(memory, 0), array.strides
+        )
 
 
 class GraphCalls:
@@ -80,14 +104,16 @@ class GraphCalls:
 
     def __init__(self, buffers: dict):
         self._addresses = _addresses(buffers)
-        self.before: list[tuple] = []               # (function, arguments)
+        self.before: list[tuple] = []  # (function, arguments)
         self.graph = None
 
     def run(self, buffers: dict, context) -> None:
         """Compute. Errors: ShardingError if a buffer is not where it was."""
         if _addresses(buffers) != self._addresses:
-            raise ShardingError("parameters or gradients have moved within a step that is replayed; make the model anew and "
-                                "train it uncompiled")
+            raise ShardingError(
+                "parameters or gradients have moved within a step that is replayed; make the model anew and "
+                "train it uncompiled"
+            )
         for function, arguments in self.before:
             function(*arguments)
         self.graph.launch()
@@ -114,11 +140,13 @@ class GraphRecorder:
                 try:
                     result = compute()
                 except BaseException:
-                    with suppress(RuntimeError):            # a capture that has failed says so again when it ends
+                    with suppress(
+                        RuntimeError
+                    ):  # a capture that has failed says so again when it ends
                         stream.end_capture()
                     raise
                 self.calls.graph = stream.end_capture()
-        except Exception as error:                          # of the capture: the same work has just been done uncaptured
+        except Exception as error:  # of the capture: the same work has just been done uncaptured
             self.refuse(f"{type(error).__name__}: {error}")
         finally:
             current_recorder.reset(token)
@@ -138,7 +166,9 @@ class GraphRecorder:
 
     def changing(self, function, context):
         """See recording.changing."""
-        self.refuse("dropout has another key in each step, and a graph has the arguments of its kernels in it")
+        self.refuse(
+            "dropout has another key in each step, and a graph has the arguments of its kernels in it"
+        )
         return function(context)
 
 

@@ -1,13 +1,16 @@
-"""Random numbers without state: element i of a stream is a function of (key, i) and of nothing else.
+"""Random numbers without state: element i of a stream is a function of (key, i) and of nothing
+else.
 
     key = key_of(seed, "weights", "blocks.3.mlp.up.weight")
     normal(key, 1000, 2000)            # the same 1000 numbers as normal(key, 0, 5000)[1000:2000]
 
-So a rank can make the part that it owns and never see the rest, and no result depends on how work was shared out. The
-generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011): ten rounds
-of multiplying and mixing turn a 128-bit counter and a 64-bit key into four 32-bit numbers. In integer arithmetic on whole
-arrays, NumPy and CuPy give the same bits. `normal` also takes logarithms and cosines, whose last bit is the library's.
+So a rank can make the part that it owns and never see the rest, and no result depends on how work
+was shared out. The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011): ten rounds of multiplying and mixing turn a 128-bit counter
+and a 64-bit key into four 32-bit numbers. In integer arithmetic on whole arrays, NumPy and CuPy
+give the same bits. `normal` also takes logarithms and cosines, whose last bit is the library's.
 """
+
 import math
 from hashlib import blake2b
 
@@ -16,20 +19,29 @@ import numpy
 from ..errors import ShapeError
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)          # golden ratio and sqrt(3) - 1, added to the key after each round
+KEY_STEPS = (
+    0x9E3779B9,
+    0xBB67AE85,
+)  # golden ratio and sqrt(3) - 1, added to the key after each round
 LOW = 0xFFFFFFFF
-CHUNK = 1 << 14                               # blocks of four per pass: the temporaries stay in cache
+CHUNK = 1 << 14  # blocks of four per pass: the temporaries stay in cache
 
 
 def key_of(*parts: int | str) -> int:
-    """A 64-bit key for these parts, the same for ever; different parts or another order give another key."""
+    """A 64-bit key for these parts, the same for ever; different parts or another order give
+    another key.
+    """
     digest = blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (int, str, numpy.integer)):
-            raise TypeError(f"key_of takes integers and strings, got {part!r} of type {type(part).__name__}")
+            raise TypeError(
+                f"key_of takes integers and strings, got {part!r} of type {type(part).__name__}"
+            )
         kind = "s" if isinstance(part, str) else "i"
         text = str(part).encode()
-        digest.update(f"{kind}{len(text)}:".encode() + text)          # with the length, ("ab", "c") differs from ("a", "bc")
+        digest.update(
+            f"{kind}{len(text)}:".encode() + text
+        )  # with the length, ("ab", "c") differs from ("a", "bc")
     return int.from_bytes(digest.digest(), "little")
 
 
@@ -38,7 +50,10 @@ def philox(counters, key: int):
     c0, c1, c2, c3 = counters
     k0, k1 = key & LOW, key >> 32
     for _ in range(10):
-        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]             # 32 x 32 -> 64 bits: high and low half are used
+        p0, p1 = (
+            c0 * MULTIPLIERS[0],
+            c2 * MULTIPLIERS[1],
+        )  # 32 x 32 -> 64 bits: high and low half are used
         c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & LOW, (p0 >> 32) ^ c3 ^ k1, p0 & LOW
         k0, k1 = (k0 + KEY_STEPS[0]) & LOW, (k1 + KEY_STEPS[1]) & LOW
     return c0, c1, c2, c3
@@ -47,33 +62,37 @@ def philox(counters, key: int):
 def random_bits(key: int, start: int, stop: int, xp=numpy):
     """Elements [start, stop) of the stream of this key -> [stop - start] uint32, uniform."""
     _check_span(start, stop)
-    first, last = start // 4, -(-stop // 4)                           # four elements come from one counter
+    first, last = start // 4, -(-stop // 4)  # four elements come from one counter
     bits = xp.empty((last - first, 4), xp.uint32)
     for begin in range(first, last, CHUNK):
         end = min(begin + CHUNK, last)
         block = xp.arange(begin, end, dtype=xp.uint64)
         zero = xp.zeros_like(block)
         for lane, numbers in enumerate(philox((block & LOW, block >> 32, zero, zero), key)):
-            bits[begin - first:end - first, lane] = numbers
-    return bits.reshape(-1)[start - 4 * first:stop - 4 * first]
+            bits[begin - first : end - first, lane] = numbers
+    return bits.reshape(-1)[start - 4 * first : stop - 4 * first]
 
 
 def uniform(key: int, start: int, stop: int, xp=numpy):
     """Elements [start, stop) -> [stop - start] float64 in [0, 1), multiples of 2^-53."""
     bits = random_bits(key, 2 * start, 2 * stop, xp).reshape(-1, 2)
-    high, low = bits[:, 0] >> 5, bits[:, 1] >> 6                      # 27 and 26 bits
-    return (high * 2.0 ** 26 + low) * 2.0 ** -53
+    high, low = bits[:, 0] >> 5, bits[:, 1] >> 6  # 27 and 26 bits
+    return (high * 2.0**26 + low) * 2.0**-53
 
 
 def normal(key: int, start: int, stop: int, xp=numpy):
-    """Elements [start, stop) -> [stop - start] float64, standard normal (Box-Muller, two from two uniforms)."""
+    """Elements [start, stop) -> [stop - start] float64, standard normal (Box-Muller, two from two
+    uniforms).
+    """
     _check_span(start, stop)
     even = start - start % 2
-    pairs = uniform(key, even, stop + stop % 2, xp).reshape(-1, 2).T.copy()      # [2, pairs]
-    radius = xp.sqrt(-2.0 * xp.log(1.0 - pairs[0]))                   # 1 - u is in (0, 1], so the logarithm is finite
+    pairs = uniform(key, even, stop + stop % 2, xp).reshape(-1, 2).T.copy()  # [2, pairs]
+    radius = xp.sqrt(
+        -2.0 * xp.log(1.0 - pairs[0])
+    )  # 1 - u is in (0, 1], so the logarithm is finite
     angle = 2.0 * math.pi * pairs[1]
     numbers = xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1)
-    return numbers[start - even:stop - even]
+    return numbers[start - even : stop - even]
 
 
 def integers(key: int, start: int, stop: int, high: int, xp=numpy):

@@ -1,11 +1,13 @@
-"""Calls on fixed memory: what a recorder (recording.py) leaves behind, and what makes the same numbers again.
+"""Calls on fixed memory: what a recorder (recording.py) leaves behind, and what makes the same
+numbers again.
 
     memory   |  x  |  y  |   z   | free |           arrays of a recording: lent out while it is recorded, and used again
     calls    gelu(x, y)   matmul(y, W, z)   ...     views of this memory; W: a view of a buffer that may move
 
-Nothing here keeps an array alive: calls hold views of the mapping itself, so a recording takes no more memory than the work
-that was recorded.
+Nothing here keeps an array alive: calls hold views of the mapping itself, so a recording takes no
+more memory than the work that was recorded.
 """
+
 import numpy
 
 from .arena import Arena
@@ -19,7 +21,7 @@ class RecordingMemory(Arena):
 
     def _begin(self):
         super()._begin()
-        self._addresses: list[tuple] = []           # (first, stop, mapping, where `first` is in it)
+        self._addresses: list[tuple] = []  # (first, stop, mapping, where `first` is in it)
 
     def empty(self, shape, dtype):
         return super().empty(shape, dtype).view(Traced)
@@ -36,29 +38,41 @@ class RecordingMemory(Arena):
             self._grow(num_bytes - self.num_bytes)
 
     def same_place(self, array):
-        """The array as an ndarray that leaves its memory free to be lent again; None if it lies elsewhere."""
+        """The array as an ndarray that leaves its memory free to be lent again; None if it lies
+        elsewhere.
+        """
         address = address_of(array)
         for first, stop, memory, offset in self._addresses:
             if first <= address < stop:
-                return numpy.ndarray(array.shape, array.dtype, memory, offset + address - first, array.strides)
+                return numpy.ndarray(
+                    array.shape, array.dtype, memory, offset + address - first, array.strides
+                )
         return None
 
 
 class Calls:
-    """What was recorded: functions with their arguments, and which arguments are parts of buffers that may move."""
+    """What was recorded: functions with their arguments, and which arguments are parts of buffers
+    that may move.
+    """
 
     def __init__(self):
-        self.context = [None]                       # of the run in progress
+        self.context = [None]  # of the run in progress
         self._calls: list[tuple] = []
-        self._links: dict[str, list] = {}           # buffer -> (arguments, which of them, where in the buffer, form)
-        self._addresses: dict[str, int] = {}        # buffer -> where it was in the last run
+        self._links: dict[
+            str, list
+        ] = {}  # buffer -> (arguments, which of them, where in the buffer, form)
+        self._addresses: dict[str, int] = {}  # buffer -> where it was in the last run
 
     def add(self, function, arguments: list) -> None:
         self._calls.append((function, arguments))
 
     def link(self, name: str, arguments: list, at: int, offset: int, array) -> None:
-        """Argument number `at` is an array like this one, `offset` bytes behind the beginning of the buffer of this name."""
-        self._links.setdefault(name, []).append((arguments, at, offset, array.shape, array.dtype, array.strides))
+        """Argument number `at` is an array like this one, `offset` bytes behind the beginning of
+        the buffer of this name.
+        """
+        self._links.setdefault(name, []).append(
+            (arguments, at, offset, array.shape, array.dtype, array.strides)
+        )
 
     def run(self, buffers: dict, context) -> None:
         """Compute.
@@ -69,7 +83,7 @@ class Calls:
         for name, buffer in buffers.items():
             if name in self._links and address_of(buffer) != self._addresses.get(name):
                 self._move(name, buffer)
-        with numpy.errstate(over="ignore"):         # as halves.rounded says
+        with numpy.errstate(over="ignore"):  # as halves.rounded says
             for function, arguments in self._calls:
                 function(*arguments)
 
@@ -84,9 +98,9 @@ def address_of(array) -> int:
     return array.__array_interface__["data"][0]
 
 
-# ---- functions that calls are made of -------------------------------------------------------------------------------
+# ---- functions that calls are made of ------------------------------------------------------------
 
-_HERE = object()        # where an array was taken out
+_HERE = object()  # where an array was taken out
 
 
 def taken_out(value, arrays: list):
@@ -96,7 +110,11 @@ def taken_out(value, arrays: list):
         return _HERE
     if type(value) in (tuple, list):
         return type(value)([taken_out(part, arrays) for part in value])
-    return {key: taken_out(part, arrays) for key, part in value.items()} if type(value) is dict else value
+    return (
+        {key: taken_out(part, arrays) for key, part in value.items()}
+        if type(value) is dict
+        else value
+    )
 
 
 def _put_back(form, arrays):
@@ -105,7 +123,9 @@ def _put_back(form, arrays):
         return next(arrays)
     if type(form) in (tuple, list):
         return type(form)([_put_back(part, arrays) for part in form])
-    return {key: _put_back(part, arrays) for key, part in form.items()} if type(form) is dict else form
+    return (
+        {key: _put_back(part, arrays) for key, part in form.items()} if type(form) is dict else form
+    )
 
 
 def assign(target, value):
@@ -113,7 +133,9 @@ def assign(target, value):
 
 
 def call_form(function, form, *arrays):
-    """function(*args, **kwargs); the form is what is left of (args, kwargs) when the arrays are taken out."""
+    """function(*args, **kwargs); the form is what is left of (args, kwargs) when the arrays are
+    taken out.
+    """
     args, kwargs = _put_back(form, iter(arrays))
     return function(*args, **kwargs)
 

@@ -1,30 +1,49 @@
 """Companions: files that go with a model and hold no weights, such as those of its tokenizer.
 
-A folder of transformers has them beside its weights; a checkpoint that was converted from it has them beside its tensors, and so
-does every checkpoint of a model that went on from there. They are ordinary files of the checkpoint, with their checksums in the
-manifest. Nothing here looks into them, but for config.json on the way back.
+A folder of transformers has them beside its weights; a checkpoint that was converted from it has
+them beside its tensors, and so does every checkpoint of a model that went on from there. They are
+ordinary files of the checkpoint, with their checksums in the manifest. Nothing here looks into
+them, but for config.json on the way back.
 """
+
 from pathlib import Path
 
 from ..errors import CheckpointError
 from .files import as_text, crc32, file_bytes, open_regular, sync
 
 CONFIGURATION_NAME = "config.json"
-NAMES = (CONFIGURATION_NAME, "generation_config.json", "tokenizer.json", "tokenizer.model", "tokenizer_config.json",
-         "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja",
-         "chat_template.json")
-MOST_BYTES = 1 << 26            # of each: every rank keeps them in memory
+NAMES = (
+    CONFIGURATION_NAME,
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+MOST_BYTES = 1 << 26  # of each: every rank keeps them in memory
 
 
 def found_beside(folder: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return ({name: content}, notes) of those in a folder of transformers, where links are usual."""
+    """Return ({name: content}, notes) of those in a folder of transformers, where links are
+    usual.
+    """
     companions, notes = {}, []
     for name in NAMES:
         path = folder / name
         if path.is_file() and path.stat().st_size <= MOST_BYTES:
             companions[name] = path.read_bytes()
         elif path.exists():
-            what = f"it has {path.stat().st_size:,} bytes, wanted {MOST_BYTES:,} at most" if path.is_file() else "it is no file"
+            what = (
+                f"it has {path.stat().st_size:,} bytes, wanted {MOST_BYTES:,} at most"
+                if path.is_file()
+                else "it is no file"
+            )
             notes.append(f"{name} stays behind: {what}")
     taken = [name for name in companions if name != CONFIGURATION_NAME]
     return companions, notes + ([f"taken along: {', '.join(taken)}"] if taken else [])
@@ -35,7 +54,10 @@ def write_companions(folder: Path, companions: dict[str, bytes]) -> dict[str, di
     for name, content in companions.items():
         (folder / name).write_bytes(content)
         sync(folder / name)
-    return {name: {"bytes": len(content), "crc32": as_text(crc32(content))} for name, content in companions.items()}
+    return {
+        name: {"bytes": len(content), "crc32": as_text(crc32(content))}
+        for name, content in companions.items()
+    }
 
 
 def check_companion(name: str, num_bytes: int) -> None:

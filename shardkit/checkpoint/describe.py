@@ -1,4 +1,5 @@
 """What is in a checkpoint, as text for people."""
+
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -45,42 +46,71 @@ def describe(path, *, verify: bool = False) -> Description:
         except CheckpointError as error:
             lines.append(f"{folder.name}  DAMAGED: {error}")
             num_damaged += 1
-    lines += [f"{folder.name}  unfinished: being written, or left by a job that died; never read" for folder in unfinished]
+    lines += [
+        f"{folder.name}  unfinished: being written, or left by a job that died; never read"
+        for folder in unfinished
+    ]
     return Description("\n".join(lines), num_damaged)
 
 
 def _described(folder: Path, verify: bool, form) -> str:
-    """The text of `form` about one checkpoint. Errors: CheckpointError if it is damaged, or its manifest leaves out something."""
+    """The text of `form` about one checkpoint. Errors: CheckpointError if it is damaged, or its
+    manifest leaves out something.
+    """
     checkpoint = Checkpoint(folder)
     if verify:
         checkpoint.verify()
     try:
         return form(folder, checkpoint.manifest) + (", checksums hold" if verify else "")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the manifest of {folder} is damaged: {type(error).__name__} {error}") from None
+        raise CheckpointError(
+            f"the manifest of {folder} is damaged: {type(error).__name__} {error}"
+        ) from None
 
 
 def _line(folder: Path, manifest: dict) -> str:
-    return (f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, {_mesh(manifest)}, "
-            f"{_loss(manifest)}, {_files(manifest)}")
+    return (
+        f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, {_mesh(manifest)}, "
+        f"{_loss(manifest)}, {_files(manifest)}"
+    )
 
 
 def _page(folder: Path, manifest: dict) -> str:
     model, optimizer = manifest["model"], manifest["optimizer"]
     arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
-    state = "parameters only, no optimizer state" if optimizer is None else f"optimizer {rule_text(optimizer)}"
-    return "\n".join([
-        f"{folder}", f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
-        f"written as {_mesh(manifest)}; opens under any other", f"{model['class']}({arguments})",
-        f"{_num_parameters(manifest):,} parameters, {state}", "", tensor_tree(manifest["tensors"]), "", _files(manifest)])
+    state = (
+        "parameters only, no optimizer state"
+        if optimizer is None
+        else f"optimizer {rule_text(optimizer)}"
+    )
+    return "\n".join(
+        [
+            f"{folder}",
+            f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
+            f"written as {_mesh(manifest)}; opens under any other",
+            f"{model['class']}({arguments})",
+            f"{_num_parameters(manifest):,} parameters, {state}",
+            "",
+            tensor_tree(manifest["tensors"]),
+            "",
+            _files(manifest),
+        ]
+    )
 
 
 def _num_parameters(manifest) -> int:
-    return sum(prod(entry["shape"]) for tensor, entry in manifest["tensors"].items() if tensor.startswith("model/"))
+    return sum(
+        prod(entry["shape"])
+        for tensor, entry in manifest["tensors"].items()
+        if tensor.startswith("model/")
+    )
 
 
 def _mesh(manifest) -> str:
-    return " x ".join(f"{axis} {size}" for axis, size in manifest["mesh"].items()) + f", {manifest['strategy']}"
+    return (
+        " x ".join(f"{axis} {size}" for axis, size in manifest["mesh"].items())
+        + f", {manifest['strategy']}"
+    )
 
 
 def _loss(manifest) -> str:

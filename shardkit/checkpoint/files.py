@@ -5,6 +5,7 @@ r"""Bytes on disk: written and made durable, read in parts by a few threads, nev
 
 Nothing here knows HDF5: where bytes belong is said by others.
 """
+
 import errno
 import os
 import stat
@@ -22,10 +23,10 @@ from ..array.copies import Copies
 from ..errors import CheckpointError
 from .stored import SEGMENT_BYTES, cut
 
-READERS = 3                     # threads of one rank: while one waits for the disk, others compute checksums
-READER_BYTES = 8 << 20          # less than this is not worth another thread
-OPEN_FILES = 8                  # of each reader
-EARLY_BYTES = 16 << 20          # when so much is written, the disk may begin
+READERS = 3  # threads of one rank: while one waits for the disk, others compute checksums
+READER_BYTES = 8 << 20  # less than this is not worth another thread
+OPEN_FILES = 8  # of each reader
+EARLY_BYTES = 16 << 20  # when so much is written, the disk may begin
 
 
 def crc32(view, before: int = 0) -> int:
@@ -39,26 +40,34 @@ def as_text(number: int) -> str:
 
 
 def checksum(view) -> str:
-    """XXH3 of the bytes of a segment, 64 bits, as it is written down; ten times as fast as CRC-32."""
+    """XXH3 of the bytes of a segment, 64 bits, as it is written down; ten times as fast as
+    CRC-32.
+    """
     return xxhash.xxh3_64_hexdigest(view)
 
 
 def checksum_like(wanted: str, view) -> str:
-    """The checksum of the kind that `wanted` is: until version 2 of the format segments had a CRC-32."""
+    """The checksum of the kind that `wanted` is: until version 2 of the format segments had a
+    CRC-32.
+    """
     return checksum(view) if len(wanted) > 8 else as_text(crc32(view))
 
 
-# ---- writing -----------------------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------
+
 
 class Cancelled(Exception):
     """Somebody else failed, so there is no use in writing on."""
 
 
-def write_arrays(path: Path, parts, cancelled: threading.Event | None = None,
-                 copies: Copies | None = None) -> list[tuple[str, ...]]:
-    """Write arrays into an existing file; returns the checksums of their segments when all is on disk.
+def write_arrays(
+    path: Path, parts, cancelled: threading.Event | None = None, copies: Copies | None = None
+) -> list[tuple[str, ...]]:
+    """Write arrays into an existing file; returns the checksums of their segments when all is on
+    disk.
 
-    parts      (at, array) each: byte of the file, 1-D array, in host or GPU memory, that nobody changes meanwhile
+    parts      (at, array) each: byte of the file, 1-D array, in host or GPU memory, that nobody
+               changes meanwhile
     cancelled  looked at between segments
     copies     how arrays come from a GPU
     Errors: OSError, CheckpointError if the file then holds something else, Cancelled.
@@ -77,16 +86,26 @@ def write_arrays(path: Path, parts, cancelled: threading.Event | None = None,
         return _settle(path, descriptor, written, cancelled)
 
 
-def settle(path: Path, parts, cancelled: threading.Event | None = None, copies: Copies | None = None) -> list[tuple[str, ...]]:
-    """Wait until arrays that somebody wrote are on disk, and compare them meanwhile; all else as write_arrays."""
+def settle(
+    path: Path, parts, cancelled: threading.Event | None = None, copies: Copies | None = None
+) -> list[tuple[str, ...]]:
+    """Wait until arrays that somebody wrote are on disk, and compare them meanwhile; all else as
+    write_arrays.
+    """
     with _descriptor(path, os.O_RDWR) as descriptor:
-        written = [[(at + start, len(view), checksum(view)) for start, view in _segments(array, cancelled, copies or Copies())]
-                   for at, array in parts]
+        written = [
+            [
+                (at + start, len(view), checksum(view))
+                for start, view in _segments(array, cancelled, copies or Copies())
+            ]
+            for at, array in parts
+        ]
         return _settle(path, descriptor, written, cancelled)
 
 
 def _begin_writing_back(descriptor: int, start: int, stop: int) -> None:
-    """Let the disk begin with these bytes, without waiting for it: what this advice does on Linux for what is not clean yet.
+    """Let the disk begin with these bytes, without waiting for it: what this advice does on Linux
+    for what is not clean yet.
 
     A hint: only fsync tells that bytes are on disk, and whether that failed at any time.
     """
@@ -94,9 +113,11 @@ def _begin_writing_back(descriptor: int, start: int, stop: int) -> None:
 
 
 def _settle(path: Path, descriptor: int, written, cancelled) -> list[tuple[str, ...]]:
-    """Wait until the disk has everything, and read back meanwhile what was written; the checksums of each array.
+    """Wait until the disk has everything, and read back meanwhile what was written; the checksums
+    of each array.
 
-    written  a list for each array, of (byte of the file, number of bytes, checksum) for each segment
+    written  a list for each array, of (byte of the file, number of bytes, checksum) for each
+             segment
     """
     with ThreadPoolExecutor(1) as disk:
         synced = disk.submit(os.fsync, descriptor)
@@ -109,16 +130,20 @@ def _settle(path: Path, descriptor: int, written, cancelled) -> list[tuple[str, 
 
 
 def write_parts(path: Path, num_bytes: int, parts: dict[int, bytes]) -> None:
-    """Make a file of this size with {at: bytes} in it and zeros between them. It is not yet on disk when this returns."""
+    """Make a file of this size with {at: bytes} in it and zeros between them. It is not yet on disk
+    when this returns.
+    """
     with _descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
         os.ftruncate(descriptor, num_bytes)
         for at, content in parts.items():
-            _write_all(descriptor, memoryview(content)[:num_bytes - at], at)
+            _write_all(descriptor, memoryview(content)[: num_bytes - at], at)
 
 
 @contextmanager
 def _descriptor(path: Path, flags: int):
-    """An open file; an OSError inside that names none, as those of a full disk do, names this one."""
+    """An open file; an OSError inside that names none, as those of a full disk do, names this
+    one.
+    """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         yield descriptor
@@ -149,12 +174,16 @@ def _write_all(descriptor: int, view: memoryview, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def _compare(path: Path, descriptor: int, window: memoryview, at: int, num_bytes: int, wanted: str) -> None:
+def _compare(
+    path: Path, descriptor: int, window: memoryview, at: int, num_bytes: int, wanted: str
+) -> None:
     """Errors: CheckpointError unless these bytes of the file have this checksum."""
     back = window[:num_bytes]
     if _read_all(descriptor, back, at) < num_bytes or checksum(back) != wanted:
-        raise CheckpointError(f"{path}: bytes {at} to {at + num_bytes} are not what was written there; is another job writing "
-                              "into the same folder?")
+        raise CheckpointError(
+            f"{path}: bytes {at} to {at + num_bytes} are not what was written there; is another job writing "
+            "into the same folder?"
+        )
 
 
 def _look(cancelled: threading.Event | None) -> None:
@@ -178,13 +207,15 @@ def sync(path: Path) -> None:
     with _descriptor(path, os.O_RDONLY) as descriptor:
         try:
             os.fsync(descriptor)
-        except OSError as error:    # some file systems have nothing to wait for in a folder
+        except OSError as error:  # some file systems have nothing to wait for in a folder
             if not (error.errno in (errno.EINVAL, errno.ENOTSUP) and path.is_dir()):
                 raise
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder, and those above it that are missing; their names are on disk when this returns."""
+    """Make the folder, and those above it that are missing; their names are on disk when this
+    returns.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -197,17 +228,24 @@ def write_text(path: Path, text: str) -> None:
     sync(path)
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
+
 
 @contextmanager
 def _damage(path: Path):
-    """A file that cannot be read is a damaged checkpoint; one that may not be read is the caller's to mend."""
+    """A file that cannot be read is a damaged checkpoint; one that may not be read is the caller's
+    to mend.
+    """
     try:
         yield
     except PermissionError:
         raise
     except OSError as error:
-        what = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror or error}"
+        what = (
+            "is a link"
+            if error.errno == errno.ELOOP
+            else f"cannot be read: {error.strerror or error}"
+        )
         raise CheckpointError(f"{path} {what}") from None
 
 
@@ -263,7 +301,9 @@ class Reader:
         self._open.clear()
 
     def read(self, file: str, at: int, view: memoryview) -> None:
-        """Fill the view from byte `at` of the file. Errors: CheckpointError if it cannot be read or is too short."""
+        """Fill the view from byte `at` of the file. Errors: CheckpointError if it cannot be read or
+        is too short.
+        """
         path = self.folder / file
         if file not in self._open:
             if len(self._open) >= OPEN_FILES:
@@ -272,22 +312,27 @@ class Reader:
         with _damage(path):
             come = _read_all(self._open[file], view, at)
         if come < len(view):
-            raise CheckpointError(f"{path} ends at byte {at + come}, but the manifest says that byte {at + len(view) - 1} is "
-                                  "in use")
+            raise CheckpointError(
+                f"{path} ends at byte {at + come}, but the manifest says that byte {at + len(view) - 1} is "
+                "in use"
+            )
 
     def crc32(self, file: str, ranges) -> str:
         """CRC-32 of these byte ranges of the file, one after the other, as text."""
         total = 0
         for start, stop in ranges:
             for low in range(start, stop, SEGMENT_BYTES):
-                view = self.window[:min(SEGMENT_BYTES, stop - low)]
+                view = self.window[: min(SEGMENT_BYTES, stop - low)]
                 self.read(file, low, view)
                 total = crc32(view, total)
         return as_text(total)
 
 
-def read_all(folder: Path, tasks, num_bytes: int, num_readers: int = READERS, copies: Copies | None = None) -> None:
-    """Call each of `tasks` with a Reader, on a few threads if there is much to read; all are done when this returns.
+def read_all(
+    folder: Path, tasks, num_bytes: int, num_readers: int = READERS, copies: Copies | None = None
+) -> None:
+    """Call each of `tasks` with a Reader, on a few threads if there is much to read; all are done
+    when this returns.
 
     tasks      functions of a Reader, taken one by one, so that they may come from a generator
     num_bytes  about what they read together

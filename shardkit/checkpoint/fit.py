@@ -5,8 +5,10 @@
     optimizer/velocity/...         -                             unused: left out
     -                              optimizer/first_moment/...    missing: zero, and of age zero from here
 
-What is unused or missing is said. Parameters alone can be asked for; a training then begins with them.
+What is unused or missing is said. Parameters alone can be asked for; a training then begins with
+them.
 """
+
 import warnings
 from dataclasses import dataclass
 
@@ -46,14 +48,21 @@ class Wanted:
 
         where   for messages: the folder      description   as check_description() takes it
         stored  {path: global shape}          dtypes        {path: dtype}
-        Errors: CheckpointError if it is of another model, its state is not whole, or a part of the rule's state is missing.
+        Errors: CheckpointError if it is of another model, its state is not whole, or a part of the
+        rule's state is missing.
         """
         _check_state(where, description, stored)
         there, kept = state_names(stored), state_names(self.shapes)
-        missing, unused = [[name for name in a if name not in b] for a, b in ((kept, there), (there, kept))]
-        absent = {f"{_OPTIMIZER}{name}/" for name in (*missing, *unused, *(kept if self.only else ()))}
-        stored, shapes = [{tensor: shape for tensor, shape in table.items() if _state_of(tensor) not in absent}
-                          for table in (stored, self.shapes)]
+        missing, unused = [
+            [name for name in a if name not in b] for a, b in ((kept, there), (there, kept))
+        ]
+        absent = {
+            f"{_OPTIMIZER}{name}/" for name in (*missing, *unused, *(kept if self.only else ()))
+        }
+        stored, shapes = [
+            {tensor: shape for tensor, shape in table.items() if _state_of(tensor) not in absent}
+            for table in (stored, self.shapes)
+        ]
         check_same_tensors(where, stored, {dtypes[tensor] for tensor in stored}, shapes, self.dtype)
         self._check_features(where, description["active_features"])
         fit = Fit(where, description, self.model, self.optimizer, missing, unused, only=self.only)
@@ -62,22 +71,32 @@ class Wanted:
         return fit
 
     def _check_features(self, where: str, active: list[int] | None) -> None:
-        """Errors: CheckpointError if the stored model looks at features that this one cannot choose."""
-        if active is not None and (self.num_features is None or not active or max(active) >= self.num_features):
+        """Errors: CheckpointError if the stored model looks at features that this one cannot
+        choose.
+        """
+        if active is not None and (
+            self.num_features is None or not active or max(active) >= self.num_features
+        ):
             own = "no" if self.num_features is None else self.num_features
-            raise CheckpointError(f"{where} is of another model: active_features = {active} in the checkpoint, but the model has "
-                                  f"{own} input features")
+            raise CheckpointError(
+                f"{where} is of another model: active_features = {active} in the checkpoint, but the model has "
+                f"{own} input features"
+            )
 
     def _check_age(self, fit: "Fit", found: list[str]) -> None:
-        """Errors: CheckpointError unless all state of the rule has one age, and the rule can be told which."""
+        """Errors: CheckpointError unless all state of the rule has one age, and the rule can be
+        told which.
+        """
         if found:
             reason = f"it holds {', '.join(found)} but no {', '.join(fit.missing_state)}, which would be younger"
         elif not self.can_be_late:
             reason = "state that begins in the middle of a run needs its learning rate apart, and it has no rate()"
         else:
             return
-        raise CheckpointError(f"{fit.where} was written under {fit.old_rule} and does not go on under {fit.new_rule}: {reason}; "
-                              'use only="model" to begin with its parameters, or the rule that wrote it')
+        raise CheckpointError(
+            f"{fit.where} was written under {fit.old_rule} and does not go on under {fit.new_rule}: {reason}; "
+            'use only="model" to begin with its parameters, or the rule that wrote it'
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +118,11 @@ class Fit:
     @property
     def old_rule(self) -> str:
         """The rule that wrote it, as text."""
-        return "no rule" if self.description["optimizer"] is None else rule_text(self.description["optimizer"])
+        return (
+            "no rule"
+            if self.description["optimizer"] is None
+            else rule_text(self.description["optimizer"])
+        )
 
     @property
     def new_rule(self) -> str:
@@ -119,31 +142,55 @@ class Fit:
         return self.num_updates if self.missing_state else state_since(self.description)
 
     def goes_on_from(self) -> dict:
-        """Return the description with which the model goes on: as stored; with parameters alone, that of a beginning."""
+        """Return the description with which the model goes on: as stored; with parameters alone,
+        that of a beginning.
+        """
         optimizer = {**self.optimizer, "state_since": self.state_since}
         if self.only is None:
             return {**self.description, "optimizer": optimizer}
-        return {**self.description, "step": 0, "samples_seen": 0, "skipped_steps": 0, "loss_scale": None, "last_loss": None,
-                "optimizer": {**optimizer, "state_since": 0}}
+        return {
+            **self.description,
+            "step": 0,
+            "samples_seen": 0,
+            "skipped_steps": 0,
+            "loss_scale": None,
+            "last_loss": None,
+            "optimizer": {**optimizer, "state_since": 0},
+        }
 
     def warn(self) -> None:
-        """Say what differs, for the caller of the caller: settings of the model, and which state the rules keep."""
+        """Say what differs, for the caller of the caller: settings of the model, and which state
+        the rules keep.
+        """
         for said in (self._said_of_model(), self._said_of_rule()):
             if said:
                 warnings.warn(f"{self.where} was written under {said}", stacklevel=4)
 
     def _said_of_model(self) -> str:
-        """Settings that shapes do not show, such as the number of heads; the seed of initial weights does not matter."""
-        there, here = [{"class": model["class"], **_listed(model["configuration"])}
-                       for model in (self.description["model"], self.model)]
-        different = [f"{name} = {there[name]!r} there and {here[name]!r} here" for name in there
-                     if name in here and name != "seed" and there[name] != here[name]]
+        """Settings that shapes do not show, such as the number of heads; the seed of initial
+        weights does not matter.
+        """
+        there, here = [
+            {"class": model["class"], **_listed(model["configuration"])}
+            for model in (self.description["model"], self.model)
+        ]
+        different = [
+            f"{name} = {there[name]!r} there and {here[name]!r} here"
+            for name in there
+            if name in here and name != "seed" and there[name] != here[name]
+        ]
         return f"other settings of the model: {', '.join(different)}" if different else ""
 
     def _said_of_rule(self) -> str:
         """Nobody expects state beside parameters alone."""
-        said = [f"state that starts at zero: {', '.join(self.missing_state)}"] if self.missing_state else []
-        said += [f"state that is left out: {', '.join(self.unused_state)}"] if self.unused_state else []
+        said = (
+            [f"state that starts at zero: {', '.join(self.missing_state)}"]
+            if self.missing_state
+            else []
+        )
+        said += (
+            [f"state that is left out: {', '.join(self.unused_state)}"] if self.unused_state else []
+        )
         if not said or self.only is not None or self.description["optimizer"] is None:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(said)}"
@@ -162,7 +209,11 @@ def model_shapes(shapes: dict) -> dict:
 
 def state_names(tensors) -> list[str]:
     """Return the names of optimizer state among these paths, in their order."""
-    return list(dict.fromkeys(tensor.split("/", 2)[1] for tensor in tensors if tensor.startswith(_OPTIMIZER)))
+    return list(
+        dict.fromkeys(
+            tensor.split("/", 2)[1] for tensor in tensors if tensor.startswith(_OPTIMIZER)
+        )
+    )
 
 
 def state_since(description: dict) -> int:
@@ -176,29 +227,43 @@ def _state_of(tensor: str) -> str:
 
 
 def _check_state(where: str, description: dict, stored: dict) -> None:
-    """Errors: CheckpointError unless the state that is named is there, for all parameters in their shapes."""
+    """Errors: CheckpointError unless the state that is named is there, for all parameters in their
+    shapes.
+    """
     there = state_names(stored)
     named = [] if description["optimizer"] is None else description["optimizer"].get("state", there)
     if sorted(named) != sorted(there):
-        raise CheckpointError(f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
-                              f"{', '.join(there) or 'none'}")
+        raise CheckpointError(
+            f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
+            f"{', '.join(there) or 'none'}"
+        )
     for name in there:
         for tensor, shape in stored.items():
             state = f"{_OPTIMIZER}{name}/{tensor.removeprefix(_MODEL)}"
             if tensor.startswith(_MODEL) and stored.get(state) != shape:
-                raise CheckpointError(f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
-                                      f"{_describe(stored.get(state))}")
+                raise CheckpointError(
+                    f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
+                    f"{_describe(stored.get(state))}"
+                )
 
 
-def check_same_tensors(where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str) -> None:
-    """Errors: CheckpointError, by the first tensor that differs, unless names, shapes and dtype are those of the model."""
+def check_same_tensors(
+    where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str
+) -> None:
+    """Errors: CheckpointError, by the first tensor that differs, unless names, shapes and dtype are
+    those of the model.
+    """
     for tensor in sorted(shapes.keys() | stored.keys()):
         here, there = shapes.get(tensor), stored.get(tensor)
         if here != there:
-            raise CheckpointError(f"{where} is of another model: {tensor} is {_describe(there)} in the checkpoint "
-                                  f"and {_describe(here)} in the model")
+            raise CheckpointError(
+                f"{where} is of another model: {tensor} is {_describe(there)} in the checkpoint "
+                f"and {_describe(here)} in the model"
+            )
     if stored_dtypes - {dtype}:
-        raise CheckpointError(f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}")
+        raise CheckpointError(
+            f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}"
+        )
 
 
 def _listed(value):

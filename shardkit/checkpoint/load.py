@@ -3,9 +3,11 @@
     written by 2 ranks   |------ rank 0 ------|------ rank 1 ------|
     wanted by 3 ranks    |-- rank 0 --|-- rank 1 --|-- rank 2 --|         each reads the intersections, nothing is merged
 
-What lies in one piece both in the file and in memory goes straight there. The rest (columns of a box that was written by
-rows) passes through a window of SEGMENT_BYTES per reading thread, so a load takes that much memory and no more.
+What lies in one piece both in the file and in memory goes straight there. The rest (columns of a
+box that was written by rows) passes through a window of SEGMENT_BYTES per reading thread, so a load
+takes that much memory and no more.
 """
+
 from pathlib import Path
 
 import numpy
@@ -36,21 +38,30 @@ class Checkpoint:
     def __init__(self, folder, manifest: dict | None = None):
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder) if manifest is None else manifest
-        self._boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in self.manifest["tensors"].items()}
+        self._boxes = {
+            tensor: stored_boxes(tensor, entry)
+            for tensor, entry in self.manifest["tensors"].items()
+        }
         self.shapes = {tensor: boxes[0].global_shape for tensor, boxes in self._boxes.items()}
         self._is_located = self.has_segments
-        self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes if box.at is not None])
+        self._segments = SegmentTable(
+            [box for boxes in self._boxes.values() for box in boxes if box.at is not None]
+        )
 
     @classmethod
     def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
-        """Rank 0 looks, all ranks have it. Collective. Errors, on all ranks: CheckpointError, PermissionError."""
+        """Rank 0 looks, all ranks have it. Collective. Errors, on all ranks: CheckpointError,
+        PermissionError.
+        """
         with collectively(backend):
             manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
         return cls(folder, backend.broadcast_object(manifest, 0))
 
     @property
     def has_segments(self) -> bool:
-        """True if parts of it can be verified by themselves: version 1 had checksums of whole files only."""
+        """True if parts of it can be verified by themselves: version 1 had checksums of whole files
+        only.
+        """
         return self.manifest["version"] > 1
 
     def fit(self, wanted: Wanted) -> Fit:
@@ -59,13 +70,17 @@ class Checkpoint:
         return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
 
     def companions(self) -> dict[str, bytes]:
-        """{name: content} of its files that hold no tensors, such as a tokenizer's. Errors: CheckpointError, PermissionError."""
+        """{name: content} of its files that hold no tensors, such as a tokenizer's. Errors:
+        CheckpointError, PermissionError.
+        """
         return read_companions(self.folder, self.manifest["files"])
 
-    # ---- checksums -----------------------------------------------------------------------------------------------
+    # ---- checksums -------------------------------------------------------------------------------
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
-        """Read this part of the checkpoint and compare checksums. Errors: CheckpointError naming what is damaged."""
+        """Read this part of the checkpoint and compare checksums. Errors: CheckpointError naming
+        what is damaged.
+        """
         first, stop = (len(self._segments) * (part + i) // num_parts for i in (0, 1))
         self._verify(range(first, stop), part, num_parts)
 
@@ -79,31 +94,41 @@ class Checkpoint:
         read_all(self.folder, [*checks, *(self._rest_of(name) for name in names)], num_bytes)
 
     def _rest_of(self, name: str):
-        """A task: compare the bytes of this file that belong to no box (version 1: all its bytes)."""
+        """A task: compare the bytes of this file that belong to no box (version 1: all its
+        bytes).
+        """
         record = self.manifest["files"][name]
         ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
 
         def compare(reader: Reader):
             found = reader.crc32(name, ranges)
             if found != record["crc32"]:
-                raise CheckpointError(f"{self.folder / name} is damaged: checksum {found}, but the manifest says "
-                                      f"{record['crc32']}")
+                raise CheckpointError(
+                    f"{self.folder / name} is damaged: checksum {found}, but the manifest says "
+                    f"{record['crc32']}"
+                )
+
         return compare
 
-    # ---- values --------------------------------------------------------------------------------------------------
+    # ---- values ----------------------------------------------------------------------------------
 
     def read_into(self, owned, copies: Copies | None = None) -> None:
-        """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No communication, no checksums.
+        """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No
+        communication, no checksums.
 
         Optimizer state that it does not hold becomes zero, as at the first step.
         """
         self._read(owned, copies)
 
-    def read_verified(self, owned, backend: CommunicationBackend, copies: Copies | None = None) -> None:
-        """Fill 1-D arrays and compare every checksum of the checkpoint, reading each byte once. Collective.
+    def read_verified(
+        self, owned, backend: CommunicationBackend, copies: Copies | None = None
+    ) -> None:
+        """Fill 1-D arrays and compare every checksum of the checkpoint, reading each byte once.
+        Collective.
 
-        A rank verifies the segments that it reads whole; what is left over then is shared out over the ranks.
-        Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold anything.
+        A rank verifies the segments that it reads whole; what is left over then is shared out over
+        the ranks. Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold
+        anything.
         """
         verified = numpy.zeros(len(self._segments), numpy.uint8)
         with collectively(backend):
@@ -111,23 +136,39 @@ class Checkpoint:
         backend.all_reduce(verified, ReductionOperation.MAX)
         with collectively(backend):
             left_over = numpy.flatnonzero(verified == 0).tolist()
-            self._verify(left_over[backend.rank::backend.world_size], backend.rank, backend.world_size)
+            self._verify(
+                left_over[backend.rank :: backend.world_size], backend.rank, backend.world_size
+            )
 
     def _read(self, owned, copies=None, verified=None) -> None:
         boxes = self._located_boxes()
-        owned = [(boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
-                 for tensor, piece, array in owned]
-        reads = (read for stored, piece, array in owned for read in reads_of(stored, piece.box, array, self._segments, verified))
+        owned = [
+            (boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
+            for tensor, piece, array in owned
+        ]
+        reads = (
+            read
+            for stored, piece, array in owned
+            for read in reads_of(stored, piece.box, array, self._segments, verified)
+        )
         on_device = any(is_device_array(array) for _, _, array in owned)
         num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in owned)
         copies = copies or Copies()
         try:
-            read_all(self.folder, reads, num_bytes, num_readers=1 if on_device else READERS, copies=copies)
+            read_all(
+                self.folder,
+                reads,
+                num_bytes,
+                num_readers=1 if on_device else READERS,
+                copies=copies,
+            )
         finally:
             copies.finish()
 
     def _left_out(self, tensor: str, array) -> list:
-        """No boxes: state that another rule keeps is zero. Errors: CheckpointError if there should be some."""
+        """No boxes: state that another rule keeps is zero. Errors: CheckpointError if there should
+        be some.
+        """
         if not set(state_names([tensor])) - set(state_names(self.shapes)):
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0
@@ -139,13 +180,19 @@ class Checkpoint:
             by_file: dict[str, list[StoredBox]] = {}
             for box in (box for boxes in self._boxes.values() for box in boxes):
                 by_file.setdefault(box.file, []).append(box)
-            found = [box for file, boxes in by_file.items() for box in located(self.folder / file, boxes)]
-            self._boxes = {tensor: [box for box in found if box.tensor == tensor] for tensor in self._boxes}
+            found = [
+                box for file, boxes in by_file.items() for box in located(self.folder / file, boxes)
+            ]
+            self._boxes = {
+                tensor: [box for box in found if box.tensor == tensor] for tensor in self._boxes
+            }
             self._is_located = True
         return self._boxes
 
     def read_whole(self, tensor: str):
-        """One tensor, whole, as a NumPy array. No communication, no checksums. Errors: CheckpointError if it is not stored."""
+        """One tensor, whole, as a NumPy array. No communication, no checksums. Errors:
+        CheckpointError if it is not stored.
+        """
         if tensor not in self._boxes:
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         return self.read_box(tensor, Box.whole(self._boxes[tensor][0].global_shape))
@@ -154,11 +201,15 @@ class Checkpoint:
         """A part of one tensor, as a NumPy array; otherwise as read_whole."""
         stored = self._boxes[tensor][0]
         values = numpy.empty(box.shape, stored.dtype)
-        self._read([(tensor, Piece(tensor, box, 0, values.size, stored.global_shape), values.reshape(-1))])
+        self._read(
+            [(tensor, Piece(tensor, box, 0, values.size, stored.global_shape), values.reshape(-1))]
+        )
         return values
 
 
 def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
-    """Check all checksums, shared out over the ranks. Collective. Errors: CheckpointError on all ranks."""
+    """Check all checksums, shared out over the ranks. Collective. Errors: CheckpointError on all
+    ranks.
+    """
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)

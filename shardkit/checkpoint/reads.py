@@ -1,9 +1,10 @@
 """Reads: the intersection of a stored box and a wanted one, as parts small enough to read at once.
 
-    stored box, by rows            wanted: columns 2 and 3       one part: rows 0 and 1 through the window
-    in the file  a b c d           . . c d                       |a b c d e f g h|  ->  c d g h
-                 e f g h           . . g h
+stored box, by rows            wanted: columns 2 and 3       one part: rows 0 and 1 through the window
+in the file  a b c d           . . c d                       |a b c d e f g h|  ->  c d g h
+             e f g h           . . g h
 """
+
 from dataclasses import dataclass
 from math import prod
 
@@ -15,13 +16,17 @@ from ..layout.box import Box
 from .files import Reader, bytes_of, checksum_like
 from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
 
-GAP_BYTES = 1 << 16         # unwanted bytes between wanted ones that are rather read than jumped over
+GAP_BYTES = 1 << 16  # unwanted bytes between wanted ones that are rather read than jumped over
 
 
-def reads_of(stored_boxes: list[StoredBox], wanted: Box, array, segments: SegmentTable, verified=None):
-    """Tasks for files.read_all that together fill `array`, 1-D, with the elements of the box `wanted`.
+def reads_of(
+    stored_boxes: list[StoredBox], wanted: Box, array, segments: SegmentTable, verified=None
+):
+    """Tasks for files.read_all that together fill `array`, 1-D, with the elements of the box
+    `wanted`.
 
-    verified  [len(segments)] uint8, set to 1 where a segment was read whole and its checksum held; None: no checksums
+    verified  [len(segments)] uint8, set to 1 where a segment was read whole and its checksum held;
+              None: no checksums
     """
     for stored in stored_boxes:
         common = stored.box.intersection(wanted)
@@ -31,13 +36,21 @@ def reads_of(stored_boxes: list[StoredBox], wanted: Box, array, segments: Segmen
             first, target = first_element(common, stored.box), first_element(common, wanted)
             start, size = first * stored.item_bytes, stored.item_bytes
             for low, high in cut(start, start + common.size * size):
-                whole = verified is not None and low % SEGMENT_BYTES == 0 and (
-                    high - low == SEGMENT_BYTES or high == stored.box_bytes)
+                whole = (
+                    verified is not None
+                    and low % SEGMENT_BYTES == 0
+                    and (high - low == SEGMENT_BYTES or high == stored.box_bytes)
+                )
                 part = slice(target + (low - start) // size, target + (high - start) // size)
                 number = segments.number(stored, low) if whole else None
                 yield RunRead(stored, low, high, array, part, number, verified)
         else:
-            for part in parts_of(common, stored.box, SEGMENT_BYTES // stored.item_bytes, GAP_BYTES // stored.item_bytes):
+            for part in parts_of(
+                common,
+                stored.box,
+                SEGMENT_BYTES // stored.item_bytes,
+                GAP_BYTES // stored.item_bytes,
+            ):
                 yield PartRead(stored, part, wanted, array)
 
 
@@ -57,18 +70,22 @@ def is_run(box: Box, outer: Box) -> bool:
 def parts_of(box: Box, outer: Box, most: int, gap: int):
     """Cut a box into parts, each of which spans at most `most` elements of the box around it.
 
-    gap   in elements; where the box leaves out more than this between two rows, the rows are parts of their own
+    gap   in elements; where the box leaves out more than this between two rows, the rows are parts
+          of their own
     """
     strides = _strides(outer.shape)
     dim = next((d for d, size in enumerate(box.shape) if size > 1), None)
     if dim is None:
         yield box
         return
-    row = _extent((1,) * (dim + 1) + box.shape[dim + 1:], strides)
+    row = _extent((1,) * (dim + 1) + box.shape[dim + 1 :], strides)
     together = 1 if strides[dim] - row > gap else max(1, most // strides[dim])
     for start in range(box.offset[dim], box.stop[dim], together):
         size = min(together, box.stop[dim] - start)
-        part = Box(box.offset[:dim] + (start,) + box.offset[dim + 1:], box.shape[:dim] + (size,) + box.shape[dim + 1:])
+        part = Box(
+            box.offset[:dim] + (start,) + box.offset[dim + 1 :],
+            box.shape[:dim] + (size,) + box.shape[dim + 1 :],
+        )
         if size > 1:
             yield part
         else:
@@ -77,7 +94,7 @@ def parts_of(box: Box, outer: Box, most: int, gap: int):
 
 def _strides(shape) -> list[int]:
     """Elements from one index to the next, per dim, in C order."""
-    return [prod(shape[dim + 1:]) for dim in range(len(shape))]
+    return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
 def _extent(shape, strides) -> int:
@@ -87,15 +104,21 @@ def _extent(shape, strides) -> int:
 
 def _host_bytes(reader: Reader, array, part: slice, num_bytes: int) -> memoryview:
     """Where to read that part of the array to: its own memory, or a window if it is on a GPU."""
-    return memoryview(reader.copies.window(num_bytes)) if is_device_array(array) else bytes_of(array[part])
+    return (
+        memoryview(reader.copies.window(num_bytes))
+        if is_device_array(array)
+        else bytes_of(array[part])
+    )
 
 
 def _compare(reader: Reader, stored: StoredBox, low: int, high: int, view: memoryview) -> None:
     wanted = stored.checksums[low // SEGMENT_BYTES]
     found = checksum_like(wanted, view)
     if found != wanted:
-        raise CheckpointError(f"{reader.folder / stored.file} is damaged: bytes {low} to {high} of {stored.dataset} have "
-                              f"checksum {found}, but the manifest says {wanted}")
+        raise CheckpointError(
+            f"{reader.folder / stored.file} is damaged: bytes {low} to {high} of {stored.dataset} have "
+            f"checksum {found}, but the manifest says {wanted}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +130,7 @@ class Check:
     high: int
 
     def __call__(self, reader: Reader) -> None:
-        view = reader.window[:self.high - self.low]
+        view = reader.window[: self.high - self.low]
         reader.read(self.stored.file, self.stored.at + self.low, view)
         _compare(reader, self.stored, self.low, self.high, view)
 
@@ -116,7 +139,8 @@ class Check:
 class RunRead:
     """Read bytes [low, high) of a stored box, within one segment, to array[part].
 
-    number   of the segment, if this is the whole of it and its checksum is to be compared; it is then marked in `verified`
+    number   of the segment, if this is the whole of it and its checksum is to be compared; it is
+             then marked in `verified`
     """
 
     stored: StoredBox
@@ -151,9 +175,13 @@ class PartRead:
         size = stored.item_bytes
         on_device = is_device_array(self.array)
         num_bytes = _extent(self.part.shape, strides) * size
-        view = memoryview(reader.copies.window(num_bytes)) if on_device else reader.window[:num_bytes]
+        view = (
+            memoryview(reader.copies.window(num_bytes)) if on_device else reader.window[:num_bytes]
+        )
         reader.read(stored.file, stored.at + first_element(self.part, stored.box) * size, view)
-        values = numpy.ndarray(self.part.shape, stored.dtype, view, strides=[stride * size for stride in strides])
+        values = numpy.ndarray(
+            self.part.shape, stored.dtype, view, strides=[stride * size for stride in strides]
+        )
         target = self.array.reshape(self.wanted.shape)[self.part.relative_to(self.wanted).slices()]
         if on_device:
             reader.copies.deliver(values, target)

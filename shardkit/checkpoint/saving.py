@@ -1,4 +1,5 @@
-"""Saving: from what the ranks own to a folder that is whole, checked and on disk; at once, or beside the training.
+"""Saving: from what the ranks own to a folder that is whole, checked and on disk; at once, or
+beside the training.
 
     begin      rank 0 makes step-00000100.tmp/                                     collective
     snapshot   owned arrays are copied to host memory, from a GPU beside the work  only if the training goes on meanwhile
@@ -6,11 +7,14 @@
     gather     rank 0 learns what all have written                                 collective
     publish    rank 0: coverage, manifest; rename; pointer; old ones go            in a thread, if there is a snapshot
 
-The index needs to know only what all have laid out. So if there is no snapshot, and the ranks talk in between anyway, the last
-rank writes it, before its values and while the disk is busy with those of others; otherwise rank 0 does before it publishes.
+The index needs to know only what all have laid out. So if there is no snapshot, and the ranks talk
+in between anyway, the last rank writes it, before its values and while the disk is busy with those
+of others; otherwise rank 0 does before it publishes.
 
-The thread talks to nobody. Whether all ranks have written is voted on where all of them are anyway: at the next step.
+The thread talks to nobody. Whether all ranks have written is voted on where all of them are anyway:
+at the next step.
 """
+
 import errno
 import json
 import shutil
@@ -30,7 +34,15 @@ from ..errors import CheckpointError
 from ..layout.piece import Piece
 from .companions import write_companions
 from .files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
-from .hdf5 import INDEX_NAME, SHARED_NAME, check_parallel, lay_out, rank_file_name, write_index, write_together
+from .hdf5 import (
+    INDEX_NAME,
+    SHARED_NAME,
+    check_parallel,
+    lay_out,
+    rank_file_name,
+    write_index,
+    write_together,
+)
 from .load import Checkpoint
 from .manifest import FORMAT, VERSION, check_description, check_storable, write_manifest
 from .stored import StoredBox, ranges_outside
@@ -48,23 +60,37 @@ class Retention:
     every: int | None = None
 
     def check(self) -> None:
-        """Errors: CheckpointError on what is no integer or below 1, and on `every` alone, which would do nothing."""
+        """Errors: CheckpointError on what is no integer or below 1, and on `every` alone, which
+        would do nothing.
+        """
         for name, number in (("keep", self.keep), ("keep_every", self.every)):
             is_count = isinstance(number, Integral) and not isinstance(number, bool) and number >= 1
             if number is not None and not is_count:
-                raise CheckpointError(f"{name} = {number!r}; wanted None or an integer of at least 1")
+                raise CheckpointError(
+                    f"{name} = {number!r}; wanted None or an integer of at least 1"
+                )
         if self.every is not None and self.keep is None:
-            raise CheckpointError(f"keep_every = {self.every} without keep: nothing is deleted then; set keep too, to 1 or more")
+            raise CheckpointError(
+                f"keep_every = {self.every} without keep: nothing is deleted then; set keep too, to 1 or more"
+            )
 
 
 class Saving:
-    """One checkpoint on its way to disk. Making it is collective over `backend`: the temporary folder is there then.
+    """One checkpoint on its way to disk. Making it is collective over `backend`: the temporary
+    folder is there then.
 
     Errors, on all ranks: CheckpointError, OSError; nothing has changed then.
     """
 
-    def __init__(self, store, backend: CommunicationBackend, description: dict, retention: Retention):
-        self.backend, self._store, self._description, self._retention = backend, store, description, retention
+    def __init__(
+        self, store, backend: CommunicationBackend, description: dict, retention: Retention
+    ):
+        self.backend, self._store, self._description, self._retention = (
+            backend,
+            store,
+            description,
+            retention,
+        )
         with collectively(backend):
             check_description(description)
             check_storable(description)
@@ -76,10 +102,10 @@ class Saving:
                 store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
         self._put, self._copies = write_arrays, store.copies
-        self._boxes: list[StoredBox] = []               # of this rank
-        self._records: dict[str, dict] = {}             # what the manifest says about files
-        self._scalars: dict[str, float] = {}            # values of tensors of shape ()
-        self._everyones: list | None = None             # on one rank: boxes, records and scalars of all ranks
+        self._boxes: list[StoredBox] = []  # of this rank
+        self._records: dict[str, dict] = {}  # what the manifest says about files
+        self._scalars: dict[str, float] = {}  # values of tensors of shape ()
+        self._everyones: list | None = None  # on one rank: boxes, records and scalars of all ranks
 
     @contextmanager
     def removed_on_error(self):
@@ -95,15 +121,20 @@ class Saving:
 
     def _in_other_words(self, error: OSError) -> OSError:
         """The same error of a full disk, which says what to do."""
-        other = OSError(error.errno, f"{error.strerror}; {self.folder} was given up, and those before it are untouched; make "
-                        "room, or keep fewer checkpoints; no room for", error.filename)
+        other = OSError(
+            error.errno,
+            f"{error.strerror}; {self.folder} was given up, and those before it are untouched; make "
+            "room, or keep fewer checkpoints; no room for",
+            error.filename,
+        )
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
     def save_at_once(self, owned, driver: str) -> str:
         """From here to the end; returns the folder. Collective.
 
-        owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may be made in their turn
+        owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may
+               be made in their turn
         """
         with self.removed_on_error():
             if driver == "mpio":
@@ -126,14 +157,21 @@ class Saving:
         self._records = {self._path.name: _record(self._path, self._boxes)}
 
     def _lay_out_together(self, owned) -> None:
-        """Make and fill one file of all ranks, by parallel HDF5; write() then only compares. Collective."""
+        """Make and fill one file of all ranks, by parallel HDF5; write() then only compares.
+        Collective.
+        """
         backend = self.backend
         self._path, self._put = self._temporary / SHARED_NAME, settle
         everyones = backend.all_gather_object([self._form(*part) for part in owned])
-        first = sum(map(len, everyones[:backend.rank]))
-        boxes = write_together(self._path, [box for part in everyones for box in part],
-                               [numpy.ascontiguousarray(to_host(array)) for _, _, array in owned], first, backend.communicator)
-        self._boxes = boxes[first:first + len(everyones[backend.rank])]
+        first = sum(map(len, everyones[: backend.rank]))
+        boxes = write_together(
+            self._path,
+            [box for part in everyones for box in part],
+            [numpy.ascontiguousarray(to_host(array)) for _, _, array in owned],
+            first,
+            backend.communicator,
+        )
+        self._boxes = boxes[first : first + len(everyones[backend.rank])]
         with collectively(backend):
             self._records = {SHARED_NAME: _record(self._path, boxes)} if backend.rank == 0 else {}
 
@@ -144,35 +182,58 @@ class Saving:
         return tensor, piece, str(array.dtype)
 
     def write(self, owned, cancelled: threading.Event | None = None) -> None:
-        """Write the values that lay_out() made room for; they are on disk when this returns. No communication."""
-        sums = self._put(self._path, ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)), cancelled,
-                         self._copies)
+        """Write the values that lay_out() made room for; they are on disk when this returns. No
+        communication.
+        """
+        sums = self._put(
+            self._path,
+            ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)),
+            cancelled,
+            self._copies,
+        )
         self._boxes = [replace(box, checksums=own) for box, own in zip(self._boxes, sums)]
 
     def gather(self, root: int = 0) -> None:
         """Tell this rank what was laid out or written. Collective."""
-        self._everyones = self.backend.gather_object((self._boxes, self._records, self._scalars), root)
+        self._everyones = self.backend.gather_object(
+            (self._boxes, self._records, self._scalars), root
+        )
 
     def write_index(self) -> None:
         """On the rank that was told, what all ranks laid out is shown whole. No communication."""
         if self._everyones is not None:
             index = self._temporary / INDEX_NAME
-            scalars = {tensor: value for *_, part in self._everyones for tensor, value in part.items()}
-            write_index(index, [box for part, *_ in self._everyones for box in part], scalars,
-                        {"format": FORMAT, "version": VERSION},
-                        {"step": self._description["step"], "mesh": json.dumps(self._description["mesh"])})
+            scalars = {
+                tensor: value for *_, part in self._everyones for tensor, value in part.items()
+            }
+            write_index(
+                index,
+                [box for part, *_ in self._everyones for box in part],
+                scalars,
+                {"format": FORMAT, "version": VERSION},
+                {"step": self._description["step"], "mesh": json.dumps(self._description["mesh"])},
+            )
             sync(index)
             self._records[INDEX_NAME] = _record(index, [])
 
     def publish(self) -> None:
-        """On rank 0, once all have written: check that it is whole, and make it what the next load finds. No communication.
+        """On rank 0, once all have written: check that it is whole, and make it what the next load
+        finds. No communication.
 
-        Errors: CheckpointError if the boxes do not tile every tensor, or rank 0 does not see the files of all.
+        Errors: CheckpointError if the boxes do not tile every tensor, or rank 0 does not see the
+        files of all.
         """
         if self._everyones is not None:
-            records = {name: record for _, part, _ in self._everyones for name, record in part.items()} | self._records
+            records = {
+                name: record for _, part, _ in self._everyones for name, record in part.items()
+            } | self._records
             records |= write_companions(self._temporary, self._store.companions)
-            write_manifest(self._temporary, self._description, records, [box for part, *_ in self._everyones for box in part])
+            write_manifest(
+                self._temporary,
+                self._description,
+                records,
+                [box for part, *_ in self._everyones for box in part],
+            )
             sync(self._temporary)
             self._store.check_replaced(self._look_again(), self.folder)
             self._store.publish(self._temporary, self.folder)
@@ -183,12 +244,16 @@ class Saving:
         try:
             return Checkpoint(self._temporary)
         except CheckpointError as error:
-            raise CheckpointError(f"what was written cannot be read back: {error}; is {self._store.folder} on a file system "
-                                  "that all ranks share?") from None
+            raise CheckpointError(
+                f"what was written cannot be read back: {error}; is {self._store.folder} on a file system "
+                "that all ranks share?"
+            ) from None
 
 
 def _record(path: Path, boxes: list[StoredBox]) -> dict:
-    """What the manifest says about a file: its size, and the checksum of what is in none of its boxes."""
+    """What the manifest says about a file: its size, and the checksum of what is in none of its
+    boxes.
+    """
     num_bytes = file_bytes(path)
     outside = ranges_outside(sorted(boxes, key=lambda box: box.at), num_bytes)
     with Reader(path.parent) as reader:
@@ -202,10 +267,13 @@ def check_driver(driver: str, backend: CommunicationBackend) -> None:
     if driver == "mpio":
         check_parallel()
         if backend.communicator is None:
-            raise CheckpointError(f'driver "mpio" needs ranks that are MPI processes, not a {type(backend).__name__}')
+            raise CheckpointError(
+                f'driver "mpio" needs ranks that are MPI processes, not a {type(backend).__name__}'
+            )
 
 
-# ---- beside the training -----------------------------------------------------------------------------------------
+# ---- beside the training -------------------------------------------------------------------------
+
 
 class Snapshot:
     """Copies of arrays, in host memory that is taken once and used again."""
@@ -214,17 +282,19 @@ class Snapshot:
         self._device, self._memory = device, None
 
     def take(self, owned) -> tuple[list, Done]:
-        """The same (tensor path, Piece, 1-D array), with copies of the arrays, and when these can be read.
+        """The same (tensor path, Piece, 1-D array), with copies of the arrays, and when these can
+        be read.
 
-        They are lent until the next call. What is computed from now on waits for the copies, so it may change the arrays.
+        They are lent until the next call. What is computed from now on waits for the copies, so it
+        may change the arrays.
         """
         sizes = [-(-array.size * array.dtype.itemsize // 64) * 64 for _, _, array in owned]
         if self._memory is None or self._memory.size < sum(sizes):
-            self._memory = None                         # before the larger one is taken
+            self._memory = None  # before the larger one is taken
             self._memory = self._device.pinned(sum(sizes), "uint8", purpose="checkpoint snapshot")
         copies, at, done = [], 0, Done()
         for (tensor, piece, array), size in zip(owned, sizes):
-            copy = self._memory[at:at + array.size * array.dtype.itemsize].view(array.dtype)
+            copy = self._memory[at : at + array.size * array.dtype.itemsize].view(array.dtype)
             done = self._device.copies.to_host(array, copy, done)
             copies.append((tensor, piece, copy))
             at += size
@@ -255,7 +325,9 @@ class _Task:
         self._thread.join()
 
     def finish(self) -> None:
-        """Wait for the end. Errors: those of the work; none if it gave up because of another rank, which tells its own."""
+        """Wait for the end. Errors: those of the work; none if it gave up because of another rank,
+        which tells its own.
+        """
         self.join()
         if self.error is not None and not isinstance(self.error, Cancelled):
             raise self.error
@@ -275,7 +347,7 @@ class PendingCheckpoint:
         self.is_committed = self.is_over = False
         self._saving, self._copies, self._copied = saving, copies, copied
         self._cancelled, self._began = threading.Event(), time.perf_counter()
-        self._stages = [self._write, self._publish]     # all ranks meet after each
+        self._stages = [self._write, self._publish]  # all ranks meet after each
         self._task = _Task(self._stages.pop(0))
 
     def _write(self):
@@ -288,9 +360,11 @@ class PendingCheckpoint:
         self._saving.publish()
 
     def poll(self) -> bool:
-        """Go on if all ranks have done their part; True if it is committed. Collective: a small all-reduce until then.
+        """Go on if all ranks have done their part; True if it is committed. Collective: a small
+        all-reduce until then.
 
-        Errors, on all ranks: what went wrong on one of them; nothing is left of this checkpoint then.
+        Errors, on all ranks: what went wrong on one of them; nothing is left of this checkpoint
+        then.
         """
         if not self.is_over:
             vote = numpy.array([not self._task.is_done, self._task.error is not None], numpy.uint8)
@@ -336,7 +410,9 @@ class Saver:
         self._pending: PendingCheckpoint | None = None
 
     def start(self, store, owned, description: dict, retention: Retention) -> PendingCheckpoint:
-        """Copy what is owned and return while a thread writes it. Collective. Errors: as Saving, and of the save before."""
+        """Copy what is owned and return while a thread writes it. Collective. Errors: as Saving,
+        and of the save before.
+        """
         began = time.perf_counter()
         self.wait()
         saving = Saving(store, self._backend, description, retention)
@@ -347,7 +423,9 @@ class Saver:
         return self._pending
 
     def poll(self) -> None:
-        """At a step boundary: commit what all ranks have written. Collective, and free if nothing is being written."""
+        """At a step boundary: commit what all ranks have written. Collective, and free if nothing
+        is being written.
+        """
         if self._pending is not None:
             self._end(self._pending.poll)
 
@@ -357,7 +435,9 @@ class Saver:
             self._end(self._pending.wait)
 
     def abandon(self) -> None:
-        """Return when this rank writes nothing any more. No communication: the other ranks may be gone."""
+        """Return when this rank writes nothing any more. No communication: the other ranks may be
+        gone.
+        """
         if self._pending is not None:
             self._pending.abandon()
             self._pending = None

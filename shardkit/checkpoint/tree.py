@@ -1,10 +1,11 @@
 """The tensors of a checkpoint as a tree of modules, with sizes.
 
-    tensor                             shape   dtype  elements  bytes  boxes
-    model                                                8,912  35,648
-      blocks
-        0 ...
+tensor                             shape   dtype  elements  bytes  boxes
+model                                                8,912  35,648
+  blocks
+    0 ...
 """
+
 import re
 from math import prod
 
@@ -15,7 +16,12 @@ _COLUMNS = ("tensor", "shape", "dtype", "elements", "bytes", "boxes")
 
 def in_order(names) -> list[str]:
     """Names sorted with their numbers as numbers: blocks.2 before blocks.10."""
-    return sorted(names, key=lambda name: [int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))])
+    return sorted(
+        names,
+        key=lambda name: [
+            int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))
+        ],
+    )
 
 
 def shape_text(shape) -> str:
@@ -24,7 +30,9 @@ def shape_text(shape) -> str:
 
 
 def tensor_tree(tensors: dict[str, dict]) -> str:
-    """The "tensors" entry of a manifest as aligned text: one line per module with its sum, one per tensor."""
+    """The "tensors" entry of a manifest as aligned text: one line per module with its sum, one per
+    tensor.
+    """
     root: dict = {}
     for tensor in in_order(tensors):
         node, (*modules, name) = root, re.findall(r"[^./]+[./]?", tensor)
@@ -47,15 +55,31 @@ class _Leaf:
 
 def _rows(node: dict, depth: int):
     for name, below in node.items():
-        while not isinstance(below, _Leaf) and len(below) == 1 and name.endswith("."):      # up.weight, where up has no bias
-            (only, below), = below.items()
+        while (
+            not isinstance(below, _Leaf) and len(below) == 1 and name.endswith(".")
+        ):  # up.weight, where up has no bias
+            ((only, below),) = below.items()
             name += only
         label = "  " * depth + name.rstrip("./")
         if isinstance(below, _Leaf):
-            yield (label, shape_text(below.shape), below.dtype, f"{below.elements:,}", f"{below.bytes:,}", f"{below.num_boxes}")
+            yield (
+                label,
+                shape_text(below.shape),
+                below.dtype,
+                f"{below.elements:,}",
+                f"{below.bytes:,}",
+                f"{below.num_boxes}",
+            )
         else:
             leaves = list(_leaves(below))
-            yield (label, "", "", f"{sum(leaf.elements for leaf in leaves):,}", f"{sum(leaf.bytes for leaf in leaves):,}", "")
+            yield (
+                label,
+                "",
+                "",
+                f"{sum(leaf.elements for leaf in leaves):,}",
+                f"{sum(leaf.bytes for leaf in leaves):,}",
+                "",
+            )
             yield from _rows(below, depth + 1)
 
 
@@ -66,5 +90,8 @@ def _leaves(node):
 
 def _line(row, widths) -> str:
     first, *others = row
-    cells = [f"{first:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:]))]
+    cells = [
+        f"{first:<{widths[0]}}",
+        *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:])),
+    ]
     return "  ".join(cells).rstrip()

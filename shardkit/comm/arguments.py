@@ -1,4 +1,7 @@
-"""From the arguments of a verb to checked ports and parts; the half of a verb that never communicates."""
+"""From the arguments of a verb to checked ports and parts; the half of a verb that never
+communicates.
+"""
+
 from functools import partial
 
 import numpy
@@ -13,7 +16,9 @@ _LONGEST = ReductionOperation.MAX
 
 
 class UnderWay:
-    """Context manager around a verb that has begun; gives what it was made with. contextlib costs a microsecond."""
+    """Context manager around a verb that has begun; gives what it was made with. contextlib costs a
+    microsecond.
+    """
 
     __slots__ = ("_progress", "_given")
 
@@ -31,10 +36,14 @@ class UnderWay:
 
 
 class Arguments:
-    """Mixed into CommunicationBackend. Everything here is local, except `_longest_anywhere` on GPU arrays."""
+    """Mixed into CommunicationBackend. Everything here is local, except `_longest_anywhere` on GPU
+    arrays.
+    """
 
     def _verb(self, name: str) -> "UnderWay":
-        """Around every collective verb: the backend must be alive, and `progress` knows what this rank is doing."""
+        """Around every collective verb: the backend must be alive, and `progress` knows what this
+        rank is doing.
+        """
         self._check_alive(name)
         self.progress.begin_collective(name, self.group_key, self.world_ranks)
         return UnderWay(self.progress)
@@ -57,8 +66,10 @@ class Arguments:
 
     def _check_alive(self, name):
         if not self.is_initialized:
-            raise CommunicationError(f"{name} on a backend that is not initialized; call initialize() first, on all ranks, "
-                                     "and no verb after shutdown()")
+            raise CommunicationError(
+                f"{name} on a backend that is not initialized; call initialize() first, on all ranks, "
+                "and no verb after shutdown()"
+            )
 
     def _port(self, what, array, *, writes=False):
         port = open_port(what, array, self.staging, writes=writes)
@@ -83,7 +94,10 @@ class Arguments:
 
     def _reduce_scatter_parts(self, send, receive, counts, op, in_place=False):
         """(all slices, this rank's slice) for a reduce_scatter."""
-        whole, own = self._reduction_port("send", send, op), self._reduction_port("receive", receive, op, writes=True)
+        whole, own = (
+            self._reduction_port("send", send, op),
+            self._reduction_port("receive", receive, op, writes=True),
+        )
         checks.check_same_dtype(whole, own)
         counts = checks.check_counts("counts", counts, whole.size, self.world_size)
         checks.check_own_count("receive", own.size, counts, self.rank)
@@ -102,20 +116,31 @@ class Arguments:
         checks.check_apart(own, whole, starts[self.rank])
         return Part(whole, counts, starts), one_part(own)
 
-    def _all_to_all_parts(self, send, receive, send_counts, receive_counts, send_displacements, receive_displacements):
+    def _all_to_all_parts(
+        self, send, receive, send_counts, receive_counts, send_displacements, receive_displacements
+    ):
         """(what goes to each rank, what comes from each rank) for an all_to_all."""
         source, target = self._port("send", send), self._port("receive", receive, writes=True)
         checks.check_same_dtype(source, target)
         checks.check_apart(source, target)
         n, me = self.world_size, self.rank
-        outgoing = Part(source, *checks.check_pieces("send", send_counts, send_displacements, source.size, n))
-        incoming = Part(target, *checks.check_pieces("receive", receive_counts, receive_displacements, target.size, n))
+        outgoing = Part(
+            source, *checks.check_pieces("send", send_counts, send_displacements, source.size, n)
+        )
+        incoming = Part(
+            target,
+            *checks.check_pieces("receive", receive_counts, receive_displacements, target.size, n),
+        )
         if outgoing.counts[me] != incoming.counts[me]:
-            raise ValueError(f"rank {me} sends itself {outgoing.counts[me]} elements but expects {incoming.counts[me]}")
+            raise ValueError(
+                f"rank {me} sends itself {outgoing.counts[me]} elements but expects {incoming.counts[me]}"
+            )
         return outgoing, incoming
 
     def _longest_anywhere(self, outgoing, incoming) -> int:
-        """The longest piece of this rank, or of any rank if the pieces go through windows, which all must go through."""
+        """The longest piece of this rank, or of any rank if the pieces go through windows, which
+        all must go through.
+        """
         longest = max(outgoing.counts + incoming.counts)
         if outgoing.port.host is not None and incoming.port.host is not None:
             return longest
@@ -128,7 +153,7 @@ class Arguments:
         if op is ReductionOperation.AVERAGE:
             numpy.divide(host, self.world_size, out=host)
 
-    # ---- bytes sent, by the formulas of Traffic --------------------------------------------------------------------
+    # ---- bytes sent, by the formulas of Traffic --------------------------------------------------
 
     def _count_all_reduce(self, num_bytes):
         self.traffic.add("all_reduce", 2 * (self._world_size - 1) * num_bytes // self._world_size)
@@ -138,7 +163,9 @@ class Arguments:
 
     def _count_pieces(self, verb, parts):
         """Every other rank its piece."""
-        self.traffic.add(verb, (sum(parts.counts) - parts.counts[self.rank]) * parts.port.wire.itemsize)
+        self.traffic.add(
+            verb, (sum(parts.counts) - parts.counts[self.rank]) * parts.port.wire.itemsize
+        )
 
     def _count_if(self, verb, sends, num_bytes):
         self.traffic.add(verb, num_bytes if sends else 0)

@@ -1,4 +1,5 @@
-"""The contract of communication: the verbs that ranks use to exchange arrays, whatever carries them.
+"""The contract of communication: the verbs that ranks use to exchange arrays, whatever carries
+them.
 
     what you have                verb                what every rank has afterwards (3 ranks; a, b, c: slices)
     [a0 b0 c0] on each rank      all_reduce          [A B C], A = a0 + a1 + a2
@@ -9,14 +10,16 @@
                                  scatter             a on rank 0, b on rank 1, c on rank 2
     [a0 b0 c0] on each rank      all_to_all          [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
 
-A public verb checks its arguments, opens a port on each array (GPU memory and half floats go through host scratch, see
-staging.py, unless the group has another road for GPU arrays, see roads.py), counts the bytes, and calls the protected verb of
-the same name, which sees flat host arrays only. Plain arrays have a shorter road to it (plain.py). A new backend implements the
+A public verb checks its arguments, opens a port on each array (GPU memory and half floats go
+through host scratch, see staging.py, unless the group has another road for GPU arrays, see
+roads.py), counts the bytes, and calls the protected verb of the same name, which sees flat host
+arrays only. Plain arrays have a shorter road to it (plain.py). A new backend implements the
 protected verbs and inherits everything else.
 
-Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero counts are legal
-everywhere. `counts`, `root` and `op` must be the same on all ranks.
+Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero
+counts are legal everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
+
 import sys
 from abc import ABC, abstractmethod
 from functools import partial
@@ -42,23 +45,27 @@ SUM = ReductionOperation.SUM
 class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
     """One rank's end of a group of ranks.
 
-    timeout       seconds that a rank may wait for the others in one verb; may be set at any time, here or on a group from split()
-    seconds_left  function () -> seconds until the batch system kills the job, for this rank's watchdog; may be set
-    Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on arguments that are
-    wrong on this rank alone, raised before anything is sent.
+    timeout       seconds that a rank may wait for the others in one verb; may be set at any time,
+                  here or on a group from split()
+    seconds_left  function () -> seconds until the batch system kills the job, for this rank's
+                  watchdog; may be set
+    Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on
+    arguments that are wrong on this rank alone, raised before anything is sent.
     """
 
     def __init__(self, rank: int, world_size: int, world_ranks=None):
         self._rank, self._world_size = rank, world_size
         self.seconds_left = lambda: inf
-        self.world_ranks = tuple(range(world_size) if world_ranks is None else world_ranks)    # of the first backend
-        self.local_rank = rank                           # among the ranks of its node; threads share one
-        self.group_key = "world"                         # the same on all ranks of a group, different between groups
+        self.world_ranks = tuple(
+            range(world_size) if world_ranks is None else world_ranks
+        )  # of the first backend
+        self.local_rank = rank  # among the ranks of its node; threads share one
+        self.group_key = "world"  # the same on all ranks of a group, different between groups
         self.traffic = Traffic()
         self.staging = Staging()
         self.progress = Progress()
 
-    # ---- the group ------------------------------------------------------------------------------------------------
+    # ---- the group -------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -81,7 +88,9 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
 
     @property
     def communicator(self):
-        """The mpi4py communicator that carries the verbs, for libraries that talk MPI themselves; None if there is none."""
+        """The mpi4py communicator that carries the verbs, for libraries that talk MPI themselves;
+        None if there is none.
+        """
         return None
 
     @property
@@ -103,56 +112,81 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
 
     @abstractmethod
     def abort(self, message: str, code: int = 1) -> None:
-        """Print the message and end all ranks of the job, wherever they are. Does not return normally."""
+        """Print the message and end all ranks of the job, wherever they are. Does not return
+        normally.
+        """
 
     @abstractmethod
     def exchange_within(self, note, seconds: float | None) -> list | None:
-        """The notes (small objects) of all ranks of the world, or None if not all of them call this within the time.
+        """The notes (small objects) of all ranks of the world, or None if not all of them call this
+        within the time.
 
-        For ranks that fail or leave: it does not disturb a collective that is under way. None: no time limit.
+        For ranks that fail or leave: it does not disturb a collective that is under way. None: no
+        time limit.
         """
 
     def keep_ledger(self, folder) -> None:
-        """From now on note every call of this rank in a file there (ledger.py); on a backend that initialize() made.
+        """From now on note every call of this rank in a file there (ledger.py); on a backend that
+        initialize() made.
 
-        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` tells of all ranks
+        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` tells
+                 of all ranks
         Errors: OSError.
         """
         self._check_alive("keep_ledger")
-        self.progress.ledger = Ledger(Path(folder) / LEDGER_NAME.format(self.rank), self.rank, self.world_size)
+        self.progress.ledger = Ledger(
+            Path(folder) / LEDGER_NAME.format(self.rank), self.rank, self.world_size
+        )
 
     def say(self, message: str) -> None:
-        """A message on standard error, in one write, so that the words of several ranks do not mix."""
+        """A message on standard error, in one write, so that the words of several ranks do not
+        mix.
+        """
         sys.stdout.flush()
         sys.stderr.write(f"shardkit: {message}\n")
         sys.stderr.flush()
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
-        """The group of the ranks that gave the same color, ordered by (key, rank); None for color None.
+        """The group of the ranks that gave the same color, ordered by (key, rank); None for color
+        None.
 
         Collective over this backend. The group is initialized; close() it on all its ranks.
         """
         with self._verb("split"):
             if color is not None and index(color) < 0:
-                raise ValueError(f"color {color} is negative; wanted 0 or more, or None to stay out")
+                raise ValueError(
+                    f"color {color} is negative; wanted 0 or more, or None to stay out"
+                )
             group = self._split(color, index(key))
             if group is not None:
-                group.staging, group.progress, group.local_rank = self.staging, self.progress, self.local_rank
-                group.group_key = f"{self.group_key}/{self.progress.num_calls[self.group_key]}.{color}"
+                group.staging, group.progress, group.local_rank = (
+                    self.staging,
+                    self.progress,
+                    self.local_rank,
+                )
+                group.group_key = (
+                    f"{self.group_key}/{self.progress.num_calls[self.group_key]}.{color}"
+                )
         return group
 
     def memory(self):
-        """Where arrays should be that travel over this group: a heap with empty(shape, dtype); None: anywhere will do."""
+        """Where arrays should be that travel over this group: a heap with empty(shape, dtype);
+        None: anywhere will do.
+        """
         return None
 
     @property
     def shares_memory(self) -> bool:
-        """True if all ranks see each other's memory: whoever needs an array copies it itself, and nothing moves meanwhile."""
+        """True if all ranks see each other's memory: whoever needs an array copies it itself, and
+        nothing moves meanwhile.
+        """
         return False
 
     @property
     def levels(self):
-        """Levels of this group, if its ranks are on several nodes that share memory each (shared/levels.py); else None."""
+        """Levels of this group, if its ranks are on several nodes that share memory each
+        (shared/levels.py); else None.
+        """
         return None
 
     def common(self, size: int, dtype):
@@ -163,10 +197,12 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
         return None
 
     def adds_in_tree_order(self, array) -> bool:
-        """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of ordered.py. By size and dtype."""
+        """True if all_reduce and reduce_scatter of such an array add as the tree over ranks of
+        ordered.py. By size and dtype.
+        """
         return is_device_array(array) and self._device_sums_are_trees(array)
 
-    # ---- collectives ----------------------------------------------------------------------------------------------
+    # ---- collectives -----------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Return once every rank has called it. Collective."""
@@ -186,6 +222,7 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             def run(host):
                 self._all_reduce(host, op)
                 self._scale(host, op)
+
             self._in_place("all_reduce", port, run, op, op=op)
             self._count_all_reduce(port.size * port.wire.itemsize)
 
@@ -194,14 +231,21 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
         with self._verb("broadcast"):
             root = checks.check_rank("root", root, self.world_size)
             port = self._port("array", array, writes=self.rank != root)
-            self._in_place("broadcast", port, lambda host: self._broadcast(host, root), root,
-                           loads=self.rank == root, stores=self.rank != root)
+            self._in_place(
+                "broadcast",
+                port,
+                lambda host: self._broadcast(host, root),
+                root,
+                loads=self.rank == root,
+                stores=self.rank != root,
+            )
             self._count_if("broadcast", self.rank == root, (self.world_size - 1) * port.num_bytes)
 
     def all_gather(self, send, receive, counts=None) -> None:
         """The slices of all ranks, in rank order, in `receive`. Collective.
 
-        send      this rank's slice, counts[rank] elements; may be a view of its own place in `receive` (nothing is copied)
+        send      this rank's slice, counts[rank] elements; may be a view of its own place in
+                  `receive` (nothing is copied)
         receive   sum of counts elements
         counts    elements per rank; None: equal
         """
@@ -209,12 +253,21 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             return
         with self._verb("all_gather"):
             own, whole = self._all_gather_parts(send, receive, counts)
-            self._exchange("all_gather", own, whole, lambda s, r, _, part: self._all_gather(s, r, part.counts), max(whole.counts),
-                           num_bytes=whole.port.num_bytes)
+            self._exchange(
+                "all_gather",
+                own,
+                whole,
+                lambda s, r, _, part: self._all_gather(s, r, part.counts),
+                max(whole.counts),
+                num_bytes=whole.port.num_bytes,
+            )
             self._count_all_gather(own.port.num_bytes)
 
-    def reduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False) -> None:
-        """The reduction over all ranks of this rank's slice of `send`, in `receive`. Collective; `send` is unchanged.
+    def reduce_scatter(
+        self, send, receive, counts=None, op: ReductionOperation = SUM, *, in_place: bool = False
+    ) -> None:
+        """The reduction over all ranks of this rank's slice of `send`, in `receive`. Collective;
+        `send` is unchanged.
 
         send      sum of counts elements
         receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
@@ -223,12 +276,24 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
         if counts is None and self._plain_reduce_scatter(send, receive, op, in_place):
             return
         with self._verb("reduce_scatter"):
-            whole, own = self._reduce_scatter_parts(send, receive, counts, op, in_place and self.adds_in_tree_order(send))
+            whole, own = self._reduce_scatter_parts(
+                send, receive, counts, op, in_place and self.adds_in_tree_order(send)
+            )
 
             def run(s, r, part, _):
                 self._reduce_scatter(s, r, part.counts, op)
                 self._scale(r, op)
-            self._exchange("reduce_scatter", whole, own, run, max(whole.counts), op, num_bytes=whole.port.num_bytes, op=op)
+
+            self._exchange(
+                "reduce_scatter",
+                whole,
+                own,
+                run,
+                max(whole.counts),
+                op,
+                num_bytes=whole.port.num_bytes,
+                op=op,
+            )
             self._count_pieces("reduce_scatter", whole)
 
     def scatter(self, send, receive, root: int = 0, counts=None) -> None:
@@ -242,7 +307,13 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             own = self._port("receive", receive, writes=True)
             whole = self._port("send", send) if self.rank == root else NoPort(own)
             whole, own = self._rooted_parts("send", whole, "receive", own, root, counts)
-            self._exchange("scatter", whole, own, lambda s, r, part, _: self._scatter(s, r, root, part.counts), max(whole.counts))
+            self._exchange(
+                "scatter",
+                whole,
+                own,
+                lambda s, r, part, _: self._scatter(s, r, root, part.counts),
+                max(whole.counts),
+            )
             self._count_if("scatter", self.rank == root, whole.port.num_bytes - own.port.num_bytes)
 
     def gather(self, send, receive, root: int = 0, counts=None) -> None:
@@ -254,39 +325,85 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
         with self._verb("gather"):
             root = checks.check_rank("root", root, self.world_size)
             own = self._port("send", send)
-            whole = self._port("receive", receive, writes=True) if self.rank == root else NoPort(own)
+            whole = (
+                self._port("receive", receive, writes=True) if self.rank == root else NoPort(own)
+            )
             whole, own = self._rooted_parts("receive", whole, "send", own, root, counts)
-            self._exchange("gather", own, whole, lambda s, r, _, part: self._gather(s, r, root, part.counts), max(whole.counts))
+            self._exchange(
+                "gather",
+                own,
+                whole,
+                lambda s, r, _, part: self._gather(s, r, root, part.counts),
+                max(whole.counts),
+            )
             self._count_if("gather", self.rank != root, own.port.num_bytes)
 
-    def all_to_all(self, send, receive, send_counts=None, receive_counts=None,
-                   send_displacements=None, receive_displacements=None) -> None:
-        """Piece k of `send` goes to rank k; piece k of `receive` comes from rank k. Collective; no overlap of the two.
+    def all_to_all(
+        self,
+        send,
+        receive,
+        send_counts=None,
+        receive_counts=None,
+        send_displacements=None,
+        receive_displacements=None,
+    ) -> None:
+        """Piece k of `send` goes to rank k; piece k of `receive` comes from rank k. Collective; no
+        overlap of the two.
 
-        Counts None: equal parts. Displacements (elements, one per rank) let the pieces lie anywhere in a larger buffer,
-        so that nothing need be packed; None: one piece after the other, covering the array.
+        Counts None: equal parts. Displacements (elements, one per rank) let the pieces lie anywhere
+        in a larger buffer, so that nothing need be packed; None: one piece after the other,
+        covering the array.
         """
         with self._verb("all_to_all"):
-            outgoing, incoming = self._all_to_all_parts(send, receive, send_counts, receive_counts,
-                                                        send_displacements, receive_displacements)
-            self._exchange("all_to_all", outgoing, incoming, with_starts(self._all_to_all),
-                           partial(self._longest_anywhere, outgoing, incoming))
+            outgoing, incoming = self._all_to_all_parts(
+                send,
+                receive,
+                send_counts,
+                receive_counts,
+                send_displacements,
+                receive_displacements,
+            )
+            self._exchange(
+                "all_to_all",
+                outgoing,
+                incoming,
+                with_starts(self._all_to_all),
+                partial(self._longest_anywhere, outgoing, incoming),
+            )
             self._count_pieces("all_to_all", outgoing)
 
-    # ---- between two ranks ----------------------------------------------------------------------------------------
+    # ---- between two ranks -----------------------------------------------------------------------
 
     def send(self, array, destination: int, tag: int = 0) -> None:
-        """Send the elements; may block until the receiver takes them, so never send first on both sides."""
+        """Send the elements; may block until the receiver takes them, so never send first on both
+        sides.
+        """
         with self._message_verb("send", "destination", destination, tag) as (destination, tag):
             port = self._port("array", array)
-            self._in_place("send", port, lambda host: self._send(host, destination, tag), destination, tag, stores=False)
+            self._in_place(
+                "send",
+                port,
+                lambda host: self._send(host, destination, tag),
+                destination,
+                tag,
+                stores=False,
+            )
             self._count_if("send", destination != self.rank, port.num_bytes)
 
     def receive(self, array, source: int, tag: int = 0) -> None:
-        """The next message of this source and tag, in `array`, which must have its size; blocks until it is here."""
+        """The next message of this source and tag, in `array`, which must have its size; blocks
+        until it is here.
+        """
         with self._message_verb("receive", "source", source, tag) as (source, tag):
             port = self._port("array", array, writes=True)
-            self._in_place("receive", port, lambda host: self._receive(host, source, tag), source, tag, loads=False)
+            self._in_place(
+                "receive",
+                port,
+                lambda host: self._receive(host, source, tag),
+                source,
+                tag,
+                loads=False,
+            )
 
     def isend(self, array, destination: int, tag: int = 0) -> Handle:
         """Begin a send; the array must not change before wait()."""
@@ -308,9 +425,12 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
                 return self._handle(road.receive(port, source, tag))
             host = self.staging.whole(port, load=False)
             parts = self.staging.messages(port, host)
-            return self._handle(together([self._irecv(part, source, tag) for part in parts]), lambda: unstage(port, host))
+            return self._handle(
+                together([self._irecv(part, source, tag) for part in parts]),
+                lambda: unstage(port, host),
+            )
 
-    # ---- non-blocking collectives ---------------------------------------------------------------------------------
+    # ---- non-blocking collectives ----------------------------------------------------------------
 
     def iall_reduce(self, array, op: ReductionOperation = SUM) -> Handle:
         """Begin an all_reduce. All ranks begin their collectives in the same order."""
@@ -325,6 +445,7 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             def finish():
                 self._scale(host, op)
                 unstage(port, host)
+
             return self._handle(self._iall_reduce(host, op), finish)
 
     def iall_gather(self, send, receive, counts=None) -> Handle:
@@ -335,28 +456,38 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
             road = self._road_of("iall_gather", whole.port.num_bytes, own.port, whole.port)
             if road is not None:
                 return self._handle(road.all_gather(own, whole))
-            source, target = self.staging.whole(own.port, load=True), self.staging.whole(whole.port, load=False)
-            return self._handle(self._iall_gather(source, target, whole.counts),
-                                lambda: unstage(whole.port, target))
+            source, target = (
+                self.staging.whole(own.port, load=True),
+                self.staging.whole(whole.port, load=False),
+            )
+            return self._handle(
+                self._iall_gather(source, target, whole.counts), lambda: unstage(whole.port, target)
+            )
 
     def ireduce_scatter(self, send, receive, counts=None, op: ReductionOperation = SUM) -> Handle:
         """Begin a reduce_scatter."""
         with self._verb("ireduce_scatter"):
             whole, own = self._reduce_scatter_parts(send, receive, counts, op)
             self._count_pieces("reduce_scatter", whole)
-            road = self._road_of("ireduce_scatter", whole.port.num_bytes, whole.port, own.port, op=op)
+            road = self._road_of(
+                "ireduce_scatter", whole.port.num_bytes, whole.port, own.port, op=op
+            )
             if road is not None:
                 return self._handle(road.reduce_scatter(whole, own, op))
-            source, target = self.staging.whole(whole.port, load=True), self.staging.whole(own.port, load=False)
+            source, target = (
+                self.staging.whole(whole.port, load=True),
+                self.staging.whole(own.port, load=False),
+            )
 
             def finish():
                 self._scale(target, op)
                 unstage(own.port, target)
+
             return self._handle(self._ireduce_scatter(source, target, whole.counts, op), finish)
 
     # ---- what a backend implements, on flat host arrays: _split, and the verbs above with a leading underscore -----
-    # AVERAGE is a SUM for them, and scaled afterwards; `send` of _all_gather and _gather, `receive` of _scatter may be the own
-    # slice of the other.
+    # AVERAGE is a SUM for them, and scaled afterwards; `send` of _all_gather and _gather, `receive`
+    # of _scatter may be the own slice of the other.
 
     @abstractmethod
     def _split(self, color, key): ...
@@ -383,7 +514,9 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
     def _gather(self, send, receive, root, counts): ...
 
     @abstractmethod
-    def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts): ...
+    def _all_to_all(
+        self, send, receive, send_counts, receive_counts, send_starts, receive_starts
+    ): ...
 
     @abstractmethod
     def _send(self, array, destination, tag): ...
@@ -399,8 +532,10 @@ class CommunicationBackend(Arguments, PlainVerbs, Roads, ObjectVerbs, ABC):
 
     def _begin_exchange(self, outgoing, incoming, tag):
         """Messages to and from several ranks, as one handle; lists of (rank, array)."""
-        return SeveralHandles([self._irecv(array, rank, tag) for rank, array in incoming]
-                              + [self._isend(array, rank, tag) for rank, array in outgoing])
+        return SeveralHandles(
+            [self._irecv(array, rank, tag) for rank, array in incoming]
+            + [self._isend(array, rank, tag) for rank, array in outgoing]
+        )
 
     @abstractmethod
     def _iall_reduce(self, array, op): ...

@@ -1,15 +1,18 @@
-"""What a verb checks before it communicates: ranks, tags, counts, and whether two arrays fit. All errors are ValueError.
+"""What a verb checks before it communicates: ranks, tags, counts, and whether two arrays fit. All
+errors are ValueError.
 
-Every check is local. Arguments that must agree between ranks (root, counts, op, dtype) are the caller's duty; the
-in-memory backend compares them, so that a test on threads finds what would hang or corrupt an MPI job.
+Every check is local. Arguments that must agree between ranks (root, counts, op, dtype) are the
+caller's duty; the in-memory backend compares them, so that a test on threads finds what would hang
+or corrupt an MPI job.
 """
+
 from itertools import accumulate
 from numbers import Real
 from operator import index
 
 from .operations import ReductionOperation
 
-MAX_TAG = 32766          # every MPI has at least 32767; that one is kept for the backend's own messages
+MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
 
 
 def check_timeout(seconds: float) -> float:
@@ -38,23 +41,37 @@ def check_tag(tag: int) -> int:
 def check_operation(op: ReductionOperation, dtype) -> None:
     """Raise if the operation cannot be done on values of this dtype."""
     if not isinstance(op, ReductionOperation):
-        raise ValueError(f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM")
+        raise ValueError(
+            f"op is {op!r}; wanted a ReductionOperation such as ReductionOperation.SUM"
+        )
     if dtype.kind not in "iuf" and dtype.name != "bfloat16":
         raise ValueError(f"arrays of {dtype} cannot be reduced; wanted integers or floats")
     if op is ReductionOperation.AVERAGE and dtype.kind in "iu":
-        raise ValueError(f"the average of {dtype} values is not a {dtype}; use SUM, or a float array")
+        raise ValueError(
+            f"the average of {dtype} values is not a {dtype}; use SUM, or a float array"
+        )
 
 
 def check_counts(what: str, counts, size: int, num_ranks: int) -> list[int]:
     """One count per rank, as given or (None) equal parts, which add up to `size` elements."""
-    counts = equal_counts(what, size, num_ranks) if counts is None else _count_list(what, counts, num_ranks)
+    counts = (
+        equal_counts(what, size, num_ranks)
+        if counts is None
+        else _count_list(what, counts, num_ranks)
+    )
     if sum(counts) != size:
-        raise ValueError(f"{what} {counts} add up to {sum(counts)} elements, but the array has {size}")
+        raise ValueError(
+            f"{what} {counts} add up to {sum(counts)} elements, but the array has {size}"
+        )
     return counts
 
 
-def check_pieces(what: str, counts, displacements, size: int, num_ranks: int) -> tuple[list[int], list[int]]:
-    """Counts and starts of one piece per rank inside an array of `size` elements; the pieces need not cover it."""
+def check_pieces(
+    what: str, counts, displacements, size: int, num_ranks: int
+) -> tuple[list[int], list[int]]:
+    """Counts and starts of one piece per rank inside an array of `size` elements; the pieces need
+    not cover it.
+    """
     if displacements is None:
         counts = check_counts(what + "_counts", counts, size, num_ranks)
         return counts, starts_of(counts)
@@ -64,7 +81,9 @@ def check_pieces(what: str, counts, displacements, size: int, num_ranks: int) ->
     starts = _count_list(what + "_displacements", displacements, num_ranks)
     for rank, (start, count) in enumerate(zip(starts, counts)):
         if start + count > size:
-            raise ValueError(f"{what} piece {rank} is [{start}, {start + count}), outside the array of {size} elements")
+            raise ValueError(
+                f"{what} piece {rank} is [{start}, {start + count}), outside the array of {size} elements"
+            )
     return counts, starts
 
 
@@ -81,13 +100,17 @@ def check_same_dtype(send, receive) -> None:
 
 
 def check_apart(send, receive, own_start: int | None = None) -> None:
-    """Raise if the arrays share memory, unless `send` is exactly the own slice of `receive` that starts there."""
+    """Raise if the arrays share memory, unless `send` is exactly the own slice of `receive` that
+    starts there.
+    """
     first, last = send.address, send.address + send.num_bytes
     other = receive.address
     if last <= other or other + receive.num_bytes <= first or not send.size or not receive.size:
         return
     if own_start is None or first != other + own_start * receive.dtype.itemsize:
-        allowed = "" if own_start is None else ", unless the one is this rank's own slice of the other"
+        allowed = (
+            "" if own_start is None else ", unless the one is this rank's own slice of the other"
+        )
         raise ValueError(f"send and receive overlap in memory; they must be apart{allowed}")
 
 
@@ -111,7 +134,10 @@ def starts_of(counts: list[int]) -> list[int]:
 
 def pieces_of(array, counts: list[int], starts: list[int] | None = None) -> list:
     """Views of so many elements each; starts None: one after the other."""
-    return [array[start:start + count] for start, count in zip(starts_of(counts) if starts is None else starts, counts)]
+    return [
+        array[start : start + count]
+        for start, count in zip(starts_of(counts) if starts is None else starts, counts)
+    ]
 
 
 def _count_list(what, counts, num_ranks):

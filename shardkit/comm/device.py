@@ -1,4 +1,5 @@
 """What communication asks of CuPy, which is imported here and in array/ only."""
+
 import platform
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,37 +9,64 @@ import numpy
 from ..array.backend import Device
 from ..errors import DeviceError
 
-EVERY_STREAM = "all"            # instead of a stream's address: any stream of the GPU may compute the array
+EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array
 
 
 class CudaCopies:
-    """Copies, beside whatever else runs on the GPU, and page-locked host memory. Imports CuPy when it is made.
+    """Copies, beside whatever else runs on the GPU, and page-locked host memory. Imports CuPy when
+    it is made.
 
-    Copies to the host have one stream and copies to the GPU another, so that both directions of the bus are used at once; copies
-    within GPU memory have a third. None waits for the streams of kernels: whoever begins a copy has synchronized those.
+    Copies to the host have one stream and copies to the GPU another, so that both directions of the
+    bus are used at once; copies within GPU memory have a third. None waits for the streams of
+    kernels: whoever begins a copy has synchronized those.
     """
 
     def __init__(self):
         import cupy
+
         self._cupy, self._cuda, self._runtime = cupy, cupy.cuda, cupy.cuda.runtime
-        self._loads, self._stores, self._within = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+        self._loads, self._stores, self._within = (
+            cupy.cuda.Stream(non_blocking=True) for _ in range(3)
+        )
 
     def synchronize(self, stream):
-        """Wait for this stream (its address); EVERY_STREAM: for the whole GPU, since the producer did not say."""
-        self._runtime.deviceSynchronize() if stream == EVERY_STREAM else self._runtime.streamSynchronize(stream)
+        """Wait for this stream (its address); EVERY_STREAM: for the whole GPU, since the producer
+        did not say.
+        """
+        self._runtime.deviceSynchronize() if stream == EVERY_STREAM else self._runtime.streamSynchronize(
+            stream
+        )
 
     def begin_to_host(self, address: int, array) -> None:
-        """Begin to copy array.nbytes bytes at this GPU address into the array, which is page-locked; see loaded()."""
-        self._runtime.memcpyAsync(array.ctypes.data, address, array.nbytes, self._runtime.memcpyDeviceToHost, self._loads.ptr)
+        """Begin to copy array.nbytes bytes at this GPU address into the array, which is
+        page-locked; see loaded().
+        """
+        self._runtime.memcpyAsync(
+            array.ctypes.data,
+            address,
+            array.nbytes,
+            self._runtime.memcpyDeviceToHost,
+            self._loads.ptr,
+        )
 
     def begin_to_device(self, array, address: int) -> None:
         """Begin to copy the array, which is page-locked, to the GPU address; see stored()."""
-        self._runtime.memcpyAsync(address, array.ctypes.data, array.nbytes, self._runtime.memcpyHostToDevice, self._stores.ptr)
+        self._runtime.memcpyAsync(
+            address,
+            array.ctypes.data,
+            array.nbytes,
+            self._runtime.memcpyHostToDevice,
+            self._stores.ptr,
+        )
 
     def begin_within(self, target: int, source: int, num_bytes: int) -> None:
-        """Begin to copy from one GPU address to another, on this GPU or another one that it can reach; see copied()."""
+        """Begin to copy from one GPU address to another, on this GPU or another one that it can
+        reach; see copied().
+        """
         if num_bytes:
-            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDefault, self._within.ptr)
+            self._runtime.memcpyAsync(
+                target, source, num_bytes, self._runtime.memcpyDefault, self._within.ptr
+            )
 
     def loaded(self):
         """The end of all copies to the host begun so far; synchronize() waits for it."""
@@ -67,16 +95,21 @@ class CudaCopies:
 
 
 class CollectiveStream:
-    """A stream for collectives that work on GPU memory, beside the streams of kernels. Imports CuPy when it is made."""
+    """A stream for collectives that work on GPU memory, beside the streams of kernels. Imports CuPy
+    when it is made.
+    """
 
     def __init__(self):
         import cupy
+
         self._cupy, self._runtime = cupy, cupy.cuda.runtime
         self._stream = cupy.cuda.Stream(non_blocking=True)
         self.address = self._stream.ptr
 
     def follow(self, *ports) -> None:
-        """What is put on the stream from now on comes after what has been launched on those that compute these arrays."""
+        """What is put on the stream from now on comes after what has been launched on those that
+        compute these arrays.
+        """
         for producer in {port.stream for port in ports} - {None}:
             if producer == EVERY_STREAM:
                 self._runtime.deviceSynchronize()
@@ -96,10 +129,14 @@ class CollectiveStream:
     def copy(self, target: int, source: int, num_bytes: int) -> None:
         """From one GPU address to another, on the stream."""
         if num_bytes and target != source:
-            self._runtime.memcpyAsync(target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self.address)
+            self._runtime.memcpyAsync(
+                target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self.address
+            )
 
     def end(self):
-        """The end of all that has been put on the stream; synchronize() waits for it, `done` says whether it is reached."""
+        """The end of all that has been put on the stream; synchronize() waits for it, `done` says
+        whether it is reached.
+        """
         return _end_of(self._cupy.cuda, self._stream)
 
 
@@ -110,16 +147,19 @@ def _end_of(cuda, stream):
 
 
 class SharedBlock:
-    """An allocation of this rank's GPU that other processes of the node may open, and those of theirs that it has opened.
+    """An allocation of this rank's GPU that other processes of the node may open, and those of
+    theirs that it has opened.
 
     handle   64 bytes for the others
-    Errors: DeviceError where CUDA refuses: in containers that do not share processes, on GPUs that cannot reach each other.
+    Errors: DeviceError where CUDA refuses: in containers that do not share processes, on GPUs that
+    cannot reach each other.
     """
 
     def __init__(self, num_bytes: int):
         import cupy
+
         self._runtime, self.num_bytes = cupy.cuda.runtime, num_bytes
-        self._others: dict[int, int] = {}                # rank -> address in this process
+        self._others: dict[int, int] = {}  # rank -> address in this process
         with _cuda_errors(self._runtime, "GPU memory cannot be shared between processes"):
             self.address = self._runtime.malloc(num_bytes)
             self.handle = self._runtime.ipcGetMemHandle(self.address)
@@ -142,7 +182,12 @@ class SharedBlock:
         """The last byte of the rank's block."""
         byte = numpy.zeros(1, numpy.uint8)
         with _cuda_errors(self._runtime, f"the GPU memory of rank {rank} cannot be read"):
-            self._runtime.memcpy(byte.ctypes.data, self._others[rank] + self.num_bytes - 1, 1, self._runtime.memcpyDeviceToHost)
+            self._runtime.memcpy(
+                byte.ctypes.data,
+                self._others[rank] + self.num_bytes - 1,
+                1,
+                self._runtime.memcpyDeviceToHost,
+            )
         return int(byte[0])
 
     def close_others(self) -> None:
@@ -170,10 +215,14 @@ def nccl_module():
     try:
         from cupy.cuda import nccl
     except ImportError as error:
-        raise DeviceError(f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load the site's "
-                          "module") from None
+        raise DeviceError(
+            f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load the site's "
+            "module"
+        ) from None
     if not getattr(nccl, "available", True):
-        raise DeviceError("this CuPy was built without NCCL; install the cupy-cuda12x or cupy-cuda13x wheel")
+        raise DeviceError(
+            "this CuPy was built without NCCL; install the cupy-cuda12x or cupy-cuda13x wheel"
+        )
     return nccl
 
 
@@ -206,10 +255,19 @@ class GpuSeat:
 
 
 def gpu_seat(local_rank: int) -> GpuSeat:
-    """The GPU of the rank with this number on its node, which becomes the current one. Errors: DeviceError if there is none."""
+    """The GPU of the rank with this number on its node, which becomes the current one. Errors:
+    DeviceError if there is none.
+    """
     device = Device("cuda", ordinal=local_rank)
     runtime = device.xp.cuda.runtime
     name = runtime.getDeviceProperties(device.ordinal)["name"]
     free, total = runtime.memGetInfo()
-    return GpuSeat(platform.node(), runtime.deviceGetPCIBusId(device.ordinal), device.ordinal, runtime.getDeviceCount(),
-                   name.decode() if isinstance(name, bytes) else name, total, free)
+    return GpuSeat(
+        platform.node(),
+        runtime.deviceGetPCIBusId(device.ordinal),
+        device.ordinal,
+        runtime.getDeviceCount(),
+        name.decode() if isinstance(name, bytes) else name,
+        total,
+        free,
+    )

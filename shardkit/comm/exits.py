@@ -1,8 +1,12 @@
-"""What is said when the program of a rank ends by an exception, from the constructor of its backend to the end of the process.
+"""What is said when the program of a rank ends by an exception, from the constructor of its backend
+to the end of the process.
 
-    before initialize(), and until shutdown()      report_failure: one message, and the end of the job if this rank fails alone
-    after shutdown()                               one message; the others may finish what they do without this rank
+before initialize(), and until shutdown()      report_failure: one message, and the end of the job
+                                               if this rank fails alone
+after shutdown()                               one message; the others may finish what they do
+                                               without this rank
 """
+
 import sys
 from functools import cache
 
@@ -21,7 +25,7 @@ class Exits:
     def __init__(self):
         self._backends: list = []
         self._previous_hook = None
-        self._last = None                                # the backend that was shut down last
+        self._last = None  # the backend that was shut down last
 
     def add(self, backend) -> None:
         """A backend that guards its job; errors are reported through the oldest one."""
@@ -40,11 +44,15 @@ class Exits:
             return self._say_after_shutdown(kind, error, traceback)
         try:
             report_failure(self._backends[0], error)
-        except BaseException as another:                 # the backend is half open or half closed
-            self._backends[0].abort(f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in saying so, "
-                                    f"{describe_error(another)}){trace_of(error)}")
+        except BaseException as another:  # the backend is half open or half closed
+            self._backends[0].abort(
+                f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in saying so, "
+                f"{describe_error(another)}){trace_of(error)}"
+            )
 
     def _say_after_shutdown(self, kind, error, traceback):
         if self._last.world_size > 1 and isinstance(error, Exception):
-            self._last.say(f"rank {self._last.rank} failed after shutdown(): {describe_error(error)}")
+            self._last.say(
+                f"rank {self._last.rank} failed after shutdown(): {describe_error(error)}"
+            )
         self._previous_hook(kind, error, traceback)

@@ -1,4 +1,5 @@
 """What the MPI library says about itself."""
+
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -24,7 +25,17 @@ class MPIFacts:
 def mpi_facts() -> MPIFacts:
     """Those of this process. Errors: CommunicationError if there is no MPI."""
     mpi = import_mpi()
-    levels = {getattr(mpi, f"THREAD_{name}"): name for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")}
-    library = " ".join(mpi.Get_library_version().replace("\0", "").splitlines()[0].split(",")[0].split())
-    return MPIFacts(mpi.get_vendor()[0], library, ".".join(map(str, mpi.Get_version())), levels[mpi.Query_thread()],
-                    version("mpi4py"))
+    levels = {
+        getattr(mpi, f"THREAD_{name}"): name
+        for name in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    }
+    library = " ".join(
+        mpi.Get_library_version().replace("\0", "").splitlines()[0].split(",")[0].split()
+    )
+    return MPIFacts(
+        mpi.get_vendor()[0],
+        library,
+        ".".join(map(str, mpi.Get_version())),
+        levels[mpi.Query_thread()],
+        version("mpi4py"),
+    )

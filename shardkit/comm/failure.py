@@ -1,16 +1,20 @@
-"""What happens when a rank fails: raised on all ranks, voted on, or the end of the job. No rank waits for a dead one.
+"""What happens when a rank fails: raised on all ranks, voted on, or the end of the job. No rank
+waits for a dead one.
 
-    with collectively(backend):            # local work in here; an error on one rank is raised on all of them
+    with collectively(backend):            # local work in here; an error on one rank is raised on
+                                           all of them
         check_files(rank_path)
 
     if agree(backend, loss_is_nan): ...    # every rank takes the same branch
 
     with abort_on_error(backend) as program:     # around a main program
-        program.run_folder = folder              # optional: where error files go, and what a rank is doing
+        program.run_folder = folder              # optional: where error files go, and what a rank
+                                                 is doing
         train()
 
 Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-pytest.
 """
+
 import sys
 import time
 import traceback
@@ -25,9 +29,13 @@ from ..errors import CommunicationTimeout, PeerError, ShardkitError
 from .ballot import Ballot
 from .operations import ReductionOperation
 
-TOGETHER_SECONDS = 5.0           # ranks that find the same user error do so within this time, on a busy machine too
-INTERRUPTED_CODE = 130           # of a process that Ctrl-C has ended, as shells have it
-ALONE_SECONDS = 1.0              # other errors are mostly of one rank alone; waiting for company holds the job up
+TOGETHER_SECONDS = (
+    5.0  # ranks that find the same user error do so within this time, on a busy machine too
+)
+INTERRUPTED_CODE = 130  # of a process that Ctrl-C has ended, as shells have it
+ALONE_SECONDS = (
+    1.0  # other errors are mostly of one rank alone; waiting for company holds the job up
+)
 
 
 def agree(backend, flag: bool) -> bool:
@@ -36,7 +44,9 @@ def agree(backend, flag: bool) -> bool:
 
 
 def agree_on_each(backend, flags: list[bool]) -> list[bool]:
-    """For each flag: True on all ranks if it is true on any. Collective over the backend, one message."""
+    """For each flag: True on all ranks if it is true on any. Collective over the backend, one
+    message.
+    """
     votes = numpy.array(flags, numpy.uint8)
     backend.all_reduce(votes, ReductionOperation.MAX)
     return [bool(vote) for vote in votes]
@@ -46,11 +56,13 @@ def agree_on_each(backend, flags: list[bool]) -> list[bool]:
 def collectively(backend, ballot: Ballot | None = None):
     """Around local work: if it raises on one rank, it raises on all. Also a decorator.
 
-    Collective over the backend, at the end of the block; no verb inside the block may follow what can raise.
+    Collective over the backend, at the end of the block; no verb inside the block may follow what
+    can raise.
     ballot   voted on in the same message, if nothing is raised; all ranks give one or none does
-    Errors: the rank's own error where it happened. Elsewhere the same error again if it is of the kind that callers handle
-    (ShardkitError, OSError, ValueError, TypeError), from a PeerError that names the rank; else that PeerError itself.
-    KeyboardInterrupt and SystemExit pass untouched, and so does CommunicationTimeout: after it the ranks are not together.
+    Errors: the rank's own error where it happened. Elsewhere the same error again if it is of the
+    kind that callers handle (ShardkitError, OSError, ValueError, TypeError), from a PeerError that
+    names the rank; else that PeerError itself. KeyboardInterrupt and SystemExit pass untouched, and
+    so does CommunicationTimeout: after it the ranks are not together.
     """
     error = None
     try:
@@ -59,7 +71,9 @@ def collectively(backend, ballot: Ballot | None = None):
         raise
     except Exception as caught:
         error = caught
-    has_failed, *decided = agree_on_each(backend, [error is not None, *(ballot.cast() if ballot else ())])
+    has_failed, *decided = agree_on_each(
+        backend, [error is not None, *(ballot.cast() if ballot else ())]
+    )
     if has_failed:
         raise_together(backend, error)
     if ballot:
@@ -68,10 +82,14 @@ def collectively(backend, ballot: Ballot | None = None):
 
 def raise_together(backend, error):
     """Raise this rank's own error, or that of the first rank that has one. Collective."""
-    notes = backend.all_gather_object(None if error is None else (describe_error(error), error if _is_shared(error) else None))
+    notes = backend.all_gather_object(
+        None if error is None else (describe_error(error), error if _is_shared(error) else None)
+    )
     if error is not None:
         raise error
-    rank, (text, original) = next((rank, note) for rank, note in enumerate(notes) if note is not None)
+    rank, (text, original) = next(
+        (rank, note) for rank, note in enumerate(notes) if note is not None
+    )
     origin = PeerError(f"rank {rank} failed: {text}")
     if original is None:
         raise origin
@@ -79,9 +97,12 @@ def raise_together(backend, error):
 
 
 def _is_shared(error) -> bool:
-    """True for errors that a caller may handle by type, and that survive the journey to another rank."""
-    return (isinstance(error, (ShardkitError, OSError, ValueError, TypeError))
-            and type(error).__module__ in ("builtins", ShardkitError.__module__))
+    """True for errors that a caller may handle by type, and that survive the journey to another
+    rank.
+    """
+    return isinstance(error, (ShardkitError, OSError, ValueError, TypeError)) and type(
+        error
+    ).__module__ in ("builtins", ShardkitError.__module__)
 
 
 def _is_echo(error) -> bool:
@@ -93,8 +114,10 @@ def _is_echo(error) -> bool:
 class Program:
     """What a failing rank can say about its program.
 
-    run_folder   where an error file with time, rank, what the rank was doing and the traceback is written; None: no file
-    describe     function () -> str: what this rank was doing ("step 12"), for the message and the file
+    run_folder   where an error file with time, rank, what the rank was doing and the traceback is
+                 written; None: no file
+    describe     function () -> str: what this rank was doing ("step 12"), for the message and the
+                 file
     """
 
     run_folder: Path | str | None = None
@@ -107,11 +130,13 @@ class Program:
 
 @contextmanager
 def abort_on_error(backend, run_folder=None, describe=None):
-    """Around a main program: an error ends the whole job, with one message. Gives a Program, to be filled in later.
+    """Around a main program: an error ends the whole job, with one message. Gives a Program, to be
+    filled in later.
 
-    Errors: if all ranks raise (a user error found everywhere), SystemExit with the error's exit code on all of them, after
-    one message; if only some do, the job is aborted. SystemExit with a code other than 0 on some ranks counts as an error.
-    Ctrl-C does too: one line without a traceback, and exit code 130.
+    Errors: if all ranks raise (a user error found everywhere), SystemExit with the error's exit
+    code on all of them, after one message; if only some do, the job is aborted. SystemExit with a
+    code other than 0 on some ranks counts as an error. Ctrl-C does too: one line without a
+    traceback, and exit code 130.
     """
     program = Program(run_folder, describe)
     try:
@@ -123,8 +148,13 @@ def abort_on_error(backend, run_folder=None, describe=None):
 
 
 def report_failure(backend, error, program: Program = Program()) -> int:
-    """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code for all ranks."""
-    rank, is_expected = backend.world_ranks[backend.rank], isinstance(error, (ShardkitError, OSError, KeyboardInterrupt))
+    """Say once what went wrong. Ends the job if this rank failed alone, else returns the exit code
+    for all ranks.
+    """
+    rank, is_expected = (
+        backend.world_ranks[backend.rank],
+        isinstance(error, (ShardkitError, OSError, KeyboardInterrupt)),
+    )
     trace = "" if is_expected else trace_of(error)
     if program.run_folder is not None and trace and not isinstance(error, SystemExit):
         write_error_file(program.run_folder, rank, program.doing(), trace)
@@ -133,7 +163,9 @@ def report_failure(backend, error, program: Program = Program()) -> int:
     notes = backend.exchange_within(note, TOGETHER_SECONDS if is_told_to_all else ALONE_SECONDS)
     if notes is None:
         backend.abort(f"{note}{trace}", _exit_code(error))
-    failures = [other for other in notes if other is not None]         # None: that rank reached its end without an error
+    failures = [
+        other for other in notes if other is not None
+    ]  # None: that rank reached its end without an error
     first = min(failures, key=lambda failure: (failure.is_echo, failure.time, failure.rank))
     if note == first and not isinstance(error, SystemExit):
         backend.say(_summary(note, failures) + trace)

@@ -1,8 +1,17 @@
 """A group of one rank: what its verbs do to GPU arrays are copies within GPU memory, or nothing."""
+
 from .operations import CompleteHandle, CopiedHandle
 
-_VERBS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "iall_reduce", "iall_gather",
-          "ireduce_scatter")
+_VERBS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "iall_reduce",
+    "iall_gather",
+    "ireduce_scatter",
+)
 
 
 class AloneRoad:
@@ -24,7 +33,10 @@ class AloneRoad:
 
     def all_to_all(self, outgoing, incoming):
         source, target, itemsize = outgoing.port, incoming.port, outgoing.port.dtype.itemsize
-        from_, to = source.address + outgoing.starts[0] * itemsize, target.address + incoming.starts[0] * itemsize
+        from_, to = (
+            source.address + outgoing.starts[0] * itemsize,
+            target.address + incoming.starts[0] * itemsize,
+        )
         if from_ == to:
             return CompleteHandle()
         source.settle()

@@ -1,18 +1,26 @@
-"""The road through an MPI library that takes GPU memory: its calls get GPU addresses, and the host is left out.
+"""The road through an MPI library that takes GPU memory: its calls get GPU addresses, and the host
+is left out.
 
-What is not certain here is the library, so a probe (probe.py) comes first: it says for each verb up to how many bytes it works.
-Messages move; sums are added on the GPU by whoever owns them (swaps.py), so no reduction of the library sees GPU memory, least of
-all a non-blocking one. Everything larger, and every other verb, is staged.
+What is not certain here is the library, so a probe (probe.py) comes first: it says for each verb up
+to how many bytes it works. Messages move; sums are added on the GPU by whoever owns them
+(swaps.py), so no reduction of the library sees GPU memory, least of all a non-blocking one.
+Everything larger, and every other verb, is staged.
 """
+
 from .checks import MAX_TAG
 from .mpi_verbs import PIECE_TAG, _RequestsHandle
 from .operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
 from .swaps import HostSwapRoad
 
-MESSAGE_BYTES = 1 << 30         # a longer one goes in several: counts are C ints
-_PROBED_AS = {"send": "send", "receive": "send", "broadcast": "broadcast", "all_gather": "all_gather",
-              "all_to_all": "all_to_all"}
+MESSAGE_BYTES = 1 << 30  # a longer one goes in several: counts are C ints
+_PROBED_AS = {
+    "send": "send",
+    "receive": "send",
+    "broadcast": "broadcast",
+    "all_gather": "all_gather",
+    "all_to_all": "all_to_all",
+}
 assert PIECE_TAG > MAX_TAG
 
 
@@ -23,7 +31,9 @@ def open_gpu_mpi(world, groups) -> None:
     """
     verdict = agreed_verdict(world)
     if not verdict.takes_anything and world.rank == 0:
-        world.say(f'gpu_transport "mpi": {verdict.reason}; GPU arrays are staged through host memory')
+        world.say(
+            f'gpu_transport "mpi": {verdict.reason}; GPU arrays are staged through host memory'
+        )
     if verdict.takes_anything:
         for group in groups:
             if group.world_size > 1:
@@ -42,10 +52,14 @@ class MPIRoad(HostSwapRoad):
         self._mpi, self._verdict = group._mpi, verdict
 
     def takes(self, verb, num_bytes, dtype, op):
-        if verb == "all_to_all":                                        # ranks need not know each other's sizes
+        if verb == "all_to_all":  # ranks need not know each other's sizes
             return self._verdict.takes_all("all_to_all")
         if verb in ("all_reduce", "reduce_scatter"):
-            return self._is_tree(dtype, op) and self._verdict.takes_all("all_to_all") and self._verdict.takes_all("all_gather")
+            return (
+                self._is_tree(dtype, op)
+                and self._verdict.takes_all("all_to_all")
+                and self._verdict.takes_all("all_gather")
+            )
         return verb in _PROBED_AS and self._verdict.takes(_PROBED_AS[verb], num_bytes)
 
     def adds_in_tree_order(self, array):
@@ -56,8 +70,16 @@ class MPIRoad(HostSwapRoad):
         others = [(me + step) % size for step in range(1, size)]
         with self._group._errors():
             self._group._meet_asleep()
-            requests = [comm.Irecv(part, rank, PIECE_TAG) for rank in reversed(others) for part in self._parts(*incoming[rank])]
-            requests += [comm.Isend(part, rank, PIECE_TAG) for rank in others for part in self._parts(*outgoing[rank])]
+            requests = [
+                comm.Irecv(part, rank, PIECE_TAG)
+                for rank in reversed(others)
+                for part in self._parts(*incoming[rank])
+            ]
+            requests += [
+                comm.Isend(part, rank, PIECE_TAG)
+                for rank in others
+                for part in self._parts(*outgoing[rank])
+            ]
             self._group._wait_all(requests)
 
     def broadcast(self, port, root):
@@ -71,7 +93,9 @@ class MPIRoad(HostSwapRoad):
         port.settle()
         with self._group._errors():
             parts = self._messages(port)
-            return _RequestsHandle(self._group, [self._group._comm.Isend(part, destination, tag) for part in parts], [])
+            return _RequestsHandle(
+                self._group, [self._group._comm.Isend(part, destination, tag) for part in parts], []
+            )
 
     def receive(self, port, source, tag):
         port.settle()
@@ -82,8 +106,10 @@ class MPIRoad(HostSwapRoad):
 
     def _parts(self, address, num_bytes):
         """What mpi4py takes for these bytes, which it must not look at; none if there are none."""
-        return [self._mpi.buffer.fromaddress(address + start, min(MESSAGE_BYTES, num_bytes - start))
-                for start in range(0, num_bytes, MESSAGE_BYTES)]
+        return [
+            self._mpi.buffer.fromaddress(address + start, min(MESSAGE_BYTES, num_bytes - start))
+            for start in range(0, num_bytes, MESSAGE_BYTES)
+        ]
 
     def _messages(self, port):
         """The same; an empty array is a message too."""

@@ -9,10 +9,12 @@
                                              waits on its lifeline
     all ranks fail or leave alike          exchange_within                         one message, no abort
 
-From initialize() to shutdown(); before, after, and where a process is stopped in between, its warden watches (attendance.py).
-The watching is two threads that sleep; it costs nothing while all is well. It needs thread level MULTIPLE (mpi4py asks for
-it by default); with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
+From initialize() to shutdown(); before, after, and where a process is stopped in between, its
+warden watches (attendance.py). The watching is two threads that sleep; it costs nothing while all
+is well. It needs thread level MULTIPLE (mpi4py asks for it by default); with less, a rank that
+leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
 """
+
 import atexit
 import pickle
 import threading
@@ -26,10 +28,10 @@ from .launch import ranks_text
 from .lifeline import Lifelines
 
 LEFT_TAG = 1
-POLL_SECONDS = 0.25              # between two looks at who has left
-TURN_SECONDS = 0.5               # a stuck rank waits this long per lower rank that may speak first
+POLL_SECONDS = 0.25  # between two looks at who has left
+TURN_SECONDS = 0.5  # a stuck rank waits this long per lower rank that may speak first
 MAX_TURNS = 8
-SILENT_SECONDS = 0.5             # who may not speak gives the speaker this time before it aborts too
+SILENT_SECONDS = 0.5  # who may not speak gives the speaker this time before it aborts too
 LONELY_EXIT_SECONDS = 30.0
 
 
@@ -46,14 +48,16 @@ class JobGuard:
         self._is_active = is_active
         self._is_watching = is_active and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
         self._stopped = threading.Event()
-        self._left: dict[int, dict[str, int]] = {}       # rank -> its collective calls per group, when it left
-        self._told: list = []                            # requests whose messages must live until the end
+        self._left: dict[
+            int, dict[str, int]
+        ] = {}  # rank -> its collective calls per group, when it left
+        self._told: list = []  # requests whose messages must live until the end
         self.has_stopped = False
-        self._has_parted = False                         # all ranks have exchanged what they had to say at their end
+        self._has_parted = False  # all ranks have exchanged what they had to say at their end
         self._lifelines: Lifelines | None = None
         self._threads: list[threading.Thread] = []
 
-    # ---- life -----------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to watch. Collective."""
@@ -68,7 +72,7 @@ class JobGuard:
         holds = threading.Event()
         self._run(self._watch, holds)
         holds.wait()
-        self._comm.Barrier()                             # every rank holds its lifeline
+        self._comm.Barrier()  # every rank holds its lifeline
         if self._lifelines is not None and self._lifelines.neighbour_rank != self._comm.rank:
             self._run(self._wait_for_neighbour)
 
@@ -76,10 +80,15 @@ class JobGuard:
         def run():
             try:
                 target(*arguments)
-            except Exception as error:                   # a thread that dies lets go of its lifeline, and nobody watches
+            except (
+                Exception
+            ) as error:  # a thread that dies lets go of its lifeline, and nobody watches
                 if not self._stopped.is_set():
-                    self._backend.abort(f"rank {self._comm.rank}: the thread that watches over the job failed: "
-                                        f"{describe_error(error)}; the job is ended")
+                    self._backend.abort(
+                        f"rank {self._comm.rank}: the thread that watches over the job failed: "
+                        f"{describe_error(error)}; the job is ended"
+                    )
+
         thread = threading.Thread(target=run, daemon=True, name=f"shardkit guard {target.__name__}")
         self._threads.append(thread)
         thread.start()
@@ -101,7 +110,7 @@ class JobGuard:
             lifelines.close()
         self._comm.Free()
 
-    # ---- a rank that says that it goes ------------------------------------------------------------------------------
+    # ---- a rank that says that it goes -----------------------------------------------------------
 
     def exchange_within(self, note, seconds: float | None) -> list | None:
         """The notes of all ranks, or None if not all of them call this within the time."""
@@ -138,41 +147,61 @@ class JobGuard:
         self._told += [self._comm.isend(note, rank, tag) for rank in others]
 
     def _at_exit(self):
-        """The program ends and shutdown() was not called. Fine if all ranks do that; else whoever needs this rank hears."""
+        """The program ends and shutdown() was not called. Fine if all ranks do that; else whoever
+        needs this rank hears.
+        """
         if self._mpi.Is_finalized():
             return
-        attendance().leave("the end of its program", self._backend.timeout + NEXT_TO_WATCHDOG_SECONDS)
+        attendance().leave(
+            "the end of its program", self._backend.timeout + NEXT_TO_WATCHDOG_SECONDS
+        )
         try:
             self._part()
-        except BaseException as error:                   # an exception out of here would only be printed
-            self._backend.abort(f"rank {self._comm.rank} failed at the end of its program: {describe_error(error)}; the job is "
-                                "ended")
+        except BaseException as error:  # an exception out of here would only be printed
+            self._backend.abort(
+                f"rank {self._comm.rank} failed at the end of its program: {describe_error(error)}; the job is "
+                "ended"
+            )
 
     def _part(self):
         if self._is_watching:
             self._tell_others(self._backend.progress.calls_made(), LEFT_TAG)
-        seconds = self._backend.timeout if self._is_watching else min(self._backend.timeout, LONELY_EXIT_SECONDS)
+        seconds = (
+            self._backend.timeout
+            if self._is_watching
+            else min(self._backend.timeout, LONELY_EXIT_SECONDS)
+        )
         if not self._has_parted and self.exchange_within(None, seconds) is None:
-            self._backend.abort(f"rank {self._comm.rank} has waited {seconds:g} s at the end of its program: "
-                                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end together, or set "
-                                "the backend's timeout")
+            self._backend.abort(
+                f"rank {self._comm.rank} has waited {seconds:g} s at the end of its program: "
+                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end together, or set "
+                "the backend's timeout"
+            )
         self.stop()
 
     def _who_is_missing(self) -> str:
         """Who has not come to the end of its program, as far as anybody tells."""
-        missing = [rank for rank in range(self._comm.size) if rank != self._comm.rank and rank not in self._left]
+        missing = [
+            rank
+            for rank in range(self._comm.size)
+            if rank != self._comm.rank and rank not in self._left
+        ]
         if not self._is_watching:
             return "others have not come to theirs"
         if not missing:
             return "all ranks are there"
         one = len(missing) == 1
-        return (f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, which "
-                f"{'has' if one else 'have'} not come to the end")
+        return (
+            f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, which "
+            f"{'has' if one else 'have'} not come to the end"
+        )
 
-    # ---- the threads ------------------------------------------------------------------------------------------------
+    # ---- the threads -----------------------------------------------------------------------------
 
     def _watch(self, holds):
-        """Hold this rank's lifeline, and look now and then whether the rank waits for one that has left."""
+        """Hold this rank's lifeline, and look now and then whether the rank waits for one that has
+        left.
+        """
         if self._lifelines is not None:
             self._lifelines.own.take()
         holds.set()
@@ -183,11 +212,15 @@ class JobGuard:
             self._lifelines.own.release()
 
     def _wait_for_neighbour(self):
-        """Sleeps until the neighbour's process ends, or releases its lifeline because all is done."""
+        """Sleeps until the neighbour's process ends, or releases its lifeline because all is
+        done.
+        """
         has_died = self._lifelines.neighbour.take()
         if has_died:
-            self._backend.abort(f"rank {self._lifelines.neighbour_rank} died: its process ended without a word (killed, out "
-                                "of memory, a crash in native code, or os._exit); the job is ended")
+            self._backend.abort(
+                f"rank {self._lifelines.neighbour_rank} died: its process ended without a word (killed, out "
+                "of memory, a crash in native code, or os._exit); the job is ended"
+            )
         self._lifelines.neighbour.release()
 
     def _hear_who_left(self):
@@ -196,7 +229,9 @@ class JobGuard:
             self._left[status.source] = self._comm.recv(None, status.source, LEFT_TAG)
 
     def _abort_if_stuck(self):
-        """Abort if the verb under way needs a rank that left before it. The lowest stuck rank speaks first."""
+        """Abort if the verb under way needs a rank that left before it. The lowest stuck rank
+        speaks first.
+        """
         call = self._backend.progress.current
         gone = [rank for rank in call.ranks if self._is_missing(rank, call)] if call else []
         if not gone:
@@ -204,9 +239,13 @@ class JobGuard:
         num_before = sum(rank not in self._left for rank in range(self._comm.rank))
         stopped = self._stopped.wait(TURN_SECONDS * (1 + min(num_before, MAX_TURNS)))
         if not stopped and self._backend.progress.current is call:
-            self._backend.abort(f"rank {gone[0]} left the program (sys.exit, or the end of its script) while rank "
-                                f"{self._comm.rank} waits for it in {call}; the job is ended")
+            self._backend.abort(
+                f"rank {gone[0]} left the program (sys.exit, or the end of its script) while rank "
+                f"{self._comm.rank} waits for it in {call}; the job is ended"
+            )
 
     def _is_missing(self, rank, call):
         """True if the rank left without making this call."""
-        return rank in self._left and (call.number is None or self._left[rank].get(call.group, 0) < call.number)
+        return rank in self._left and (
+            call.number is None or self._left[rank].get(call.group, 0) < call.number
+        )

@@ -4,16 +4,18 @@ Every rank holds a robust mutex in memory shared by the node, and its right neig
 
     rank 0 holds 0, waits for 2        rank 1 holds 1, waits for 0        rank 2 holds 2, waits for 1
 
-A process that ends in any way, SIGKILL included, loses its mutex before its sockets are closed; so the neighbour wakes while
-a launcher does not know yet, and has some milliseconds to say who died before the launcher kills it too (MPICH's names
-nobody). Measured: awake after 0.2 to 0.6 ms, swept away after 5 to 10 ms. Linux and other systems with robust mutexes;
-elsewhere `Lifelines.open` gives None and the launcher's own message has to do.
+A process that ends in any way, SIGKILL included, loses its mutex before its sockets are closed; so
+the neighbour wakes while a launcher does not know yet, and has some milliseconds to say who died
+before the launcher kills it too (MPICH's names nobody). Measured: awake after 0.2 to 0.6 ms, swept
+away after 5 to 10 ms. Linux and other systems with robust mutexes; elsewhere `Lifelines.open` gives
+None and the launcher's own message has to do.
 Source: pthread_mutexattr_setrobust(3), "futex_robust_list" in the kernel documentation.
 """
+
 import ctypes
 import errno
 
-SLOT_BYTES = 64                  # a pthread_mutex_t is 40 or 48 bytes; one cache line each
+SLOT_BYTES = 64  # a pthread_mutex_t is 40 or 48 bytes; one cache line each
 PROCESS_SHARED, ROBUST = 1, 1
 
 
@@ -32,7 +34,9 @@ class RobustMutex:
         self._library.pthread_mutex_init(self._address, attributes)
 
     def take(self) -> bool:
-        """Block until it is free, then hold it. True if its holder died. The thread that takes it must release it."""
+        """Block until it is free, then hold it. True if its holder died. The thread that takes it
+        must release it.
+        """
         return self._library.pthread_mutex_lock(self._address) == errno.EOWNERDEAD
 
     def try_take(self) -> bool:
@@ -48,8 +52,10 @@ class Lifelines:
     """The mutexes of one rank on its node.
 
     own          held by this rank as long as it lives
-    neighbour    held by `neighbour_rank` (in the world), the next lower rank of the node; the lowest has the highest
-    speaker      whoever takes it may speak for the node; it is never released, so that a failing job says one thing
+    neighbour    held by `neighbour_rank` (in the world), the next lower rank of the node; the
+                 lowest has the highest
+    speaker      whoever takes it may speak for the node; it is never released, so that a failing
+                 job says one thing
     """
 
     def __init__(self, library, mpi, world):
@@ -57,9 +63,16 @@ class Lifelines:
         self._window = mpi.Win.Allocate_shared(2 * SLOT_BYTES, 1, comm=node)
 
         def mutex(rank, slot):
-            return RobustMutex(library, self._window.Shared_query(rank)[0].address + slot * SLOT_BYTES)
+            return RobustMutex(
+                library, self._window.Shared_query(rank)[0].address + slot * SLOT_BYTES
+            )
+
         neighbour = (node.rank - 1) % node.size
-        self.own, self.neighbour, self.speaker = mutex(node.rank, 0), mutex(neighbour, 0), mutex(0, 1)
+        self.own, self.neighbour, self.speaker = (
+            mutex(node.rank, 0),
+            mutex(neighbour, 0),
+            mutex(0, 1),
+        )
         self.neighbour_rank = node.allgather(world.rank)[neighbour]
         self.own.create()
         if node.rank == 0:
@@ -69,7 +82,9 @@ class Lifelines:
 
     @classmethod
     def open(cls, mpi, world) -> "Lifelines | None":
-        """The lifelines of all ranks of the world, or None where the system has no robust mutexes. Collective."""
+        """The lifelines of all ranks of the world, or None where the system has no robust mutexes.
+        Collective.
+        """
         library = ctypes.CDLL(None)
         has_them = getattr(library, "pthread_mutexattr_setrobust", None) is not None
         return cls(library, mpi, world) if world.allreduce(has_them, mpi.LAND) else None

@@ -1,4 +1,5 @@
-"""InMemoryCommunicationBackend: ranks are threads of one process. For tests, for learning, and for meshes of 512 ranks.
+"""InMemoryCommunicationBackend: ranks are threads of one process. For tests, for learning, and for
+meshes of 512 ranks.
 
     def step(backend):
         mine = numpy.full(3, backend.rank, "float32")
@@ -7,9 +8,11 @@
 
     run_ranks(4, step)          # a list of four arrays of 6.0
 
-It is stricter than MPI: send() returns only when the receiver has taken the message (as large messages do in MPI), ranks
-that call different things are told so, and what can never complete is an error.
+It is stricter than MPI: send() returns only when the receiver has taken the message (as large
+messages do in MPI), ranks that call different things are told so, and what can never complete is an
+error.
 """
+
 import threading
 import time
 import weakref
@@ -32,14 +35,16 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     Errors: ValueError on a rank outside the world; CommunicationError if the rank is taken.
     """
 
-    # The one registry of the package: threads that share nothing but a name have to find each other somewhere.
-    # An environment disappears with the last backend that refers to it.
+    # The one registry of the package: threads that share nothing but a name have to find each other
+    # somewhere. An environment disappears with the last backend that refers to it.
     _environments: "weakref.WeakValueDictionary[str, Environment]" = weakref.WeakValueDictionary()
     _environments_lock = threading.Lock()
 
     def __init__(self, rank: int, world_size: int, environment_id: str = "default"):
         if world_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of world size {world_size}; wanted a size >= 1 and 0 <= rank < size")
+            raise ValueError(
+                f"rank {rank} of world size {world_size}; wanted a size >= 1 and 0 <= rank < size"
+            )
         with self._environments_lock:
             environment = self._environments.get(environment_id)
             if environment is None or len(environment.left) == environment.world_size:
@@ -72,7 +77,9 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
     @property
     def timeout(self) -> float:
-        """Seconds that a rank waits for the others in one verb; one number for all ranks of the environment."""
+        """Seconds that a rank waits for the others in one verb; one number for all ranks of the
+        environment.
+        """
         return self._group.environment.timeout
 
     @timeout.setter
@@ -90,18 +97,22 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         self._is_initialized = False
 
     def abort(self, message: str, code: int = 1) -> None:
-        """Wake all ranks with the message, and raise it here as CommunicationError: a thread cannot end a process."""
+        """Wake all ranks with the message, and raise it here as CommunicationError: a thread cannot
+        end a process.
+        """
         error = CommunicationError(message)
         self._group.environment.fail(self.world_ranks[self.rank], error)
         raise error
 
     def exchange_within(self, note, seconds: float | None) -> list | None:
         parting = self._group.environment.parting
-        meeting = parting.arrive(self.world_ranks[self.rank], 0, "exchange_within", note, lambda given: given)
+        meeting = parting.arrive(
+            self.world_ranks[self.rank], 0, "exchange_within", note, lambda given: given
+        )
         meeting.done.wait(seconds)
         return meeting.results
 
-    # ---- collectives: bring what you have, wait ---------------------------------------------------------------------
+    # ---- collectives: bring what you have, wait --------------------------------------------------
 
     def _arrive(self, signature, given, work):
         self._num_collectives += 1
@@ -111,8 +122,15 @@ class InMemoryCommunicationBackend(CommunicationBackend):
     def _split(self, color, key):
         def work(given):
             members = combine.split(given)
-            groups = {tuple(m): Group(self._group.environment, tuple(self.world_ranks[r] for r in m)) for m in members if m}
-            return [(groups[tuple(m)], m.index(rank)) if m else None for rank, m in enumerate(members)]
+            groups = {
+                tuple(m): Group(self._group.environment, tuple(self.world_ranks[r] for r in m))
+                for m in members
+                if m
+            }
+            return [
+                (groups[tuple(m)], m.index(rank)) if m else None for rank, m in enumerate(members)
+            ]
+
         handle = self._arrive("split", (color, key), work)
         handle.wait()
         place = handle.waited.results[self.rank]
@@ -133,35 +151,47 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         return self._arrive(signature, array, lambda given: combine.all_reduce(given, op))
 
     def _broadcast(self, array, root):
-        self._arrive(SIGNATURES["_broadcast"](array, root), array, lambda given: combine.broadcast(given, root)).wait()
+        self._arrive(
+            SIGNATURES["_broadcast"](array, root),
+            array,
+            lambda given: combine.broadcast(given, root),
+        ).wait()
 
     def _all_gather(self, send, receive, counts):
         self._iall_gather(send, receive, counts, "_all_gather").wait()
 
     def _iall_gather(self, send, receive, counts, name="_iall_gather"):
         signature = SIGNATURES[name](send, receive, counts)
-        return self._arrive(signature, (send, receive), lambda given: combine.all_gather(given, counts))
+        return self._arrive(
+            signature, (send, receive), lambda given: combine.all_gather(given, counts)
+        )
 
     def _reduce_scatter(self, send, receive, counts, op):
         self._ireduce_scatter(send, receive, counts, op, "_reduce_scatter").wait()
 
     def _ireduce_scatter(self, send, receive, counts, op, name="_ireduce_scatter"):
         signature = SIGNATURES[name](send, receive, counts, op)
-        return self._arrive(signature, (send, receive), lambda given: combine.reduce_scatter(given, counts, op))
+        return self._arrive(
+            signature, (send, receive), lambda given: combine.reduce_scatter(given, counts, op)
+        )
 
     def _scatter(self, send, receive, root, counts):
         signature = SIGNATURES["_scatter"](send, receive, root, counts)
-        self._arrive(signature, (send, receive), lambda given: combine.scatter(given, root, counts)).wait()
+        self._arrive(
+            signature, (send, receive), lambda given: combine.scatter(given, root, counts)
+        ).wait()
 
     def _gather(self, send, receive, root, counts):
         signature = SIGNATURES["_gather"](send, receive, root, counts)
-        self._arrive(signature, (send, receive), lambda given: combine.gather(given, root, counts)).wait()
+        self._arrive(
+            signature, (send, receive), lambda given: combine.gather(given, root, counts)
+        ).wait()
 
     def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
         given = (send, receive, send_counts, receive_counts, send_starts, receive_starts)
         self._arrive(SIGNATURES["_all_to_all"](send), given, combine.all_to_all).wait()
 
-    # ---- between two ranks ----------------------------------------------------------------------------------------
+    # ---- between two ranks -----------------------------------------------------------------------
 
     def _send(self, array, destination, tag):
         self._isend(array, destination, tag).wait()
@@ -187,7 +217,7 @@ class _WaitHandle(Handle):
 
     def test(self):
         if self.waited.done.is_set():
-            self._environment.wait(self.waited)          # raises if it failed
+            self._environment.wait(self.waited)  # raises if it failed
         return self.waited.done.is_set()
 
 
@@ -195,17 +225,25 @@ def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> 
     """fn(backend) on every rank, each in a thread of its own; the results in rank order.
 
     timeout   seconds that a rank waits for the others in one verb
-    Errors: the first failure in time, itself, with a note that names its rank; the other ranks are woken by it.
+    Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
+    woken by it.
     """
     environment = Environment(world_size, check_timeout(timeout))
     results = [None] * world_size
-    threads = [threading.Thread(target=_run_rank, args=(environment, rank, fn, results), daemon=True, name=f"rank {rank}")
-               for rank in range(world_size)]
+    threads = [
+        threading.Thread(
+            target=_run_rank,
+            args=(environment, rank, fn, results),
+            daemon=True,
+            name=f"rank {rank}",
+        )
+        for rank in range(world_size)
+    ]
     for thread in threads:
         thread.start()
     try:
         _join_threads(threads, environment)
-    except BaseException as error:                       # KeyboardInterrupt in the caller: the ranks must end too
+    except BaseException as error:  # KeyboardInterrupt in the caller: the ranks must end too
         environment.fail(0, error)
         raise
     if environment.failures:
@@ -220,14 +258,16 @@ def _run_rank(environment, rank, fn, results):
     backend.initialize()
     try:
         results[rank] = fn(backend)
-    except BaseException as error:                       # also SystemExit: it must not vanish in a thread
+    except BaseException as error:  # also SystemExit: it must not vanish in a thread
         environment.fail(rank, error)
     finally:
         environment.leave(rank)
 
 
 def _join_threads(threads, environment):
-    """Wait for all; once one has failed, no longer than the timeout for the rest, which may compute and not listen."""
+    """Wait for all; once one has failed, no longer than the timeout for the rest, which may compute
+    and not listen.
+    """
     deadline = None
     for thread in threads:
         while thread.is_alive() and not (deadline and time.monotonic() > deadline):
@@ -239,7 +279,11 @@ def _join_threads(threads, environment):
 def _join(environment, environment_id, rank, world_size):
     with environment.lock:
         if environment.world_size != world_size:
-            raise ValueError(f"environment {environment_id!r} has {environment.world_size} ranks, not {world_size}")
+            raise ValueError(
+                f"environment {environment_id!r} has {environment.world_size} ranks, not {world_size}"
+            )
         if rank in environment.joined:
-            raise CommunicationError(f"rank {rank} of environment {environment_id!r} is taken; give another environment_id")
+            raise CommunicationError(
+                f"rank {rank} of environment {environment_id!r} is taken; give another environment_id"
+            )
         environment.joined.add(rank)

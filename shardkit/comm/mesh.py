@@ -1,8 +1,10 @@
 """Mesh: a MeshShape that can talk. One live group of ranks per axis.
 
-    mesh = Mesh(backend, pipeline=2, tensor=2)          # data is inferred from the number of ranks
-    mesh.group("data").all_reduce(gradients)            # over the ranks that differ from this one only in `data`
+mesh = Mesh(backend, pipeline=2, tensor=2)          # data is inferred from the number of ranks
+mesh.group("data").all_reduce(gradients)            # over the ranks that differ from this one only
+                                                    in `data`
 """
+
 import platform
 
 from ..config import checked_mode
@@ -16,15 +18,26 @@ from .transports import open_transport
 class Mesh:
     """Ranks arranged along the axes pipeline, data and tensor.
 
-    Collective over the backend, which is initialized if it is not yet. data = -1: as many as are left over.
+    Collective over the backend, which is initialized if it is not yet. data = -1: as many as are
+    left over.
     order    axes from the slowest to the one that varies fastest with the rank
-    Errors: MeshError, on all ranks alike, if the sizes do not multiply to the number of ranks or differ between ranks.
+    Errors: MeshError, on all ranks alike, if the sizes do not multiply to the number of ranks or
+    differ between ranks.
     """
 
-    def __init__(self, backend: CommunicationBackend, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES):
+    def __init__(
+        self,
+        backend: CommunicationBackend,
+        pipeline: int = 1,
+        tensor: int = 1,
+        data: int = -1,
+        order=AXES,
+    ):
         backend.initialize()
         with collectively(backend):
-            shape = MeshShape.infer(backend.world_size, pipeline=pipeline, tensor=tensor, data=data, order=order)
+            shape = MeshShape.infer(
+                backend.world_size, pipeline=pipeline, tensor=tensor, data=data, order=order
+            )
         self.world = backend
         self.shape = shape
         self._hosts = _agreed_hosts(backend, shape)
@@ -47,7 +60,9 @@ class Mesh:
         return self.group(axis).world_size
 
     def group(self, axis: str) -> CommunicationBackend:
-        """The ranks that differ from this one only along the axis. Errors: MeshError on an unknown axis."""
+        """The ranks that differ from this one only along the axis. Errors: MeshError on an unknown
+        axis.
+        """
         if axis not in self._groups:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
         return self._groups[axis]
@@ -62,14 +77,23 @@ class Mesh:
         columns   more of them: heading = one text per rank
         """
         rows = [["rank", *self.shape.order, "host", *columns]]
-        rows += [self._row(rank, host) + [texts[rank] for texts in columns.values()] for rank, host in enumerate(self._hosts)]
+        rows += [
+            self._row(rank, host) + [texts[rank] for texts in columns.values()]
+            for rank, host in enumerate(self._hosts)
+        ]
         lines = zip(*map(_aligned, zip(*rows)))
-        return "\n".join([f"{self.shape} = {self.shape.size} ranks", *("  ".join(line).rstrip() for line in lines)])
+        return "\n".join(
+            [
+                f"{self.shape} = {self.shape.size} ranks",
+                *("  ".join(line).rstrip() for line in lines),
+            ]
+        )
 
     def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
         """Let GPU arrays go this way within the groups from now on. Collective over the backend.
 
-        name           one of config.GPU_TRANSPORTS; in checked mode all are staged, since there calls are compared
+        name           one of config.GPU_TRANSPORTS; in checked mode all are staged, since there
+                       calls are compared
         deterministic  sums of floats are added as the tree over ranks
         Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.
         """
@@ -122,5 +146,7 @@ def _agreed_hosts(backend, shape):
     shapes, hosts = zip(*backend.broadcast_object(answers))
     for rank, other in enumerate(shapes):
         if other != shapes[0]:
-            raise MeshError(f"rank 0 asked for a mesh of {shapes[0]}, but rank {rank} for {other}; pass the same sizes on all")
+            raise MeshError(
+                f"rank 0 asked for a mesh of {shapes[0]}, but rank {rank} for {other}; pass the same sizes on all"
+            )
     return hosts

@@ -1,7 +1,10 @@
-"""Verbs for small Python objects, written once on top of the array verbs. They pickle: the name says so.
+"""Verbs for small Python objects, written once on top of the array verbs. They pickle: the name
+says so.
 
-An object that cannot be pickled on one rank is an error on all ranks, found before the payload is sent.
+An object that cannot be pickled on one rank is an error on all ranks, found before the payload is
+sent.
 """
+
 import pickle
 
 import numpy
@@ -18,23 +21,31 @@ class ObjectVerbs:
     def broadcast_object(self, value=None, root: int = 0):
         """The root's object, on every rank; `value` of other ranks is ignored.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if the root cannot pickle its object.
+        Collective over the backend. Errors: ValueError on a bad root; PeerError if the root cannot
+        pickle its object.
         """
         with self._verb("broadcast_object"):
             root = check_rank("root", root, self.world_size)
-            payload, error = _pickled(value) if self.rank == root else (numpy.empty(0, numpy.uint8), None)
+            payload, error = (
+                _pickled(value) if self.rank == root else (numpy.empty(0, numpy.uint8), None)
+            )
             size = numpy.array([_UNPICKLABLE if error else payload.size], numpy.int64)
             self._broadcast(size, root)
-            _raise_unpicklable(error, size.tolist() if self.rank != root else [0], what=f"rank {root}")
+            _raise_unpicklable(
+                error, size.tolist() if self.rank != root else [0], what=f"rank {root}"
+            )
             payload = payload if self.rank == root else numpy.empty(size[0], numpy.uint8)
             self._broadcast(payload, root)
-            self._count_if("broadcast_object", self.rank == root, (self.world_size - 1) * payload.nbytes)
+            self._count_if(
+                "broadcast_object", self.rank == root, (self.world_size - 1) * payload.nbytes
+            )
             return pickle.loads(payload)
 
     def gather_object(self, value, root: int = 0) -> list | None:
         """The objects of all ranks in rank order on the root, None elsewhere.
 
-        Collective over the backend. Errors: ValueError on a bad root; PeerError if a rank cannot pickle its object.
+        Collective over the backend. Errors: ValueError on a bad root; PeerError if a rank cannot
+        pickle its object.
         """
         with self._verb("gather_object"):
             root = check_rank("root", root, self.world_size)
@@ -75,12 +86,17 @@ def _pickled(value):
 
 
 def _unpickled(everything, counts):
-    return [pickle.loads(everything[start:start + count]) for start, count in zip(starts_of(counts), counts)]
+    return [
+        pickle.loads(everything[start : start + count])
+        for start, count in zip(starts_of(counts), counts)
+    ]
 
 
 def _raise_unpicklable(error, sizes, what=None):
     if error is not None:
         raise error
     if _UNPICKLABLE in sizes:
-        raise PeerError(f"{what or f'rank {sizes.index(_UNPICKLABLE)}'} could not pickle its object; "
-                        "its own error says which part")
+        raise PeerError(
+            f"{what or f'rank {sizes.index(_UNPICKLABLE)}'} could not pickle its object; "
+            "its own error says which part"
+        )

@@ -1,25 +1,35 @@
-"""The small values that every communication backend shares: the operation of a reduction, handles, and the traffic record.
+"""The small values that every communication backend shares: the operation of a reduction, handles,
+and the traffic record.
 
-    handle = backend.iall_reduce(gradients)        # the array belongs to the backend until wait() returns
-    backend.traffic.bytes_sent                     # bytes this rank has sent, by the formulas of `Traffic`
+handle = backend.iall_reduce(gradients)        # the array belongs to the backend until wait()
+                                               returns
+backend.traffic.bytes_sent                     # bytes this rank has sent, by the formulas of
+                                               `Traffic`
 """
+
 import enum
 from abc import ABC, abstractmethod
 
 
 class ReductionOperation(enum.Enum):
-    """What all_reduce and reduce_scatter do with the values of the ranks. AVERAGE is SUM divided by the number of ranks."""
+    """What all_reduce and reduce_scatter do with the values of the ranks. AVERAGE is SUM divided by
+    the number of ranks.
+    """
 
     SUM = "sum"
     PRODUCT = "product"
     MIN = "min"
     MAX = "max"
     AVERAGE = "average"
-    __hash__ = object.__hash__              # Enum's own is written in Python, and verbs look operations up in tables
+    __hash__ = (
+        object.__hash__
+    )  # Enum's own is written in Python, and verbs look operations up in tables
 
 
 class Handle(ABC):
-    """A communication under way. Its arrays must not be touched before wait() returned or test() said True."""
+    """A communication under way. Its arrays must not be touched before wait() returned or test()
+    said True.
+    """
 
     @abstractmethod
     def wait(self) -> None:
@@ -27,7 +37,9 @@ class Handle(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """True if the communication is complete; never blocks. Calling it also lets MPI make progress."""
+        """True if the communication is complete; never blocks. Calling it also lets MPI make
+        progress.
+        """
 
 
 class SeveralHandles(Handle):
@@ -50,11 +62,13 @@ def together(parts: list[Handle]) -> Handle:
 
 
 class FinishedHandle(Handle):
-    """A carrier's handle, and what remains to be done once it is complete: scale, narrow, copy to the device."""
+    """A carrier's handle, and what remains to be done once it is complete: scale, narrow, copy to
+    the device.
+    """
 
     def __init__(self, carrier: Handle, finish, waiting):
         self._carrier, self._finish = carrier, finish
-        self._waiting = waiting                          # context manager around a wait(), which may block
+        self._waiting = waiting  # context manager around a wait(), which may block
         self._is_complete = False
 
     def wait(self) -> None:
@@ -100,9 +114,9 @@ class CopiedHandle(Handle):
 class Traffic:
     """Bytes this rank has sent to other ranks, per verb.
 
-    Counted by formula, from what this rank contributes to the ring or pairwise form of each verb on n ranks (what an MPI
-    really does inside may differ). N: bytes of the whole array, own: bytes of this rank's slice. Half floats travel in
-    reductions as float32 and count as such.
+    Counted by formula, from what this rank contributes to the ring or pairwise form of each verb on
+    n ranks (what an MPI really does inside may differ). N: bytes of the whole array, own: bytes of
+    this rank's slice. Half floats travel in reductions as float32 and count as such.
 
         all_reduce          2 (n-1) N / n        reduce_scatter + all_gather of even slices
         all_gather          (n-1) own            own slice to every other rank

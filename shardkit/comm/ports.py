@@ -1,14 +1,20 @@
-"""Ports: an array, in host or GPU memory, as a source and sink of elements on their way to other ranks.
+"""Ports: an array, in host or GPU memory, as a source and sink of elements on their way to other
+ranks.
 
-    port.host      the flat NumPy array that can be handed to the backend as it is, or None if it must be staged:
-                   the memory is a GPU's, or a reduction needs half floats as float32
-    port.settle    wait until whoever computes the array is done: before any copy, and before any other rank reads it
+    port.host      the flat NumPy array that can be handed to the backend as it is, or None if it
+                   must be staged: the memory is a GPU's, or a reduction needs half floats as
+                   float32
+    port.settle    wait until whoever computes the array is done: before any copy, and before any
+                   other rank reads it
     port.begin_load    elements -> host scratch, in the dtype that travels (`wire`)
     port.begin_store   host scratch -> elements
 
-The last two begin copies and return a function that waits for them. A GPU array is anything with `__cuda_array_interface__`.
-Source: numba.readthedocs.io, "CUDA Array Interface (Version 3)"; mpi4py test/arrayimpl.py for testing without a GPU.
+The last two begin copies and return a function that waits for them. A GPU array is anything with
+`__cuda_array_interface__`.
+Source: numba.readthedocs.io, "CUDA Array Interface (Version 3)"; mpi4py test/arrayimpl.py for
+testing without a GPU.
 """
+
 from functools import lru_cache
 
 import numpy
@@ -43,20 +49,24 @@ class HostPort:
         """Nothing to wait for."""
 
     def begin_load(self, pieces):
-        """Fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start + n)."""
+        """Fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start +
+        n).
+        """
         for start, scratch in pieces:
-            scratch[...] = self._flat[start:start + scratch.size]
+            scratch[...] = self._flat[start : start + scratch.size]
         return _nothing
 
     def begin_store(self, pieces):
         """For each (start, scratch [n]): elements [start, start + n), rounded back from scratch."""
         for start, scratch in pieces:
-            self._flat[start:start + scratch.size] = scratch
+            self._flat[start : start + scratch.size] = scratch
         return _nothing
 
 
 class NoPort:
-    """Stands for the array that only the root of a scatter or gather has: nothing is loaded or stored."""
+    """Stands for the array that only the root of a scatter or gather has: nothing is loaded or
+    stored.
+    """
 
     def __init__(self, like):
         self.dtype, self.wire, self.is_on_device = like.dtype, like.wire, like.is_on_device
@@ -74,16 +84,24 @@ class NoPort:
 
 
 class DevicePort:
-    """A contiguous GPU array, reached by its address through `copies` (CudaCopies, or a fake in tests).
+    """A contiguous GPU array, reached by its address through `copies` (CudaCopies, or a fake in
+    tests).
 
     array    as it was given
-    stream   address of the stream that produces it; EVERY_STREAM if that is not known, None if nothing need be waited for
+    stream   address of the stream that produces it; EVERY_STREAM if that is not known, None if
+             nothing need be waited for
     """
 
     is_on_device = True
 
     def __init__(self, array, address, size, dtype, wire, stream, copies):
-        self.array, self.address, self.size, self.dtype, self.wire = array, address, size, dtype, wire
+        self.array, self.address, self.size, self.dtype, self.wire = (
+            array,
+            address,
+            size,
+            dtype,
+            wire,
+        )
         self.num_bytes = size * dtype.itemsize
         self.stream = stream
         self.host = None
@@ -95,7 +113,8 @@ class DevicePort:
             self._copies.synchronize(self.stream)
 
     def begin_load(self, pieces):
-        """Begin to fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start + n); settle() first.
+        """Begin to fill the scratch of each (start, scratch [n] wire dtype) with elements [start,
+        start + n); settle() first.
 
         Returns a function that returns when they are there.
         """
@@ -109,6 +128,7 @@ class DevicePort:
             for _, raw, scratch in narrow:
                 if raw is not scratch:
                     scratch[...] = raw
+
         return wait
 
     def begin_store(self, pieces):
@@ -123,29 +143,37 @@ class DevicePort:
             self._copies.begin_to_device(raw, self._at(start))
         stored = self._copies.stored()
 
-        def wait(kept=narrow):                           # page-locked memory that is let go may be handed out again
+        def wait(kept=narrow):  # page-locked memory that is let go may be handed out again
             stored.synchronize()
+
         return wait
 
     def _at(self, start):
         return self.address + start * self.dtype.itemsize
 
     def _narrow(self, scratch):
-        return scratch if self.dtype == scratch.dtype else self._copies.pinned(scratch.size, self.dtype)
+        return (
+            scratch
+            if self.dtype == scratch.dtype
+            else self._copies.pinned(scratch.size, self.dtype)
+        )
 
 
 def open_port(what: str, array, staging, *, writes: bool = False, reduces: bool = False):
     """A HostPort or DevicePort on the array.
 
     reduces   values will be added: half floats travel as float32
-    Errors: ValueError if it is not a contiguous array, holds Python objects, or is read-only and `writes`.
+    Errors: ValueError if it is not a contiguous array, holds Python objects, or is read-only and
+    `writes`.
     """
     if is_device_array(array):
         return _device_port(what, array, staging.copies, writes, reduces)
     if not isinstance(array, numpy.ndarray):
         raise ValueError(f"{what} is a {type(array).__name__}; wanted a NumPy or GPU array")
     if not array.flags.c_contiguous:
-        raise ValueError(f"{what} of shape {array.shape} and strides {array.strides} is not contiguous; pass a copy")
+        raise ValueError(
+            f"{what} of shape {array.shape} and strides {array.strides} is not contiguous; pass a copy"
+        )
     if writes and not array.flags.writeable:
         raise ValueError(f"{what} is read-only; wanted an array that can receive")
     dtype, wire = _dtypes(what, array.dtype, reduces)
@@ -159,7 +187,9 @@ def _device_port(what, array, copies, writes, reduces):
     dtype, wire = _dtypes(what, numpy.dtype(getattr(array, "dtype", interface["typestr"])), reduces)
     size = int(numpy.prod(shape, dtype=numpy.int64))
     if strides is not None and size and not _is_contiguous(shape, strides, dtype.itemsize):
-        raise ValueError(f"{what} of shape {shape} and strides {strides} on the GPU is not contiguous; pass a copy")
+        raise ValueError(
+            f"{what} of shape {shape} and strides {strides} on the GPU is not contiguous; pass a copy"
+        )
     address, is_read_only = interface["data"]
     if writes and is_read_only:
         raise ValueError(f"{what} is read-only; wanted an array that can receive")
@@ -167,14 +197,18 @@ def _device_port(what, array, copies, writes, reduces):
 
 
 def _producer(interface):
-    """The stream to wait for: since version 3 the interface says; None is then nothing to wait for."""
+    """The stream to wait for: since version 3 the interface says; None is then nothing to wait
+    for.
+    """
     stream = interface.get("stream")
     return EVERY_STREAM if stream is None and interface["version"] < 3 else stream
 
 
 @lru_cache
 def _dtypes(what, dtype, reduces):
-    """The dtype to see the elements as, and the one in which they travel. By name: ml_dtypes need not be installed."""
+    """The dtype to see the elements as, and the one in which they travel. By name: ml_dtypes need
+    not be installed.
+    """
     if dtype.hasobject:
         raise ValueError(f"{what} holds Python objects; use the verbs with _object in their name")
     if reduces:
@@ -183,7 +217,7 @@ def _dtypes(what, dtype, reduces):
         return dtype, dtype
     if dtype.itemsize not in (1, 2, 4, 8):
         raise ValueError(f"{what} is {dtype}; wanted numbers")
-    bits = numpy.dtype(f"u{dtype.itemsize}")             # bfloat16 and its kind are moved as bits
+    bits = numpy.dtype(f"u{dtype.itemsize}")  # bfloat16 and its kind are moved as bits
     return bits, bits
 
 

@@ -1,12 +1,17 @@
-"""Does the MPI library take GPU memory? Tried by processes of their own: one that cannot may crash, hang or send wrong bytes.
+"""Does the MPI library take GPU memory? Tried by processes of their own: one that cannot may crash,
+hang or send wrong bytes.
 
     this process     mpiexec -n 2 python -m shardkit.comm.probe send:1024 broadcast:1024 ...  <- with a time limit
-    the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for each that was right
-    this process     the first that is missing is not used, nor at larger sizes; the others go on in a new pair of processes
+    the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for
+                     each that was right
+    this process     the first that is missing is not used, nor at larger sizes; the others go on in
+                     a new pair of processes
 
-Sizes stand for the ways in which libraries send: at once, by agreement, in pieces. The pair is on one node; what two nodes do
-with GPU memory it cannot see. All ranks of a run use what was right on every node, or nothing.
+Sizes stand for the ways in which libraries send: at once, by agreement, in pieces. The pair is on
+one node; what two nodes do with GPU memory it cannot see. All ranks of a run use what was right on
+every node, or nothing.
 """
+
 import os
 import signal
 import subprocess
@@ -22,7 +27,11 @@ from .device import gpu_seat
 from .launch import find_mpiexec
 
 VERBS = ("send", "broadcast", "all_gather", "all_to_all")
-SIZE_CLASSES = {1 << 10: 8 << 10, 256 << 10: 4 << 20, 16 << 20: inf}        # bytes tried: what they stand for, up to
+SIZE_CLASSES = {
+    1 << 10: 8 << 10,
+    256 << 10: 4 << 20,
+    16 << 20: inf,
+}  # bytes tried: what they stand for, up to
 LIMIT_SECONDS = 40.0
 _PASSED = "passed "
 
@@ -57,12 +66,18 @@ class Verdict:
     def __str__(self):
         if not self.takes_anything:
             return f"no: {self.reason}"
-        able = ", ".join(f"{verb}{'' if limit == inf else f' up to {limit >> 10} KiB'}" for verb, limit in self.limits if limit)
+        able = ", ".join(
+            f"{verb}{'' if limit == inf else f' up to {limit >> 10} KiB'}"
+            for verb, limit in self.limits
+            if limit
+        )
         return f"yes, {able}" + (f"; not more, since {self.reason}" if self.reason else "")
 
 
 def agreed_verdict(world) -> Verdict:
-    """As SHARDKIT_GPU_AWARE_MPI says, the same on all ranks. One rank of each node may start processes. Collective."""
+    """As SHARDKIT_GPU_AWARE_MPI says, the same on all ranks. One rank of each node may start
+    processes. Collective.
+    """
     answers = world.all_gather_object(_own_verdict(world))
     answers = [answer for answer in answers if answer is not None]
     limits = tuple((verb, min(dict(answer.limits)[verb] for answer in answers)) for verb in VERBS)
@@ -82,15 +97,19 @@ def _own_verdict(world) -> Verdict | None:
 
 
 def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:
-    """Try all verbs and sizes, in at most one pair of processes and one more for each verb that fails."""
+    """Try all verbs and sizes, in at most one pair of processes and one more for each verb that
+    fails.
+    """
     try:
         gpu_seat(0)
     except DeviceError as error:
         return Verdict.nothing(f"no GPU: {error}")
     mpiexec = find_mpiexec()
     if mpiexec is None:
-        return Verdict.nothing("no mpiexec beside this Python or in PATH to try it with; SHARDKIT_GPU_AWARE_MPI=yes if the site "
-                               "says that its MPI takes GPU memory")
+        return Verdict.nothing(
+            "no mpiexec beside this Python or in PATH to try it with; SHARDKIT_GPU_AWARE_MPI=yes if the site "
+            "says that its MPI takes GPU memory"
+        )
     return _try_all(lambda trials: _run(mpiexec, trials, limit_seconds))
 
 
@@ -105,7 +124,7 @@ def _try_all(run) -> Verdict:
             break
         failed = trials[num_passed]
         reasons.append(f"{failed[0]} of {failed[1]} bytes {reason}")
-        if failed == (VERBS[0], min(SIZE_CLASSES)):              # the least of all
+        if failed == (VERBS[0], min(SIZE_CLASSES)):  # the least of all
             break
         trials = [trial for trial in trials[num_passed:] if trial[0] != failed[0]]
     return Verdict(tuple(limits.items()), "; ".join(reasons))
@@ -113,9 +132,24 @@ def _try_all(run) -> Verdict:
 
 def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
     """(number of trials that passed, what became of the next one)."""
-    command = [mpiexec, "-n", "2", sys.executable, "-m", __name__, *(f"{verb}:{size}" for verb, size in trials)]
-    process = subprocess.Popen(command, env=environment_of_children(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    command = [
+        mpiexec,
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        __name__,
+        *(f"{verb}:{size}" for verb, size in trials),
+    ]
+    process = subprocess.Popen(
+        command,
+        env=environment_of_children(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         output, errors = process.communicate(timeout=limit_seconds)
         reason = _end_text(process.returncode, errors)
@@ -126,12 +160,14 @@ def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
 
 
 def _kill_session(process) -> None:
-    """The launcher and, since they are of its session, its ranks; MPICH's launcher puts ranks into groups of their own."""
+    """The launcher and, since they are of its session, its ranks; MPICH's launcher puts ranks into
+    groups of their own.
+    """
     for pid in _session_members(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass                                                 # it has ended by itself
+            pass  # it has ended by itself
 
 
 def _session_members(session: int) -> list[int]:
@@ -139,9 +175,13 @@ def _session_members(session: int) -> list[int]:
     members = []
     for folder in Path("/proc").iterdir():
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split() if folder.name.isdigit() else []
+            fields = (
+                (folder / "stat").read_text().rpartition(")")[2].split()
+                if folder.name.isdigit()
+                else []
+            )
         except OSError:
-            continue                                             # it has ended meanwhile
+            continue  # it has ended meanwhile
         if fields and int(fields[3]) == session:
             members.append(int(folder.name))
     return members
@@ -154,12 +194,16 @@ def _end_text(code: int, errors: str) -> str:
     return f"ended with exit code {code}" + (f": {words[-1]}" if words else "")
 
 
-# ---- in the processes of the probe -----------------------------------------------------------------------------------
+# ---- in the processes of the probe ---------------------------------------------------------------
+
 
 def _try_here(trials: list[str]) -> None:
-    """Do each trial "verb:bytes"; the first that is wrong ends the program. Collective over two ranks."""
+    """Do each trial "verb:bytes"; the first that is wrong ends the program. Collective over two
+    ranks.
+    """
     from .gpu_mpi import MPIRoad
     from .mpi import MPICommunicationBackend
+
     backend = MPICommunicationBackend(timeout=LIMIT_SECONDS)
     backend.initialize()
     xp = Device("cuda", ordinal=backend.local_rank).xp
@@ -203,7 +247,7 @@ def _try_all_gather(backend, xp, size):
     whole = _empty(xp, size)
     backend.all_gather(_values(xp, backend.rank, size // 2), whole)
     for rank in range(2):
-        _check(whole[rank * (size // 2):(rank + 1) * (size // 2)], _values(xp, rank, size // 2))
+        _check(whole[rank * (size // 2) : (rank + 1) * (size // 2)], _values(xp, rank, size // 2))
 
 
 def _try_all_to_all(backend, xp, size):
@@ -211,10 +255,18 @@ def _try_all_to_all(backend, xp, size):
     backend.all_to_all(_values(xp, 100 * backend.rank, size), received)
     half = slice(backend.rank * (size // 2), (backend.rank + 1) * (size // 2))
     for rank in range(2):
-        _check(received[rank * (size // 2):(rank + 1) * (size // 2)], _values(xp, 100 * rank, size)[half])
+        _check(
+            received[rank * (size // 2) : (rank + 1) * (size // 2)],
+            _values(xp, 100 * rank, size)[half],
+        )
 
 
-_TRIALS = {"send": _try_send, "broadcast": _try_broadcast, "all_gather": _try_all_gather, "all_to_all": _try_all_to_all}
+_TRIALS = {
+    "send": _try_send,
+    "broadcast": _try_broadcast,
+    "all_gather": _try_all_gather,
+    "all_to_all": _try_all_to_all,
+}
 
 if __name__ == "__main__":
     _try_here(sys.argv[1:])

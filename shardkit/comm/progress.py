@@ -1,8 +1,9 @@
 """Which verb this process is in right now, and how many it has made on each group.
 
-All ranks of a group make the same collective calls in the same order, so "rank 2 left after 11 calls on this group" and
-"rank 0 is in call 12" together prove that rank 0 waits in vain.
+All ranks of a group make the same collective calls in the same order, so "rank 2 left after 11
+calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits in vain.
 """
+
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from math import inf
 
 @dataclass(slots=True)
 class Call:
-    """One call of a verb. Nobody changes it; a frozen one takes four times as long to make, before every message.
+    """One call of a verb. Nobody changes it; a frozen one takes four times as long to make, before
+    every message.
 
-    group    the key of the group it is on, the same on all its ranks; number counts the collective calls on that group
+    group    the key of the group it is on, the same on all its ranks; number counts the collective
+             calls on that group
     ranks    world ranks that must take part
     number   None for a message between two ranks
     """
@@ -24,23 +27,35 @@ class Call:
     number: int | None
 
     def __str__(self):
-        return self.verb if self.number is None else f"{self.verb} (call {self.number} on group {self.group})"
+        return (
+            self.verb
+            if self.number is None
+            else f"{self.verb} (call {self.number} on group {self.group})"
+        )
 
 
 class Progress:
-    """The call under way, if any. One per process, shared by a backend and all groups split from it."""
+    """The call under way, if any. One per process, shared by a backend and all groups split from
+    it.
+    """
 
     def __init__(self):
-        self.timeout = inf                               # seconds that a call may take; the backend's
+        self.timeout = inf  # seconds that a call may take; the backend's
         self.current: Call | None = None
-        self.broken: Call | None = None                  # the last call that an exception ended
-        self.began = 0.0                                 # time.monotonic() when the call under way began, or was resumed
-        self.ledger = None                               # Ledger that notes every call, if one is kept
-        self.num_calls: Counter[str] = Counter()         # group key -> collective calls begun
-        self.seconds: Counter[str] = Counter()           # group key -> spent in its verbs, waiting or moving bytes
+        self.broken: Call | None = None  # the last call that an exception ended
+        self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
+        self.ledger = None  # Ledger that notes every call, if one is kept
+        self.num_calls: Counter[str] = Counter()  # group key -> collective calls begun
+        self.seconds: Counter[str] = (
+            Counter()
+        )  # group key -> spent in its verbs, waiting or moving bytes
 
-    def begin_collective(self, verb: str, group: str, ranks: tuple[int, ...], dtype=None, count: int = -1) -> None:
-        """A collective verb begins; end() must follow. dtype, count: as for describe(), if they are known already."""
+    def begin_collective(
+        self, verb: str, group: str, ranks: tuple[int, ...], dtype=None, count: int = -1
+    ) -> None:
+        """A collective verb begins; end() must follow. dtype, count: as for describe(), if they are
+        known already.
+        """
         self.began = time.monotonic()
         number = self.num_calls[group] = self.num_calls[group] + 1
         self.current = Call(verb, group, ranks, number)

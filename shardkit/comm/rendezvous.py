@@ -4,9 +4,11 @@
     rank 2  all_reduce #7  --> arrives, waits
     rank 1  all_reduce #7  --> arrives last, does the work for all, wakes them
 
-Nobody waits for what can no longer come: a rank that fails wakes every waiter with its error, a rank that leaves wakes
-those that need it, and a wait has a time limit. `Wait.needs` (world ranks) is what makes these messages exact.
+Nobody waits for what can no longer come: a rank that fails wakes every waiter with its error, a
+rank that leaves wakes those that need it, and a wait has a time limit. `Wait.needs` (world ranks)
+is what makes these messages exact.
 """
+
 import threading
 from collections import defaultdict, deque
 
@@ -30,7 +32,9 @@ class Wait:
 
 
 class Meeting(Wait):
-    """One collective of one group: what each rank has brought, and afterwards the result for each."""
+    """One collective of one group: what each rank has brought, and afterwards the result for
+    each.
+    """
 
     def __init__(self, what, needs, signature, first_rank):
         super().__init__(what, needs)
@@ -40,7 +44,9 @@ class Meeting(Wait):
 
 
 class Message(Wait):
-    """One side of a message between two ranks: `array` is the sender's or the receiver's own memory."""
+    """One side of a message between two ranks: `array` is the sender's or the receiver's own
+    memory.
+    """
 
     def __init__(self, what, peer, array):
         super().__init__(what, {peer})
@@ -56,7 +62,7 @@ class Environment:
         self.lock = threading.RLock()
         self.joined: set[int] = set()
         self.left: set[int] = set()
-        self.failures: list[tuple[int, BaseException]] = []            # in time
+        self.failures: list[tuple[int, BaseException]] = []  # in time
         self.world = Group(self, tuple(range(world_size)))
         self.parting = Group(self, tuple(range(world_size)))
         self._pending: set[Wait] = set()
@@ -90,12 +96,17 @@ class Environment:
         self._pending.discard(wait)
 
     def wait(self, wait: Wait, seconds: float | None = None) -> None:
-        """Block until it is complete. Errors: PeerError, CommunicationError, CommunicationTimeout."""
+        """Block until it is complete. Errors: PeerError, CommunicationError,
+        CommunicationTimeout.
+        """
         seconds = self.timeout if seconds is None else seconds
         if not wait.done.wait(seconds):
             with self.lock:
                 missing = _ranks_text(wait.needs)
-                wait.fail(CommunicationTimeout, f"{wait.what}: {missing} did not come within {seconds:g} s")
+                wait.fail(
+                    CommunicationTimeout,
+                    f"{wait.what}: {missing} did not come within {seconds:g} s",
+                )
                 self.end(wait)
         if wait.error is not None:
             kind, message = wait.error
@@ -104,8 +115,11 @@ class Environment:
     def _fail_for_absence(self, wait):
         gone = _ranks_text(wait.needs & self.left)
         self.end(wait)
-        wait.fail(CommunicationError, f"{wait.what}: {gone} returned or shut down without taking part; all ranks of a group "
-                                      "must make the same calls in the same order")
+        wait.fail(
+            CommunicationError,
+            f"{wait.what}: {gone} returned or shut down without taking part; all ranks of a group "
+            "must make the same calls in the same order",
+        )
 
     def _failure_text(self):
         rank, error = self.failures[0]
@@ -119,10 +133,13 @@ class Group:
         self.environment = environment
         self.world_ranks = world_ranks
         self._meetings: dict[int, Meeting] = {}
-        self._mail = defaultdict(lambda: (deque(), deque()))           # (source, destination, tag) -> sends, receives
+        self._mail = defaultdict(
+            lambda: (deque(), deque())
+        )  # (source, destination, tag) -> sends, receives
 
     def arrive(self, rank: int, number: int, signature: str, given, work) -> Meeting:
-        """Take part in collective `number`. The last to arrive runs work(list of what each rank gave) for all.
+        """Take part in collective `number`. The last to arrive runs work(list of what each rank
+        gave) for all.
 
         signature   verb and arguments that must be the same on all ranks
         Errors: CommunicationError, on all ranks of the meeting, if the signatures differ.
@@ -147,27 +164,34 @@ class Group:
             self.environment.begin(meeting)
         meeting = self._meetings[number]
         if meeting.signature != signature:
-            meeting.fail(CommunicationError, f"collective #{number} differs between ranks: rank {meeting.first_rank} called "
-                                             f"{meeting.signature}, rank {rank} called {signature}; all ranks of a group "
-                                             "must make the same calls in the same order")
+            meeting.fail(
+                CommunicationError,
+                f"collective #{number} differs between ranks: rank {meeting.first_rank} called "
+                f"{meeting.signature}, rank {rank} called {signature}; all ranks of a group "
+                "must make the same calls in the same order",
+            )
         return meeting
 
     def _finish(self, meeting, work):
         try:
             meeting.results = work([meeting.given[rank] for rank in range(len(self.world_ranks))])
-        except ValueError as error:                      # pieces that do not fit together
+        except ValueError as error:  # pieces that do not fit together
             meeting.fail(CommunicationError, f"{meeting.what}: {error}")
         meeting.done.set()
 
     def post(self, source: int, destination: int, tag: int, array, *, is_send: bool) -> Message:
-        """Offer one side of a message; the second side copies. Messages of one source and tag keep their order."""
+        """Offer one side of a message; the second side copies. Messages of one source and tag keep
+        their order.
+        """
         what = f"send to rank {destination}" if is_send else f"receive from rank {source}"
         peer = self.world_ranks[destination if is_send else source]
         message = Message(f"{what}, tag {tag}, {array.size} elements", peer, array)
         with self.environment.lock:
-            own, opposite = self._mail[source, destination, tag][::1 if is_send else -1]
+            own, opposite = self._mail[source, destination, tag][:: 1 if is_send else -1]
             if opposite:
-                self._deliver(*((message, opposite.popleft()) if is_send else (opposite.popleft(), message)))
+                self._deliver(
+                    *((message, opposite.popleft()) if is_send else (opposite.popleft(), message))
+                )
             else:
                 own.append(message)
                 self.environment.begin(message)

@@ -2,14 +2,16 @@
 
     host arrays                       straight to the backend
     GPU arrays   "staged"             through page-locked host windows (staging.py): always right
-                 "mpi"                as they are to an MPI library that takes GPU memory, where a probe has shown that
-                                      (gpu_mpi.py)
-                 "ipc"                ranks of one node copy out of each other's GPU memory (gpu_ipc.py)
+                 "mpi"                as they are to an MPI library that takes GPU memory, where a
+                                      probe has shown that (gpu_mpi.py)
+                 "ipc"                ranks of one node copy out of each other's GPU memory
+                                      (gpu_ipc.py)
                  "nccl"               through NCCL, for one GPU per rank (nccl.py)
 
-A group has one road beside the staged one, which takes what the other does not. Which way a call goes is decided by what all
-its ranks know: verb, bytes, dtype and operation.
+A group has one road beside the staged one, which takes what the other does not. Which way a call
+goes is decided by what all its ranks know: verb, bytes, dtype and operation.
 """
+
 from typing import Protocol
 
 from .gpu_alone import AloneRoad
@@ -17,13 +19,19 @@ from .operations import Handle, ReductionOperation
 
 
 class Road(Protocol):
-    """A way for GPU arrays. Ports are DevicePorts, parts are of DevicePorts; every method is collective like its verb."""
+    """A way for GPU arrays. Ports are DevicePorts, parts are of DevicePorts; every method is
+    collective like its verb.
+    """
 
     def takes(self, verb: str, num_bytes: int, dtype, op: ReductionOperation | None) -> bool:
-        """True if such a call goes this way; the same on all ranks. num_bytes: of the whole array; 0 where that may differ."""
+        """True if such a call goes this way; the same on all ranks. num_bytes: of the whole array;
+        0 where that may differ.
+        """
 
     def adds_in_tree_order(self, array) -> bool:
-        """True if all_reduce and reduce_scatter (SUM) of such an array go this way and add as the tree of ordered.py."""
+        """True if all_reduce and reduce_scatter (SUM) of such an array go this way and add as the
+        tree of ordered.py.
+        """
 
     def all_reduce(self, port, op) -> Handle: ...
 
@@ -52,25 +60,33 @@ class Roads:
     road: Road | None = None
 
     def _in_place(self, verb, port, run, *given, op=None, loads=True, stores=True):
-        """A blocking verb on one array; run(host [n]) if it is staged. given: more arguments of the road's method."""
+        """A blocking verb on one array; run(host [n]) if it is staged. given: more arguments of the
+        road's method.
+        """
         road = self._road_of(verb, port.num_bytes, port, op=op)
         if road is None:
             return self.staging.in_place(port, run, loads=loads, stores=stores)
         getattr(road, verb)(port, *given).wait()
 
     def _exchange(self, verb, send, receive, run, longest, *given, num_bytes=0, op=None):
-        """A blocking verb on two arrays, in parts; longest: as for Staging.exchange, or a function that finds it out."""
+        """A blocking verb on two arrays, in parts; longest: as for Staging.exchange, or a function
+        that finds it out.
+        """
         road = self._road_of(verb, num_bytes, send.port, receive.port, op=op)
         if road is None:
             longest = longest() if callable(longest) else longest
-            return self.staging.exchange(send, receive, run, num_ranks=self.world_size, longest=longest)
+            return self.staging.exchange(
+                send, receive, run, num_ranks=self.world_size, longest=longest
+            )
         getattr(road, verb)(send, receive, *given).wait()
 
     def _road_of(self, verb, num_bytes, *ports, op=None) -> Road | None:
         if not all(port.is_on_device for port in ports):
             return None
         road = self._gpu_road()
-        return road if road is not None and road.takes(verb, num_bytes, ports[0].dtype, op) else None
+        return (
+            road if road is not None and road.takes(verb, num_bytes, ports[0].dtype, op) else None
+        )
 
     def _gpu_road(self) -> Road | None:
         """The road of this group, now that a GPU array has come."""

@@ -1,8 +1,10 @@
-"""What users must pass alike on all ranks: compared as one number and, where it differs, told in words on all of them.
+"""What users must pass alike on all ranks: compared as one number and, where it differs, told in
+words on all of them.
 
-    rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is 4 on rank 2,
-    rank 2      {"seed": "3", "micro_batches": "4"}       but 2 on rank 0, 1
+rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is 4 on rank 2,
+rank 2      {"seed": "3", "micro_batches": "4"}       but 2 on rank 0, 1
 """
+
 import zlib
 from collections import Counter
 
@@ -10,13 +12,15 @@ import numpy
 
 from ..errors import ShardingError
 
-_MOST_RANKS = 8         # named in a message
+_MOST_RANKS = 8  # named in a message
 
 
 def check_same(backend, facts: dict[str, str], advice: str = "pass the same on all ranks") -> None:
-    """Compare what is known under these names with the other ranks. Collective; a message of 8 bytes from each if it is equal.
+    """Compare what is known under these names with the other ranks. Collective; a message of 8
+    bytes from each if it is equal.
 
-    Errors, on all ranks: ShardingError with the first name under which ranks differ, these ranks and both values.
+    Errors, on all ranks: ShardingError with the first name under which ranks differ, these ranks
+    and both values.
     """
     mine = numpy.array([zlib.crc32(repr(facts).encode())], numpy.int64)
     everyones = numpy.empty(backend.world_size, numpy.int64)
@@ -27,11 +31,21 @@ def check_same(backend, facts: dict[str, str], advice: str = "pass the same on a
 
 def _first_difference(everyones: list[dict[str, str]]) -> str:
     names = dict.fromkeys(name for facts in everyones for name in facts)
-    of_ranks = next(values for values in ([(name, facts.get(name, "missing")) for facts in everyones] for name in names)
-                    if len(set(values)) > 1)
+    of_ranks = next(
+        values
+        for values in (
+            [(name, facts.get(name, "missing")) for facts in everyones] for name in names
+        )
+        if len(set(values)) > 1
+    )
     (name, usual), _ = Counter(of_ranks).most_common(1)[0]
-    ranks = {value: [rank for rank, (_, other) in enumerate(of_ranks) if other == value] for _, value in of_ranks}
-    others = ", ".join(f"{value} on rank {_listed(holders)}" for value, holders in ranks.items() if value != usual)
+    ranks = {
+        value: [rank for rank, (_, other) in enumerate(of_ranks) if other == value]
+        for _, value in of_ranks
+    }
+    others = ", ".join(
+        f"{value} on rank {_listed(holders)}" for value, holders in ranks.items() if value != usual
+    )
     return f"{name} is {others}, but {usual} on rank {_listed(ranks[usual])}"
 
 

@@ -1,4 +1,5 @@
-"""Windows: how elements that cannot be handed to the backend directly pass through bounded host scratch.
+"""Windows: how elements that cannot be handed to the backend directly pass through bounded host
+scratch.
 
     array on the GPU    [ window 0 | window 1 | window 2 | . ]       for each window:
                              |                                          load   GPU -> page-locked scratch
@@ -6,15 +7,18 @@
                                                          |              store  scratch -> GPU
     array on the GPU    [ window 0 | ...
 
-Copies go on while ranks talk: the next window is loaded and the last one stored while one is in the verb.
+Copies go on while ranks talk: the next window is loaded and the last one stored while one is in the
+verb.
 
     time  ->    load 0 | load 1  | load 2  | load 3  |
                        | run 0   | run 1   | run 2   | run 3  |
                                  | store 0 | store 1 | store 2| store 3
 
-The same road widens half floats for reductions. Arrays that need neither take the direct road: one window, no scratch.
-All ranks of one verb must take the same road: pass arrays of one kind (all host, or all GPU) and one dtype.
+The same road widens half floats for reductions. Arrays that need neither take the direct road: one
+window, no scratch. All ranks of one verb must take the same road: pass arrays of one kind (all
+host, or all GPU) and one dtype.
 """
+
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,12 +28,14 @@ import numpy
 from .device import CudaCopies
 
 WINDOW_BYTES = 4 << 20
-_IN_FLIGHT = 3              # windows at once: one is loaded, one is in the verb, one is stored
+_IN_FLIGHT = 3  # windows at once: one is loaded, one is in the verb, one is stored
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Pieces of one array, one per rank that it is exchanged with: piece k is [starts[k], starts[k] + counts[k])."""
+    """Pieces of one array, one per rank that it is exchanged with: piece k is [starts[k], starts[k]
+    + counts[k]).
+    """
 
     port: object
     counts: list[int]
@@ -41,24 +47,30 @@ class Part:
         return Part(self.port, counts, [start + first for start in self.starts])
 
     def begin_load(self, scratch):
-        """scratch [sum of counts]: the pieces, one after the other. Returns a function that waits until they are there."""
+        """scratch [sum of counts]: the pieces, one after the other. Returns a function that waits
+        until they are there.
+        """
         return self.port.begin_load(list(self._aligned(scratch)))
 
     def begin_store(self, scratch):
-        """The pieces, from scratch [sum of counts]. Returns a function that waits until they are there."""
+        """The pieces, from scratch [sum of counts]. Returns a function that waits until they are
+        there.
+        """
         return self.port.begin_store(list(self._aligned(scratch)))
 
     def _aligned(self, scratch):
         offset = 0
         for start, count in zip(self.starts, self.counts):
             if count:
-                yield start, scratch[offset:offset + count]
+                yield start, scratch[offset : offset + count]
             offset += count
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is done with one window. `load` and `store` begin copies and return a function that waits for them."""
+    """What is done with one window. `load` and `store` begin copies and return a function that
+    waits for them.
+    """
 
     load: Callable
     run: Callable
@@ -85,7 +97,9 @@ class Staging:
         return self._copies
 
     def scratch(self, slot: int, size: int, dtype):
-        """size -> [size] of dtype, contents undefined, valid until the next scratch of this slot."""
+        """size -> [size] of dtype, contents undefined, valid until the next scratch of this
+        slot.
+        """
         num_bytes = size * dtype.itemsize
         if slot not in self._scratch or self._scratch[slot].nbytes < num_bytes:
             self._scratch[slot] = self._host_bytes(max(num_bytes, 1))
@@ -100,37 +114,57 @@ class Staging:
             return run(port.host)
         port.settle()
         length = self._window(port)
-        windows = [self._one_array(port, first, min(length, port.size - first), run, number % _IN_FLIGHT, loads, stores)
-                   for number, first in enumerate(range(0, max(port.size, 1), length))]     # an empty array takes part, once
+        windows = [
+            self._one_array(
+                port, first, min(length, port.size - first), run, number % _IN_FLIGHT, loads, stores
+            )
+            for number, first in enumerate(range(0, max(port.size, 1), length))
+        ]  # an empty array takes part, once
         _flow(windows)
 
     def _one_array(self, port, first, size, run, slot, loads, stores) -> Window:
         scratch = self.scratch(slot, size, port.wire)
         piece = [(first, scratch)] if size else []
-        return Window(lambda: port.begin_load(piece if loads else []), lambda: run(scratch),
-                      lambda: port.begin_store(piece if stores else []))
+        return Window(
+            lambda: port.begin_load(piece if loads else []),
+            lambda: run(scratch),
+            lambda: port.begin_store(piece if stores else []),
+        )
 
     def exchange(self, send: Part, receive: Part, run, *, num_ranks: int, longest: int) -> None:
-        """run(send, receive, send_part, receive_part) on host arrays: directly, or a window of every piece at a time.
+        """run(send, receive, send_part, receive_part) on host arrays: directly, or a window of
+        every piece at a time.
 
-        longest   elements of the longest piece on any rank: all ranks go through the same number of windows
+        longest   elements of the longest piece on any rank: all ranks go through the same number of
+                  windows
         """
         if send.port.host is not None and receive.port.host is not None:
             return run(send.port.host, receive.port.host, send, receive)
         send.port.settle()
         receive.port.settle()
         length = max(1, self.window_bytes // (num_ranks * send.port.wire.itemsize))
-        _flow([self._two_arrays(send.window(first, length), receive.window(first, length), run, number % 2)
-               for number, first in enumerate(range(0, max(longest, 1), length))])
+        _flow(
+            [
+                self._two_arrays(
+                    send.window(first, length), receive.window(first, length), run, number % 2
+                )
+                for number, first in enumerate(range(0, max(longest, 1), length))
+            ]
+        )
 
     def _two_arrays(self, send, receive, run, turn) -> Window:
         outgoing = self.scratch(turn, sum(send.counts), send.port.wire)
         incoming = self.scratch(2 + turn, sum(receive.counts), receive.port.wire)
-        return Window(lambda: send.begin_load(outgoing), lambda: run(outgoing, incoming, packed(send), packed(receive)),
-                      lambda: receive.begin_store(incoming))
+        return Window(
+            lambda: send.begin_load(outgoing),
+            lambda: run(outgoing, incoming, packed(send), packed(receive)),
+            lambda: receive.begin_store(incoming),
+        )
 
     def whole(self, port, *, load: bool):
-        """All elements of the port as one host array that lives until a non-blocking verb is done; not bounded."""
+        """All elements of the port as one host array that lives until a non-blocking verb is done;
+        not bounded.
+        """
         if port.host is not None:
             return port.host
         port.settle()
@@ -140,25 +174,33 @@ class Staging:
         return array
 
     def messages(self, port, host) -> list:
-        """`host`, what whole() gave for the port, in the parts in which a blocking verb sends or receives it."""
+        """`host`, what whole() gave for the port, in the parts in which a blocking verb sends or
+        receives it.
+        """
         length = self._window(port)
-        return [host] if port.host is not None else [host[first:first + length] for first in range(0, max(host.size, 1), length)]
+        return (
+            [host]
+            if port.host is not None
+            else [host[first : first + length] for first in range(0, max(host.size, 1), length)]
+        )
 
     def _window(self, port) -> int:
         """Elements of a window."""
         return max(1, self.window_bytes // port.wire.itemsize)
 
     def _host_bytes(self, num_bytes):
-        if self._copies is None:                         # half floats on the host: ordinary memory will do
+        if self._copies is None:  # half floats on the host: ordinary memory will do
             return numpy.empty(num_bytes, numpy.uint8)
         return self._copies.pinned(num_bytes, numpy.dtype(numpy.uint8))
 
 
 def _flow(windows: list[Window]) -> None:
-    """Run the windows in order; each is loaded while the one before runs, and stored while the next one does.
+    """Run the windows in order; each is loaded while the one before runs, and stored while the next
+    one does.
 
-    When window k runs, window k - 2 is stored: scratch can be used again by the third window after it if the verb changes
-    what was loaded, by the second one if it does not. Whatever happens, no copy is under way afterwards.
+    When window k runs, window k - 2 is stored: scratch can be used again by the third window after
+    it if the verb changes what was loaded, by the second one if it does not. Whatever happens, no
+    copy is under way afterwards.
     """
     under_way = deque([windows[0].load()])
     stores: deque = deque()

@@ -1,12 +1,16 @@
-"""Roads that can do one thing, swap pieces of GPU memory between all ranks at once; the collectives made of that.
+"""Roads that can do one thing, swap pieces of GPU memory between all ranks at once; the collectives
+made of that.
 
     all_to_all         one swap
     all_gather         one swap: own slice to everybody, a slice from everybody
-    reduce_scatter     for each window of the slices: a swap, and the owner adds as the tree over ranks (ordered.py)
+    reduce_scatter     for each window of the slices: a swap, and the owner adds as the tree over
+                       ranks (ordered.py)
     all_reduce         a reduce_scatter in place, and an all_gather
 
-Sums are added on the GPU, so their bits are those of the host, and half floats are added as float32.
+Sums are added on the GPU, so their bits are those of the host, and half floats are added as
+float32.
 """
+
 from contextlib import AbstractContextManager, contextmanager
 
 from .checks import shares_of, starts_of
@@ -16,13 +20,14 @@ from .ports import HALF_FLOATS
 from .staging import Part
 
 SUM = ReductionOperation.SUM
-SCRATCH_ELEMENTS = 1 << 22              # on the GPU, for slices that are to be added
+SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
 
 
 class SwapRoad:
     """One rank's end. Every method is collective over the group.
 
-    A road has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in which they are called.
+    A road has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in which
+    they are called.
     """
 
     def __init__(self, group):
@@ -40,7 +45,9 @@ class SwapRoad:
         raise NotImplementedError
 
     def _swap(self, outgoing: list[tuple[int, int]], incoming: list[tuple[int, int]]) -> None:
-        """(address, bytes) for each rank: give the ones, get the others. The own pieces are of one size."""
+        """(address, bytes) for each rank: give the ones, get the others. The own pieces are of one
+        size.
+        """
         raise NotImplementedError
 
     def _flat(self, port):
@@ -58,7 +65,9 @@ class SwapRoad:
 
     def all_gather(self, own, whole):
         with self._work("all_gather", own.port, whole.port):
-            self._gather(own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize)
+            self._gather(
+                own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize
+            )
         return self._handle()
 
     def reduce_scatter(self, whole, own, op):
@@ -71,7 +80,7 @@ class SwapRoad:
             flat = self._flat(port)
             counts = shares_of(flat.size, self._group.world_size)
             start = starts_of(counts)[self._group.rank]
-            own = flat[start:start + counts[self._group.rank]]
+            own = flat[start : start + counts[self._group.rank]]
             self._add(flat, counts, own)
             self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
         return self._handle()
@@ -79,20 +88,31 @@ class SwapRoad:
     def _gather(self, source: int, target: int, counts, itemsize):
         """Slices from the addresses `source` of all ranks -> `target`."""
         sizes = [count * itemsize for count in counts]
-        self._swap([(source, sizes[self._group.rank])] * self._group.world_size,
-                   [(target + start, size) for start, size in zip(starts_of(sizes), sizes)])
+        self._swap(
+            [(source, sizes[self._group.rank])] * self._group.world_size,
+            [(target + start, size) for start, size in zip(starts_of(sizes), sizes)],
+        )
 
     def _add(self, flat, counts, out):
         reduce_to_owners(self._swap_arrays, self._group.rank, flat, counts, out, SCRATCH_ELEMENTS)
 
     def _swap_arrays(self, send, receive, send_counts, receive_counts, send_starts):
         """As all_to_all of a backend, on CuPy arrays."""
-        self._swap(_spans(address_of(send), send_starts, send_counts, send.dtype.itemsize),
-                   _spans(address_of(receive), starts_of(receive_counts), receive_counts, receive.dtype.itemsize))
+        self._swap(
+            _spans(address_of(send), send_starts, send_counts, send.dtype.itemsize),
+            _spans(
+                address_of(receive),
+                starts_of(receive_counts),
+                receive_counts,
+                receive.dtype.itemsize,
+            ),
+        )
 
 
 class HostSwapRoad(SwapRoad):
-    """A road whose swaps the host waits for: kernels that add are done before the next swap, and all when the verb returns."""
+    """A road whose swaps the host waits for: kernels that add are done before the next swap, and
+    all when the verb returns.
+    """
 
     _VERBS = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 

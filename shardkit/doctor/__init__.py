@@ -1,4 +1,7 @@
-"""Is this machine fit for a run? One line for each thing that was looked at, and what to do about it."""
+"""Is this machine fit for a run? One line for each thing that was looked at, and what to do about
+it.
+"""
+
 from .examination import examine
 from .finding import Finding, as_json, as_text, exit_code
 

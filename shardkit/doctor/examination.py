@@ -1,8 +1,11 @@
 """The examination: every check in its order, on all ranks at once.
 
-    shardkit doctor                                    this node, and whether mpiexec and MPI fit together
-    mpiexec -n 4 shardkit doctor --folder RUN          also who sits where, the folder as all ranks see it, and the network
+shardkit doctor                                    this node, and whether mpiexec and MPI fit
+                                                   together
+mpiexec -n 4 shardkit doctor --folder RUN          also who sits where, the folder as all ranks see
+                                                   it, and the network
 """
+
 from pathlib import Path
 
 from ..comm import CommunicationBackend
@@ -14,8 +17,14 @@ from .mpi import check_launcher, check_library
 from .network import check_axes
 
 
-def examine(backend: CommunicationBackend, folder: Path, *, pipeline: int = 1, tensor: int = 1,
-            mpi_problem: str | None = None) -> list[Finding]:
+def examine(
+    backend: CommunicationBackend,
+    folder: Path,
+    *,
+    pipeline: int = 1,
+    tensor: int = 1,
+    mpi_problem: str | None = None,
+) -> list[Finding]:
     """All findings, the same on all ranks. Collective over the backend.
 
     folder            of the run; it, or the nearest folder above it that exists, is written to
@@ -24,6 +33,18 @@ def examine(backend: CommunicationBackend, folder: Path, *, pipeline: int = 1, t
     """
     findings = check_versions()
     findings += check_library(mpi_problem)
-    findings += backend.broadcast_object(check_launcher(backend.world_size, mpi_problem) if backend.rank == 0 else None, 0)
-    findings += check_nodes(backend) + check_cores(backend) + check_blas() + check_gpus(backend) + check_allocation()
-    return backend.broadcast_object(findings, 0) + check_folder(backend, folder) + check_axes(backend, pipeline, tensor)
+    findings += backend.broadcast_object(
+        check_launcher(backend.world_size, mpi_problem) if backend.rank == 0 else None, 0
+    )
+    findings += (
+        check_nodes(backend)
+        + check_cores(backend)
+        + check_blas()
+        + check_gpus(backend)
+        + check_allocation()
+    )
+    return (
+        backend.broadcast_object(findings, 0)
+        + check_folder(backend, folder)
+        + check_axes(backend, pipeline, tensor)
+    )

@@ -1,4 +1,7 @@
-"""The file system of the run folder: what checkpoints need of it, tried out with small files that are removed again."""
+"""The file system of the run folder: what checkpoints need of it, tried out with small files that
+are removed again.
+"""
+
 import fcntl
 import os
 import shutil
@@ -10,14 +13,16 @@ from ..checkpoint.hdf5 import try_locking
 from ..comm import CommunicationBackend, agree
 from .finding import Finding, error, ok, warning
 
-_BYTES = 16 * 2**20             # written by each rank
+_BYTES = 16 * 2**20  # written by each rank
 _LITTLE_ROOM_BYTES = 2**30
 _SLOW_BYTES_PER_SECOND = 5e7
 _SLOW_SYNC_SECONDS = 0.5
 
 
 def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
-    """Whether the folder is there for all ranks, holds files as checkpoints need it, and how fast. Collective."""
+    """Whether the folder is there for all ranks, holds files as checkpoints need it, and how fast.
+    Collective.
+    """
     above, trial, problem = _nearest(folder), None, None
     if backend.rank == 0:
         try:
@@ -26,7 +31,13 @@ def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
             problem = caught
     trial, problem = backend.broadcast_object((trial, problem), 0)
     if trial is None:
-        return [error("folder", f"{above} cannot be written: {problem.strerror}", "choose another --run.folder")]
+        return [
+            error(
+                "folder",
+                f"{above} cannot be written: {problem.strerror}",
+                "choose another --run.folder",
+            )
+        ]
     try:
         return _try_out(backend, above, trial)
     finally:
@@ -42,15 +53,28 @@ def _nearest(folder: Path) -> Path:
 
 
 def _try_out(backend, above, trial):
-    blind = [rank for rank, sees in enumerate(backend.all_gather_object(trial.is_dir())) if not sees]
+    blind = [
+        rank for rank, sees in enumerate(backend.all_gather_object(trial.is_dir())) if not sees
+    ]
     if blind:
-        return [error("folder", f"{above} on rank 0 is not the folder of rank {', '.join(map(str, blind))}",
-                      "the run folder must be on a file system that all nodes share")]
+        return [
+            error(
+                "folder",
+                f"{above} on rank 0 is not the folder of rank {', '.join(map(str, blind))}",
+                "the run folder must be on a file system that all nodes share",
+            )
+        ]
     findings = backend.broadcast_object(_look(above, trial) if backend.rank == 0 else None, 0)
     seconds = _write_seconds(trial / f"rank-{backend.rank}")
     if agree(backend, seconds is None):
-        return [*findings, error("folder", f"{_BYTES >> 20} MiB for each rank could not be written", "make room, or choose "
-                                 "another --run.folder")]
+        return [
+            *findings,
+            error(
+                "folder",
+                f"{_BYTES >> 20} MiB for each rank could not be written",
+                "make room, or choose another --run.folder",
+            ),
+        ]
     return findings + _judge_speed(backend.all_gather_object(seconds))
 
 
@@ -58,21 +82,32 @@ def _look(above: Path, trial: Path) -> list[Finding]:
     """Kind, room, rename and locks. For one rank."""
     free = shutil.disk_usage(above).free
     text = f"{above} on {_file_system(above)}, {free / 2**30:.1f} GiB free"
-    room = ok("folder", text) if free > _LITTLE_ROOM_BYTES else warning("folder", text, "make room for checkpoints")
+    room = (
+        ok("folder", text)
+        if free > _LITTLE_ROOM_BYTES
+        else warning("folder", text, "make room for checkpoints")
+    )
     return [room, _try_rename(trial), _try_locks(trial)]
 
 
 def _file_system(folder: Path) -> str:
     """The type of the file system, as Linux names it; other kernels do not tell."""
     table = Path("/proc/mounts")
-    mounts = [line.split()[1:3] for line in table.read_text().splitlines()] if table.is_file() else []
-    kinds = [kind for place, kind in sorted(mounts, key=lambda mount: len(mount[0]))        # the innermost last
-             if f"{folder}/".startswith(f"{place.rstrip('/')}/")]
+    mounts = (
+        [line.split()[1:3] for line in table.read_text().splitlines()] if table.is_file() else []
+    )
+    kinds = [
+        kind
+        for place, kind in sorted(mounts, key=lambda mount: len(mount[0]))  # the innermost last
+        if f"{folder}/".startswith(f"{place.rstrip('/')}/")
+    ]
     return kinds[-1] if kinds else "an unknown file system"
 
 
 def _try_rename(trial: Path) -> Finding:
-    """A checkpoint appears by one rename of its folder, which must replace nothing and be seen at once."""
+    """A checkpoint appears by one rename of its folder, which must replace nothing and be seen at
+    once.
+    """
     (trial / "before").mkdir()
     (trial / "before" / "file").write_text("x")
     try:
@@ -80,8 +115,15 @@ def _try_rename(trial: Path) -> Finding:
         holds = (trial / "after" / "file").read_text() == "x" and not (trial / "before").exists()
     except OSError:
         holds = False
-    return ok("rename", "a folder gets its name at once") if holds else error(
-        "rename", "a folder that was renamed is not there at once", "checkpoints are not safe here; choose another --run.folder")
+    return (
+        ok("rename", "a folder gets its name at once")
+        if holds
+        else error(
+            "rename",
+            "a folder that was renamed is not there at once",
+            "checkpoints are not safe here; choose another --run.folder",
+        )
+    )
 
 
 def _try_locks(trial: Path) -> Finding:
@@ -90,8 +132,11 @@ def _try_locks(trial: Path) -> Finding:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try_locking(trial / "lock.h5")
     except OSError as problem:
-        return warning("locks", f"files cannot be locked: {problem.strerror or problem}", "set HDF5_USE_FILE_LOCKING=FALSE; no "
-                       "two runs may then share a folder")
+        return warning(
+            "locks",
+            f"files cannot be locked: {problem.strerror or problem}",
+            "set HDF5_USE_FILE_LOCKING=FALSE; no two runs may then share a folder",
+        )
     return ok("locks", "files can be locked")
 
 
@@ -117,5 +162,11 @@ def _judge_speed(everyones) -> list[Finding]:
     sync = max(seconds for _, seconds in everyones)
     text = f"all ranks together write {rate / 1e6:.0f} MB/s with fsync, which alone takes {sync * 1e3:.0f} ms"
     if rate < _SLOW_BYTES_PER_SECOND or sync > _SLOW_SYNC_SECONDS:
-        return [warning("speed", text, "checkpoints will take long; use the parallel file system, or save less often")]
+        return [
+            warning(
+                "speed",
+                text,
+                "checkpoints will take long; use the parallel file system, or save less often",
+            )
+        ]
     return [ok("speed", text)]

@@ -1,4 +1,5 @@
 """Findings: what was looked at, what was found, and what to do."""
+
 import json
 from dataclasses import asdict, dataclass
 
@@ -53,4 +54,7 @@ def as_text(findings: list[Finding]) -> str:
 
 def as_json(findings: list[Finding]) -> str:
     """The same for programs."""
-    return json.dumps({"findings": [asdict(finding) for finding in findings], "exit_code": exit_code(findings)}, indent=1)
+    return json.dumps(
+        {"findings": [asdict(finding) for finding in findings], "exit_code": exit_code(findings)},
+        indent=1,
+    )

@@ -1,4 +1,5 @@
 """GPUs: which rank has which, and which ways there are between them (gpu_transport)."""
+
 from ..comm import CommunicationBackend
 from ..comm.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu_ipc import why_no_ipc
@@ -12,7 +13,9 @@ _MOST_LINES = 16
 
 
 def check_gpus(backend: CommunicationBackend) -> list[Finding]:
-    """Who has which GPU, a line for each, and what moves arrays between them. Collective; rank 0 has all findings."""
+    """Who has which GPU, a line for each, and what moves arrays between them. Collective; rank 0
+    has all findings.
+    """
     seat, problem = _own_seat(backend.local_rank)
     answers = backend.all_gather_object((seat, problem, backend.local_rank, visible_gpus()))
     seats = {rank: answer[0] for rank, answer in enumerate(answers) if answer[0] is not None}
@@ -20,9 +23,17 @@ def check_gpus(backend: CommunicationBackend) -> list[Finding]:
     if not seats:
         return [ok("GPU", f"none, so device is cpu: {answers[0][1]}")]
     if blind:
-        return [warning("GPU", f"ranks {ranks_text(blind)} see no GPU, others do: {answers[blind[0]][1]}",
-                        "ask for GPUs on every node")]
-    places = [_line(place, ranks, seats[ranks[0]], answers) for place, ranks in _ranks_by_gpu(seats).items()]
+        return [
+            warning(
+                "GPU",
+                f"ranks {ranks_text(blind)} see no GPU, others do: {answers[blind[0]][1]}",
+                "ask for GPUs on every node",
+            )
+        ]
+    places = [
+        _line(place, ranks, seats[ranks[0]], answers)
+        for place, ranks in _ranks_by_gpu(seats).items()
+    ]
     return places[:_MOST_LINES] + _rest(places[_MOST_LINES:]) + _check_ways(backend, seats)
 
 
@@ -43,12 +54,21 @@ def _ranks_by_gpu(seats: dict[int, GpuSeat]) -> dict[str, list[int]]:
 
 def _line(place: str, ranks: list[int], seat: GpuSeat, answers) -> Finding:
     """One GPU and its ranks."""
-    locals_, words = [answers[rank][2] for rank in ranks], sorted({answers[rank][3] or "unset" for rank in ranks})
-    text = (f"{seat.host}: GPU {seat.ordinal} of {seat.num_visible}, {seat.name} at {seat.bus}, "
-            f"{seat.total_bytes / 2**30:.1f} GiB, {seat.free_bytes / 2**30:.1f} free: rank {ranks_text(ranks)} (on its node "
-            f"{ranks_text(locals_)}); CUDA_VISIBLE_DEVICES {' or '.join(words)}")
+    locals_, words = (
+        [answers[rank][2] for rank in ranks],
+        sorted({answers[rank][3] or "unset" for rank in ranks}),
+    )
+    text = (
+        f"{seat.host}: GPU {seat.ordinal} of {seat.num_visible}, {seat.name} at {seat.bus}, "
+        f"{seat.total_bytes / 2**30:.1f} GiB, {seat.free_bytes / 2**30:.1f} free: rank {ranks_text(ranks)} (on its node "
+        f"{ranks_text(locals_)}); CUDA_VISIBLE_DEVICES {' or '.join(words)}"
+    )
     if len(ranks) > 1:
-        return warning("GPU", text, f"{len(ranks)} ranks share it and take turns; start as many ranks per node as there are GPUs")
+        return warning(
+            "GPU",
+            text,
+            f"{len(ranks)} ranks share it and take turns; start as many ranks per node as there are GPUs",
+        )
     return ok("GPU", text)
 
 
@@ -57,15 +77,20 @@ def _rest(findings: list[Finding]) -> list[Finding]:
     if not findings:
         return []
     shared = [finding for finding in findings if finding.level != "ok"]
-    text = f"and {len(findings)} GPUs more" + (f", {len(shared)} of which several ranks share" if shared else "")
+    text = f"and {len(findings)} GPUs more" + (
+        f", {len(shared)} of which several ranks share" if shared else ""
+    )
     return [warning("GPU", text, shared[0].advice) if shared else ok("GPU", text)]
 
 
 def _check_ways(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
     """What gpu_transport could be; "staged" always can. Collective."""
     verdict = agreed_verdict(backend)
-    return [ok("GPU-MPI", f"MPI takes GPU memory: {verdict}"), ok("GPU-IPC", _ipc_text(backend, seats)),
-            ok("NCCL", _nccl_text(backend, seats))]
+    return [
+        ok("GPU-MPI", f"MPI takes GPU memory: {verdict}"),
+        ok("GPU-IPC", _ipc_text(backend, seats)),
+        ok("NCCL", _nccl_text(backend, seats)),
+    ]
 
 
 def _ipc_text(backend, seats) -> str:
@@ -76,7 +101,11 @@ def _ipc_text(backend, seats) -> str:
     problems = [problem for problem in backend.all_gather_object(problem) if problem]
     if len(hosts) == backend.world_size:
         return "one rank on each node: nobody to share GPU memory with"
-    return f"no: {problems[0]}" if problems else "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"
+    return (
+        f"no: {problems[0]}"
+        if problems
+        else "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"
+    )
 
 
 def _nccl_text(backend, seats) -> str:

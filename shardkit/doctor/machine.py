@@ -1,4 +1,5 @@
 """The machine: versions, who sits where, cores, BLAS, and the time that the batch system gives."""
+
 import platform
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -18,14 +19,19 @@ _PACKAGES = ("shardkit", "numpy", "numba")
 
 def check_versions() -> list[Finding]:
     """Python, the packages that compute, and the HDF5 build."""
-    return [ok("versions", f"Python {platform.python_version()}, {', '.join(map(_version_text, _PACKAGES))}"),
-            ok("HDF5", library_text())]
+    return [
+        ok(
+            "versions",
+            f"Python {platform.python_version()}, {', '.join(map(_version_text, _PACKAGES))}",
+        ),
+        ok("HDF5", library_text()),
+    ]
 
 
 def _version_text(package):
     try:
         return f"{package} {version(package)}"
-    except PackageNotFoundError:            # runs from a checkout that was not installed
+    except PackageNotFoundError:  # runs from a checkout that was not installed
         return f"{package} not installed"
 
 
@@ -34,11 +40,19 @@ def check_nodes(backend: CommunicationBackend) -> list[Finding]:
     hosts: dict[str, list[int]] = {}
     for rank, seat in enumerate(all_seats(backend, 1)):
         hosts.setdefault(seat.host, []).append(rank)
-    shown = [f"{host}: {ranks_text(ranks)}" for host, ranks in list(hosts.items())[:16]] + ["..."] * (len(hosts) > 16)
+    shown = [f"{host}: {ranks_text(ranks)}" for host, ranks in list(hosts.items())[:16]] + [
+        "..."
+    ] * (len(hosts) > 16)
     uneven = len({len(ranks) for ranks in hosts.values()}) > 1
     text = f"ranks by host: {'; '.join(shown)}"
     if uneven:
-        return [warning("nodes", text, "the hosts have different numbers of ranks; the slowest sets the pace")]
+        return [
+            warning(
+                "nodes",
+                text,
+                "the hosts have different numbers of ranks; the slowest sets the pace",
+            )
+        ]
     return [ok("nodes", text)]
 
 
@@ -47,26 +61,52 @@ def check_cores(backend: CommunicationBackend) -> list[Finding]:
     seats = all_seats(backend, blas_threads())
     crowds = crowding(seats)
     if crowds:
-        return [warning("cores", text, "what a run does is in run.threads and in the launcher's binding (jobs/env.sh)")
-                for text in crowds]
+        return [
+            warning(
+                "cores",
+                text,
+                "what a run does is in run.threads and in the launcher's binding (jobs/env.sh)",
+            )
+            for text in crowds
+        ]
     mine = seats[0]
-    return [ok("cores", f"rank 0 may use cores {ranks_text(mine.cores)} and has {mine.threads} BLAS threads; no host has more "
-                        "threads than cores for them")]
+    return [
+        ok(
+            "cores",
+            f"rank 0 may use cores {ranks_text(mine.cores)} and has {mine.threads} BLAS threads; no host has more "
+            "threads than cores for them",
+        )
+    ]
 
 
 def blas_threads() -> int:
     """Of this process; 1 if NumPy's BLAS does not say."""
-    return max((library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"), default=1)
+    return max(
+        (library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"),
+        default=1,
+    )
 
 
 def check_blas() -> list[Finding]:
     """The library that multiplies matrices."""
-    libraries = [f"{library['internal_api']} {library['version']}, {library['num_threads']} threads"
-                 for library in threadpool_info() if library["user_api"] == "blas"]
+    libraries = [
+        f"{library['internal_api']} {library['version']}, {library['num_threads']} threads"
+        for library in threadpool_info()
+        if library["user_api"] == "blas"
+    ]
     if not libraries:
-        return [warning("BLAS", "NumPy uses a BLAS that does not say its name", "its threads must be set by hand: "
-                        "OMP_NUM_THREADS=1 before the start")]
-    by = "set by the environment" if blas_threads_are_set() else "set by nobody, so the ranks of a node share its cores"
+        return [
+            warning(
+                "BLAS",
+                "NumPy uses a BLAS that does not say its name",
+                "its threads must be set by hand: OMP_NUM_THREADS=1 before the start",
+            )
+        ]
+    by = (
+        "set by the environment"
+        if blas_threads_are_set()
+        else "set by nobody, so the ranks of a node share its cores"
+    )
     return [ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")]
 
 
@@ -74,8 +114,18 @@ def check_allocation() -> list[Finding]:
     """When the batch system ends the job, if there is one."""
     end = allocation_end() or end_of_slurm_job()
     if end is not None:
-        return [ok("time", f"the allocation ends in {duration_text(max(0, end - time.time()))}; a run saves before that")]
+        return [
+            ok(
+                "time",
+                f"the allocation ends in {duration_text(max(0, end - time.time()))}; a run saves before that",
+            )
+        ]
     if slurm_job() is not None:
-        return [warning("time", f"SLURM job {slurm_job()} does not say when it ends", "export SHARDKIT_END_TIME in the job "
-                        "script, or set run.time_limit_seconds")]
+        return [
+            warning(
+                "time",
+                f"SLURM job {slurm_job()} does not say when it ends",
+                "export SHARDKIT_END_TIME in the job script, or set run.time_limit_seconds",
+            )
+        ]
     return [ok("time", "no batch job: runs go on until they are done")]

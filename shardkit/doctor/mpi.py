@@ -1,4 +1,5 @@
 """The MPI library, and whether the launcher is its own."""
+
 import re
 import subprocess
 import sys
@@ -22,27 +23,50 @@ def check_library(problem: str | None) -> list[Finding]:
     level = f"thread level {facts.thread_level}"
     if facts.thread_level == "MULTIPLE":
         return [found, ok("threads", level), _survival()]
-    return [found, warning("threads", f"{level}: a rank that ends early is noticed late", "load an MPI built for "
-                           "MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its default"), _survival()]
+    return [
+        found,
+        warning(
+            "threads",
+            f"{level}: a rank that ends early is noticed late",
+            "load an MPI built for "
+            "MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its default",
+        ),
+        _survival(),
+    ]
 
 
 def _survival() -> Finding:
     """Which of the two ways run.elastic takes here."""
     reason = why_not_elastic()
     if reason is None:
-        return ok("elastic", "a rank may die: with run.elastic=true the others go on in the same job, from copies in memory")
-    return ok("elastic", f"with run.elastic=true the job script starts again after a death, from the newest checkpoint, since "
-              f"{reason}")
+        return ok(
+            "elastic",
+            "a rank may die: with run.elastic=true the others go on in the same job, from copies in memory",
+        )
+    return ok(
+        "elastic",
+        f"with run.elastic=true the job script starts again after a death, from the newest checkpoint, since "
+        f"{reason}",
+    )
 
 
 def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
-    """Whether ranks find each other. For one rank; alone it starts two ranks with the mpiexec at hand."""
+    """Whether ranks find each other. For one rank; alone it starts two ranks with the mpiexec at
+    hand.
+    """
     found = launcher()
     if problem is not None:
         return []
     if found.num_ranks is not None:
-        return [ok("launcher", f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}")]
-    warnings = [warning("launcher", text, "see jobs/README.md") for text in launch_warnings(num_ranks)]
+        return [
+            ok(
+                "launcher",
+                f"{found.name} started {found.num_ranks} ranks, and MPI sees {num_ranks}",
+            )
+        ]
+    warnings = [
+        warning("launcher", text, "see jobs/README.md") for text in launch_warnings(num_ranks)
+    ]
     return [*warnings, _try_mpiexec()]
 
 
@@ -50,13 +74,25 @@ def _try_mpiexec() -> Finding:
     mpiexec = find_mpiexec()
     name = mpi_facts().name
     if mpiexec is None:
-        return warning("launcher", "no mpiexec beside this Python or in PATH", f"load the MPI module that has {name}, or start "
-                       "with srun --mpi=pmi2 (MPICH, Intel MPI) or --mpi=pmix (Open MPI)")
+        return warning(
+            "launcher",
+            "no mpiexec beside this Python or in PATH",
+            f"load the MPI module that has {name}, or start "
+            "with srun --mpi=pmi2 (MPICH, Intel MPI) or --mpi=pmix (Open MPI)",
+        )
     try:
-        done = subprocess.run([mpiexec, "-n", "2", sys.executable, "-c", _TRIAL], env=environment_without_launcher(),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_SECONDS)
+        done = subprocess.run(
+            [mpiexec, "-n", "2", sys.executable, "-c", _TRIAL],
+            env=environment_without_launcher(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TRIAL_SECONDS,
+        )
     except subprocess.TimeoutExpired:
-        return error("launcher", f"{mpiexec} -n 2 did not end within {_TRIAL_SECONDS:g} s", "try it by hand")
+        return error(
+            "launcher", f"{mpiexec} -n 2 did not end within {_TRIAL_SECONDS:g} s", "try it by hand"
+        )
     return _judge_trial(mpiexec, name, done)
 
 
@@ -65,8 +101,14 @@ def _judge_trial(mpiexec: str, name: str, done: subprocess.CompletedProcess) -> 
     if done.returncode == 0 and worlds == ["2", "2"]:
         return ok("launcher", f"{mpiexec} -n 2 makes a world of 2 ranks")
     if "1" in worlds:
-        return error("launcher", f"{mpiexec} -n 2 makes two worlds of 1: it is not the mpiexec of {name}, which mpi4py loads",
-                     f"use the mpiexec of {name}, or install mpi4py for the MPI of this mpiexec")
+        return error(
+            "launcher",
+            f"{mpiexec} -n 2 makes two worlds of 1: it is not the mpiexec of {name}, which mpi4py loads",
+            f"use the mpiexec of {name}, or install mpi4py for the MPI of this mpiexec",
+        )
     last = (done.stderr.strip().splitlines() or ["no words"])[-1]
-    return error("launcher", f"{mpiexec} -n 2 ended with exit code {done.returncode}: {last}", "try it by hand; on login nodes "
-                 "of some sites MPI does not run: then try it inside a job")
+    return error(
+        "launcher",
+        f"{mpiexec} -n 2 ended with exit code {done.returncode}: {last}",
+        "try it by hand; on login nodes of some sites MPI does not run: then try it inside a job",
+    )

@@ -1,4 +1,5 @@
 """Latency and bandwidth between the ranks of each axis of the mesh."""
+
 import time
 from statistics import median
 
@@ -10,20 +11,30 @@ from .finding import Finding, ok, warning
 
 _BYTES = 8 * 2**20
 _TRIES = 11
-_SLOW_SECONDS = 1e-3            # for 8 bytes: sockets or crowded cores, not a fabric
+_SLOW_SECONDS = 1e-3  # for 8 bytes: sockets or crowded cores, not a fabric
 _SLOW_BYTES_PER_SECOND = 2e8
 
 
 def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> list[Finding]:
-    """One line for each axis that has several ranks. Collective. Errors, on all ranks: MeshError."""
+    """One line for each axis that has several ranks. Collective. Errors, on all ranks:
+    MeshError.
+    """
     mesh = Mesh(backend, pipeline=pipeline, tensor=tensor)
-    findings = [_judge(axis, mesh.size(axis), *_measure(backend, mesh.group(axis))) for axis in AXES if mesh.size(axis) > 1]
+    findings = [
+        _judge(axis, mesh.size(axis), *_measure(backend, mesh.group(axis)))
+        for axis in AXES
+        if mesh.size(axis) > 1
+    ]
     mesh.close()
-    return findings or [ok("network", "one rank, nobody to talk to; start it with mpiexec or srun to measure")]
+    return findings or [
+        ok("network", "one rank, nobody to talk to; start it with mpiexec or srun to measure")
+    ]
 
 
 def _measure(backend, group) -> tuple[float, float]:
-    """(seconds of an 8-byte all-reduce, bytes per second of a large one) of the slowest group, the same on all ranks."""
+    """(seconds of an 8-byte all-reduce, bytes per second of a large one) of the slowest group, the
+    same on all ranks.
+    """
     small, large = numpy.zeros(1), numpy.zeros(_BYTES // 8)
     seconds = numpy.array([_seconds(group, small), _seconds(group, large)])
     everyones = numpy.empty((backend.world_size, 2))
@@ -44,9 +55,15 @@ def _seconds(group, array) -> float:
 
 
 def _judge(axis, size, latency, bandwidth) -> Finding:
-    text = (f"{axis} axis of {size}: all-reduce of 8 bytes {latency * 1e6:.0f} us, of {_BYTES >> 20} MiB "
-            f"{bandwidth / 1e9:.2f} GB/s")
+    text = (
+        f"{axis} axis of {size}: all-reduce of 8 bytes {latency * 1e6:.0f} us, of {_BYTES >> 20} MiB "
+        f"{bandwidth / 1e9:.2f} GB/s"
+    )
     if latency > _SLOW_SECONDS or bandwidth < _SLOW_BYTES_PER_SECOND:
-        return warning("network", text, "see whether ranks share cores (above), and whether MPI uses the fabric and not plain "
-                       "sockets: UCX_TLS, FI_PROVIDER, OMPI_MCA_pml")
+        return warning(
+            "network",
+            text,
+            "see whether ranks share cores (above), and whether MPI uses the fabric and not plain "
+            "sockets: UCX_TLS, FI_PROVIDER, OMPI_MCA_pml",
+        )
     return ok("network", text)

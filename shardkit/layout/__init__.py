@@ -1,13 +1,15 @@
-"""SPACE: who owns which elements of which tensor. Pure integer arithmetic; no array library, no MPI.
+"""SPACE: who owns which elements of which tensor. Pure integer arithmetic; no array library, no
+MPI.
 
-    box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
-    placement   a tensor over one mesh axis: replicated, or cut along a dim
-    piece       a named box and where its owner keeps its elements
-    flat        many tensors in one flat buffer, cut into equal shards     <- read this one first
-    mesh_shape  rank <-> (pipeline, data, tensor) coordinates
-    policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
-    cuts        where the units of a model, and the stages of a pipeline, begin
+box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
+placement   a tensor over one mesh axis: replicated, or cut along a dim
+piece       a named box and where its owner keeps its elements
+flat        many tensors in one flat buffer, cut into equal shards     <- read this one first
+mesh_shape  rank <-> (pipeline, data, tensor) coordinates
+policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
+cuts        where the units of a model, and the stages of a pipeline, begin
 """
+
 from .box import Box, flat_range_to_boxes, tiles_exactly
 from .cuts import balanced_stages, merged_blocks
 from .flat import FlatLayout, Slot
@@ -16,6 +18,24 @@ from .piece import Piece
 from .placement import Placement, Replicate, Shard, compose, even_span
 from .policy import POLICIES, Policy, policy_named
 
-__all__ = ["AXES", "Box", "Coordinates", "FlatLayout", "MeshShape", "POLICIES", "Piece", "Placement", "Policy", "Replicate",
-           "Shard", "Slot", "balanced_stages", "compose", "even_span", "flat_range_to_boxes", "merged_blocks", "policy_named",
-           "tiles_exactly"]
+__all__ = [
+    "AXES",
+    "Box",
+    "Coordinates",
+    "FlatLayout",
+    "MeshShape",
+    "POLICIES",
+    "Piece",
+    "Placement",
+    "Policy",
+    "Replicate",
+    "Shard",
+    "Slot",
+    "balanced_stages",
+    "compose",
+    "even_span",
+    "flat_range_to_boxes",
+    "merged_blocks",
+    "policy_named",
+    "tiles_exactly",
+]

@@ -1,14 +1,18 @@
-"""Boxes: N-D rectangles of integers, the one form in which parts of tensors are owned, cut, saved and loaded.
+"""Boxes: N-D rectangles of integers, the one form in which parts of tensors are owned, cut, saved
+and loaded.
 
     a tensor of shape (4, 6)          Box(offset=(1, 2), shape=(2, 3)), printed "[1:3, 2:5]"
       . . . . . .
-      . . # # # .                     A scalar has shape () and one element, so its only box is Box((), ()), printed "[]".
+      . . # # # .                     A scalar has shape () and one element, so its only box is
+                                      Box((), ()), printed "[]".
       . . # # # .                     A box with a zero in its shape owns nothing.
       . . . . . .
 
-Loading a checkpoint under another layout is `intersection` between what is wanted and what is there, then `relative_to`
-on either side to find the elements: nothing else in the package knows how shards overlap.
+Loading a checkpoint under another layout is `intersection` between what is wanted and what is
+there, then `relative_to` on either side to find the elements: nothing else in the package knows how
+shards overlap.
 """
+
 from collections import defaultdict
 from dataclasses import dataclass
 from math import prod
@@ -25,8 +29,10 @@ class Box:
 
     def __post_init__(self):
         if len(self.offset) != len(self.shape) or min((0, *self.offset, *self.shape)) < 0:
-            raise LayoutError(f"a box needs one offset >= 0 and one size >= 0 per dim, "
-                              f"got offset {self.offset} and shape {self.shape}")
+            raise LayoutError(
+                f"a box needs one offset >= 0 and one size >= 0 per dim, "
+                f"got offset {self.offset} and shape {self.shape}"
+            )
 
     @classmethod
     def whole(cls, shape) -> "Box":
@@ -49,16 +55,22 @@ class Box:
 
     def intersection(self, other: "Box") -> "Box | None":
         """The elements in both boxes, or None if they share none."""
-        assert len(self.shape) == len(other.shape), f"{self} and {other} are boxes of different tensors"
+        assert len(self.shape) == len(other.shape), (
+            f"{self} and {other} are boxes of different tensors"
+        )
         start = tuple(map(max, self.offset, other.offset))
         shape = tuple(stop - low for low, stop in zip(start, map(min, self.stop, other.stop)))
         return Box(start, shape) if all(size > 0 for size in shape) else None
 
     def contains(self, other: "Box") -> bool:
-        """True if every index of `other` lies in this box (an empty box must lie within the bounds too)."""
-        return (len(self.shape) == len(other.shape)
-                and all(a <= b for a, b in zip(self.offset, other.offset))
-                and all(a <= b for a, b in zip(other.stop, self.stop)))
+        """True if every index of `other` lies in this box (an empty box must lie within the bounds
+        too).
+        """
+        return (
+            len(self.shape) == len(other.shape)
+            and all(a <= b for a, b in zip(self.offset, other.offset))
+            and all(a <= b for a, b in zip(other.stop, self.stop))
+        )
 
     def relative_to(self, outer: "Box") -> "Box":
         """The same elements, counted from the first corner of `outer`, which must contain them."""
@@ -75,7 +87,8 @@ class Box:
 
 
 def flat_range_to_boxes(shape, start: int, stop: int) -> list[Box]:
-    """The fewest boxes that are exactly the C-order elements [start, stop), each one contiguous, in flat order.
+    """The fewest boxes that are exactly the C-order elements [start, stop), each one contiguous, in
+    flat order.
 
     shape (4, 6), elements [4, 20):         . . . . a a      the end of a row,
                                             b b b b b b      full rows,
@@ -85,26 +98,34 @@ def flat_range_to_boxes(shape, start: int, stop: int) -> list[Box]:
     Both ends are ranges of a tensor with one dim less, so the rule applies to them again.
     """
     if not 0 <= start <= stop <= prod(shape):
-        raise LayoutError(f"[{start}, {stop}) is not a range of the {prod(shape)} elements of shape {tuple(shape)}")
+        raise LayoutError(
+            f"[{start}, {stop}) is not a range of the {prod(shape)} elements of shape {tuple(shape)}"
+        )
     return _boxes_below((), tuple(shape), start, stop)
 
 
 def _boxes_below(index: tuple, shape: tuple, start: int, stop: int) -> list[Box]:
-    """The boxes of [start, stop) of the sub-tensor of `shape` that stands at `index` of the leading dims."""
+    """The boxes of [start, stop) of the sub-tensor of `shape` that stands at `index` of the leading
+    dims.
+    """
     if start == stop:
         return []
     if not shape:
         return [Box(index, (1,) * len(index))]
     below = shape[1:]
     row = prod(below)
-    first, last = start // row, stop // row         # rows that hold `start` and `stop`
+    first, last = start // row, stop // row  # rows that hold `start` and `stop`
     if first == last:
         return _boxes_below_row(index, first, below, start - first * row, stop - first * row)
-    full = -(-start // row)                         # the first row that is covered from its beginning
+    full = -(-start // row)  # the first row that is covered from its beginning
     head = _boxes_below_row(index, first, below, start - first * row, row) if full > first else []
     tail = _boxes_below_row(index, last, below, 0, stop - last * row)
     ones = (1,) * len(index)
-    rows = [Box(index + (full,) + (0,) * len(below), ones + (last - full,) + below)] if last > full else []
+    rows = (
+        [Box(index + (full,) + (0,) * len(below), ones + (last - full,) + below)]
+        if last > full
+        else []
+    )
     return head + rows + tail
 
 
@@ -113,10 +134,11 @@ def _boxes_below_row(index: tuple, row: int, below: tuple, start: int, stop: int
 
 
 def tiles_exactly(shape, boxes) -> None:
-    """Return if every element of a tensor of this shape lies in exactly one of the boxes; empty boxes do not count.
+    """Return if every element of a tensor of this shape lies in exactly one of the boxes; empty
+    boxes do not count.
 
-    Errors: LayoutError naming a box that sticks out, or the first region (in C order of regions) that no box covers, or
-    that two boxes cover.
+    Errors: LayoutError naming a box that sticks out, or the first region (in C order of regions)
+    that no box covers, or that two boxes cover.
     """
     whole = Box.whole(shape)
     for box in boxes:
@@ -129,20 +151,27 @@ def tiles_exactly(shape, boxes) -> None:
 def _check_slab(slab: Box, boxes: list[Box], dim: int) -> None:
     """Check one slab, in which all these boxes cover the dims before `dim` from end to end.
 
-    Cut the slab along `dim` wherever a box begins or ends; within such a cut every box covers `dim` from end to end too,
-    so the next dim can be looked at alone. A regular grid of n boxes takes O(n log n).
+    Cut the slab along `dim` wherever a box begins or ends; within such a cut every box covers `dim`
+    from end to end too, so the next dim can be looked at alone. A regular grid of n boxes takes O(n
+    log n).
     """
     if not boxes:
-        raise LayoutError(f"no box covers {slab}; a shard is missing, or was written under another layout")
+        raise LayoutError(
+            f"no box covers {slab}; a shard is missing, or was written under another layout"
+        )
     if dim < len(slab.shape):
         for start, stop, present in _cuts(boxes, dim, slab.shape[dim]):
             _check_slab(_narrow(slab, dim, start, stop), present, dim + 1)
     elif len(boxes) > 1:
-        raise LayoutError(f"{slab} is covered {len(boxes)} times, by {boxes[0]} and {boxes[1]}; two owners hold it")
+        raise LayoutError(
+            f"{slab} is covered {len(boxes)} times, by {boxes[0]} and {boxes[1]}; two owners hold it"
+        )
 
 
 def _cuts(boxes: list[Box], dim: int, size: int):
-    """Yield (start, stop, the boxes present there) for all of [0, size), cut wherever a box begins or ends."""
+    """Yield (start, stop, the boxes present there) for all of [0, size), cut wherever a box begins
+    or ends.
+    """
     beginning = defaultdict(list)
     for box in boxes:
         beginning[box.offset[dim]].append(box)
@@ -155,4 +184,7 @@ def _cuts(boxes: list[Box], dim: int, size: int):
 
 def _narrow(box: Box, dim: int, start: int, stop: int) -> Box:
     """The box with [start, stop) in place of its extent along one dim."""
-    return Box(box.offset[:dim] + (start,) + box.offset[dim + 1:], box.shape[:dim] + (stop - start,) + box.shape[dim + 1:])
+    return Box(
+        box.offset[:dim] + (start,) + box.offset[dim + 1 :],
+        box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :],
+    )

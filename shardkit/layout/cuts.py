@@ -6,6 +6,7 @@
 
 The runtime cuts a model here, and so does the planner, which has no model but its sizes.
 """
+
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -13,7 +14,8 @@ from ..errors import StagesError
 
 
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
-    """The blocks of each unit: neighbours, merged until they have `minimum` elements; the last may join the unit before it.
+    """The blocks of each unit: neighbours, merged until they have `minimum` elements; the last may
+    join the unit before it.
 
     sizes   elements of the blocks, in order
     """
@@ -30,16 +32,19 @@ def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
 
 
 def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
-    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most expensive one.
+    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most
+    expensive one.
 
     costs   of the units, in order, at least 0; any unit of cost
     Errors: StagesError if there are fewer units than stages.
     """
     if len(costs) < num_stages:
-        raise StagesError(f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
-                          f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size")
+        raise StagesError(
+            f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
+            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size"
+        )
     up_to = [0, *accumulate(costs)]
-    best = {0: (0.0, ())}                           # units so far -> (cost of the worst stage, where stages begin)
+    best = {0: (0.0, ())}  # units so far -> (cost of the worst stage, where stages begin)
     for stage in range(1, num_stages + 1):
         best = {stop: _best_cut(best, up_to, stage, stop) for stop in range(stage, len(costs) + 1)}
     starts = [*best[len(costs)][1], len(costs)]
@@ -47,7 +52,8 @@ def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
 
 
 def _best_cut(best: dict, up_to: list, stage: int, stop: int) -> tuple[float, tuple[int, ...]]:
-    """The cheapest way to put the first `stop` units into `stage` stages; of equal ones that which begins its stages earliest.
+    """The cheapest way to put the first `stop` units into `stage` stages; of equal ones that which
+    begins its stages earliest.
 
     best    the same for one stage less
     up_to   cost of the first units, by their number
@@ -56,7 +62,7 @@ def _best_cut(best: dict, up_to: list, stage: int, stop: int) -> tuple[float, tu
     for start in range(stop - 1, stage - 2, -1):
         own = up_to[stop] - up_to[start]
         if found is not None and own > found[0]:
-            break                                   # and the stages that begin earlier cost even more
+            break  # and the stages that begin earlier cost even more
         if start in best:
             cost, starts = best[start]
             way = (max(cost, own), (*starts, start))

@@ -4,17 +4,22 @@
 
     elements   0               4               8               12              16
                  w   w   w   w   w   w   w   w   w   w   w   w   b   b   b   -
-    slots      |-------------------- weight -------------------|--- bias --| padding: at the end only, always zero
-    shards     |------- shard of rank 0 -------|------- shard of rank 1 -------| equal, a multiple of `alignment`
+    slots      |-------------------- weight -------------------|--- bias --| padding: at the end
+               only, always zero
+    shards     |------- shard of rank 0 -------|------- shard of rank 1 -------| equal, a multiple
+               of `alignment`
     span(1)    [8, 15)                what rank 1 owns: its shard without the padding
     pieces(1)  weight[2:3, 0:4] at [0, 4) of the shard, bias[0:3] at [4, 7)
 
-The buffer is storage and a communication bucket: because the shards are equal, one reduce-scatter or all-gather moves it
-with nothing packed, and because a shard may cut a tensor anywhere, no rank owns much more than another. A parameter's
-identity is not its place here but its name and its box, and `pieces` says which boxes a rank owns. Every policy (DDP,
-ZeRO-1, ZeRO-2, FSDP) uses this one layout; they differ in which of the buffers keep only the shard.
-Source: ZeRO (arXiv 1910.02054) for the partition, PyTorch FSDP (arXiv 2304.11277) for the flat parameter.
+The buffer is storage and a communication bucket: because the shards are equal, one reduce-scatter
+or all-gather moves it with nothing packed, and because a shard may cut a tensor anywhere, no rank
+owns much more than another. A parameter's identity is not its place here but its name and its box,
+and `pieces` says which boxes a rank owns. Every policy (DDP, ZeRO-1, ZeRO-2, FSDP) uses this one
+layout; they differ in which of the buffers keep only the shard.
+Source: ZeRO (arXiv 1910.02054) for the partition, PyTorch FSDP (arXiv 2304.11277) for the flat
+parameter.
 """
+
 from dataclasses import dataclass
 from math import prod
 
@@ -56,7 +61,9 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Slots in one declared order without gaps, in `num_shards` equal shards. Make it with `FlatLayout.of`."""
+    """Slots in one declared order without gaps, in `num_shards` equal shards. Make it with
+    `FlatLayout.of`.
+    """
 
     slots: tuple[Slot, ...]
     num_shards: int
@@ -64,15 +71,21 @@ class FlatLayout:
     dtype: str
 
     @classmethod
-    def of(cls, shapes, num_shards: int, *, alignment: int = 256, dtype: str = "float32") -> "FlatLayout":
+    def of(
+        cls, shapes, num_shards: int, *, alignment: int = 256, dtype: str = "float32"
+    ) -> "FlatLayout":
         """The layout of these tensors, in the order given.
 
         shapes       {name: shape}, or pairs (name, shape)
         num_shards   ranks that share the buffer; there may be more ranks than elements
-        alignment    a shard is a multiple of this many elements (256 float32 = 1 KiB: whole cache lines and vectors)
+        alignment    a shard is a multiple of this many elements (256 float32 = 1 KiB: whole cache
+                     lines and vectors)
         Errors: LayoutError for a name given twice, a negative size, an unknown dtype, no shards.
         """
-        pairs = [(name, tuple(shape)) for name, shape in (shapes.items() if hasattr(shapes, "items") else shapes)]
+        pairs = [
+            (name, tuple(shape))
+            for name, shape in (shapes.items() if hasattr(shapes, "items") else shapes)
+        ]
         _check_arguments(pairs, num_shards, alignment, dtype)
         slots, offset = [], 0
         for name, shape in pairs:
@@ -96,13 +109,19 @@ class FlatLayout:
         return self.shard * self.num_shards
 
     def span(self, rank: int) -> tuple[int, int]:
-        """Elements [start, stop) of the flat buffer that a rank owns: its shard without padding, so it may be empty."""
+        """Elements [start, stop) of the flat buffer that a rank owns: its shard without padding, so
+        it may be empty.
+        """
         if not 0 <= rank < self.num_shards:
-            raise LayoutError(f"rank {rank} owns no shard: the layout has {self.num_shards} shards, counted from 0")
+            raise LayoutError(
+                f"rank {rank} owns no shard: the layout has {self.num_shards} shards, counted from 0"
+            )
         return min(rank * self.shard, self.length), min((rank + 1) * self.shard, self.length)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """The boxes a rank owns, in flat order; over all ranks they tile every tensor exactly once."""
+        """The boxes a rank owns, in flat order; over all ranks they tile every tensor exactly
+        once.
+        """
         start, stop = self.span(rank)
         return [piece for slot in self.slots for piece in slot.pieces(start, stop)]
 
@@ -111,7 +130,9 @@ class FlatLayout:
         for slot in self.slots:
             if slot.name == name:
                 return slot
-        raise LayoutError(f"no slot is named {name!r}; the layout has {', '.join(s.name for s in self.slots) or 'none'}")
+        raise LayoutError(
+            f"no slot is named {name!r}; the layout has {', '.join(s.name for s in self.slots) or 'none'}"
+        )
 
     @property
     def item_bytes(self) -> int:
@@ -131,8 +152,10 @@ class FlatLayout:
         return self.size * self.item_bytes
 
     def __str__(self) -> str:
-        return (f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in {self.num_shards} shards "
-                f"of {self.shard}")
+        return (
+            f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in {self.num_shards} shards "
+            f"of {self.shard}"
+        )
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -144,7 +167,9 @@ def _check_arguments(pairs, num_shards: int, alignment: int, dtype: str) -> None
     names = [name for name, _ in pairs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise LayoutError(f"two tensors are named {twice!r}; names must differ, they are what a checkpoint knows")
+        raise LayoutError(
+            f"two tensors are named {twice!r}; names must differ, they are what a checkpoint knows"
+        )
     for name, shape in pairs:
         if min((0, *shape)) < 0:
             raise LayoutError(f"tensor {name!r} has shape {shape}; sizes must be >= 0")

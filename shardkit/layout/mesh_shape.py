@@ -1,6 +1,8 @@
-"""MeshShape: the arithmetic between a rank and its coordinates on the (pipeline, data, tensor) mesh.
+"""MeshShape: the arithmetic between a rank and its coordinates on the (pipeline, data, tensor)
+mesh.
 
-    MeshShape(pipeline=2, data=2, tensor=2), default order: tensor varies fastest, so tensor peers are neighbours
+    MeshShape(pipeline=2, data=2, tensor=2), default order: tensor varies fastest, so tensor peers
+    are neighbours
 
                     tensor 0   tensor 1
         pipeline 0    data 0     0          1         group("tensor", 0)   = [0, 1]
@@ -8,9 +10,10 @@
         pipeline 1    data 0     4          5         group("pipeline", 0) = [0, 4]
                       data 1     6          7
 
-Ranks are placed on nodes in order, so the axis that varies fastest stays within a node. That should be the one that talks
-most: tensor. Source: Megatron-LM (arXiv 2104.04473), section 3.
+Ranks are placed on nodes in order, so the axis that varies fastest stays within a node. That should
+be the one that talks most: tensor. Source: Megatron-LM (arXiv 2104.04473), section 3.
 """
+
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -31,7 +34,9 @@ class Coordinates:
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Ranks per axis. `order` names the axes from the slowest to the one that varies fastest with the rank."""
+    """Ranks per axis. `order` names the axes from the slowest to the one that varies fastest with
+    the rank.
+    """
 
     pipeline: int = 1
     data: int = 1
@@ -45,7 +50,9 @@ class MeshShape:
             _check_size(axis, getattr(self, axis))
 
     @classmethod
-    def infer(cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES) -> "MeshShape":
+    def infer(
+        cls, world_size: int, *, pipeline: int = 1, tensor: int = 1, data: int = -1, order=AXES
+    ) -> "MeshShape":
         """The mesh that uses all `world_size` ranks; data = -1 means as many as are left over.
 
         Errors: MeshError, with the arithmetic, if the sizes do not multiply to world_size.
@@ -53,21 +60,32 @@ class MeshShape:
         _check_size("pipeline", pipeline)
         _check_size("tensor", tensor)
         if data == -1 and world_size % (pipeline * tensor):
-            raise MeshError(f"pipeline {pipeline} x tensor {tensor} = {pipeline * tensor} ranks per data replica do not "
-                            f"divide the {world_size} that were started; run mpiexec -n "
-                            f"{-(-world_size // (pipeline * tensor)) * pipeline * tensor} or choose other sizes")
-        shape = cls(pipeline, world_size // (pipeline * tensor) if data == -1 else data, tensor, tuple(order))
+            raise MeshError(
+                f"pipeline {pipeline} x tensor {tensor} = {pipeline * tensor} ranks per data replica do not "
+                f"divide the {world_size} that were started; run mpiexec -n "
+                f"{-(-world_size // (pipeline * tensor)) * pipeline * tensor} or choose other sizes"
+            )
+        shape = cls(
+            pipeline,
+            world_size // (pipeline * tensor) if data == -1 else data,
+            tensor,
+            tuple(order),
+        )
         shape.check(world_size)
         return shape
 
     def check(self, world_size: int) -> None:
-        """Return if the mesh has exactly this many ranks, else raise MeshError with the arithmetic and what to do."""
+        """Return if the mesh has exactly this many ranks, else raise MeshError with the arithmetic
+        and what to do.
+        """
         if self.size == world_size:
             return
         data, rest = divmod(world_size, self.pipeline * self.tensor)
         advice = f"set data = {data} or " if data >= 1 and rest == 0 else ""
         product = " x ".join(f"{axis} {getattr(self, axis)}" for axis in AXES)
-        raise MeshError(f"{product} = {self.size} ranks, but {world_size} were started; {advice}run mpiexec -n {self.size}")
+        raise MeshError(
+            f"{product} = {self.size} ranks, but {world_size} were started; {advice}run mpiexec -n {self.size}"
+        )
 
     @property
     def size(self) -> int:
@@ -89,7 +107,9 @@ class MeshShape:
         for axis in self.order:
             size, along = getattr(self, axis), getattr(coordinates, axis)
             if not 0 <= along < size:
-                raise MeshError(f"{axis} coordinate {along} is outside the mesh, which has {axis} {size}")
+                raise MeshError(
+                    f"{axis} coordinate {along} is outside the mesh, which has {axis} {size}"
+                )
             rank = rank * size + along
         return rank
 
@@ -111,7 +131,9 @@ class MeshShape:
 
 def _check_size(axis: str, size: int) -> None:
     if not is_integer(size, at_least=1):
-        raise MeshError(f"{axis} {size!r} is not a size; it must be an integer >= 1 (MeshShape.infer also takes data = -1)")
+        raise MeshError(
+            f"{axis} {size!r} is not a size; it must be an integer >= 1 (MeshShape.infer also takes data = -1)"
+        )
 
 
 def _check_axis(axis: str) -> None:

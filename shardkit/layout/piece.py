@@ -1,4 +1,7 @@
-"""Pieces: named boxes with an owner's address. What a checkpoint writes and reads, one piece at a time."""
+"""Pieces: named boxes with an owner's address. What a checkpoint writes and reads, one piece at a
+time.
+"""
+
 from dataclasses import dataclass
 
 from .box import Box
@@ -8,7 +11,8 @@ from .box import Box
 class Piece:
     """The elements `box` of tensor `name`, kept at [start, stop) of its owner's buffer.
 
-    start, stop    in elements from the beginning of the owner's span; `buffer[start:stop].reshape(box.shape)` is the box
+    start, stop    in elements from the beginning of the owner's span;
+                   `buffer[start:stop].reshape(box.shape)` is the box
     """
 
     name: str

@@ -1,10 +1,13 @@
 """Placements: how one tensor lies over one mesh axis, and over several axes at once.
 
-    Replicate()                      every rank of the axis has all of it
-    Shard(dim=0, num_parts=4, part=1)   this rank has the second of four runs of rows; the first parts get one row more
+Replicate()                      every rank of the axis has all of it
+Shard(dim=0, num_parts=4, part=1)   this rank has the second of four runs of rows; the first parts
+                                    get one row more
 
-    compose([Shard(1, 2, 0), Shard(0, 4, 3)], (10, 6))     # tensor axis cuts columns, then data axis cuts rows: [8:10, 0:3]
+compose([Shard(1, 2, 0), Shard(0, 4, 3)], (10, 6))     # tensor axis cuts columns, then data axis
+                                                       cuts rows: [8:10, 0:3]
 """
+
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,7 +32,9 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The tensor is cut along `dim` into `num_parts` runs that differ by at most one; this rank has run `part`."""
+    """The tensor is cut along `dim` into `num_parts` runs that differ by at most one; this rank has
+    run `part`.
+    """
 
     dim: int
     num_parts: int
@@ -37,11 +42,15 @@ class Shard:
 
     def __post_init__(self):
         if not 0 <= self.part < self.num_parts:
-            raise LayoutError(f"part {self.part} of {self.num_parts} does not exist; parts count from 0")
+            raise LayoutError(
+                f"part {self.part} of {self.num_parts} does not exist; parts count from 0"
+            )
 
     def local_box(self, global_shape: tuple[int, ...]) -> Box:
         if not 0 <= self.dim < len(global_shape):
-            raise LayoutError(f"dim {self.dim} cannot be sharded: the tensor has shape {tuple(global_shape)}")
+            raise LayoutError(
+                f"dim {self.dim} cannot be sharded: the tensor has shape {tuple(global_shape)}"
+            )
         start, stop = even_span(global_shape[self.dim], self.num_parts, self.part)
         offset, shape = [0] * len(global_shape), list(global_shape)
         offset[self.dim], shape[self.dim] = start, stop - start
@@ -49,14 +58,18 @@ class Shard:
 
 
 def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
-    """The run [start, stop) of `length` things that is this part's; the first length % num_parts parts get one more."""
+    """The run [start, stop) of `length` things that is this part's; the first length % num_parts
+    parts get one more.
+    """
     each, rest = divmod(length, num_parts)
     start = part * each + min(part, rest)
     return start, start + each + (part < rest)
 
 
 def compose(placements, global_shape: tuple[int, ...]) -> Box:
-    """The box that is left when each placement cuts what the one before it left; global coordinates."""
+    """The box that is left when each placement cuts what the one before it left; global
+    coordinates.
+    """
     box = Box.whole(global_shape)
     for placement in placements:
         inner = placement.local_box(box.shape)

@@ -1,4 +1,7 @@
-"""The maths of a model on one process: tensors, operations, modules, losses and ready models. Knows nothing of ranks."""
+"""The maths of a model on one process: tensors, operations, modules, losses and ready models. Knows
+nothing of ranks.
+"""
+
 from . import init, models, ops
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .context import ForwardContext, current_context, forward_context
@@ -6,11 +9,44 @@ from .features import InputFeatures, input_features
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .loss import CrossEntropy, Loss, MeanSquaredError, as_loss
 from .module import Module, ModuleList, Parameter
-from .transformer import FeedForward, GatedFeedForward, KeyValueCache, SelfAttention, TransformerBlock
+from .transformer import (
+    FeedForward,
+    GatedFeedForward,
+    KeyValueCache,
+    SelfAttention,
+    TransformerBlock,
+)
 
 __all__ = [
-    "CrossEntropy", "Dropout", "Embedding", "FeedForward", "ForwardContext", "GatedFeedForward", "InputFeatures", "KeyValueCache",
-    "LayerNorm", "Linear", "Loss", "MeanSquaredError", "Module", "ModuleList", "Parameter", "RMSNorm", "SelfAttention",
-    "Sequential", "Tensor", "TransformerBlock", "as_loss", "backward_inputs", "current_context", "forward_context", "init",
-    "input_features", "is_grad_enabled", "models", "no_grad", "ops", "record",
+    "CrossEntropy",
+    "Dropout",
+    "Embedding",
+    "FeedForward",
+    "ForwardContext",
+    "GatedFeedForward",
+    "InputFeatures",
+    "KeyValueCache",
+    "LayerNorm",
+    "Linear",
+    "Loss",
+    "MeanSquaredError",
+    "Module",
+    "ModuleList",
+    "Parameter",
+    "RMSNorm",
+    "SelfAttention",
+    "Sequential",
+    "Tensor",
+    "TransformerBlock",
+    "as_loss",
+    "backward_inputs",
+    "current_context",
+    "forward_context",
+    "init",
+    "input_features",
+    "is_grad_enabled",
+    "models",
+    "no_grad",
+    "ops",
+    "record",
 ]

@@ -6,6 +6,7 @@
 
 Every operation is one call of `record`. Changes in place are counted, not recorded.
 """
+
 import copy
 import operator
 
@@ -16,31 +17,47 @@ from ..array.halves import is_floating
 from ..errors import AutogradError, ShapeError
 from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
 
-__all__ = ["Tensor", "WeightGradients", "array_of", "backward_inputs", "is_grad_enabled", "no_grad", "record"]
+__all__ = [
+    "Tensor",
+    "WeightGradients",
+    "array_of",
+    "backward_inputs",
+    "is_grad_enabled",
+    "no_grad",
+    "record",
+]
 
 
-def record(array, parents, backward, *, needs=(), needs_output=False, view_of=None, is_one_pass=False) -> "Tensor":
+def record(
+    array, parents, backward, *, needs=(), needs_output=False, view_of=None, is_one_pass=False
+) -> "Tensor":
     """The output tensor of an operation, remembered on the tape if any parent takes a gradient.
 
     array         what was computed
     parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
-    backward      (gradient, wanted) -> one array or None per parent. `gradient` has the shape and dtype of `array`; it may
-                  be shared or a read-only view: never write to it, but returning it, or a view of it, is fine.
-                  `wanted[i]` says whether parent i takes a gradient now; each gradient must be computed with the same bits
-                  whatever else is wanted, since input and weight gradients may be asked for at different times.
-    needs         tensors whose `.array` the closure reads. It must read `.array` inside, not capture the array: a sharded
-                  parameter has another buffer by then. Changing one of these in place makes the backward raise. What the
-                  closure does not need it should not mention (take the shape outside), or the tape keeps it alive.
-    needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its result)
+    backward      (gradient, wanted) -> one array or None per parent. `gradient` has the shape and
+                  dtype of `array`; it may be shared or a read-only view: never write to it, but
+                  returning it, or a view of it, is fine. `wanted[i]` says whether parent i takes a
+                  gradient now; each gradient must be computed with the same bits whatever else is
+                  wanted, since input and weight gradients may be asked for at different times.
+    needs         tensors whose `.array` the closure reads. It must read `.array` inside, not
+                  capture the array: a sharded parameter has another buffer by then. Changing one of
+                  these in place makes the backward raise. What the closure does not need it should
+                  not mention (take the shape outside), or the tape keeps it alive.
+    needs_output  True if the closure captured `array` itself (as for exp, whose derivative is its
+                  result)
     view_of       the parent whose memory `array` shares, if it does
-    is_one_pass   all gradients together cost about as much as one, and those of parameters are small: where input and
-                  parameter gradients are asked for at different times, all are computed the first time
+    is_one_pass   all gradients together cost about as much as one, and those of parameters are
+                  small: where input and parameter gradients are asked for at different times, all
+                  are computed the first time
     """
     memory = Memory() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
     if True not in wanted or not is_grad_enabled():
         return Tensor._made(array, None, memory)
-    sources = tuple([(parent._node or parent) if want else None for parent, want in zip(parents, wanted)])
+    sources = tuple(
+        [(parent._node or parent) if want else None for parent, want in zip(parents, wanted)]
+    )
     saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
     if needs_output:
         saved.append((memory, memory.version))
@@ -51,22 +68,34 @@ class Tensor:
     """An array, whether it takes a gradient, and the node that made it (None for a leaf).
 
     array          NumPy or CuPy array; anything else is converted by NumPy
-    requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if there is one, which may
-                   be a view of a flat buffer and stays that view, else a new array is set
+    requires_grad  only for floating point; the gradient of a leaf is added IN PLACE to `.grad` if
+                   there is one, which may be a view of a flat buffer and stays that view, else a
+                   new array is set
     grad_is_empty  the contents of `.grad` mean nothing yet: the first gradient overwrites them
 
-    A subclass may make its array late, by defining `array` as a property and calling `_begin` instead of `__init__`.
+    A subclass may make its array late, by defining `array` as a property and calling `_begin`
+    instead of `__init__`.
     """
 
-    __slots__ = ("array", "grad", "grad_is_empty", "requires_grad", "_node", "_memory", "__weakref__")
-    __array_ufunc__ = None           # ndarray + Tensor is our business, not NumPy's
+    __slots__ = (
+        "array",
+        "grad",
+        "grad_is_empty",
+        "requires_grad",
+        "_node",
+        "_memory",
+        "__weakref__",
+    )
+    __array_ufunc__ = None  # ndarray + Tensor is our business, not NumPy's
     is_parameter = False
 
     def __init__(self, array, requires_grad=False):
         if not isinstance(array, numpy.ndarray) and not is_device_array(array):
             array = numpy.asarray(array)
         if requires_grad and not is_floating(array.dtype):
-            raise AutogradError(f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast it first")
+            raise AutogradError(
+                f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast it first"
+            )
         self._begin(requires_grad)
         self.array = array
 
@@ -82,7 +111,9 @@ class Tensor:
     def _made(array, node, memory):
         """The output of an operation; fast, for it is made for every operation."""
         self = Tensor.__new__(Tensor)
-        self.array = numpy.asarray(array) if isinstance(array, numpy.generic) else array     # 0-d results stay arrays
+        self.array = (
+            numpy.asarray(array) if isinstance(array, numpy.generic) else array
+        )  # 0-d results stay arrays
         self.grad = None
         self.grad_is_empty = False
         self.requires_grad = node is not None
@@ -146,8 +177,10 @@ class Tensor:
 
     def __bool__(self):
         if self.size != 1:
-            raise ShapeError(f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
-                             "of any or of all of its elements: t.numpy().any(), t.numpy().all()")
+            raise ShapeError(
+                f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
+                "of any or of all of its elements: t.numpy().any(), t.numpy().all()"
+            )
         return bool(self.item())
 
     def __float__(self):
@@ -164,14 +197,18 @@ class Tensor:
 
     def __array__(self, dtype=None, copy=None):
         if self.requires_grad and is_grad_enabled():
-            raise AutogradError("NumPy would lose the gradient of this tensor; use a function of "
-                                "shardkit.nn.ops, or pass t.detach() if none is wanted")
+            raise AutogradError(
+                "NumPy would lose the gradient of this tensor; use a function of "
+                "shardkit.nn.ops, or pass t.detach() if none is wanted"
+            )
         return numpy.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
-            raise AutogradError("a deep copy of a tensor that operations made would lead gradients to "
-                                "copies of what it was made from; copy t.detach()")
+            raise AutogradError(
+                "a deep copy of a tensor that operations made would lead gradients to "
+                "copies of what it was made from; copy t.detach()"
+            )
         twin = Tensor(copy.deepcopy(self.array, memo), self.requires_grad)
         twin.grad, twin.grad_is_empty = copy.deepcopy(self.grad, memo), self.grad_is_empty
         return twin
@@ -187,15 +224,18 @@ class Tensor:
 
         gradient      of this tensor's shape; may be left out for a single element (then it is 1)
         retain_graph  keep the tape for another backward; otherwise it is freed on the way
-        Errors: AutogradError if there is nothing to differentiate, the tape is already used up, or an array that the tape
-        needs was changed in place; ShapeError on a gradient of another shape.
+        Errors: AutogradError if there is nothing to differentiate, the tape is already used up, or
+        an array that the tape needs was changed in place; ShapeError on a gradient of another
+        shape.
         """
         walk(self, _first_gradient(self, gradient), retain_graph=retain_graph)
 
     def stale_views(self):
-        """Say that the memory under this tensor is no longer its own: a backward through a view of it will raise.
+        """Say that the memory under this tensor is no longer its own: a backward through a view of
+        it will raise.
 
-        For a sharded parameter that gives its buffer back; the parameter itself, bound anew, is as good as before.
+        For a sharded parameter that gives its buffer back; the parameter itself, bound anew, is as
+        good as before.
         """
         self._memory.version += 1
         fresh = Memory()
@@ -203,10 +243,13 @@ class Tensor:
         self._memory = fresh
 
     def empty_gradient(self):
-        """`.grad` if the backward may compute its result right there, to return it as the gradient; else None."""
+        """`.grad` if the backward may compute its result right there, to return it as the gradient;
+        else None.
+        """
         return self.grad if self.grad_is_empty and self.is_leaf else None
 
-    # Changes in place. They are not recorded, so they are only allowed where no gradient would be lost.
+    # Changes in place. They are not recorded, so they are only allowed where no gradient would be
+    # lost.
 
     def add_(self, other):
         """Add in place; other broadcasts to this shape."""
@@ -232,10 +275,16 @@ class Tensor:
         self._writable(value)[_index(index)] = array_of(value)
 
     def _writable(self, other):
-        """The array, about to be changed. Errors: AutogradError where the tape would miss the change."""
-        if is_grad_enabled() and (self.requires_grad or isinstance(other, Tensor) and other.requires_grad):
-            raise AutogradError("a change in place is not recorded, but this tensor or the value takes a gradient; "
-                                "use the form that makes a new tensor (x = x + y), or no_grad() if none is wanted")
+        """The array, about to be changed. Errors: AutogradError where the tape would miss the
+        change.
+        """
+        if is_grad_enabled() and (
+            self.requires_grad or isinstance(other, Tensor) and other.requires_grad
+        ):
+            raise AutogradError(
+                "a change in place is not recorded, but this tensor or the value takes a gradient; "
+                "use the form that makes a new tensor (x = x + y), or no_grad() if none is wanted"
+            )
         self._memory.version += 1
         return self.array
 
@@ -303,7 +352,7 @@ class Tensor:
     def __ge__(self, other):
         return ops.compare("ge", self, other)
 
-    __hash__ = object.__hash__       # a tensor is a key as itself, whatever it holds
+    __hash__ = object.__hash__  # a tensor is a key as itself, whatever it holds
 
     def sum(self, dim=None, keepdim=False):
         return ops.sum(self, dim, keepdim)
@@ -312,7 +361,9 @@ class Tensor:
         return ops.mean(self, dim, keepdim)
 
     def reshape(self, *shape):
-        return ops.reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+        return ops.reshape(
+            self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+        )
 
     def transpose(self, dim0, dim1):
         return ops.transpose(self, dim0, dim1)
@@ -331,32 +382,39 @@ def _index(index):
 def _first_gradient(output, gradient):
     """The gradient that a walk starts from, checked."""
     if not output.requires_grad:
-        raise AutogradError("backward of a tensor that no gradient flows through; was it made inside no_grad(), or does "
-                            "none of its inputs have requires_grad=True?")
+        raise AutogradError(
+            "backward of a tensor that no gradient flows through; was it made inside no_grad(), or does "
+            "none of its inputs have requires_grad=True?"
+        )
     if gradient is None:
         if output.size != 1:
-            raise AutogradError(f"backward() without a gradient needs a single element, but the shape is {output.shape}; "
-                                "pass a gradient of that shape, or sum first")
+            raise AutogradError(
+                f"backward() without a gradient needs a single element, but the shape is {output.shape}; "
+                "pass a gradient of that shape, or sum first"
+            )
         return xp_of(output.array).ones_like(output.array)
     gradient = array_of(gradient)
     if not isinstance(gradient, numpy.ndarray) and not is_device_array(gradient):
         gradient = xp_of(output.array).asarray(gradient, output.dtype)
     if gradient.shape != output.shape:
-        raise ShapeError(f"a gradient of shape {gradient.shape} for an output of shape {output.shape}; "
-                         "the two must be equal")
+        raise ShapeError(
+            f"a gradient of shape {gradient.shape} for an output of shape {output.shape}; "
+            "the two must be equal"
+        )
     return gradient.astype(output.dtype, copy=False)
 
 
 def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
-    """Run the backward for all leaves but the parameters, and keep what the parameters' gradients need.
+    """Run the backward for all leaves but the parameters, and keep what the parameters' gradients
+    need.
 
-    For schedules that compute input and weight gradients at different times (zero bubble, arXiv 2401.10241). Together
-    with `run()` of the result this is `output.backward(gradient)`, bit for bit. Parameters are leaves whose
-    `is_parameter` is True.
+    For schedules that compute input and weight gradients at different times (zero bubble, arXiv
+    2401.10241). Together with `run()` of the result this is `output.backward(gradient)`, bit for
+    bit. Parameters are leaves whose `is_parameter` is True.
     """
     deferred = []
     walk(output, _first_gradient(output, gradient), deferred=deferred)
     return WeightGradients(deferred)
 
 
-from . import ops   # noqa: E402  at the end, because ops is built on Tensor and the operators above are built on ops
+from . import ops  # noqa: E402  at the end, because ops is built on Tensor and the operators above are built on ops

@@ -1,8 +1,10 @@
-"""What a forward pass may depend on besides its inputs: training or not, the seed, the step, and which samples these are.
+"""What a forward pass may depend on besides its inputs: training or not, the seed, the step, and
+which samples these are.
 
-Layers such as dropout read it; nobody hands it down by argument. It holds for the current thread, so ranks that are
-threads do not see each other's.
+Layers such as dropout read it; nobody hands it down by argument. It holds for the current thread,
+so ranks that are threads do not see each other's.
 """
+
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """training: layers such as dropout are active. first_sample: number, in the global batch, of row 0 of the input."""
+    """training: layers such as dropout are active. first_sample: number, in the global batch, of
+    row 0 of the input.
+    """
 
     training: bool = False
     seed: int = 0

@@ -1,4 +1,5 @@
 """Input features: named columns of x, of which some may be switched off."""
+
 import operator
 
 import numpy
@@ -17,7 +18,8 @@ def input_features(model: Module) -> "InputFeatures | None":
 
 
 class InputFeatures(Module):
-    """x [batch, features] -> the same, with zero where a feature is inactive: its values reach neither output nor gradient.
+    """x [batch, features] -> the same, with zero where a feature is inactive: its values reach
+    neither output nor gradient.
 
     num_features  columns of x; all are active at first
     names         one each, different; None: feature_0, feature_1, ...
@@ -25,9 +27,15 @@ class InputFeatures(Module):
     """
 
     def __init__(self, num_features: int, names=None, *, dtype="float32"):
-        self.names = tuple(f"feature_{i}" for i in range(num_features)) if names is None else tuple(map(str, names))
+        self.names = (
+            tuple(f"feature_{i}" for i in range(num_features))
+            if names is None
+            else tuple(map(str, names))
+        )
         if len(self.names) != num_features or len(set(self.names)) != num_features:
-            raise ConfigurationError(f"feature_names = {list(self.names)}; wanted {num_features} different names")
+            raise ConfigurationError(
+                f"feature_names = {list(self.names)}; wanted {num_features} different names"
+            )
         self._active = tuple(range(num_features))
         self._mask = None
         self._dtype = dtype
@@ -38,10 +46,14 @@ class InputFeatures(Module):
         return self._active
 
     def checked(self, indices) -> tuple[int, ...]:
-        """These numbers, ascending, each once. Errors: FeatureError on a number that is no feature, or nothing at all."""
+        """These numbers, ascending, each once. Errors: FeatureError on a number that is no feature,
+        or nothing at all.
+        """
         numbers = sorted({operator.index(i) for i in indices})
         if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
-            raise FeatureError(f"features {numbers} cannot be made active; wanted some of 0 to {len(self.names) - 1}")
+            raise FeatureError(
+                f"features {numbers} cannot be made active; wanted some of 0 to {len(self.names) - 1}"
+            )
         return tuple(numbers)
 
     def activate(self, indices) -> None:
@@ -58,7 +70,9 @@ class InputFeatures(Module):
         return ops.where(self._mask_in(xp_of(x.array)), x, x.array.dtype.type(0))
 
     def _mask_in(self, xp):
-        """[features] bool in the memory of xp, True: active. Made once, so that no step sends it to a GPU again."""
+        """[features] bool in the memory of xp, True: active. Made once, so that no step sends it to
+        a GPU again.
+        """
         if self._mask is None or xp_of(self._mask) is not xp:
             mask = numpy.zeros(len(self.names), bool)
             mask[list(self._active)] = True

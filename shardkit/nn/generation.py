@@ -1,10 +1,12 @@
 """Text from a language model, one token at a time.
 
-The next token depends on the last `sequence_length` tokens and on nothing before them. While the text fits into this window,
-keys and values of earlier positions are kept, and a token costs one position. When the text is longer the window slides, all
-positions in it change, and each token costs a pass over the whole window. Cache or no cache, the logits are those of
+The next token depends on the last `sequence_length` tokens and on nothing before them. While the
+text fits into this window, keys and values of earlier positions are kept, and a token costs one
+position. When the text is longer the window slides, all positions in it change, and each token
+costs a pass over the whole window. Cache or no cache, the logits are those of
 `model.predict(window)`, to rounding.
 """
+
 import numpy
 
 from ..array.backend import host_array, to_host
@@ -27,20 +29,26 @@ def generate(model, prompt, num_tokens: int, *, temperature: float = 1.0, seed: 
     """
     tokens = _checked_prompt(prompt, model.settings.vocabulary_size)
     if not temperature >= 0 or num_tokens < 0:
-        raise ConfigurationError(f"generate {num_tokens} tokens at temperature {temperature}; wanted neither below 0")
+        raise ConfigurationError(
+            f"generate {num_tokens} tokens at temperature {temperature}; wanted neither below 0"
+        )
     chances = uniform(key_of(seed, "generate"), 0, num_tokens)
     decoder = Decoder(model)
     for chance in chances:
         tokens.append(choose(decoder.next_logits(tokens), temperature, chance))
-    return numpy.array(tokens[len(tokens) - num_tokens:], numpy.int64)
+    return numpy.array(tokens[len(tokens) - num_tokens :], numpy.int64)
 
 
 def _checked_prompt(prompt, vocabulary_size) -> list[int]:
     prompt = host_array("the prompt", prompt)
     if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
-        raise ShapeError(f"a prompt of shape {prompt.shape} and dtype {prompt.dtype}; wanted 1-D integers, at least one")
+        raise ShapeError(
+            f"a prompt of shape {prompt.shape} and dtype {prompt.dtype}; wanted 1-D integers, at least one"
+        )
     if prompt.min() < 0 or prompt.max() >= vocabulary_size:
-        raise ShapeError(f"a prompt with tokens from {prompt.min()} to {prompt.max()}; wanted 0 <= token < {vocabulary_size}")
+        raise ShapeError(
+            f"a prompt with tokens from {prompt.min()} to {prompt.max()}; wanted 0 <= token < {vocabulary_size}"
+        )
     return prompt.tolist()
 
 
@@ -56,24 +64,31 @@ class Decoder:
         self._caches = [KeyValueCache(self._window) for _ in self._model.layers]
 
     def next_logits(self, tokens: list[int]):
-        """[vocabulary] on the host, for the token after `tokens`, which must continue those of the last call."""
+        """[vocabulary] on the host, for the token after `tokens`, which must continue those of the
+        last call.
+        """
         if len(tokens) > self._window:
-            self._forget()                                  # the window has moved, and with it every position in it
+            self._forget()  # the window has moved, and with it every position in it
         known = self._caches[0].length
-        ids = numpy.array([tokens[-self._window:][known:]])                  # [1, new positions]
+        ids = numpy.array([tokens[-self._window :][known:]])  # [1, new positions]
         with no_grad(), forward_context(ForwardContext()):
             x = self._model.embedding(ids, known)
             for block, cache in zip(self._model.layers, self._caches):
                 x = block(x, cache)
-            return to_host(self._model.head(x[:, -1:]).array)[0, 0]          # only the last position is asked for
+            return to_host(self._model.head(x[:, -1:]).array)[
+                0, 0
+            ]  # only the last position is asked for
 
 
 def choose(logits, temperature: float, chance: float) -> int:
-    """The token at height `chance` (in [0, 1)) of the probabilities of softmax(logits / temperature), stacked up.
+    """The token at height `chance` (in [0, 1)) of the probabilities of softmax(logits /
+    temperature), stacked up.
 
     logits [vocabulary]; computed in float64
     """
     if temperature == 0:
         return int(logits.argmax())
     heights = numpy.exp((logits.astype(numpy.float64) - logits.max()) / temperature).cumsum()
-    return min(int(numpy.searchsorted(heights, chance * heights[-1], side="right")), logits.size - 1)
+    return min(
+        int(numpy.searchsorted(heights, chance * heights[-1], side="right")), logits.size - 1
+    )

@@ -1,9 +1,12 @@
 """GPT: a decoder-only transformer, from token numbers to the logits of the next token.
 
-    ids [batch, sequence] -> embedding -> blocks.0 -> blocks.1 -> ... -> head -> logits [batch, sequence, vocabulary]
+    ids [batch, sequence] -> embedding -> blocks.0 -> blocks.1 -> ... -> head -> logits [batch,
+    sequence, vocabulary]
 
-Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline stage.
+Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline
+stage.
 """
+
 from dataclasses import asdict, dataclass
 
 from ..arguments import is_among, is_integer, is_number, require
@@ -38,16 +41,35 @@ class GPTSettings:
     rotary_base: float
 
     def __post_init__(self):
-        check_sizes("GPT", vocabulary_size=self.vocabulary_size, sequence_length=self.sequence_length, layers=self.layers)
-        require(is_among(self.style, STYLES), "GPT with style", self.style, f"one of {', '.join(STYLES)}")
+        check_sizes(
+            "GPT",
+            vocabulary_size=self.vocabulary_size,
+            sequence_length=self.sequence_length,
+            layers=self.layers,
+        )
+        require(
+            is_among(self.style, STYLES),
+            "GPT with style",
+            self.style,
+            f"one of {', '.join(STYLES)}",
+        )
         require(isinstance(self.tied, bool), "GPT with tied", self.tied, "True or False")
         require(is_integer(self.seed), "GPT with seed", self.seed, "an integer")
-        check_heads(self.width, self.heads, self.heads if self.kv_heads is None else self.kv_heads,
-                    is_rotary=self.choices.is_rotary)
+        check_heads(
+            self.width,
+            self.heads,
+            self.heads if self.kv_heads is None else self.kv_heads,
+            is_rotary=self.choices.is_rotary,
+        )
         if self.hidden is not None:
             check_sizes("GPT", hidden=self.hidden)
         for name, number in {"norm_eps": self.norm_eps, "rotary_base": self.rotary_base}.items():
-            require(number is None or is_number(number, above=0), f"GPT with {name}", number, "a number above 0")
+            require(
+                number is None or is_number(number, above=0),
+                f"GPT with {name}",
+                number,
+                "a number above 0",
+            )
 
     @property
     def choices(self) -> Style:
@@ -56,16 +78,25 @@ class GPTSettings:
 
 
 class TokenEmbedding(Module):
-    """ids [batch, S] -> [batch, S, width]: a vector per token, plus a learned one per position unless these are rotary.
+    """ids [batch, S] -> [batch, S, width]: a vector per token, plus a learned one per position
+    unless these are rotary.
 
-    Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or outside the vocabulary.
+    Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or
+    outside the vocabulary.
     """
 
     def __init__(self, settings: GPTSettings):
         self.sequence_length = settings.sequence_length
-        self.tokens = Embedding(settings.vocabulary_size, settings.width, init=WEIGHT_INIT, dtype=settings.dtype)
-        self.positions = None if settings.choices.is_rotary else Embedding(
-            settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype)
+        self.tokens = Embedding(
+            settings.vocabulary_size, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
+        )
+        self.positions = (
+            None
+            if settings.choices.is_rotary
+            else Embedding(
+                settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
+            )
+        )
         self.dropout = Dropout(settings.dropout)
 
     def check_input(self, x):
@@ -78,25 +109,37 @@ class TokenEmbedding(Module):
             raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
         stop = first_position + ids.shape[1]
         if stop > self.sequence_length:
-            raise ShapeError(f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
-                             f"{self.sequence_length}; cut x, or make the model longer")
+            raise ShapeError(
+                f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
+                f"{self.sequence_length}; cut x, or make the model longer"
+            )
 
     def forward(self, ids, first_position: int = 0):
         ids = input_tensor(ids)
         self._check_positions(ids, first_position)
         stop = first_position + ids.shape[1]
-        x = self.tokens(ids)                                                          # [batch, S, width]
+        x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
-            x = x + self.positions(arange(first_position, stop, xp_of(x.array)))     # [S, width] broadcasts
+            x = x + self.positions(
+                arange(first_position, stop, xp_of(x.array))
+            )  # [S, width] broadcasts
         return self.dropout(x)
 
 
 class Head(Module):
-    """x [batch, S, width] -> logits [batch, S, vocabulary]: a last norm, and a product with each token's vector."""
+    """x [batch, S, width] -> logits [batch, S, vocabulary]: a last norm, and a product with each
+    token's vector.
+    """
 
     def __init__(self, settings: GPTSettings):
         self.norm = settings.choices.make_norm(settings.width, settings.norm_eps, settings.dtype)
-        self.output = Linear(settings.width, settings.vocabulary_size, bias=False, init=WEIGHT_INIT, dtype=settings.dtype)
+        self.output = Linear(
+            settings.width,
+            settings.vocabulary_size,
+            bias=False,
+            init=WEIGHT_INIT,
+            dtype=settings.dtype,
+        )
 
     def forward(self, x):
         return self.output(self.norm(x))
@@ -106,32 +149,75 @@ class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
     width, layers, heads   of the transformer blocks; head dim = width / heads
-    kv_heads               fewer key and value heads than heads: grouped-query attention; None: as many
+    kv_heads               fewer key and value heads than heads: grouped-query attention; None: as
+                           many
     style                  "gpt2" or "llama", see transformer.STYLES
-    tied                   the head multiplies with the embedding's own weight, which is listed once, as
-                           embedding.tokens.weight
-    dropout                probability, after the embedding and after each attention and feed-forward
+    tied                   the head multiplies with the embedding's own weight, which is listed
+                           once, as embedding.tokens.weight
+    dropout                probability, after the embedding and after each attention and
+                           feed-forward
     seed                   of the initial weights
     dtype                  "float32" or "float64"
     hidden                 units of each feed-forward; None: 4 width, or near 8/3 width for llama
     norm_eps               added to the variance in all norms; None: 1e-5, for llama 1e-6
-    rotary_base            of the angles of rotary positions: pair i of D/2 turns by rotary_base^(-2i/D) per position
+    rotary_base            of the angles of rotary positions: pair i of D/2 turns by
+                           rotary_base^(-2i/D) per position
 
-    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in nats.
+    x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
+    nats.
     Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
     """
 
-    def __init__(self, vocabulary_size: int, sequence_length: int, width: int, layers: int, heads: int,
-                 kv_heads: int | None = None, style: str = "gpt2", tied: bool = False, dropout: float = 0.0, seed: int = 0,
-                 dtype="float32", hidden: int | None = None, norm_eps: float | None = None, rotary_base: float = ROTARY_BASE):
-        self.settings = settings = GPTSettings(vocabulary_size, sequence_length, width, layers, heads, kv_heads, style, tied,
-                                               dropout, seed, checked_dtype("GPT", dtype), hidden, norm_eps, rotary_base)
+    def __init__(
+        self,
+        vocabulary_size: int,
+        sequence_length: int,
+        width: int,
+        layers: int,
+        heads: int,
+        kv_heads: int | None = None,
+        style: str = "gpt2",
+        tied: bool = False,
+        dropout: float = 0.0,
+        seed: int = 0,
+        dtype="float32",
+        hidden: int | None = None,
+        norm_eps: float | None = None,
+        rotary_base: float = ROTARY_BASE,
+    ):
+        self.settings = settings = GPTSettings(
+            vocabulary_size,
+            sequence_length,
+            width,
+            layers,
+            heads,
+            kv_heads,
+            style,
+            tied,
+            dropout,
+            seed,
+            checked_dtype("GPT", dtype),
+            hidden,
+            norm_eps,
+            rotary_base,
+        )
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
         self.layers = ModuleList(
-            TransformerBlock(width, heads, kv_heads=kv_heads, style=settings.choices, hidden=hidden, norm_eps=norm_eps,
-                             rotary_base=rotary_base, dropout=dropout, output_init=residual_init, dtype=settings.dtype)
-            for _ in range(layers))
+            TransformerBlock(
+                width,
+                heads,
+                kv_heads=kv_heads,
+                style=settings.choices,
+                hidden=hidden,
+                norm_eps=norm_eps,
+                rotary_base=rotary_base,
+                dropout=dropout,
+                output_init=residual_init,
+                dtype=settings.dtype,
+            )
+            for _ in range(layers)
+        )
         self.head = Head(settings)
         if tied:
             self.head.output.weight = self.embedding.tokens.weight
@@ -164,16 +250,21 @@ class GPT(Module):
 
     @property
     def num_flops_per_token(self) -> int:
-        """Floating point operations of one token's forward and backward in a full sequence, an estimate.
+        """Floating point operations of one token's forward and backward in a full sequence, an
+        estimate.
 
-            6 N                               N weights in matrix products: a multiplication and an addition each,
-                                              once in the forward and twice in the backward
-            12 layers width sequence_length   scores and weighted values, without credit for the causal mask
+            6 N                               N weights in matrix products: a multiplication and an
+                                              addition each, once in the forward and twice in the
+                                              backward
+            12 layers width sequence_length   scores and weighted values, without credit for the
+                                              causal mask
 
-        Source: PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked up and not multiplied;
-        a tied one is multiplied in the head and counts.
+        Source: PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked
+        up and not multiplied; a tied one is multiplied in the head and counts.
         """
         s = self.settings
         tables = [self.embedding.positions] + ([] if s.tied else [self.embedding.tokens])
-        num_multiplied = self.parameter_count - sum(table.parameter_count for table in tables if table is not None)
+        num_multiplied = self.parameter_count - sum(
+            table.parameter_count for table in tables if table is not None
+        )
         return 6 * num_multiplied + 12 * s.layers * s.width * s.sequence_length

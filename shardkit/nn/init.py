@@ -2,9 +2,10 @@
 
     Normal(0.02).span(seed=7, name="blocks.0.mlp.up.weight", start=1000, stop=2000, dtype="float32")
 
-are elements [1000, 2000) of that parameter, in C order. So a rank fills the part that it owns without ever making the
-whole, and a model starts from the same weights however it is sharded.
+are elements [1000, 2000) of that parameter, in C order. So a rank fills the part that it owns
+without ever making the whole, and a model starts from the same weights however it is sharded.
 """
+
 from dataclasses import dataclass
 
 import numpy
@@ -12,7 +13,7 @@ import numpy
 from ..array.random import key_of, normal, uniform
 from ..errors import ConfigurationError, ShardingError
 
-CHUNK = 1 << 18         # elements per pass: the float64 temporaries stay small beside the result
+CHUNK = 1 << 18  # elements per pass: the float64 temporaries stay small beside the result
 
 
 class Initializer:
@@ -23,7 +24,9 @@ class Initializer:
         values = numpy.empty(max(stop - start, 0), dtype)
         for begin in range(start, stop, CHUNK):
             end = min(begin + CHUNK, stop)
-            values[begin - start:end - start] = self._elements(key_of(seed, "weights", name), begin, end)
+            values[begin - start : end - start] = self._elements(
+                key_of(seed, "weights", name), begin, end
+            )
         return values
 
     def _elements(self, key: int, start: int, stop: int):
@@ -69,7 +72,9 @@ class Constant(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read. Asking for values is a ShardingError."""
+    """No values: those of the checkpoint at `path` are to be read. Asking for values is a
+    ShardingError.
+    """
 
     class_name: str
     path: str
@@ -80,9 +85,11 @@ class Unread(Initializer):
     @property
     def what_to_do(self) -> str:
         built = f"{self.class_name}.from_checkpoint({self.path!r})"
-        return (f"this model has no weights yet: {built} reads what the model is, and not its weights. "
-                f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
-                f"model.load_model({self.path!r})")
+        return (
+            f"this model has no weights yet: {built} reads what the model is, and not its weights. "
+            f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
+            f"model.load_model({self.path!r})"
+        )
 
 
 def _check_not_negative(class_name, field, value):

@@ -2,6 +2,7 @@
 
 x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor or an array.
 """
+
 from ..arguments import is_number, require
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from . import ops
@@ -23,10 +24,19 @@ class Linear(Module):
     bias   [out_features], initially 0; absent if bias=False
     """
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True, init: Initializer | None = None,
-                 dtype="float32"):
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        init: Initializer | None = None,
+        dtype="float32",
+    ):
         check_sizes("Linear", in_features=in_features, out_features=out_features)
-        self.weight = Parameter((out_features, in_features), init or Uniform(in_features ** -0.5), dtype)
+        self.weight = Parameter(
+            (out_features, in_features), init or Uniform(in_features**-0.5), dtype
+        )
         self.bias = Parameter((out_features,), Constant(0.0), dtype) if bias else None
 
     def check_input(self, x):
@@ -38,11 +48,15 @@ class Linear(Module):
 
 
 class Embedding(Module):
-    """Row `id` of the weight [num_rows, width] for every id; weights initially `init`, or Normal(1)."""
+    """Row `id` of the weight [num_rows, width] for every id; weights initially `init`, or
+    Normal(1).
+    """
 
     is_table = True
 
-    def __init__(self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"):
+    def __init__(
+        self, num_rows: int, width: int, *, init: Initializer | None = None, dtype="float32"
+    ):
         check_sizes("Embedding", num_rows=num_rows, width=width)
         self.weight = Parameter((num_rows, width), init or Normal(1.0), dtype)
 
@@ -54,7 +68,9 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Each vector of x shifted to mean 0 and scaled to variance 1, times weight, plus bias (arXiv 1607.06450)."""
+    """Each vector of x shifted to mean 0 and scaled to variance 1, times weight, plus bias (arXiv
+    1607.06450).
+    """
 
     def __init__(self, width: int, *, eps: float = 1e-5, dtype="float32"):
         check_sizes("LayerNorm", width=width)
@@ -87,10 +103,12 @@ class RMSNorm(Module):
 
 
 class Dropout(Module):
-    """Each element zeroed with probability p, the others times 1 / (1 - p), while the forward context says training.
+    """Each element zeroed with probability p, the others times 1 / (1 - p), while the forward
+    context says training.
 
-    The mask depends on the seed and step of the context, the path of this layer in the model, and the number of the sample
-    in the global batch: it is the same however the batch is cut, and when a checkpointed block is run again.
+    The mask depends on the seed and step of the context, the path of this layer in the model, and
+    the number of the sample in the global batch: it is the same however the batch is cut, and when
+    a checkpointed block is run again.
     """
 
     def __init__(self, p: float):
@@ -102,8 +120,10 @@ class Dropout(Module):
         if not context.training or self.p == 0:
             return x
         if self.path_in_model is None:
-            raise ShardingError("a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
-                                "it belongs to")
+            raise ShardingError(
+                "a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
+                "it belongs to"
+            )
         return ops.dropout(x, self.p, self.path_in_model, context)
 
 
@@ -137,13 +157,19 @@ def check_width(owner: str, x, width: int):
 
 def checked_dtype(owner: str, dtype) -> str:
     """The name of a dtype that can be trained. Errors: ConfigurationError on any other."""
-    name = getattr(dtype, "__name__", str(dtype))            # numpy.float32 and numpy.dtype("float32") are fine too
+    name = getattr(
+        dtype, "__name__", str(dtype)
+    )  # numpy.float32 and numpy.dtype("float32") are fine too
     if name not in DTYPES:
-        raise ConfigurationError(f"{owner} with dtype = {dtype!r}; wanted one of {', '.join(DTYPES)}")
+        raise ConfigurationError(
+            f"{owner} with dtype = {dtype!r}; wanted one of {', '.join(DTYPES)}"
+        )
     return name
 
 
 def input_tensor(x, dtype=None) -> Tensor:
-    """x as a Tensor, cast to dtype if one is given: the door of a model, where users pass arrays of any number type."""
+    """x as a Tensor, cast to dtype if one is given: the door of a model, where users pass arrays of
+    any number type.
+    """
     x = x if isinstance(x, Tensor) else Tensor(x)
     return x if dtype is None or x.dtype == dtype else ops.cast(x, dtype)

@@ -1,10 +1,12 @@
 """Losses as sums and counts, so that a batch can be cut anywhere.
 
-The mean over a batch is not the mean of the means of its parts when they count different numbers of items (tokens that are
-ignored, a last part that is shorter). Sums and counts add up over micro-batches and ranks whatever the cut:
+The mean over a batch is not the mean of the means of its parts when they count different numbers of
+items (tokens that are ignored, a last part that is shorter). Sums and counts add up over
+micro-batches and ranks whatever the cut:
 
     mean loss = sum over parts of total(prediction, y)  /  sum over parts of count(y)
 """
+
 from math import prod
 
 from ..array import fresh
@@ -17,7 +19,9 @@ from .layers import input_tensor
 
 
 class Loss:
-    """What training makes small: `total` is its sum over the items of a batch, `count` the number of these items."""
+    """What training makes small: `total` is its sum over the items of a batch, `count` the number
+    of these items.
+    """
 
     def total(self, prediction: Tensor, y) -> Tensor:
         """The sum over all items, a single element."""
@@ -28,7 +32,9 @@ class Loss:
         raise NotImplementedError
 
     def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
-        """Raise ShapeError unless y, an array, can be the targets of predictions of this shape; None: nobody knows it."""
+        """Raise ShapeError unless y, an array, can be the targets of predictions of this shape;
+        None: nobody knows it.
+        """
 
     def __call__(self, prediction: Tensor, y) -> Tensor:
         """The mean over the items; 0 if there are none."""
@@ -36,7 +42,8 @@ class Loss:
 
 
 class CrossEntropy(Loss):
-    """Negative log probability of the right class, in nats, per token (or per sample: per element of y).
+    """Negative log probability of the right class, in nats, per token (or per sample: per element
+    of y).
 
     prediction    logits [..., classes]; y [...] class numbers
     ignore_index  elements of y with this value do not count
@@ -53,17 +60,29 @@ class CrossEntropy(Loss):
             raise ShapeError(f"targets of dtype {y.dtype}; wanted integers, the numbers of classes")
         *shape, num_classes = (*y.shape, None) if prediction_shape is None else prediction_shape
         if y.shape != tuple(shape):
-            raise ShapeError(f"targets of shape {y.shape} for logits of {prediction_shape}; wanted {tuple(shape)}, one class "
-                             "number each")
-        self._check_range(y if self.ignore_index is None else y[y != self.ignore_index], num_classes)
+            raise ShapeError(
+                f"targets of shape {y.shape} for logits of {prediction_shape}; wanted {tuple(shape)}, one class "
+                "number each"
+            )
+        self._check_range(
+            y if self.ignore_index is None else y[y != self.ignore_index], num_classes
+        )
 
     def _check_range(self, y, num_classes):
         if not y.size or y.min() >= 0 and (num_classes is None or y.max() < num_classes):
             return
-        told = "" if y.min() >= 0 else (f"; a target that shall not count wants a loss that is told so, such as "
-                                        f"CrossEntropy(ignore_index={y.min()})")
-        raise ShapeError(f"targets from {y.min()} to {y.max()}; wanted 0 <= target"
-                         f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}")
+        told = (
+            ""
+            if y.min() >= 0
+            else (
+                f"; a target that shall not count wants a loss that is told so, such as "
+                f"CrossEntropy(ignore_index={y.min()})"
+            )
+        )
+        raise ShapeError(
+            f"targets from {y.min()} to {y.max()}; wanted 0 <= target"
+            f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}"
+        )
 
     def count(self, y):
         y = array_of(y)
@@ -79,7 +98,9 @@ class MeanSquaredError(Loss):
 
     def check_targets(self, y, prediction_shape):
         if prediction_shape is not None and y.shape != prediction_shape:
-            raise ShapeError(f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal shapes")
+            raise ShapeError(
+                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal shapes"
+            )
 
     def count(self, y):
         return prod(array_of(y).shape)
@@ -102,10 +123,14 @@ class FunctionLoss(Loss):
 
 
 def as_loss(loss) -> Loss:
-    """A Loss as it is, a function (prediction, y) -> mean as a Loss. Errors: ConfigurationError on anything else."""
+    """A Loss as it is, a function (prediction, y) -> mean as a Loss. Errors: ConfigurationError on
+    anything else.
+    """
     if isinstance(loss, Loss):
         return loss
     if not callable(loss):
-        raise ConfigurationError(f"the loss is {loss!r}; wanted a Loss or a function (prediction, y) -> mean loss: give the "
-                                 "model an attribute `loss`, or pass one in the configuration")
+        raise ConfigurationError(
+            f"the loss is {loss!r}; wanted a Loss or a function (prediction, y) -> mean loss: give the "
+            "model an attribute `loss`, or pass one in the configuration"
+        )
     return FunctionLoss(loss)

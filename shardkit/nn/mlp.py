@@ -1,4 +1,5 @@
 """MLP: layers of units, each fully connected to the one before."""
+
 from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError
 from . import ops
@@ -28,36 +29,58 @@ class MLP(Module):
     sizes       at least input and output
     activation  between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none
     task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
-                "classification": y [batch] class numbers, outputs are logits, the loss is the cross-entropy per sample
+                "classification": y [batch] class numbers, outputs are logits, the loss is the
+                cross-entropy per sample
     seed        of the initial weights
     feature_names  of the columns of x; None: feature_0, feature_1, ...
     Errors: ConfigurationError (a ValueError) on anything else.
     """
 
-    def __init__(self, sizes, activation: str = "gelu", task: str = "regression", seed: int = 0, dtype="float32",
-                 feature_names=None):
+    def __init__(
+        self,
+        sizes,
+        activation: str = "gelu",
+        task: str = "regression",
+        seed: int = 0,
+        dtype="float32",
+        feature_names=None,
+    ):
         self._sizes, self._activation, self._task, self._seed = tuple(sizes), activation, task, seed
         self._dtype = checked_dtype("MLP", dtype)
         self._check()
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)
         last = len(self._sizes) - 2
         self.layers = ModuleList(
-            DenseLayer(num_in, num_out, activation=ACTIVATIONS[activation] if index < last else None, dtype=self._dtype)
-            for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:])))
+            DenseLayer(
+                num_in,
+                num_out,
+                activation=ACTIVATIONS[activation] if index < last else None,
+                dtype=self._dtype,
+            )
+            for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:]))
+        )
         self.loss = TASKS[task]()
         self.finish(seed)
 
     def _check(self):
         """Raise ConfigurationError on arguments that mean nothing."""
         if len(self._sizes) < 2:
-            raise ConfigurationError(f"MLP with sizes = {self._sizes}; wanted at least two, of input and output")
+            raise ConfigurationError(
+                f"MLP with sizes = {self._sizes}; wanted at least two, of input and output"
+            )
         check_sizes("MLP", **{f"sizes[{index}]": size for index, size in enumerate(self._sizes)})
-        for name, value, known in (("activation", self._activation, ACTIVATIONS), ("task", self._task, TASKS)):
+        for name, value, known in (
+            ("activation", self._activation, ACTIVATIONS),
+            ("task", self._task, TASKS),
+        ):
             require(is_among(value, known), f"MLP with {name}", value, f"one of {', '.join(known)}")
         require(is_integer(self._seed), "MLP with seed", self._seed, "an integer")
 
     def blocks(self):
-        return [("features", self.features), *((f"layers.{index}", layer) for index, layer in enumerate(self.layers))]
+        return [
+            ("features", self.features),
+            *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
+        ]
 
     def forward(self, x):
         for _, block in self.blocks():
@@ -68,5 +91,11 @@ class MLP(Module):
         return (*input_shape[:-1], self._sizes[-1])
 
     def configuration(self):
-        return {"sizes": list(self._sizes), "activation": self._activation, "task": self._task, "seed": self._seed,
-                "dtype": self._dtype, "feature_names": list(self.features.names)}
+        return {
+            "sizes": list(self._sizes),
+            "activation": self._activation,
+            "task": self._task,
+            "seed": self._seed,
+            "dtype": self._dtype,
+            "feature_names": list(self.features.names),
+        }

@@ -10,8 +10,10 @@
 
     model = TwoLayers().finish(seed=0)           # every parameter now knows its name and seed
 
-A module owns no arrays and no machinery: its members are its attributes, and everything else follows from walking them.
+A module owns no arrays and no machinery: its members are its attributes, and everything else
+follows from walking them.
 """
+
 import numpy
 
 from ..array.backend import to_host
@@ -28,39 +30,48 @@ __all__ = ["Module", "ModuleList", "Parameter"]
 class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
-    What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of assignment, under the
-    attribute's name. A subclass writes __init__ and forward; nothing has to be called or registered. Attributes may have any
-    name but those of methods that a module itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`,
-    `check_input` and `output_shape` are asked of the class, so that attributes of these names are free.
+    What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of
+    assignment, under the attribute's name. A subclass writes __init__ and forward; nothing has to
+    be called or registered. Attributes may have any name but those of methods that a module itself
+    is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
+    `output_shape` are asked of the class, so that attributes of these names are free.
 
-    The contract with the engine that shards a model: chaining `for _, block in blocks(): x = block(x)` IS the forward pass,
-    a block is a pure function of (x, parameters, current_context()), and `loss` is a Loss or a function.
+    The contract with the engine that shards a model: chaining `for _, block in blocks(): x =
+    block(x)` IS the forward pass, a block is a pure function of (x, parameters, current_context()),
+    and `loss` is a Loss or a function.
     """
 
-    is_table = False                    # its weight is looked up and not multiplied
-    loss = None                         # what training makes small; None: the training configuration names one
-    path_in_model: str | None = None    # dotted; "" for the root; None before finish()
+    is_table = False  # its weight is looked up and not multiplied
+    loss = None  # what training makes small; None: the training configuration names one
+    path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
     def __setattr__(self, name, value):
         if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
-            raise ConfigurationError(f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: "
-                                     f"it would hide Module.{name}, which a module needs; give the attribute "
-                                     "another name")
+            raise ConfigurationError(
+                f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: "
+                f"it would hide Module.{name}, which a module needs; give the attribute "
+                "another name"
+            )
         super().__setattr__(name, value)
 
     def forward(self, x):
         """The output for x."""
-        raise NotImplementedError(f"{type(self).__name__} has no forward(); write def forward(self, x) in the class")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no forward(); write def forward(self, x) in the class"
+        )
 
     def __call__(self, *args, **kwargs):
         return self.forward(*args, **kwargs)
 
     def blocks(self) -> "list[tuple[str, Module]]":
-        """(name, module) in the order of the forward pass: what is gathered together, or placed on a pipeline stage."""
+        """(name, module) in the order of the forward pass: what is gathered together, or placed on
+        a pipeline stage.
+        """
         return [("", self)]
 
     def check_input(self, x) -> None:
-        """Raise ShapeError unless forward() takes x, an array [samples, ...]. Nothing is computed; no communication.
+        """Raise ShapeError unless forward() takes x, an array [samples, ...]. Nothing is computed;
+        no communication.
 
         Here: what the first of its blocks says; a module that is its own only block takes anything.
         """
@@ -69,30 +80,40 @@ class Module:
                 check_input_of(first, x)
 
     def output_shape(self, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
-        """The shape of the output for an input of this shape, so that targets can be checked; None: it does not say."""
+        """The shape of the output for an input of this shape, so that targets can be checked; None:
+        it does not say.
+        """
         return None
 
     def configuration(self) -> dict:
-        """Arguments, as JSON can hold them, that build the same model again; {} if the class does not say."""
+        """Arguments, as JSON can hold them, that build the same model again; {} if the class does
+        not say.
+        """
         return {}
 
     @classmethod
     def from_checkpoint(cls, path) -> "Module":
         """The model that a checkpoint describes, without weights.
 
-        load_model of a sharded model around it reads them, load_state_dict gives others. What needs weights before is
-        refused with a ShardingError.
+        load_model of a sharded model around it reads them, load_state_dict gives others. What needs
+        weights before is refused with a ShardingError.
 
-        path    a checkpoint's folder, or a folder of checkpoints or of a run: as load_model, the newest valid one is taken
-        Errors: CheckpointError if there is none, or it describes another class or sizes that this one refuses.
+        path    a checkpoint's folder, or a folder of checkpoints or of a run: as load_model, the
+                newest valid one is taken
+        Errors: CheckpointError if there is none, or it describes another class or sizes that this
+        one refuses.
         """
         description = read_description(path)
         if description["class"] != cls.__name__:
-            raise CheckpointError(f"the checkpoint in {path} is of a {description['class']}, not of a {cls.__name__}")
+            raise CheckpointError(
+                f"the checkpoint in {path} is of a {description['class']}, not of a {cls.__name__}"
+            )
         try:
             model = cls(**description["configuration"])
         except (TypeError, ConfigurationError) as error:
-            raise CheckpointError(f"the checkpoint in {path} does not describe a {cls.__name__}: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint in {path} does not describe a {cls.__name__}: {error}"
+            ) from error
         for parameter in model.parameters():
             parameter.init = Unread(cls.__name__, str(path))
         return model
@@ -101,14 +122,20 @@ class Module:
 
     def members(self) -> "dict[str, Parameter | Module]":
         """What this module is made of, one level deep, in order."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, (Parameter, Module))}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, (Parameter, Module))
+        }
 
     def named_modules(self) -> "dict[str, Module]":
         """{dotted path: module}, itself first under ""; each module once, under its first path."""
         return {path: member for path, member in self._walk() if isinstance(member, Module)}
 
     def named_parameters(self) -> dict[str, Parameter]:
-        """{dotted name: parameter} in canonical order; a tied one is listed once, under its first name."""
+        """{dotted name: parameter} in canonical order; a tied one is listed once, under its first
+        name.
+        """
         return {path: member for path, member in self._walk() if isinstance(member, Parameter)}
 
     def parameters(self) -> list[Parameter]:
@@ -136,18 +163,21 @@ class Module:
                 yield below, member
 
     def finish(self, seed: int = 0) -> "Module":
-        """Tell every parameter its name and seed, and every module its path; returns the module itself.
+        """Tell every parameter its name and seed, and every module its path; returns the module
+        itself.
 
-        The outermost module that is finished gives the names, the first seed given stays: a GPT inside a larger model
-        keeps its own. Repeating it changes nothing, and neither does finishing a part of a finished model.
-        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set and nowhere else, or an
-        attribute takes a gradient and is no Parameter: they would not be trained.
+        The outermost module that is finished gives the names, the first seed given stays: a GPT
+        inside a larger model keeps its own. Repeating it changes nothing, and neither does
+        finishing a part of a finished model.
+        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set
+        and nowhere else, or an attribute takes a gradient and is no Parameter: they would not be
+        trained.
         """
         if self.path_in_model:
             return self
         tree = dict(self._walk())
         _check_containers(tree.values())
-        if self.path_in_model is None:          # later, a forward may have kept tensors that it was given
+        if self.path_in_model is None:  # later, a forward may have kept tensors that it was given
             _check_tensors(tree.values())
         for path, member in tree.items():
             if isinstance(member, Module):
@@ -167,7 +197,8 @@ class Module:
         """Copy these values into the parameters; nothing changes if anything is wrong.
 
         strict  False: names that the other side lacks are left alone
-        Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another shape.
+        Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another
+        shape.
         """
         parameters = self.named_parameters()
         if strict:
@@ -175,8 +206,10 @@ class Module:
         shared = [name for name in parameters if name in state]
         for name in shared:
             if numpy.shape(state[name]) != parameters[name].shape:
-                raise ShapeError(f"parameter {name} has shape {parameters[name].shape}, but the state holds "
-                                 f"{numpy.shape(state[name])}; is it of a model of other sizes?")
+                raise ShapeError(
+                    f"parameter {name} has shape {parameters[name].shape}, but the state holds "
+                    f"{numpy.shape(state[name])}; is it of a model of other sizes?"
+                )
         for name in shared:
             parameters[name].array = state[name]
 
@@ -190,7 +223,15 @@ class Module:
 
 
 TAKEN = frozenset(name for name in vars(Module) if not name.startswith("__")) - {
-    "blocks", "check_input", "configuration", "is_table", "loss", "members", "output_shape", "path_in_model"}
+    "blocks",
+    "check_input",
+    "configuration",
+    "is_table",
+    "loss",
+    "members",
+    "output_shape",
+    "path_in_model",
+}
 
 
 def members_of(module: Module) -> "dict[str, Parameter | Module]":
@@ -205,18 +246,24 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
     """
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
-        raise ConfigurationError(f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
-                                 "wanted a list of (name, module)")
+        raise ConfigurationError(
+            f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
+            "wanted a list of (name, module)"
+        )
     return list(blocks)
 
 
 def check_input_of(module: Module, x) -> None:
-    """Ask the class whether forward() takes x, whatever the module's attribute `check_input` is. Errors: ShapeError."""
+    """Ask the class whether forward() takes x, whatever the module's attribute `check_input` is.
+    Errors: ShapeError.
+    """
     type(module).check_input(module, x)
 
 
 def output_shape_of(module: Module, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
-    """What the class says the shape of the output is, whatever the module's attribute `output_shape` is."""
+    """What the class says the shape of the output is, whatever the module's attribute
+    `output_shape` is.
+    """
     return type(module).output_shape(module, input_shape)
 
 
@@ -234,17 +281,23 @@ def _check_containers(tree):
     known = {id(member) for member in tree}
     for name, value in _attributes(tree):
         if any(id(member) not in known for member in _contained(value)):
-            raise ConfigurationError(f"{name} is a plain {type(value).__name__} of modules or parameters, which "
-                                     "would not be trained; use ModuleList, or one attribute each")
+            raise ConfigurationError(
+                f"{name} is a plain {type(value).__name__} of modules or parameters, which "
+                "would not be trained; use ModuleList, or one attribute each"
+            )
 
 
 def _check_tensors(tree):
-    """Raise ConfigurationError if an attribute is a Tensor that takes a gradient, but no Parameter."""
+    """Raise ConfigurationError if an attribute is a Tensor that takes a gradient, but no
+    Parameter.
+    """
     for name, value in _attributes(tree):
         if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
-            raise ConfigurationError(f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not "
-                                     f"be trained; make it a Parameter({value.shape}, init), or leave out "
-                                     "requires_grad=True")
+            raise ConfigurationError(
+                f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not "
+                f"be trained; make it a Parameter({value.shape}, init), or leave out "
+                "requires_grad=True"
+            )
 
 
 def _attributes(tree):
@@ -268,11 +321,16 @@ def _contained(value):
 
 def _check_names(model_name, parameters, state):
     """Raise CheckpointError unless both name the same things."""
-    missing, unknown = [n for n in parameters if n not in state], [n for n in state if n not in parameters]
+    missing, unknown = (
+        [n for n in parameters if n not in state],
+        [n for n in state if n not in parameters],
+    )
     if missing or unknown:
-        raise CheckpointError(f"the state does not fit {model_name}: {len(missing)} names missing {_some(missing)}, "
-                              f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the {len(parameters) - len(missing)} "
-                              "they share")
+        raise CheckpointError(
+            f"the state does not fit {model_name}: {len(missing)} names missing {_some(missing)}, "
+            f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the {len(parameters) - len(missing)} "
+            "they share"
+        )
 
 
 def _some(names):
@@ -287,7 +345,9 @@ class ModuleList(Module):
         self._modules = list(modules)
         for index, module in enumerate(self._modules):
             if not isinstance(module, Module):
-                raise TypeError(f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted a Module")
+                raise TypeError(
+                    f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted a Module"
+                )
 
     def members(self):
         return {str(index): module for index, module in enumerate(self._modules)}

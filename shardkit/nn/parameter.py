@@ -1,20 +1,24 @@
 """Parameters, whose arrays are made late or never.
 
-A parameter of a sharded model lives in somebody else's flat buffer, so it does not own its array, it is lent one:
+A parameter of a sharded model lives in somebody else's flat buffer, so it does not own its array,
+it is lent one:
 
     fresh --first access to .array--> bound --release()--> released
       |                                 ^                     |
       +----------bind(view)-------------+------bind(view)-----+
 
-What is lent may hold half floats: the parameter is of their dtype then, which operations see, while its gradient stays float32,
-since it is a sum. Whoever lends them keeps the values that are trained, in the dtype that the parameter was made with.
+What is lent may hold half floats: the parameter is of their dtype then, which operations see, while
+its gradient stays float32, since it is a sum. Whoever lends them keeps the values that are trained,
+in the dtype that the parameter was made with.
 
-Initial values are a function of (seed, name, element index), so ranks can fill the parts that they own from a parameter that
-stays fresh: a model larger than the memory of one node can be made on every node.
+Initial values are a function of (seed, name, element index), so ranks can fill the parts that they
+own from a parameter that stays fresh: a model larger than the memory of one node can be made on
+every node.
 
-A rank that computes with a part of a parameter only (tensor parallelism) has a SlicedParameter: a box of the whole one, with
-the values that the whole one has there.
+A rank that computes with a part of a parameter only (tensor parallelism) has a SlicedParameter: a
+box of the whole one, with the values that the whole one has there.
 """
+
 import copy
 from math import prod
 
@@ -28,8 +32,10 @@ from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
 from .init import CHUNK, Initializer, Unread
 
-INSTEAD_OF_FREEZING = ("make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model "
-                       "is sharded: every rank holds it whole then, and checkpoints leave it out")
+INSTEAD_OF_FREEZING = (
+    "make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model "
+    "is sharded: every rank holds it whole then, and checkpoints leave it out"
+)
 
 
 class Parameter(Tensor):
@@ -42,8 +48,19 @@ class Parameter(Tensor):
     requires_grad   False: frozen; not for parameters of a sharded model, which trains all of them
     """
 
-    __slots__ = ("name", "seed", "init", "claim", "_shape", "_dtype", "_lent_dtype", "_array", "_is_released", "_is_sharded",
-                 "_requires_grad")
+    __slots__ = (
+        "name",
+        "seed",
+        "init",
+        "claim",
+        "_shape",
+        "_dtype",
+        "_lent_dtype",
+        "_array",
+        "_is_released",
+        "_is_sharded",
+        "_requires_grad",
+    )
     is_parameter = True
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
@@ -51,7 +68,9 @@ class Parameter(Tensor):
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._dtype = self._lent_dtype = numpy.dtype(dtype)
         if not is_floating(self._dtype):
-            raise AutogradError(f"a parameter of {self._dtype} cannot take a gradient; wanted floating point")
+            raise AutogradError(
+                f"a parameter of {self._dtype} cannot take a gradient; wanted floating point"
+            )
         self.init = init
         self.name: str | None = None
         self.seed: int | None = None
@@ -68,8 +87,10 @@ class Parameter(Tensor):
     @requires_grad.setter
     def requires_grad(self, value):
         if not value and self._is_sharded:
-            raise ShardingError(f"{self._called} cannot be frozen: it belongs to a sharded model, which trains "
-                                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}")
+            raise ShardingError(
+                f"{self._called} cannot be frozen: it belongs to a sharded model, which trains "
+                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
+            )
         self._requires_grad = value
 
     @property
@@ -85,7 +106,9 @@ class Parameter(Tensor):
         return wide(self._lent_dtype)
 
     def empty_gradient(self):
-        """Float32 memory for the gradient also where it cannot be computed in place but x and weight are half floats."""
+        """Float32 memory for the gradient also where it cannot be computed in place but x and
+        weight are half floats.
+        """
         gradient = super().empty_gradient()
         if gradient is None and is_half(self._lent_dtype):
             return empty(self._shape, wide(self._lent_dtype), xp_of(self.array))
@@ -138,11 +161,15 @@ class Parameter(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into the array that it has (its own or a lent one). Errors: ShapeError on another shape."""
+        """Copy the values into the array that it has (its own or a lent one). Errors: ShapeError on
+        another shape.
+        """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
-            raise ShapeError(f"{self._called} has shape {self._shape}, but values of shape {numpy.shape(values)} were given; "
-                             "the two must be equal")
+            raise ShapeError(
+                f"{self._called} has shape {self._shape}, but values of shape {numpy.shape(values)} were given; "
+                "the two must be equal"
+            )
         if self.is_fresh:
             self._array = xp_of(values).empty(self._shape, self._dtype)
         xp = xp_of(self.array)
@@ -155,13 +182,17 @@ class Parameter(Tensor):
         Errors: ShardingError if it is released, or has no name and seed yet.
         """
         if self._is_released:
-            raise ShardingError(f"{self._called} was released: its values live in the shards of its ranks. "
-                                "Gather its unit first, or use the sharded model (predict, gather_full_parameters)")
+            raise ShardingError(
+                f"{self._called} was released: its values live in the shards of its ranks. "
+                "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
+            )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
         if self.name is None or self.seed is None:
-            raise ShardingError(f"{self._called} has no name and seed yet, and its initial values depend on both; "
-                                "call finish(seed) on the model that it belongs to")
+            raise ShardingError(
+                f"{self._called} has no name and seed yet, and its initial values depend on both; "
+                "call finish(seed) on the model that it belongs to"
+            )
         return self._initial_values(start, stop)
 
     def _initial_values(self, start, stop):
@@ -174,11 +205,18 @@ class Parameter(Tensor):
         Errors: ShapeError on another shape or dtype.
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
-            raise ShapeError(f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of {view.shape} "
-                             f"{view.dtype}; slot and parameter must agree")
+            raise ShapeError(
+                f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of {view.shape} "
+                f"{view.dtype}; slot and parameter must agree"
+            )
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released, self._is_sharded = view, view.dtype, False, True
+        self._array, self._lent_dtype, self._is_released, self._is_sharded = (
+            view,
+            view.dtype,
+            False,
+            True,
+        )
 
     def seen_as(self, kind):
         """Use the same memory as an array of this class, if it is lent any."""
@@ -186,10 +224,17 @@ class Parameter(Tensor):
             self._array = self._array.view(kind)
 
     def release(self):
-        """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends another."""
+        """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends
+        another.
+        """
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released, self._is_sharded = None, self._dtype, True, True
+        self._array, self._lent_dtype, self._is_released, self._is_sharded = (
+            None,
+            self._dtype,
+            True,
+            True,
+        )
 
     def renew(self):
         """As it was made: initial values, no memory, no gradient."""
@@ -198,12 +243,21 @@ class Parameter(Tensor):
 
     @property
     def _called(self):
-        return f"parameter {self.name}" if self.name is not None else f"a parameter of shape {self._shape}"
+        return (
+            f"parameter {self.name}"
+            if self.name is not None
+            else f"a parameter of shape {self._shape}"
+        )
 
     def __deepcopy__(self, memo):
         """The same parameter in the same state, with memory of its own; the claim is shared."""
         twin = self._fresh_twin()
-        twin.name, twin.seed, twin.requires_grad, twin.claim = self.name, self.seed, self.requires_grad, self.claim
+        twin.name, twin.seed, twin.requires_grad, twin.claim = (
+            self.name,
+            self.seed,
+            self.requires_grad,
+            self.claim,
+        )
         twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
         twin._is_sharded = self._is_sharded
         twin._lent_dtype = self._lent_dtype
@@ -219,7 +273,8 @@ class Parameter(Tensor):
 
 
 class SlicedParameter(Parameter):
-    """A box of a parameter: `shape` is that of the box, name and initial values are those of the whole.
+    """A box of a parameter: `shape` is that of the box, name and initial values are those of the
+    whole.
 
     global_shape   of the whole parameter
     box            inside it
@@ -234,7 +289,9 @@ class SlicedParameter(Parameter):
 
     @classmethod
     def of(cls, whole: Parameter, box: Box) -> "SlicedParameter":
-        """This box of a parameter: its name, seed and values; lazy if the whole one still is fresh."""
+        """This box of a parameter: its name, seed and values; lazy if the whole one still is
+        fresh.
+        """
         part = cls(whole.global_shape, box, whole.init, whole.dtype)
         part.name, part.seed, part.requires_grad = whole.name, whole.seed, whole.requires_grad
         if not whole.is_fresh:
@@ -250,19 +307,22 @@ class SlicedParameter(Parameter):
         return self._box
 
     def _initial_values(self, start, stop):
-        """Elements [start, stop) of the box, from the spans of the whole parameter that hold them."""
+        """Elements [start, stop) of the box, from the spans of the whole parameter that hold
+        them.
+        """
         values, at = numpy.empty(stop - start, self._dtype), 0
         for local in flat_range_to_boxes(self._shape, start, stop):
             part = Box(tuple(a + b for a, b in zip(local.offset, self._box.offset)), local.shape)
             for rows in self._whole_rows(part):
-                values[at:at + rows.size] = rows.reshape(-1)
+                values[at : at + rows.size] = rows.reshape(-1)
                 at += rows.size
         return values
 
     def _whole_rows(self, box):
         """The values of a box of the whole parameter, a few rows at a time: [rows, *box.shape[1:]].
 
-        Whole rows are made and cut, so that columns cost a few long spans instead of many short ones.
+        Whole rows are made and cut, so that columns cost a few long spans instead of many short
+        ones.
         """
         below = self._global_shape[1:]
         row, inner = prod(below), (slice(None), *box.slices()[1:])

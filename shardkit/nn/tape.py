@@ -1,15 +1,19 @@
 """The tape: operations that were done, and the walk back over them.
 
-    y --node--> Node "gelu" --source--> Node "matmul" --source--> w        a leaf Tensor that takes a gradient
+    y --node--> Node "gelu" --source--> Node "matmul" --source--> w        a leaf Tensor that takes
+                                                                           a gradient
                                                       --source--> None     an input that takes none
 
-A Node is one operation: it knows where gradients go (its sources) and how to make them (`backward`), and owns no array
-itself. Nodes point to older nodes only, never back, so a tape that nobody holds is freed by reference counting alone.
+A Node is one operation: it knows where gradients go (its sources) and how to make them
+(`backward`), and owns no array itself. Nodes point to older nodes only, never back, so a tape that
+nobody holds is freed by reference counting alone.
 
-The walk visits nodes from the newest to the oldest, by a sequence number that each node took when it was made. This is a
-legal order (what uses a tensor is younger than what made it), it needs no recursion, and it is the same in every run:
-gradients that meet are always added in the same order, so their bits are the same too.
+The walk visits nodes from the newest to the oldest, by a sequence number that each node took when
+it was made. This is a legal order (what uses a tensor is younger than what made it), it needs no
+recursion, and it is the same in every run: gradients that meet are always added in the same order,
+so their bits are the same too.
 """
+
 import itertools
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,8 +24,10 @@ import numpy
 from ..array import fresh
 from ..errors import AutogradError, ShapeError
 
-_grad_enabled = ContextVar("shardkit_grad_enabled", default=True)      # per thread: ranks may be threads
-_sequence = itertools.count()                                          # only the order matters, never the value
+_grad_enabled = ContextVar(
+    "shardkit_grad_enabled", default=True
+)  # per thread: ranks may be threads
+_sequence = itertools.count()  # only the order matters, never the value
 
 
 def is_grad_enabled() -> bool:
@@ -42,22 +48,24 @@ def no_grad():
 class Memory:
     """How often some memory was changed in place; shared by all tensors that are views of it."""
 
-    version = 0                     # of the class, so that making one, as every operation does, costs next to nothing
+    version = 0  # of the class, so that making one, as every operation does, costs next to nothing
 
 
 class Node:
-    """One recorded operation. `sources` has one entry per input: a Node, a leaf Tensor, or None (takes no gradient)."""
+    """One recorded operation. `sources` has one entry per input: a Node, a leaf Tensor, or None
+    (takes no gradient).
+    """
 
     is_parameter = False
     __slots__ = ("order", "sources", "wanted", "backward", "saved", "is_one_pass")
 
     def __init__(self, sources, wanted, backward, saved, is_one_pass):
-        self.order = -next(_sequence)                                  # a min-heap of these yields the newest first
+        self.order = -next(_sequence)  # a min-heap of these yields the newest first
         self.sources = sources
         self.wanted = wanted
         self.backward = backward
-        self.saved = saved                                             # [(what carries .version, version when recorded)]
-        self.is_one_pass = is_one_pass                                 # all its gradients cost as much as one of them
+        self.saved = saved  # [(what carries .version, version when recorded)]
+        self.is_one_pass = is_one_pass  # all its gradients cost as much as one of them
 
     def release(self):
         """Forget everything, so that activations are freed while the walk goes on."""
@@ -68,8 +76,8 @@ class Node:
 def walk(output, gradient, *, retain_graph=False, deferred=None):
     """Send the gradient from the output to all leaves, newest node first.
 
-    deferred  None, or a list that receives (node's backward, gradient, ...) for what parameters are owed, instead of
-              computing it (see backward_inputs)
+    deferred  None, or a list that receives (node's backward, gradient, ...) for what parameters are
+              owed, instead of computing it (see backward_inputs)
     """
     if output._node is None:
         return _accumulate(output, gradient)
@@ -79,38 +87,52 @@ def walk(output, gradient, *, retain_graph=False, deferred=None):
         node = heappop(heap)[1]
         _check(node.backward, node.saved)
         gradient = pending.pop(node)
-        gradients = node.backward(gradient, node.wanted) if deferred is None else _split(node, gradient, deferred)
+        gradients = (
+            node.backward(gradient, node.wanted)
+            if deferred is None
+            else _split(node, gradient, deferred)
+        )
         _deliver(node.sources, gradients, pending, heap)
         if not retain_graph:
             node.release()
 
 
 def _deliver(sources, gradients, pending, heap):
-    """Hand each gradient to its source: leaves add it now, nodes collect all of theirs before their turn."""
+    """Hand each gradient to its source: leaves add it now, nodes collect all of theirs before their
+    turn.
+    """
     for source, gradient in zip(sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
         if not isinstance(source, Node):
             _accumulate(source, gradient)
         elif source in pending:
-            pending[source] = fresh.compute("add", pending[source], gradient)      # never in place: both may be shared
+            pending[source] = fresh.compute(
+                "add", pending[source], gradient
+            )  # never in place: both may be shared
         else:
             pending[source] = gradient
             heappush(heap, (source.order, source))
 
 
 def _accumulate(leaf, gradient):
-    """leaf.grad += gradient, in the memory of .grad if there is one; the first into memory without contents is a copy."""
+    """leaf.grad += gradient, in the memory of .grad if there is one; the first into memory without
+    contents is a copy.
+    """
     if leaf.grad is None:
-        leaf.grad = numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else fresh.copy(gradient)
+        leaf.grad = (
+            numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else fresh.copy(gradient)
+        )
         return
     grad = leaf.grad
     if grad.shape != gradient.shape:
-        raise ShapeError(f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; "
-                         "bind .grad to a view of the leaf's own shape")
+        raise ShapeError(
+            f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; "
+            "bind .grad to a view of the leaf's own shape"
+        )
     if not leaf.grad_is_empty:
         grad += gradient
-    elif gradient is not grad:                  # an operation may have computed it right there
+    elif gradient is not grad:  # an operation may have computed it right there
         grad[...] = gradient
     leaf.grad_is_empty = False
 
@@ -118,17 +140,23 @@ def _accumulate(leaf, gradient):
 def _check(backward, saved):
     """Raise AutogradError if this node was used up, or if what it needs was overwritten."""
     if backward is None:
-        raise AutogradError("a second backward over a tape that the first has freed; "
-                            "pass retain_graph=True to the first, or compute the forward again")
+        raise AutogradError(
+            "a second backward over a tape that the first has freed; "
+            "pass retain_graph=True to the first, or compute the forward again"
+        )
     for holder, version in saved:
         if holder.version != version:
             operation = backward.__qualname__.split(".")[0].lstrip("_")
-            raise AutogradError(f"an array that the backward of {operation} needs was changed in place "
-                                f"{holder.version - version} time(s) since; change a copy, or run backward first")
+            raise AutogradError(
+                f"an array that the backward of {operation} needs was changed in place "
+                f"{holder.version - version} time(s) since; change a copy, or run backward first"
+            )
 
 
 def _split(node, gradient, deferred):
-    """The gradients of a node that go on now; what it owes to parameters is noted, or if it comes in the same pass, kept."""
+    """The gradients of a node that go on now; what it owes to parameters is noted, or if it comes
+    in the same pass, kept.
+    """
     owed = tuple([source is not None and source.is_parameter for source in node.sources])
     if not any(owed):
         return node.backward(gradient, node.wanted)
@@ -154,9 +182,11 @@ class WeightGradients:
     def run(self):
         """Add them to `.grad` of the parameters, in the order of the plain backward. Once only."""
         if self._deferred is None:
-            raise AutogradError("the weight gradients of this backward were already computed; run() is for once")
+            raise AutogradError(
+                "the weight gradients of this backward were already computed; run() is for once"
+            )
         deferred, self._deferred = self._deferred, None
-        deferred.reverse()                                             # popped from the end, so each is freed after use
+        deferred.reverse()  # popped from the end, so each is freed after use
         while deferred:
             backward, gradient, owed, parameters, saved = deferred.pop()
             _check(backward, saved)

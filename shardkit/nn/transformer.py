@@ -8,9 +8,11 @@ Two families of models differ in a few choices, which are values here:
     gpt2     LayerNorm, biases, learned positions, GELU (Radford et al. 2019)
     llama    RMSNorm, no biases, rotary positions, SwiGLU (arXiv 2302.13971)
 
-x is [batch, sequence, width]; rows of dim 0 are samples of the batch. Layers infer the number of heads and hidden units from
-what their projections return, so a projection that computes only a slice of them needs no other change.
+x is [batch, sequence, width]; rows of dim 0 are samples of the batch. Layers infer the number of
+heads and hidden units from what their projections return, so a projection that computes only a
+slice of them needs no other change.
 """
+
 from dataclasses import dataclass
 
 from ..array.backend import xp_of
@@ -31,43 +33,51 @@ class Style:
 
     norm: type[Module]
     has_bias: bool
-    is_rotary: bool         # otherwise positions are learned and added to the embedding
-    is_gated: bool          # SwiGLU, otherwise GELU
+    is_rotary: bool  # otherwise positions are learned and added to the embedding
+    is_gated: bool  # SwiGLU, otherwise GELU
 
     def make_norm(self, width: int, eps: float | None, dtype) -> Module:
         """A norm of this style; eps None: that of its class."""
-        return self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
+        return (
+            self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
+        )
 
 
-STYLES = {"gpt2": Style(LayerNorm, has_bias=True, is_rotary=False, is_gated=False),
-          "llama": Style(RMSNorm, has_bias=False, is_rotary=True, is_gated=True)}
+STYLES = {
+    "gpt2": Style(LayerNorm, has_bias=True, is_rotary=False, is_gated=False),
+    "llama": Style(RMSNorm, has_bias=False, is_rotary=True, is_gated=True),
+}
 
 
 class KeyValueCache:
-    """Keys and values of the positions that one attention layer has seen, so that a new token costs one position.
+    """Keys and values of the positions that one attention layer has seen, so that a new token costs
+    one position.
 
     capacity  positions; nothing is allocated before the first append
     """
 
     def __init__(self, capacity: int):
         self.capacity = capacity
-        self.length = 0             # positions held
+        self.length = 0  # positions held
         self._keys = self._values = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k, v [batch, kv_heads, S, D] behind what is there; returns all of it [batch, kv_heads, length, D].
+        """Add k, v [batch, kv_heads, S, D] behind what is there; returns all of it [batch,
+        kv_heads, length, D].
 
         No gradient flows through a cache. Errors: ShapeError if it is full.
         """
         batch, heads, num_new, head_dim = k.shape
         stop = self.length + num_new
         if stop > self.capacity:
-            raise ShapeError(f"{num_new} positions do not fit behind {self.length} in a key/value cache of {self.capacity}")
+            raise ShapeError(
+                f"{num_new} positions do not fit behind {self.length} in a key/value cache of {self.capacity}"
+            )
         if self._keys is None:
             room = (batch, heads, self.capacity, head_dim)
             self._keys, self._values = [xp_of(k.array).empty(room, k.dtype) for _ in range(2)]
-        self._keys[:, :, self.length:stop] = k.array
-        self._values[:, :, self.length:stop] = v.array
+        self._keys[:, :, self.length : stop] = k.array
+        self._values[:, :, self.length : stop] = v.array
         self.length = stop
         return Tensor(self._keys[:, :, :stop]), Tensor(self._values[:, :, :stop])
 
@@ -76,16 +86,28 @@ class SelfAttention(Module):
     """Each position looks at itself and the ones before it (arXiv 1706.03762).
 
     width, heads      width = heads * head_dim
-    kv_heads          each key and value head serves heads / kv_heads query heads (arXiv 2305.13245); None: as many as heads
+    kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
+                      2305.13245); None: as many as heads
     rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head_dim
     rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
     output_init       initial values of the output projection
     Errors: ConfigurationError on sizes that do not divide.
     """
 
-    def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, bias: bool = True, rotary: bool = False,
-                 rotary_base: float = ROTARY_BASE, dropout: float = 0.0, init: Initializer = WEIGHT_INIT,
-                 output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        bias: bool = True,
+        rotary: bool = False,
+        rotary_base: float = ROTARY_BASE,
+        dropout: float = 0.0,
+        init: Initializer = WEIGHT_INIT,
+        output_init: Initializer = WEIGHT_INIT,
+        dtype="float32",
+    ):
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, is_rotary=rotary)
         self.head_dim, self.rotary, self.rotary_base = width // heads, rotary, rotary_base
@@ -97,44 +119,63 @@ class SelfAttention(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        """x [batch, S, width] -> the same shape. With a cache, x is what comes after the positions in it."""
+        """x [batch, S, width] -> the same shape. With a cache, x is what comes after the positions
+        in it.
+        """
         first = 0 if cache is None else cache.length
-        q, k, v = [self._by_head(projection(x)) for projection in (self.query, self.key, self.value)]
+        q, k, v = [
+            self._by_head(projection(x)) for projection in (self.query, self.key, self.value)
+        ]
         if self.rotary:
             positions = xp_of(x.array).arange(first, first + x.shape[1])
             q, k = [ops.rotary(each, positions, self.rotary_base) for each in (q, k)]
         if cache is not None:
             k, v = cache.append(k, v)
-        y = ops.causal_attention(q, k, v, first_query=first)           # [batch, heads, S, head_dim]
-        y = ops.permute(y, (0, 2, 1, 3))                               # [batch, S, heads, head_dim]
-        y = ops.reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))    # [batch, S, heads * head_dim]
+        y = ops.causal_attention(q, k, v, first_query=first)  # [batch, heads, S, head_dim]
+        y = ops.permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
+        y = ops.reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
 
     def _by_head(self, x):
         batch, sequence, width = x.shape
         x = ops.reshape(x, (batch, sequence, width // self.head_dim, self.head_dim))
-        return ops.permute(x, (0, 2, 1, 3))                            # [batch, heads, S, head_dim]
+        return ops.permute(x, (0, 2, 1, 3))  # [batch, heads, S, head_dim]
 
 
 def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
     """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide."""
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
     if width % heads:
-        raise ConfigurationError(f"width {width} = {heads} heads x {width // heads} + {width % heads}; "
-                                 f"wanted a width that {heads} heads divide, such as {width - width % heads + heads}")
+        raise ConfigurationError(
+            f"width {width} = {heads} heads x {width // heads} + {width % heads}; "
+            f"wanted a width that {heads} heads divide, such as {width - width % heads + heads}"
+        )
     if heads % kv_heads:
-        raise ConfigurationError(f"{heads} heads = {kv_heads} kv_heads x {heads // kv_heads} + {heads % kv_heads}; "
-                                 "wanted kv_heads that divide the heads")
+        raise ConfigurationError(
+            f"{heads} heads = {kv_heads} kv_heads x {heads // kv_heads} + {heads % kv_heads}; "
+            "wanted kv_heads that divide the heads"
+        )
     if is_rotary and width // heads % 2:
-        raise ConfigurationError(f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary positions "
-                                 "turn pairs, so it must be even")
+        raise ConfigurationError(
+            f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary positions "
+            "turn pairs, so it must be even"
+        )
 
 
 class FeedForward(Module):
     """down(gelu(up(x))): each position by itself, with `hidden` units."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool = True, dropout: float = 0.0,
-                 init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        bias: bool = True,
+        dropout: float = 0.0,
+        init: Initializer = WEIGHT_INIT,
+        output_init: Initializer = WEIGHT_INIT,
+        dtype="float32",
+    ):
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
@@ -146,8 +187,17 @@ class FeedForward(Module):
 class GatedFeedForward(Module):
     """down(silu(gate(x)) * up(x)): SwiGLU (arXiv 2002.05202), with `hidden` units."""
 
-    def __init__(self, width: int, hidden: int, *, bias: bool = False, dropout: float = 0.0,
-                 init: Initializer = WEIGHT_INIT, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        bias: bool = False,
+        dropout: float = 0.0,
+        init: Initializer = WEIGHT_INIT,
+        output_init: Initializer = WEIGHT_INIT,
+        dtype="float32",
+    ):
         self.gate = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.up = Linear(width, hidden, bias=bias, init=init, dtype=dtype)
         self.down = Linear(hidden, width, bias=bias, init=output_init, dtype=dtype)
@@ -158,9 +208,11 @@ class GatedFeedForward(Module):
 
 
 def hidden_width(width: int, style: Style) -> int:
-    """Hidden units of the feed-forward: 4 width, or for SwiGLU the multiple of 8 nearest to 8/3 width.
+    """Hidden units of the feed-forward: 4 width, or for SwiGLU the multiple of 8 nearest to 8/3
+    width.
 
-    A gated layer has three matrices instead of two: 2/3 of the units give it the same number of parameters.
+    A gated layer has three matrices instead of two: 2/3 of the units give it the same number of
+    parameters.
     """
     return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
 
@@ -170,20 +222,44 @@ class TransformerBlock(Module):
 
     hidden       units of the feed-forward; None: hidden_width of the style
     norm_eps     of both norms; None: that of the style's norm
-    output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers)) keeps its variance at
-                 the start the same for any depth (GPT-2)
+    output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers))
+                 keeps its variance at the start the same for any depth (GPT-2)
     """
 
-    def __init__(self, width: int, heads: int, *, kv_heads: int | None = None, style: Style = STYLES["gpt2"],
-                 hidden: int | None = None, norm_eps: float | None = None, rotary_base: float = ROTARY_BASE,
-                 dropout: float = 0.0, output_init: Initializer = WEIGHT_INIT, dtype="float32"):
-        common = {"bias": style.has_bias, "dropout": dropout, "output_init": output_init, "dtype": dtype}
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        style: Style = STYLES["gpt2"],
+        hidden: int | None = None,
+        norm_eps: float | None = None,
+        rotary_base: float = ROTARY_BASE,
+        dropout: float = 0.0,
+        output_init: Initializer = WEIGHT_INIT,
+        dtype="float32",
+    ):
+        common = {
+            "bias": style.has_bias,
+            "dropout": dropout,
+            "output_init": output_init,
+            "dtype": dtype,
+        }
         feed_forward = GatedFeedForward if style.is_gated else FeedForward
         self.attention_norm = style.make_norm(width, norm_eps, dtype)
-        self.attention = SelfAttention(width, heads, kv_heads=kv_heads, rotary=style.is_rotary, rotary_base=rotary_base,
-                                       **common)
+        self.attention = SelfAttention(
+            width,
+            heads,
+            kv_heads=kv_heads,
+            rotary=style.is_rotary,
+            rotary_base=rotary_base,
+            **common,
+        )
         self.mlp_norm = style.make_norm(width, norm_eps, dtype)
-        self.mlp = feed_forward(width, hidden_width(width, style) if hidden is None else hidden, **common)
+        self.mlp = feed_forward(
+            width, hidden_width(width, style) if hidden is None else hidden, **common
+        )
 
     def forward(self, x, cache: KeyValueCache | None = None):
         x, normalised = self.mlp_norm.after_adding(x, self.attention(self.attention_norm(x), cache))

@@ -1,4 +1,7 @@
-"""What a checkpoint says about an optimizer rule: {"rule": "SGD", "state": [], "settings": {"lr": 0.1, "weight_decay": 0.0}}."""
+"""What a checkpoint says about an optimizer rule: {"rule": "SGD", "state": [], "settings": {"lr":
+0.1, "weight_decay": 0.0}}.
+"""
+
 from dataclasses import fields, is_dataclass
 from math import isfinite
 
@@ -7,14 +10,28 @@ from .rules import Rule
 
 def describe_rule(rule: Rule) -> dict:
     """Return the rule's class, the names of its state and its settings, as JSON can hold them."""
-    names = [field.name for field in fields(rule)] if is_dataclass(rule) else sorted(getattr(rule, "__dict__", {}))
-    return {"rule": type(rule).__name__, "state": list(rule.state_names),
-            "settings": {name: _plain(getattr(rule, name)) for name in names}}
+    names = (
+        [field.name for field in fields(rule)]
+        if is_dataclass(rule)
+        else sorted(getattr(rule, "__dict__", {}))
+    )
+    return {
+        "rule": type(rule).__name__,
+        "state": list(rule.state_names),
+        "settings": {name: _plain(getattr(rule, name)) for name in names},
+    }
 
 
 def _plain(value):
-    """A number, a word, or text about a schedule or a function: without addresses, which differ from run to run."""
-    if value is None or isinstance(value, (bool, int, str)) or isinstance(value, float) and isfinite(value):
+    """A number, a word, or text about a schedule or a function: without addresses, which differ
+    from run to run.
+    """
+    if (
+        value is None
+        or isinstance(value, (bool, int, str))
+        or isinstance(value, float)
+        and isfinite(value)
+    ):
         return value
     if callable(value) and not is_dataclass(value):
         return getattr(value, "__qualname__", type(value).__name__)

@@ -1,9 +1,11 @@
-"""Rules whose state began after the run did, as when a checkpoint goes on under a rule that keeps other state.
+"""Rules whose state began after the run did, as when a checkpoint goes on under a rule that keeps
+other state.
 
-    steps of the run     1  2  3  4  5  6
-    moments              .  .  .  .  1  2       since = 4: corrected for their bias as in steps 1 and 2
-    learning rate        1  2  3  4  5  6       goes on
+steps of the run     1  2  3  4  5  6
+moments              .  .  .  .  1  2       since = 4: corrected for their bias as in steps 1 and 2
+learning rate        1  2  3  4  5  6       goes on
 """
+
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +17,9 @@ class RatedRule(Rule, Protocol):
     """A rule that tells its learning rate apart from the age of its state."""
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """Return the learning rate of step number `step`, counted from 1; or `override`, unless that is None."""
+        """Return the learning rate of step number `step`, counted from 1; or `override`, unless
+        that is None.
+        """
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,18 @@ class LateRule:
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         """Apply the rule by the age of its state and the learning rate of step number `step`."""
-        self.rule.update(parameters, gradients, state, step - self.since, self.rule.rate(step, learning_rate), gradient_scale)
+        self.rule.update(
+            parameters,
+            gradients,
+            state,
+            step - self.since,
+            self.rule.rate(step, learning_rate),
+            gradient_scale,
+        )
 
 
 def on_state_since(rule: Rule, since: int) -> Rule:
-    """Return the rule as it acts on state that was zero after `since` steps: itself, if that is the first."""
+    """Return the rule as it acts on state that was zero after `since` steps: itself, if that is the
+    first.
+    """
     return LateRule(rule, since) if since else rule

@@ -1,17 +1,64 @@
-"""Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a step."""
+"""Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a
+step.
+"""
+
 from ..layout.policy import POLICIES, Policy
 from .balance import measure_blocks
 from .copies import StateDrift
 from .optimization import EvaluationResult, OptimizationInputData, OptimizationResult
-from .optimizer import (DDPOptimizer, FSDPOptimizer, HybridShardedOptimizer, PipelineParallelOptimizer, ShardedOptimizer,
-                        TensorParallelOptimizer, ZeRO1Optimizer, ZeRO2Optimizer)
+from .optimizer import (
+    DDPOptimizer,
+    FSDPOptimizer,
+    HybridShardedOptimizer,
+    PipelineParallelOptimizer,
+    ShardedOptimizer,
+    TensorParallelOptimizer,
+    ZeRO1Optimizer,
+    ZeRO2Optimizer,
+)
 from .plan import apply_plan, default_plan
 from .profile import StepProfile, profile_steps
-from .sharded_model import (DDPModel, FSDPModel, HybridShardedModel, PipelineParallelModel, ShardedModel, TensorParallelModel,
-                            ZeRO1Model, ZeRO2Model, ZeRO3Model, split_batch)
+from .sharded_model import (
+    DDPModel,
+    FSDPModel,
+    HybridShardedModel,
+    PipelineParallelModel,
+    ShardedModel,
+    TensorParallelModel,
+    ZeRO1Model,
+    ZeRO2Model,
+    ZeRO3Model,
+    split_batch,
+)
 
-__all__ = ["DDPModel", "DDPOptimizer", "EvaluationResult", "FSDPModel", "FSDPOptimizer", "HybridShardedModel",
-           "HybridShardedOptimizer", "OptimizationInputData", "OptimizationResult", "POLICIES", "PipelineParallelModel",
-           "PipelineParallelOptimizer", "Policy", "ShardedModel", "ShardedOptimizer", "StateDrift", "StepProfile",
-           "TensorParallelModel", "TensorParallelOptimizer", "ZeRO1Model", "ZeRO1Optimizer", "ZeRO2Model", "ZeRO2Optimizer",
-           "ZeRO3Model", "apply_plan", "default_plan", "measure_blocks", "profile_steps", "split_batch"]
+__all__ = [
+    "DDPModel",
+    "DDPOptimizer",
+    "EvaluationResult",
+    "FSDPModel",
+    "FSDPOptimizer",
+    "HybridShardedModel",
+    "HybridShardedOptimizer",
+    "OptimizationInputData",
+    "OptimizationResult",
+    "POLICIES",
+    "PipelineParallelModel",
+    "PipelineParallelOptimizer",
+    "Policy",
+    "ShardedModel",
+    "ShardedOptimizer",
+    "StateDrift",
+    "StepProfile",
+    "TensorParallelModel",
+    "TensorParallelOptimizer",
+    "ZeRO1Model",
+    "ZeRO1Optimizer",
+    "ZeRO2Model",
+    "ZeRO2Optimizer",
+    "ZeRO3Model",
+    "apply_plan",
+    "default_plan",
+    "measure_blocks",
+    "profile_steps",
+    "split_batch",
+]

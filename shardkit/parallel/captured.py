@@ -1,16 +1,27 @@
-"""The work of a step on a GPU, computed as ever, and captured beside it as CUDA graphs (array/graphs.py).
+"""The work of a step on a GPU, computed as ever, and captured beside it as CUDA graphs
+(array/graphs.py).
 
     F of unit 3    computed on a tape    -->  its output goes on
-                   captured on a tape of its own: nothing is computed, so that tape has addresses, and no numbers
+                   captured on a tape of its own: nothing is computed, so that tape has addresses,
+                   and no numbers
 
-So a capture that fails leaves the step as it was. Whether the graphs compute the same is found out in the next step
-(ComparingWork in recorded.py).
+So a capture that fails leaves the step as it was. Whether the graphs compute the same is found out
+in the next step (ComparingWork in recorded.py).
 """
+
 from dataclasses import replace
 
 from ..array.graphs import GraphMemory, GraphRecorder
 from ..array.known import refill
-from .recorded import Recording, fill_unused, key_text, named, parameters_of, state_of, whole_parameters
+from .recorded import (
+    Recording,
+    fill_unused,
+    key_text,
+    named,
+    parameters_of,
+    state_of,
+    whole_parameters,
+)
 from .work import Work
 
 
@@ -21,12 +32,23 @@ class CapturingWork:
     """
 
     def __init__(self, work: Work, memory: GraphMemory, recording: Recording, step, refuse):
-        self._work, self._twin, self._memory, self._recording, self._refuse = work, work.twin(), memory, recording, refuse
-        self._made: dict[tuple, object] = {}        # what the twin has made: it keeps its memory until it is used, or to the end
+        self._work, self._twin, self._memory, self._recording, self._refuse = (
+            work,
+            work.twin(),
+            memory,
+            recording,
+            refuse,
+        )
+        self._made: dict[
+            tuple, object
+        ] = {}  # what the twin has made: it keeps its memory until it is used, or to the end
         self._has_failed = False
         places, stages = work.units, work.stages
-        self._step = replace(step, x=self._copied("x", step.x) if stages.first in places else step.x,
-                             y=self._copied("y", step.y) if stages.last in places else step.y)
+        self._step = replace(
+            step,
+            x=self._copied("x", step.x) if stages.first in places else step.x,
+            y=self._copied("y", step.y) if stages.last in places else step.y,
+        )
 
     def _copied(self, name, arrays):
         copies = [self._memory.empty(array.shape, array.dtype) for array in arrays]
@@ -42,7 +64,11 @@ class CapturingWork:
 
     def forward(self, place, m, x, step):
         output, stages = self._work.forward(place, m, x, step), self._work.stages
-        x = self._step.x[m] if place == stages.first else self._made.pop(("F", stages.before(place), m), x)
+        x = (
+            self._step.x[m]
+            if place == stages.first
+            else self._made.pop(("F", stages.before(place), m), x)
+        )
         self._capture(("F", place, m), {}, lambda: self._twin.forward(place, m, x, self._step))
         return output
 
@@ -53,7 +79,9 @@ class CapturingWork:
         elif not self._has_failed:
             result = self._recording.results["F", place, m]
             gradient = self._recording.seeds[m] = self._memory.empty(result.shape, result.dtype)
-        self._capture(("B", place, m), {}, lambda: self._twin.backward(place, m, gradient, self._step))
+        self._capture(
+            ("B", place, m), {}, lambda: self._twin.backward(place, m, gradient, self._step)
+        )
         return for_input
 
     def owners(self, place):
@@ -69,6 +97,7 @@ class CapturingWork:
         def compute():
             self._twin.weight(place, m, buffers, self._step)
             fill_unused(owners)
+
         _mark_empty(parameters, before)
         self._capture(("W", place, m), named(owners, buffers), compute)
         _mark_empty(parameters, after)
@@ -78,7 +107,9 @@ class CapturingWork:
             return
         blocks = self._work.units[key[1]].plan.blocks
         state, attributes = state_of(blocks), _attributes_of(blocks)
-        recorder = GraphRecorder(self._memory, {**whole_parameters(self._work.owners(key[1])), **buffers})
+        recorder = GraphRecorder(
+            self._memory, {**whole_parameters(self._work.owners(key[1])), **buffers}
+        )
         result = recorder.captured(compute)
         for name, value in state_of(blocks).items():
             if state.get(name) != value:
@@ -100,7 +131,11 @@ class CapturingWork:
 
 def _attributes_of(blocks) -> list[tuple]:
     """[(module, its attributes)] of these blocks."""
-    return [(module, dict(vars(module))) for block in blocks for module in block.named_modules().values()]
+    return [
+        (module, dict(vars(module)))
+        for block in blocks
+        for module in block.named_modules().values()
+    ]
 
 
 def _mark_empty(parameters, marks):

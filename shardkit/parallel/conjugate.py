@@ -1,8 +1,10 @@
-"""Collectives on Tensors, each beside its adjoint: what one does to values, the other does to gradients.
+"""Collectives on Tensors, each beside its adjoint: what one does to values, the other does to
+gradients.
 
 A tensor inside a tensor-parallel region is in one of two states over the ranks of the tensor axis:
 
-    whole     the same values on every rank, standing for ONE tensor; its gradient is the same on every rank too
+    whole     the same values on every rank, standing for ONE tensor; its gradient is the same on
+              every rank too
     own       values that belong to this rank: a slice of a larger tensor, or a term of a sum
 
     function              forward                        backward                     from -> to
@@ -13,10 +15,12 @@ A tensor inside a tensor-parallel region is in one of two states over the ranks 
     split_to_region       take this rank's slice         all-gather along dim         whole -> own (slices)
     gather_from_region    all-gather along dim           take this rank's slice       own (slices) -> whole
 
-Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices are those of
-layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks (comm/ordered.py): the same bits
-in every run. Source: Megatron-LM (arXiv 1909.08053) for the first two, arXiv 2205.05198 for the gather and scatter.
+Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices are
+those of layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks
+(comm/ordered.py): the same bits in every run. Source: Megatron-LM (arXiv 1909.08053) for the first
+two, arXiv 2205.05198 for the gather and scatter.
 """
+
 from ..array import fresh
 from ..array.arena import empty
 from ..array.backend import is_device_array, xp_of
@@ -43,7 +47,9 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
     return record(_summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
 
 
-def all_gather(x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None) -> Tensor:
+def all_gather(
+    x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
+) -> Tensor:
     """The slices of all ranks along dim, for each rank's own use.
 
     Collective over `group` in forward, and (reduce-scatter) in backward.
@@ -51,8 +57,11 @@ def all_gather(x: Tensor, group: CommunicationBackend, dim: int, length: int | N
     length   of dim in the result; None: all slices are as long as this one
     returns  [..., length, ...]
     """
-    return record(_gathered(x.array, group, dim, length), (x,),
-                  lambda gradient, wanted: (_scattered(gradient, group, dim),))
+    return record(
+        _gathered(x.array, group, dim, length),
+        (x,),
+        lambda gradient, wanted: (_scattered(gradient, group, dim),),
+    )
 
 
 def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
@@ -63,8 +72,11 @@ def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     returns  [..., own part of length, ...] local
     """
     length = x.shape[dim]
-    return record(_scattered(x.array, group, dim), (x,),
-                  lambda gradient, wanted: (_gathered(gradient, group, dim, length),))
+    return record(
+        _scattered(x.array, group, dim),
+        (x,),
+        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+    )
 
 
 def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
@@ -73,20 +85,31 @@ def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
     Collective over `group` in backward.
     """
     length = x.shape[dim]
-    return record(_own_slice(x.array, group, dim), (x,),
-                  lambda gradient, wanted: (_gathered(gradient, group, dim, length),), view_of=x)
+    return record(
+        _own_slice(x.array, group, dim),
+        (x,),
+        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+        view_of=x,
+    )
 
 
-def gather_from_region(x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None) -> Tensor:
-    """The slices of all ranks along dim as one whole tensor; each slice takes its part of the gradient.
+def gather_from_region(
+    x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
+) -> Tensor:
+    """The slices of all ranks along dim as one whole tensor; each slice takes its part of the
+    gradient.
 
     Collective over `group` in forward. Shapes as for all_gather.
     """
-    return record(_gathered(x.array, group, dim, length), (x,),
-                  lambda gradient, wanted: (_own_slice(gradient, group, dim),))
+    return record(
+        _gathered(x.array, group, dim, length),
+        (x,),
+        lambda gradient, wanted: (_own_slice(gradient, group, dim),),
+    )
 
 
-# ---- the same on arrays -------------------------------------------------------------------------------------------
+# ---- the same on arrays --------------------------------------------------------------------------
+
 
 def _summed(array, group):
     """A new array: the sum over ranks."""
@@ -100,7 +123,9 @@ def _summed(array, group):
 
 
 def _reachable(array, group):
-    """A new array like this one, contents undefined, where other ranks of the group can read it; None if there is no place."""
+    """A new array like this one, contents undefined, where other ranks of the group can read it;
+    None if there is no place.
+    """
     heap = group.memory()
     if heap is None or is_device_array(array) or is_recording():
         return None
@@ -110,12 +135,17 @@ def _reachable(array, group):
 def _gathered(array, group, dim, length):
     """[..., own, ...] -> [..., length, ...], a new array."""
     xp = xp_of(array)
-    own = fresh.contiguous(xp.moveaxis(array, dim, 0))                       # [own, ...rest]
+    own = fresh.contiguous(xp.moveaxis(array, dim, 0))  # [own, ...rest]
     length = own.shape[0] * group.world_size if length is None else length
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
-    whole = empty((length, *own.shape[1:]), own.dtype, xp)                       # [length, ...rest]
+    whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
-    noted(group.all_gather, own.reshape(-1), whole.reshape(-1), [(stop - start) * row for start, stop in spans])
+    noted(
+        group.all_gather,
+        own.reshape(-1),
+        whole.reshape(-1),
+        [(stop - start) * row for start, stop in spans],
+    )
     return fresh.contiguous(xp.moveaxis(whole, 0, dim))
 
 
@@ -125,16 +155,16 @@ def _scattered(array, group, dim):
     Slices that differ by one are padded to the longest, because the ordered sum takes equal ones.
     """
     xp, num_ranks = xp_of(array), group.world_size
-    front = xp.moveaxis(array, dim, 0)                                           # [length, ...rest]
+    front = xp.moveaxis(array, dim, 0)  # [length, ...rest]
     spans = [even_span(front.shape[0], num_ranks, rank) for rank in range(num_ranks)]
     longest = spans[0][1]
     buffer = fresh.zeros((num_ranks, longest, *front.shape[1:]), array.dtype, xp)
     for part, (start, stop) in zip(buffer, spans):
-        part[:stop - start] = front[start:stop]
-    own = empty(buffer.shape[1:], array.dtype, xp)                               # [longest, ...rest]
+        part[: stop - start] = front[start:stop]
+    own = empty(buffer.shape[1:], array.dtype, xp)  # [longest, ...rest]
     noted(ordered_reduce_scatter, group, buffer.reshape(-1), own.reshape(-1))
     start, stop = spans[group.rank]
-    return fresh.contiguous(xp.moveaxis(own[:stop - start], 0, dim))
+    return fresh.contiguous(xp.moveaxis(own[: stop - start], 0, dim))
 
 
 def _own_slice(array, group, dim):

@@ -6,28 +6,40 @@
                      \\   /       |
                       0123 ----- 01234
 
-The tree depends on the numbers of the micro-batches alone. A rank that owns an aligned run of 2^k of them computes a whole
-subtree, and the reduction over ranks goes on with the same tree: the bits of the sum do not know how many ranks there were.
+The tree depends on the numbers of the micro-batches alone. A rank that owns an aligned run of 2^k
+of them computes a whole subtree, and the reduction over ranks goes on with the same tree: the bits
+of the sum do not know how many ranks there were.
 """
+
 from ..array.backend import BufferPool
 
 
 class GradientTree:
-    """The gradients of one unit, summed over micro-batches in tree order, whichever order they finish in."""
+    """The gradients of one unit, summed over micro-batches in tree order, whichever order they
+    finish in.
+    """
 
     def __init__(self, pool: BufferPool, size: int):
         self._pool, self._size = pool, size
-        self._partial_sums: dict[tuple[int, int], object] = {}     # (level, index at that level) -> [size]
+        self._partial_sums: dict[
+            tuple[int, int], object
+        ] = {}  # (level, index at that level) -> [size]
 
     def begin(self):
-        """A buffer [size] for the gradient of one micro-batch, and True: its contents mean nothing."""
+        """A buffer [size] for the gradient of one micro-batch, and True: its contents mean
+        nothing.
+        """
         return self._pool.take(self._size), True
 
     def end(self, micro_batch: int, buffer):
-        """The gradient of this micro-batch is complete: add it to its neighbour, and on up while pairs are complete."""
+        """The gradient of this micro-batch is complete: add it to its neighbour, and on up while
+        pairs are complete.
+        """
         level, index = 0, micro_batch
         while (level, index ^ 1) in self._partial_sums:
-            buffer = self._add(self._partial_sums.pop((level, index ^ 1)), buffer)     # a + b and b + a are the same bits
+            buffer = self._add(
+                self._partial_sums.pop((level, index ^ 1)), buffer
+            )  # a + b and b + a are the same bits
             level, index = level + 1, index // 2
         self._partial_sums[level, index] = buffer
 
@@ -48,7 +60,9 @@ class GradientTree:
 
 
 class GradientRunningSum:
-    """The gradients of one unit, added to one buffer as they come: less memory, and bits that depend on the mesh."""
+    """The gradients of one unit, added to one buffer as they come: less memory, and bits that
+    depend on the mesh.
+    """
 
     def __init__(self, pool: BufferPool, size: int):
         self._pool, self._size = pool, size

@@ -1,8 +1,12 @@
-"""The gradients of a unit, from the first micro-batch to the sum over data ranks: one half of unit.py.
+"""The gradients of a unit, from the first micro-batch to the sum over data ranks: one half of
+unit.py.
 
-    micro-batch --open, W, close--> sum over micro-batches --reduce--> sum over data ranks, what the policy keeps of it
-                                    one for each user of the unit      (begun ahead: begin_reduce ... reduce)
+micro-batch --open, W, close--> sum over micro-batches --reduce--> sum over data ranks, what the
+policy keeps of it
+                                one for each user of the unit      (begun ahead: begin_reduce ...
+                                                                   reduce)
 """
+
 from math import frexp
 
 from ..errors import ShardingError
@@ -13,16 +17,20 @@ from .tensor import is_partial, sum_partial
 class Gradients:
     """Mixed into Unit, which has plan, policy, layout and the buffers.
 
-    gradient   the reduced one, [layout.shard] or [layout.size] as the policy keeps it, perhaps not scaled yet; or None
+    gradient   the reduced one, [layout.shard] or [layout.size] as the policy keeps it, perhaps not
+               scaled yet; or None
     """
 
     def _begin_gradients(self):
-        self._sums: dict[int, GradientTree | GradientRunningSum] = {}       # by user
-        self._reducing: list | None = None          # [(*of _take_sums, what was begun)], from begin_reduce to reduce
-        self.gradient, self._scale = None, 1.0      # the gradient is the one times the other
+        self._sums: dict[int, GradientTree | GradientRunningSum] = {}  # by user
+        self._reducing: list | None = (
+            None  # [(*of _take_sums, what was begun)], from begin_reduce to reduce
+        )
+        self.gradient, self._scale = None, 1.0  # the gradient is the one times the other
 
     def open_gradient(self, user: int):
-        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose backward writes it.
+        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose
+        backward writes it.
 
         Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
         """
@@ -30,7 +38,7 @@ class Gradients:
             kind = GradientTree if self._movement.is_deterministic else GradientRunningSum
             self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
         buffer, is_empty = self._sums[user].begin()
-        buffer[self.layout.length:] = 0
+        buffer[self.layout.length :] = 0
         for name, parameter in self.plan.parameters.items():
             parameter.grad, parameter.grad_is_empty = self._view(buffer, name), is_empty
         return buffer
@@ -38,7 +46,7 @@ class Gradients:
     def close_gradient(self, user: int, micro_batch: int, buffer):
         """This micro-batch's gradient is complete: add it to the sum."""
         for parameter in self.plan.parameters.values():
-            if parameter.grad_is_empty:                     # no operation used it
+            if parameter.grad_is_empty:  # no operation used it
                 parameter.grad.fill(0)
             parameter.grad, parameter.grad_is_empty = None, False
         self._sums[user].end(micro_batch, buffer)
@@ -54,25 +62,31 @@ class Gradients:
         self.gradient, self._scale = None, 1.0
 
     def begin_reduce(self):
-        """Let the gradients travel from now on; reduce() comes next. Collective over the data axis; never blocks for long."""
-        self._reducing = [(total, part, self._movement.begin_sum(total, part)) for total, part in self._take_sums()]
+        """Let the gradients travel from now on; reduce() comes next. Collective over the data axis;
+        never blocks for long.
+        """
+        self._reducing = [
+            (total, part, self._movement.begin_sum(total, part))
+            for total, part in self._take_sums()
+        ]
 
     def reduce(self, scale: float):
         """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
 
-        Collective over the data axis. Sums in tree order over micro-batches and then ranks, unless deterministic is off.
-        Tied weights have one sum per unit that uses them: each is reduced by itself before they are added, so that it
-        does not matter whether the users are on one rank or on several.
+        Collective over the data axis. Sums in tree order over micro-batches and then ranks, unless
+        deterministic is off. Tied weights have one sum per unit that uses them: each is reduced by
+        itself before they are added, so that it does not matter whether the users are on one rank
+        or on several.
         Errors: ShardingError if there is nothing to reduce.
         Source: ZeRO (arXiv 1910.02054), gradient partitioning.
         """
         totals, parts = zip(*(self._sum_at_once() if self._reducing is None else self._end_sums()))
-        self._may_be_read = False               # every rank is past its backward
+        self._may_be_read = False  # every rank is past its backward
         self.gradient = self._gradient_shard if self.policy.shard_gradients else totals[0]
         if len(parts) == 1 and _changes_no_digit(scale):
             self._scale = scale
         else:
-            for part in parts:                  # scaled one by one, as they are on different ranks
+            for part in parts:  # scaled one by one, as they are on different ranks
                 part *= part.dtype.type(scale)
             first, *others = parts
             for other in others:
@@ -80,17 +94,30 @@ class Gradients:
         for total in totals if self.policy.shard_gradients else totals[1:]:
             self._memory.whole_gradients.give(total)
         for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state):
-            if is_partial(self.plan.parameters[piece.name]):            # one term each on several tensor ranks
-                sum_partial(self.plan.parameters[piece.name], self.updated_gradient[piece.start:piece.stop])
+            if is_partial(
+                self.plan.parameters[piece.name]
+            ):  # one term each on several tensor ranks
+                sum_partial(
+                    self.plan.parameters[piece.name],
+                    self.updated_gradient[piece.start : piece.stop],
+                )
 
     def _take_sums(self) -> list[tuple]:
-        """(sum over micro-batches [layout.size], where its sum over ranks is to be) of all users of the unit.
+        """(sum over micro-batches [layout.size], where its sum over ranks is to be) of all users of
+        the unit.
 
-        The latter is all of it, or its part that this rank owns; of the first one the shard that the policy keeps, if it does.
+        The latter is all of it, or its part that this rank owns; of the first one the shard that
+        the policy keeps, if it does.
         """
-        totals = [total for total in (self._sums[user].finish() for user in sorted(self._sums)) if total is not None]
+        totals = [
+            total
+            for total in (self._sums[user].finish() for user in sorted(self._sums))
+            if total is not None
+        ]
         if not totals:
-            raise ShardingError("no gradients are pending; call train() or compute_gradients() first")
+            raise ShardingError(
+                "no gradients are pending; call train() or compute_gradients() first"
+            )
         if not self.policy.shard_optimizer_state:
             return [(total, total) for total in totals]
         parts = [total[self._own] for total in totals]
@@ -112,7 +139,9 @@ class Gradients:
 
     @property
     def updated_gradient(self):
-        """The reduced gradient of the elements that this rank updates, a view. Errors: ShardingError if there is none."""
+        """The reduced gradient of the elements that this rank updates, a view. Errors:
+        ShardingError if there is none.
+        """
         gradient = self._unscaled_gradient()
         if self._scale != 1.0:
             gradient *= gradient.dtype.type(self._scale)
@@ -122,10 +151,14 @@ class Gradients:
     def _unscaled_gradient(self):
         """The same without the scale that has still to come."""
         if self.gradient is None:
-            raise ShardingError("no synchronised gradients; call compute_gradients() or synchronize_gradients() first")
+            raise ShardingError(
+                "no synchronised gradients; call compute_gradients() or synchronize_gradients() first"
+            )
         return self._updated(self.gradient, self.policy.shard_gradients)
 
 
 def _changes_no_digit(scale: float) -> bool:
-    """True for powers of two: multiplied later, together with the factor of clipping, the gradients have the same bits."""
+    """True for powers of two: multiplied later, together with the factor of clipping, the gradients
+    have the same bits.
+    """
     return frexp(scale)[0] == 0.5

@@ -1,19 +1,30 @@
-"""How parameters and gradients of units move over the data axis: at once, or begun while the units still compute.
+"""How parameters and gradients of units move over the data axis: at once, or begun while the units
+still compute.
 
-    gather   all-gather of the ranks' own parts               sum   reduce-scatter, or all-reduce if the policy shards nothing
+gather   all-gather of the ranks' own parts               sum   reduce-scatter, or all-reduce if the policy shards nothing
 
-    begin_gather, begin_sum    post the messages            the runtime calls pump() between two actions
-    end                        waits for what is left       of those that were begun
+begin_gather, begin_sum    post the messages            the runtime calls pump() between two actions
+end                        waits for what is left       of those that were begun
 """
+
 from dataclasses import dataclass
 
 from ..array.backend import BufferPool
 from ..comm import CommunicationBackend
-from ..comm.begun import (NUM_TAGS, Begun, begin_all_gather, begin_ordered_all_reduce, begin_ordered_reduce_scatter)
+from ..comm.begun import (
+    NUM_TAGS,
+    Begun,
+    begin_all_gather,
+    begin_ordered_all_reduce,
+    begin_ordered_reduce_scatter,
+)
 from ..comm.compressed import compressed_all_reduce, compressed_reduce_scatter
 from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
 
-_NUM_RUNS, _NUM_TURNS = 4, 4095         # 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
+_NUM_RUNS, _NUM_TURNS = (
+    4,
+    4095,
+)  # 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +44,26 @@ class Movement:
     wire_dtype     "float16": gradients travel as half floats; None: as they are
     """
 
-    def __init__(self, group: CommunicationBackend, gradients: BufferPool, *, deterministic: bool = True,
-                 wire_dtype: str | None = None):
+    def __init__(
+        self,
+        group: CommunicationBackend,
+        gradients: BufferPool,
+        *,
+        deterministic: bool = True,
+        wire_dtype: str | None = None,
+    ):
         self.group, self.is_deterministic = group, deterministic
         self._gradients, self._wire_dtype = gradients, wire_dtype
         self._under_way: list[_UnderWay] = []
-        self._lost: list[_UnderWay] = []            # of runs that failed: MPI may still write to their arrays
-        self._run = self._number = 0                # of the program, and of what it has begun
+        self._lost: list[_UnderWay] = []  # of runs that failed: MPI may still write to their arrays
+        self._run = self._number = 0  # of the program, and of what it has begun
 
-    # ---- at once -------------------------------------------------------------------------------------------------
+    # ---- at once ---------------------------------------------------------------------------------
 
     def sum(self, total, out):
-        """Sum `total` [size] over ranks, in it; `out` is the part of it that is to be right here: all, or this rank's own."""
+        """Sum `total` [size] over ranks, in it; `out` is the part of it that is to be right here:
+        all, or this rank's own.
+        """
         reduce_scatter, all_reduce = self._sums()
         if out is total:
             all_reduce(self.group, total)
@@ -64,7 +83,7 @@ class Movement:
         out[:] = apart
         self._gradients.give(apart)
 
-    # ---- begun and ended -----------------------------------------------------------------------------------------
+    # ---- begun and ended -------------------------------------------------------------------------
 
     def begin_run(self) -> None:
         """A program begins. Messages of one that failed never match those of this one."""
@@ -75,11 +94,17 @@ class Movement:
         return self._note(_UnderWay(begin_all_gather(self.group, own, whole, self._next_tag())))
 
     def begin_sum(self, total, out) -> _UnderWay:
-        """Begin what sum() does; for deterministic sums that travel as they are, whose bits are the same then."""
+        """Begin what sum() does; for deterministic sums that travel as they are, whose bits are the
+        same then.
+        """
         scratch, tag = self._gradients.take(total.size), self._next_tag()
         if out is total:
-            return self._note(_UnderWay(begin_ordered_all_reduce(self.group, total, scratch, tag), scratch))
-        return self._note(_UnderWay(begin_ordered_reduce_scatter(self.group, total, out, scratch, tag), scratch))
+            return self._note(
+                _UnderWay(begin_ordered_all_reduce(self.group, total, scratch, tag), scratch)
+            )
+        return self._note(
+            _UnderWay(begin_ordered_reduce_scatter(self.group, total, out, scratch, tag), scratch)
+        )
 
     def end(self, what: _UnderWay) -> None:
         """Return when it is complete. All ranks end what they began in the same order."""

@@ -3,12 +3,15 @@
     products       matrix products                                idle           waiting for another rank to come
     kernels        the other inner loops of array/kernels          communication  inside verbs, other ranks being there too
     optimizer      clipping and the update                         rest           what no timed call claims: Python, and passes
-                                                                                  over arrays that are no kernel
+                                                                                  over arrays that
+                                                                                  are no kernel
 
-Steps are taken in pairs, one as ever and one watched by a stopwatch (stopwatch.py). The parts are those of the watched step
-in the middle, and add up to it. A collective that this rank came to first is idle time until the last rank came: ranks tell
-each other afterwards when they did, by clocks that a barrier has set equal. Waiting for a message is idle time too.
+Steps are taken in pairs, one as ever and one watched by a stopwatch (stopwatch.py). The parts are
+those of the watched step in the middle, and add up to it. A collective that this rank came to first
+is idle time until the last rank came: ranks tell each other afterwards when they did, by clocks
+that a barrier has set equal. Waiting for a message is idle time too.
 """
+
 import resource
 import time
 from collections import defaultdict
@@ -18,7 +21,17 @@ from statistics import median
 from ..array import kernels
 from ..errors import ShardingError
 from .sharded_model import ShardedModel
-from .stopwatch import COMMUNICATION, MESSAGE_WAIT, OPTIMIZER, OWN, Product, Record, Stopwatch, overhead_per_call, watching
+from .stopwatch import (
+    COMMUNICATION,
+    MESSAGE_WAIT,
+    OPTIMIZER,
+    OWN,
+    Product,
+    Record,
+    Stopwatch,
+    overhead_per_call,
+    watching,
+)
 
 PARTS = ("products", "kernels", "optimizer", "communication", "idle", "rest")
 WARM_UP_STEPS = 2
@@ -30,7 +43,8 @@ class StepProfile:
 
     seconds          of the step as ever, the median
     watched_seconds  of the step that the parts are of, without what the stopwatch itself took
-    parts            {part: seconds}; they add up to watched_seconds, but for what calling the step takes
+    parts            {part: seconds}; they add up to watched_seconds, but for what calling the step
+                     takes
     kernels          {name: (seconds, calls)}, wherever they were called
     products         {product: (seconds, calls)}
     sent_bytes       to other ranks in the watched step; sent_calls: of verbs that send
@@ -53,10 +67,11 @@ class StepProfile:
 
 
 def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
-    """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this batch.
+    """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this
+    batch.
 
-    Collective; the model is trained. Each rank must be a process of its own: functions of the package are replaced in between.
-    Errors, on all ranks: ShardingError if the model is compiled.
+    Collective; the model is trained. Each rank must be a process of its own: functions of the
+    package are replaced in between. Errors, on all ranks: ShardingError if the model is compiled.
     """
     _check_uncompiled(model)
     world, plain, records, traffic = model.mesh.world, [], [], []
@@ -72,13 +87,22 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
         records.append(_watched_step(stopwatch, model, x, y))
         traffic.append([after - first for first, after in zip(before, _traffic(model))])
     middle = _middle_step(world.all_gather_object([record.seconds for record in records]))
-    idle = _idle_seconds(records[middle], world.all_gather_object(_begun(records[middle], origin)), origin)
-    mine = _profile(records[middle], median(plain), idle, overhead_per_call(model.engine.device), traffic[middle])
+    idle = _idle_seconds(
+        records[middle], world.all_gather_object(_begun(records[middle], origin)), origin
+    )
+    mine = _profile(
+        records[middle],
+        median(plain),
+        idle,
+        overhead_per_call(model.engine.device),
+        traffic[middle],
+    )
     return world.all_gather_object(mine)
 
 
 def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
-    """{part: the fewest seconds that it took on this rank in any of `steps` steps}: what it costs however quiet it is.
+    """{part: the fewest seconds that it took on this rank in any of `steps` steps}: what it costs
+    however quiet it is.
 
     Collective, as profile_steps is; idle time is not told from communication.
     """
@@ -100,8 +124,10 @@ def _warm_up(model: ShardedModel, x, y) -> None:
 
 def _check_uncompiled(model: ShardedModel):
     if model.engine.is_compiled:
-        raise ShardingError("the model is compiled, and a replay does not go through the functions that are timed; profile one "
-                            "that is not (parallel.compile = false)")
+        raise ShardingError(
+            "the model is compiled, and a replay does not go through the functions that are timed; profile one "
+            "that is not (parallel.compile = false)"
+        )
 
 
 def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
@@ -116,7 +142,9 @@ def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
 def _traffic(model: ShardedModel) -> tuple[int, int]:
     """Bytes sent and calls made so far, over all groups."""
     mesh = model.mesh
-    all_traffic = [group.traffic for group in (mesh.world, *(mesh.group(axis) for axis in mesh.shape.order))]
+    all_traffic = [
+        group.traffic for group in (mesh.world, *(mesh.group(axis) for axis in mesh.shape.order))
+    ]
     return sum(t.bytes_sent for t in all_traffic), sum(sum(t.calls.values()) for t in all_traffic)
 
 
@@ -136,11 +164,18 @@ def _idle_seconds(record: Record, begun_of_ranks: list[dict], origin: float) -> 
     for begun in begun_of_ranks:
         for key, began in begun.items():
             latest[key] = max(latest[key], began)
-    return sum(min(max(latest[wait.group, wait.number] - (wait.entered - origin), 0.0), wait.left - wait.entered)
-               for wait in record.waits)
+    return sum(
+        min(
+            max(latest[wait.group, wait.number] - (wait.entered - origin), 0.0),
+            wait.left - wait.entered,
+        )
+        for wait in record.waits
+    )
 
 
-def _profile(record: Record, plain_seconds: float, idle: float, overhead: float, traffic) -> StepProfile:
+def _profile(
+    record: Record, plain_seconds: float, idle: float, overhead: float, traffic
+) -> StepProfile:
     parts, of_calls = dict.fromkeys(PARTS, 0.0), defaultdict(lambda: (0.0, 0))
     for (region, call), (seconds, calls) in record.table.items():
         parts[_part(region, call)] += seconds
@@ -150,10 +185,15 @@ def _profile(record: Record, plain_seconds: float, idle: float, overhead: float,
     parts["rest"] -= spent_watching
     parts["communication"] -= idle
     parts["idle"] += idle
-    return StepProfile(plain_seconds, record.seconds - spent_watching, parts,
-                       {call: figures for call, figures in of_calls.items() if call in kernels.__all__},
-                       {call: figures for call, figures in of_calls.items() if isinstance(call, Product)}, *traffic,
-                       resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    return StepProfile(
+        plain_seconds,
+        record.seconds - spent_watching,
+        parts,
+        {call: figures for call, figures in of_calls.items() if call in kernels.__all__},
+        {call: figures for call, figures in of_calls.items() if isinstance(call, Product)},
+        *traffic,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def _part(region, call) -> str:

@@ -4,9 +4,11 @@
     ReplayingWork     makes these calls, on the numbers of another step
     ComparingWork     does both, and says where they differ
 
-What comes in: x and y are copied into arrays of the recording, messages arrive in such arrays, the gradient of the loss is
-written. Whole parameters and gradient buffers are given to each call anew, since they may have moved.
+What comes in: x and y are copied into arrays of the recording, messages arrive in such arrays, the
+gradient of the loss is written. Whole parameters and gradient buffers are given to each call anew,
+since they may have moved.
 """
+
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -22,15 +24,19 @@ from .work import Work
 
 @dataclass
 class Recording:
-    """The steps of one form: {(action, unit, micro-batch): what it does}, and the fixed arrays around it."""
+    """The steps of one form: {(action, unit, micro-batch): what it does}, and the fixed arrays
+    around it.
+    """
 
-    num_steps: int = 0                              # begun
-    places: tuple = ()                              # of the buffers of units when it was made, on a GPU
+    num_steps: int = 0  # begun
+    places: tuple = ()  # of the buffers of units when it was made, on a GPU
     calls: dict[tuple, Calls] = field(default_factory=dict)
-    results: dict = field(default_factory=dict)     # the same keys -> the output of F, the gradient of the input of B
-    arrivals: dict = field(default_factory=dict)    # message -> what it brings
-    inputs: dict = field(default_factory=dict)      # ("x" or "y", micro-batch) -> array
-    seeds: dict = field(default_factory=dict)       # micro-batch -> the gradient of its loss
+    results: dict = field(
+        default_factory=dict
+    )  # the same keys -> the output of F, the gradient of the input of B
+    arrivals: dict = field(default_factory=dict)  # message -> what it brings
+    inputs: dict = field(default_factory=dict)  # ("x" or "y", micro-batch) -> array
+    seeds: dict = field(default_factory=dict)  # micro-batch -> the gradient of its loss
 
 
 class RecordingWork:
@@ -39,8 +45,11 @@ class RecordingWork:
     def __init__(self, work: Work, memory: RecordingMemory, recording: Recording, step, refuse):
         self._work, self._memory, self._recording, self._refuse = work, memory, recording, refuse
         places = work.units
-        self._step = replace(step, x=self._copied("x", step.x) if work.stages.first in places else step.x,
-                             y=self._copied("y", step.y) if work.stages.last in places else step.y)
+        self._step = replace(
+            step,
+            x=self._copied("x", step.x) if work.stages.first in places else step.x,
+            y=self._copied("y", step.y) if work.stages.last in places else step.y,
+        )
 
     def _copied(self, name, arrays):
         copies = [self._memory.empty(array.shape, array.dtype) for array in arrays]
@@ -65,7 +74,9 @@ class RecordingWork:
             plain(gradient)[...] = step.loss_scale
             self._recording.seeds[m] = self._memory.same_place(gradient)
         gradient = gradient.view(Traced)
-        return self._noted(("B", place, m), {}, lambda: self._work.backward(place, m, gradient, self._step))
+        return self._noted(
+            ("B", place, m), {}, lambda: self._work.backward(place, m, gradient, self._step)
+        )
 
     def owners(self, place):
         return self._work.owners(place)
@@ -78,6 +89,7 @@ class RecordingWork:
         def compute():
             self._work.weight(place, m, buffers, self._step)
             fill_unused(owners)
+
         self._noted(("W", place, m), named(owners, buffers), compute)
 
     def _noted(self, key, buffers, compute):
@@ -139,7 +151,9 @@ class ReplayingWork:
 
     def _replayed(self, key, buffers, step):
         _, place, m = key
-        self._recording.calls[key].run({**whole_parameters(self._work.owners(place)), **buffers}, step.contexts[m])
+        self._recording.calls[key].run(
+            {**whole_parameters(self._work.owners(place)), **buffers}, step.contexts[m]
+        )
         return self._recording.results[key]
 
 
@@ -157,7 +171,9 @@ class ComparingWork:
 
     def backward(self, place, m, gradient, step):
         for_input = self._work.backward(place, m, gradient, step)
-        self._compare(("B", place, m), for_input, self._replaying.backward(place, m, gradient, step))
+        self._compare(
+            ("B", place, m), for_input, self._replaying.backward(place, m, gradient, step)
+        )
         return for_input
 
     def weight(self, place, m, buffers, step):
@@ -169,13 +185,19 @@ class ComparingWork:
             buffer[...] = contents
         self._replaying.weight(place, m, buffers, step)
         for owner, buffer, result in zip(owners, buffers, results):
-            self._compare(("W", place, m), result[:owner.layout.length], buffer[:owner.layout.length])
+            self._compare(
+                ("W", place, m), result[: owner.layout.length], buffer[: owner.layout.length]
+            )
             buffer[...] = result
 
     def _compare(self, key, array, other):
-        if array is not None and (array.shape != other.shape or to_host(array).tobytes() != to_host(other).tobytes()):
-            self._refuse(f"{key_text(key)} has other bits when it is replayed; it depends on something that is no argument, or "
-                         "it changes something")
+        if array is not None and (
+            array.shape != other.shape or to_host(array).tobytes() != to_host(other).tobytes()
+        ):
+            self._refuse(
+                f"{key_text(key)} has other bits when it is replayed; it depends on something that is no argument, or "
+                "it changes something"
+            )
 
 
 def parameters_of(units):
@@ -190,7 +212,9 @@ def whole_parameters(units) -> dict:
 
 def named(units, buffers) -> dict:
     """{name for a recording: where the gradients of the unit go}."""
-    return {f"gradients {number}": buffer for number, (unit, buffer) in enumerate(zip(units, buffers))}
+    return {
+        f"gradients {number}": buffer for number, (unit, buffer) in enumerate(zip(units, buffers))
+    }
 
 
 def fill_unused(units) -> None:
@@ -204,14 +228,19 @@ def fill_unused(units) -> None:
 def state_of(blocks) -> dict:
     """{class and attribute: what tells whether it was changed} of all modules of these blocks."""
     modules = [module for block in blocks for module in block.named_modules().values()]
-    return {f"{name} of {type(module).__name__} {number}": _mark(value) for number, module in enumerate(modules)
-            for name, value in vars(module).items()}
+    return {
+        f"{name} of {type(module).__name__} {number}": _mark(value)
+        for number, module in enumerate(modules)
+        for name, value in vars(module).items()
+    }
 
 
 def _mark(value):
     if isinstance(value, numpy.ndarray):
         return id(value), value.tobytes()
-    return repr(value) if type(value) in (bool, dict, float, int, list, set, str, tuple) else id(value)
+    return (
+        repr(value) if type(value) in (bool, dict, float, int, list, set, str, tuple) else id(value)
+    )
 
 
 def key_text(key) -> str:

@@ -1,11 +1,14 @@
-"""Where the units of a model stand: stage by stage along the pipeline, and each stage on one pipeline rank.
+"""Where the units of a model stand: stage by stage along the pipeline, and each stage on one
+pipeline rank.
 
     units     0    1    2    3    4    5           places  (0,0) (0,1) (1,0) (1,1) (1,2) (2,0)
     stages    |-- 0 --|---- 1 -----|-2-|           ranks     0     0     1     1     1     2
 
-Tied weights belong to the unit that uses them first. If a later user stands on another rank, its stage begins with a copy of
-that unit: no blocks, the same parameters. Owner and copies add up their gradients (TIE) and take the same steps.
+Tied weights belong to the unit that uses them first. If a later user stands on another rank, its
+stage begins with a copy of that unit: no blocks, the same parameters. Owner and copies add up their
+gradients (TIE) and take the same steps.
 """
+
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -41,14 +44,16 @@ class Stages:
     def of(cls, units: list[UnitPlan], ranges: list[range], order: Program) -> "Stages":
         """The stages that hold these ranges of units, on the ranks where the order runs them."""
         rank_of = {action.stage: rank for rank, actions in order.items() for action in actions}
-        plans, lenders, at = {}, {}, {}                     # at: (unit, rank) -> where its parameters are on that rank
+        plans, lenders, at = {}, {}, {}  # at: (unit, rank) -> where its parameters are on that rank
         for stage, here in enumerate(ranges):
             rank, number = rank_of[stage], 0
             for index in here:
                 for lender in units[index].lenders:
                     if (lender, rank) not in at:
                         at[lender, rank] = Place(stage, number)
-                        plans[Place(stage, number)] = replace(units[lender], blocks=(), lenders=(), is_copy=True)
+                        plans[Place(stage, number)] = replace(
+                            units[lender], blocks=(), lenders=(), is_copy=True
+                        )
                         number += 1
                 place = at[index, rank] = Place(stage, number)
                 plans[place] = units[index]
@@ -56,7 +61,9 @@ class Stages:
                 number += 1
         holders = {}
         for unit in {unit for (unit, _), place in at.items() if plans[place].is_copy}:
-            ranks = tuple(rank for (other, rank) in at if other == unit)        # in the order of the model, the owner first
+            ranks = tuple(
+                rank for (other, rank) in at if other == unit
+            )  # in the order of the model, the owner first
             holders.update({place: ranks for (other, _), place in at.items() if other == unit})
         return cls(plans, rank_of, lenders, holders)
 
@@ -68,7 +75,10 @@ class Stages:
     @cached_property
     def units_per_stage(self) -> tuple[int, ...]:
         """Units of each stage, copies included."""
-        return tuple(sum(place.stage == stage for place in self.plans) for stage in range(self.places[-1].stage + 1))
+        return tuple(
+            sum(place.stage == stage for place in self.plans)
+            for stage in range(self.places[-1].stage + 1)
+        )
 
     @property
     def first(self) -> Place:
@@ -102,10 +112,20 @@ class Stages:
 
     def blocks_of(self, rank: int) -> dict[int, list[Module]]:
         """{stage: its blocks} of one pipeline rank, in order."""
-        return {stage: [block for place, plan in self.plans.items() if place.stage == stage for block in plan.blocks]
-                for stage, at in sorted(self.rank_of.items()) if at == rank}
+        return {
+            stage: [
+                block
+                for place, plan in self.plans.items()
+                if place.stage == stage
+                for block in plan.blocks
+            ]
+            for stage, at in sorted(self.rank_of.items())
+            if at == rank
+        }
 
     def holder_tag(self, place: Place) -> int:
         """A number that a tied unit shares with its copies and with nothing else."""
         names = self.plans[place].parameters.keys()
-        return min(i for i, other in enumerate(self.places) if self.plans[other].parameters.keys() == names)
+        return min(
+            i for i, other in enumerate(self.places) if self.plans[other].parameters.keys() == names
+        )

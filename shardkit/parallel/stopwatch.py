@@ -1,12 +1,18 @@
-"""A stopwatch inside the training step, for `shardkit bench`: which part of it takes how long on this rank.
+"""A stopwatch inside the training step, for `shardkit bench`: which part of it takes how long on
+this rank.
 
-    step |- F ----------- B ------------------------------ REDUCE ------ CLIP, STEP -|      regions: actions of the program
+    step |- F ----------- B ------------------------------ REDUCE ------ CLIP, STEP -|      regions:
+                                                                                            actions
+                                                                                            of the
+                                                                                            program
              [product][gelu]  [product][gelu_backward]     [all_reduce]  [adam]             calls inside of them
 
-A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the region: Python, and
-passes over arrays that are no kernel. Only inside `watching` are functions replaced by timed ones, so a normal run pays
-nothing; the time that the replacements take themselves is measured, and subtracted by whoever reads the table.
+A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
+region: Python, and passes over arrays that are no kernel. Only inside `watching` are functions
+replaced by timed ones, so a normal run pays nothing; the time that the replacements take themselves
+is measured, and subtracted by whoever reads the table.
 """
+
 import sys
 import time
 from collections import defaultdict
@@ -26,13 +32,19 @@ from ..comm.progress import Call, Progress
 from ..schedule import Kind
 from .runtime import Runtime
 
-COMMUNICATION, MESSAGE_WAIT, OWN = "communication", "waiting for a message", "own"       # beside kernels and products
-OPTIMIZER = "optimizer"                                             # the region of CLIP and STEP
-_REGIONS = {Kind.CLIP: OPTIMIZER, Kind.STEP: OPTIMIZER}             # other actions: the name of their kind
+COMMUNICATION, MESSAGE_WAIT, OWN = (
+    "communication",
+    "waiting for a message",
+    "own",
+)  # beside kernels and products
+OPTIMIZER = "optimizer"  # the region of CLIP and STEP
+_REGIONS = {Kind.CLIP: OPTIMIZER, Kind.STEP: OPTIMIZER}  # other actions: the name of their kind
 
 
 class Product(NamedTuple):
-    """A matrix product by the sizes of its operands, and the order of their dims from the widest stride to the narrowest."""
+    """A matrix product by the sizes of its operands, and the order of their dims from the widest
+    stride to the narrowest.
+    """
 
     a_shape: tuple[int, ...]
     a_order: tuple[int, ...]
@@ -52,8 +64,10 @@ class Product(NamedTuple):
 
     def seconds_alone(self, device: Device, *, repeats: int = 3) -> float:
         """The fastest of a few, with nothing in between."""
-        a, b = [_alike(device.xp, shape, order, self.dtype)
-                for shape, order in ((self.a_shape, self.a_order), (self.b_shape, self.b_order))]
+        a, b = [
+            _alike(device.xp, shape, order, self.dtype)
+            for shape, order in ((self.a_shape, self.a_order), (self.b_shape, self.b_order))
+        ]
         out, fastest = products.matmul(a, b), float("inf")
         for _ in range(repeats):
             device.synchronize()
@@ -65,7 +79,10 @@ class Product(NamedTuple):
 
     def __str__(self):
         def text(shape, order):
-            return "x".join(map(str, shape)) + ("" if order == tuple(sorted(order)) else " transposed")
+            return "x".join(map(str, shape)) + (
+                "" if order == tuple(sorted(order)) else " transposed"
+            )
+
         return f"{text(self.a_shape, self.a_order)} @ {text(self.b_shape, self.b_order)}"
 
 
@@ -94,8 +111,8 @@ class Wait:
 class Record:
     """What one step took on this rank.
 
-    table    {(region, call): [seconds of its own, number of calls]}; call: a kernel's name, a Product, COMMUNICATION,
-             MESSAGE_WAIT, or OWN for what is left of the region
+    table    {(region, call): [seconds of its own, number of calls]}; call: a kernel's name, a
+             Product, COMMUNICATION, MESSAGE_WAIT, or OWN for what is left of the region
     begun    {(group, number of the collective call on it): when this rank came to it}
     waits    collectives that this rank was inside of, blocking or in wait()
     """
@@ -112,13 +129,15 @@ class Record:
 
 
 class Stopwatch:
-    """Nested timed calls; `record` is that of the step under way. On a GPU a call's work is waited for before it counts."""
+    """Nested timed calls; `record` is that of the step under way. On a GPU a call's work is waited
+    for before it counts.
+    """
 
     def __init__(self, device: Device):
         self._device = device
         self.record = Record()
-        self._stack: list[list] = []            # [region, call, when it began, seconds of calls inside]
-        self._calls: list[Call] = []            # verbs under way, innermost last
+        self._stack: list[list] = []  # [region, call, when it began, seconds of calls inside]
+        self._calls: list[Call] = []  # verbs under way, innermost last
 
     def now(self) -> float:
         """Seconds on this rank's clock, once the device has done what was asked of it."""
@@ -144,6 +163,7 @@ class Stopwatch:
 
     def timed(self, function, call, region: str | None = None):
         """The function, timed as `call`; a callable `call` names it by its arguments."""
+
         @wraps(function)
         def run(*arguments, **named):
             self.enter(call(*arguments) if callable(call) else call, region)
@@ -151,9 +171,10 @@ class Stopwatch:
                 return function(*arguments, **named)
             finally:
                 self.leave()
+
         return run
 
-    # ---- verbs of communication ----------------------------------------------------------------------------------
+    # ---- verbs of communication ------------------------------------------------------------------
 
     def begin_verb(self, call: Call, is_first: bool) -> None:
         """A verb, or the wait for one that was begun earlier (is_first False)."""
@@ -172,7 +193,9 @@ class Stopwatch:
 
 @contextmanager
 def watching(stopwatch: Stopwatch, runtime: Runtime) -> Iterator[None]:
-    """Inside, kernels, matrix products, verbs and this runtime's actions are timed. For a rank that is a whole process."""
+    """Inside, kernels, matrix products, verbs and this runtime's actions are timed. For a rank that
+    is a whole process.
+    """
     replacements = list(_replacements(stopwatch, runtime))
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
     for owner, name, timed in replacements:
@@ -186,9 +209,17 @@ def watching(stopwatch: Stopwatch, runtime: Runtime) -> Iterator[None]:
 
 def _replacements(stopwatch, runtime):
     """(module, class or object; name in it; what stands there while watching)."""
-    yield runtime, "_table", {kind: stopwatch.timed(act, OWN, _REGIONS.get(kind, kind.name))
-                              for kind, act in runtime._table.items()}
-    yield from _timed_everywhere(products.matmul, stopwatch.timed(products.matmul, lambda a, b, out=None: Product.of(a, b)))
+    yield (
+        runtime,
+        "_table",
+        {
+            kind: stopwatch.timed(act, OWN, _REGIONS.get(kind, kind.name))
+            for kind, act in runtime._table.items()
+        },
+    )
+    yield from _timed_everywhere(
+        products.matmul, stopwatch.timed(products.matmul, lambda a, b, out=None: Product.of(a, b))
+    )
     for name in kernels.__all__:
         function = getattr(kernels, name)
         yield from _timed_everywhere(function, stopwatch.timed(function, name))
@@ -200,18 +231,27 @@ def _timed_everywhere(function, timed):
     """Every name in the package that stands for the function, wherever it was imported to."""
     for module in list(sys.modules.values()):
         if getattr(module, "__name__", "").startswith(f"{__name__.partition('.')[0]}."):
-            yield from ((module, name, timed) for name, value in list(vars(module).items()) if value is function)
+            yield from (
+                (module, name, timed)
+                for name, value in list(vars(module).items())
+                if value is function
+            )
 
 
 def _timed_progress(stopwatch) -> dict:
     """The methods of Progress, which every verb calls, with the stopwatch inside."""
-    begin_collective, begin_message, resume, end = (Progress.begin_collective, Progress.begin_message, Progress.resume,
-                                                    Progress.end)
+    begin_collective, begin_message, resume, end = (
+        Progress.begin_collective,
+        Progress.begin_message,
+        Progress.resume,
+        Progress.end,
+    )
 
     def timed_begin(begin):
         def run(self, *arguments):
             begin(self, *arguments)
             stopwatch.begin_verb(self.current, True)
+
         return run
 
     def timed_resume(self, call):
@@ -221,8 +261,13 @@ def _timed_progress(stopwatch) -> dict:
     def timed_end(self):
         stopwatch.end_verb()
         end(self)
-    return {"begin_collective": timed_begin(begin_collective), "begin_message": timed_begin(begin_message),
-            "resume": timed_resume, "end": timed_end}
+
+    return {
+        "begin_collective": timed_begin(begin_collective),
+        "begin_message": timed_begin(begin_message),
+        "resume": timed_resume,
+        "end": timed_end,
+    }
 
 
 def overhead_per_call(device: Device, repeats: int = 2000) -> float:

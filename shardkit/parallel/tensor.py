@@ -8,13 +8,16 @@
                     |  leave     all-reduce
                  z, whole, plus bias
 
-With sequence parallelism (arXiv 2205.05198) what lies outside of the regions holds a slice of the sequence instead of the
-whole: enter is an all-gather, leave a reduce-scatter, and norms, dropouts and biases of row layers see a slice.
+With sequence parallelism (arXiv 2205.05198) what lies outside of the regions holds a slice of the
+sequence instead of the whole: enter is an all-gather, leave a reduce-scatter, and norms, dropouts
+and biases of row layers see a slice.
 
-Parameters keep their names; those that are cut are a SlicedParameter. Every parameter carries a Claim, which says which
-ranks hold the same box and whether their gradients are equal or terms of a sum. plan.py puts these layers into a model.
+Parameters keep their names; those that are cut are a SlicedParameter. Every parameter carries a
+Claim, which says which ranks hold the same box and whether their gradients are equal or terms of a
+sum. plan.py puts these layers into a model.
 Source: Megatron-LM (arXiv 1909.08053).
 """
+
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,14 +41,18 @@ from ..nn.module import Module, Parameter, members_of
 from ..nn.ops.linear import check_ids, index_array
 from . import conjugate
 
-SEQUENCE_DIM = 1        # of activations [batch, sequence, width]
+SEQUENCE_DIM = 1  # of activations [batch, sequence, width]
 
-_whole_outputs = ContextVar("shardkit_whole_outputs", default=False)      # per thread: ranks may be threads
+_whole_outputs = ContextVar(
+    "shardkit_whole_outputs", default=False
+)  # per thread: ranks may be threads
 
 
 @contextmanager
 def whole_outputs():
-    """Inside, a vocabulary-parallel last layer returns all logits: for predictions and generated text, not for its loss."""
+    """Inside, a vocabulary-parallel last layer returns all logits: for predictions and generated
+    text, not for its loss.
+    """
     token = _whole_outputs.set(True)
     try:
         yield
@@ -53,7 +60,8 @@ def whole_outputs():
         _whole_outputs.reset(token)
 
 
-# ---- who holds what ---------------------------------------------------------------------------------------------
+# ---- who holds what ------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, eq=False)
 class Claim:
@@ -61,9 +69,11 @@ class Claim:
 
     kind      "sharded"     no other rank holds this box
               "replicated"  several hold it, and their gradients are equal by construction
-              "partial"     several hold it, and each has one term of its gradient: sum_partial adds them
+              "partial"     several hold it, and each has one term of its gradient: sum_partial adds
+                            them
     holders   the ranks that hold this box: all of the tensor axis, or a sub-group; None if sharded
-    is_subgroup   holders are some of the axis only: a group that apply_plan made, and close_groups closes
+    is_subgroup   holders are some of the axis only: a group that apply_plan made, and close_groups
+                  closes
     """
 
     kind: str
@@ -72,11 +82,15 @@ class Claim:
 
     @property
     def is_counted(self) -> bool:
-        """True on exactly one of the ranks that hold the box: the one that counts it in norms and writes it to files."""
+        """True on exactly one of the ranks that hold the box: the one that counts it in norms and
+        writes it to files.
+        """
         return self.holders is None or self.holders.rank == 0
 
     def __str__(self):
-        return self.kind if self.holders is None else f"{self.kind} on {self.holders.world_size} ranks"
+        return (
+            self.kind if self.holders is None else f"{self.kind} on {self.holders.world_size} ranks"
+        )
 
 
 SHARDED = Claim("sharded")
@@ -103,9 +117,13 @@ def is_counted(parameter: Parameter) -> bool:
 
 
 def global_piece(parameter: Parameter, piece: Piece) -> Piece:
-    """A piece of the local parameter as a piece of the whole one; where it is kept stays the same."""
+    """A piece of the local parameter as a piece of the whole one; where it is kept stays the
+    same.
+    """
     offset = tuple(a + b for a, b in zip(piece.box.offset, parameter.box.offset))
-    return Piece(piece.name, Box(offset, piece.box.shape), piece.start, piece.stop, parameter.global_shape)
+    return Piece(
+        piece.name, Box(offset, piece.box.shape), piece.start, piece.stop, parameter.global_shape
+    )
 
 
 class TensorAxis:
@@ -119,13 +137,16 @@ class TensorAxis:
         self.group, self.sequence = group, sequence
 
     def enter(self, x: Tensor) -> Tensor:
-        """x as every rank's layers read it. Collective over the group (backward; with `sequence`, forward too)."""
+        """x as every rank's layers read it. Collective over the group (backward; with `sequence`,
+        forward too).
+        """
         if self.sequence:
             return conjugate.all_gather(x, self.group, SEQUENCE_DIM)
         return conjugate.copy_to_region(x, self.group)
 
     def leave(self, x: Tensor) -> Tensor:
-        """The sum of what the ranks' layers computed. Collective over the group (with `sequence`, in backward too).
+        """The sum of what the ranks' layers computed. Collective over the group (with `sequence`,
+        in backward too).
 
         Errors: ShapeError if `sequence` is set and the ranks do not divide the sequence.
         """
@@ -135,11 +156,15 @@ class TensorAxis:
         return conjugate.reduce_scatter(x, self.group, SEQUENCE_DIM)
 
     def check_length(self, length: int):
-        """Errors: ShapeError if `sequence` is set and the ranks do not divide a sequence of this length."""
+        """Errors: ShapeError if `sequence` is set and the ranks do not divide a sequence of this
+        length.
+        """
         num_ranks = self.group.world_size
         if self.sequence and length % num_ranks:
-            raise ShapeError(f"a sequence of {length} = {num_ranks} tensor ranks x {length // num_ranks} + "
-                             f"{length % num_ranks}; sequence parallelism wants one that they divide: pad x, or turn it off")
+            raise ShapeError(
+                f"a sequence of {length} = {num_ranks} tensor ranks x {length // num_ranks} + "
+                f"{length % num_ranks}; sequence parallelism wants one that they divide: pad x, or turn it off"
+            )
 
     def own_span(self, length: int) -> tuple[int, int]:
         """This rank's [start, stop) of `length`."""
@@ -150,7 +175,8 @@ class TensorAxis:
         return self
 
 
-# ---- layers -----------------------------------------------------------------------------------------------------
+# ---- layers --------------------------------------------------------------------------------------
+
 
 class ColumnParallelLinear(Module):
     """x weight^T + bias for this rank's output features.
@@ -161,7 +187,15 @@ class ColumnParallelLinear(Module):
     x [..., in] -> [..., out/T] local
     """
 
-    def __init__(self, axis: TensorAxis, weight: Parameter, bias: Parameter | None, *, enters: bool = True, activation=None):
+    def __init__(
+        self,
+        axis: TensorAxis,
+        weight: Parameter,
+        bias: Parameter | None,
+        *,
+        enters: bool = True,
+        activation=None,
+    ):
         self.weight, self.bias = weight, bias
         self._axis, self._enters, self._activation = axis, enters, activation
 
@@ -170,7 +204,12 @@ class ColumnParallelLinear(Module):
 
     def forward(self, x, activation=None):
         x = input_tensor(x, self.weight.dtype)
-        return ops.linear(self._axis.enter(x) if self._enters else x, self.weight, self.bias, activation or self._activation)
+        return ops.linear(
+            self._axis.enter(x) if self._enters else x,
+            self.weight,
+            self.bias,
+            activation or self._activation,
+        )
 
 
 class VocabularyParallelLinear(ColumnParallelLinear):
@@ -191,12 +230,16 @@ class RowParallelLinear(Module):
     x [..., in/T] local -> [..., out]
     """
 
-    def __init__(self, axis: TensorAxis, weight: Parameter, bias: Parameter | None, *, activation=None):
+    def __init__(
+        self, axis: TensorAxis, weight: Parameter, bias: Parameter | None, *, activation=None
+    ):
         self.weight, self.bias = weight, bias
         self._axis, self._activation = axis, activation
 
     def forward(self, x, activation=None):
-        return ops.add_bias(self._axis.leave(ops.linear(x, self.weight)), self.bias, activation or self._activation)
+        return ops.add_bias(
+            self._axis.leave(ops.linear(x, self.weight)), self.bias, activation or self._activation
+        )
 
 
 class VocabularyParallelEmbedding(Module):
@@ -228,7 +271,9 @@ class VocabularyParallelEmbedding(Module):
 
 
 def _own_ids(ids, start, count):
-    """ids as numbers of local rows (0 for those of other ranks), and which are this rank's; both [...]."""
+    """ids as numbers of local rows (0 for those of other ranks), and which are this rank's; both
+    [...].
+    """
     local = ids.astype("int64") - start
     is_mine = (local >= 0) & (local < count)
     return xp_of(ids).where(is_mine, local, 0), is_mine
@@ -250,10 +295,12 @@ class Region(Module):
         return self._inside(self._axis.enter(x), *rest)
 
 
-# ---- what sees a slice of the sequence ----------------------------------------------------------------------------
+# ---- what sees a slice of the sequence -----------------------------------------------------------
+
 
 class SequenceSlicedEmbedding(Module):
-    """Rows of the weight for this rank's slice of ids: learned positions under sequence parallelism.
+    """Rows of the weight for this rank's slice of ids: learned positions under sequence
+    parallelism.
 
     weight [rows, width], the same on all ranks, its gradient partial; ids [S] -> [S/T, width] local
     """
@@ -290,13 +337,15 @@ class SequenceSlicedDropout(Module):
         return x * ops.dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]
 
 
-# ---- the loss ---------------------------------------------------------------------------------------------------
+# ---- the loss ------------------------------------------------------------------------------------
+
 
 class VocabularyParallelCrossEntropy(CrossEntropy):
     """Cross-entropy of logits that are cut along the vocabulary; the whole logits are never built.
 
     prediction   [..., V/T] local; y [...] class numbers in [0, V), the same on all ranks
-    `total` is collective over the tensor axis, and the same on all of its ranks; its gradient is local.
+    `total` is collective over the tensor axis, and the same on all of its ranks; its gradient is
+    local.
     """
 
     def __init__(self, axis: TensorAxis, num_classes: int, ignore_index: int | None = None):
@@ -304,40 +353,52 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
         self._axis, self.num_classes = axis, num_classes
 
     def total(self, prediction, y):
-        return _cross_entropy(prediction, fresh.placed(array_of(y), xp_of(prediction.array)), self._axis, self.num_classes,
-                              self.ignore_index)
+        return _cross_entropy(
+            prediction,
+            fresh.placed(array_of(y), xp_of(prediction.array)),
+            self._axis,
+            self.num_classes,
+            self.ignore_index,
+        )
 
 
 def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
     """The sum of the losses, a single element. Collective over the tensor axis in forward only.
 
-    logits [..., V/T] local, targets [...]. Kept for the backward: the logits, one number and one target per row.
+    logits [..., V/T] local, targets [...]. Kept for the backward: the logits, one number and one
+    target per row.
     """
     start, stop = axis.own_span(num_classes)
     if logits.shape != (*targets.shape, stop - start):
-        raise ShapeError(f"vocabulary-parallel cross-entropy of logits {logits.shape} and targets {targets.shape}; wanted "
-                         f"{(*targets.shape, stop - start)}: {stop - start} of {num_classes} classes are this rank's")
+        raise ShapeError(
+            f"vocabulary-parallel cross-entropy of logits {logits.shape} and targets {targets.shape}; wanted "
+            f"{(*targets.shape, stop - start)}: {stop - start} of {num_classes} classes are this rank's"
+        )
     flat, rows = targets.reshape(-1), (targets.size, stop - start)
-    counts = flat == flat if ignore_index is None else flat != ignore_index          # [rows] bool
+    counts = flat == flat if ignore_index is None else flat != ignore_index  # [rows] bool
     check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     local, is_mine = _own_ids(flat, start, stop - start)
     log_sums, at_target = _reduced_rows(logits.array.reshape(rows), local, is_mine, axis.group)
 
     def backward(gradient, wanted):
         own_targets = xp_of(local).where(is_mine, local, -1)
-        for_rows = kernels.cross_entropy_backward(gradient, logits.array.reshape(rows), own_targets, log_sums, counts)
+        for_rows = kernels.cross_entropy_backward(
+            gradient, logits.array.reshape(rows), own_targets, log_sums, counts
+        )
         return (for_rows.reshape(logits.shape),)
+
     losses = xp_of(flat).where(counts, log_sums - at_target, 0)
     return record(losses.sum(), (logits,), backward, needs=(logits,))
 
 
 def _reduced_rows(logits, local, is_mine, group):
-    """log of the sum of exp over the whole vocabulary, and the target's logit: [rows] each, the same on all ranks.
+    """log of the sum of exp over the whole vocabulary, and the target's logit: [rows] each, the
+    same on all ranks.
 
     Collective over the group: the maximum of [rows], then the sum of [2, rows].
     """
     xp = xp_of(logits)
-    _, own = kernels.cross_entropy(logits, local)                                    # log of this rank's sum of exp
+    _, own = kernels.cross_entropy(logits, local)  # log of this rank's sum of exp
     top = fresh.copy(own)
     noted(group.all_reduce, top, ReductionOperation.MAX)
     sums = empty((2, *own.shape), own.dtype, xp)

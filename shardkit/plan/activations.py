@@ -1,16 +1,20 @@
-"""Bytes of activations: what a layer keeps from its forward to its backward, with tensor and sequence parallelism and
-recomputation.
+"""Bytes of activations: what a layer keeps from its forward to its backward, with tensor and
+sequence parallelism and recomputation.
 
-Each row of a table is something that is kept for each token: how many elements, of how many bytes, and where it lives:
+Each row of a table is something that is kept for each token: how many elements, of how many bytes,
+and where it lives:
 
     inside    of a tensor-parallel region: each tensor rank has its part
     outside   whole on every tensor rank, or a slice of the sequence under sequence parallelism
-    entered   what enters a region: whole also under sequence parallelism, unless the program gathers it again
+    entered   what enters a region: whole also under sequence parallelism, unless the program
+              gathers it again
     scores    inside, and of the kind that selective recomputation makes again
 
-For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) bytes (arXiv 2205.05198, equation 1); the tests
-hold the variants equal to its table 2. For shardkit the rows are what its tape holds, which the tests look through.
+For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) bytes (arXiv
+2205.05198, equation 1); the tests hold the variants equal to its table 2. For shardkit the rows are
+what its tape holds, which the tests look through.
 """
+
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,7 +25,9 @@ from .software import Software
 
 @dataclass(frozen=True)
 class Row:
-    """Elements for each token, and where they live. item_bytes None: those of the program's activations."""
+    """Elements for each token, and where they live. item_bytes None: those of the program's
+    activations.
+    """
 
     elements: int
     where: str
@@ -43,16 +49,30 @@ class BlockBytes:
 
 
 @lru_cache(maxsize=8192)
-def block_bytes(shape: ModelShape, software: Software, block: str, micro_batch: int, tensor: int, recomputation: str,
-                is_sequence_parallel: bool) -> BlockBytes:
-    """What a block of this kind takes for a micro-batch. Recomputation of whole layers keeps their inputs alone."""
+def block_bytes(
+    shape: ModelShape,
+    software: Software,
+    block: str,
+    micro_batch: int,
+    tensor: int,
+    recomputation: str,
+    is_sequence_parallel: bool,
+) -> BlockBytes:
+    """What a block of this kind takes for a micro-batch. Recomputation of whole layers keeps their
+    inputs alone.
+    """
     tokens = micro_batch * shape.sequence_length
 
     def total(rows):
-        return tokens * sum(_row_bytes(row, software, tensor, recomputation, is_sequence_parallel) for row in rows)
+        return tokens * sum(
+            _row_bytes(row, software, tensor, recomputation, is_sequence_parallel) for row in rows
+        )
+
     kept, deferred, working = _tables(shape, software)[block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
-    if recomputation == "full" and (block == "layer" or software.splits_backward and block == "head"):
+    if recomputation == "full" and (
+        block == "layer" or software.splits_backward and block == "head"
+    ):
         only_input = total([Row(shape.width, "outside")])
         return BlockBytes(only_input, sizes.deferred, sizes.working + sizes.kept - only_input)
     return sizes
@@ -65,50 +85,107 @@ def boundary_bytes(shape: ModelShape, software: Software, layout: Layout) -> flo
     return whole / layout.tensor if is_part else whole
 
 
-def _row_bytes(row: Row, software: Software, tensor: int, recomputation: str, is_sequence_parallel: bool) -> float:
+def _row_bytes(
+    row: Row, software: Software, tensor: int, recomputation: str, is_sequence_parallel: bool
+) -> float:
     if row.where == "scores" and recomputation == "selective":
         return 0.0
     gathers_again = not software.splits_backward
-    is_cut = row.where in ("inside", "scores") or is_sequence_parallel and (row.where == "outside" or gathers_again)
+    is_cut = (
+        row.where in ("inside", "scores")
+        or is_sequence_parallel
+        and (row.where == "outside" or gathers_again)
+    )
     return row.elements * (row.item_bytes or software.activation_bytes) / (tensor if is_cut else 1)
 
 
-def _tables(shape: ModelShape, software: Software) -> dict[str, tuple[list[Row], list[Row], list[Row]]]:
+def _tables(
+    shape: ModelShape, software: Software
+) -> dict[str, tuple[list[Row], list[Row], list[Row]]]:
     """{block: what is kept, deferred, and worked with}."""
     return _of_tape(shape) if software.splits_backward else _of_megatron(shape, software)
 
 
 def _of_tape(shape: ModelShape) -> dict:
-    """shardkit: flash attention keeps a number per head and token instead of scores, dropout keeps nothing."""
+    """shardkit: flash attention keeps a number per head and token instead of scores, dropout keeps
+    nothing.
+    """
     width, kv, hidden, vocabulary = shape.width, shape.kv_width, shape.num_hidden, shape.vocabulary
     norm, gates = (1 if shape.is_gated else 2), (2 if shape.is_gated else 1)
-    kept = [Row(2 * width, "outside"), Row(2 * norm, "outside", 4),                     # inputs of both norms, their rows
-            Row(2 * width, "entered"),                                                  # what attention and feed-forward read
-            Row(2 * width + 2 * kv, "inside"), Row(shape.heads, "inside", 4),           # q, result, k, v, a number per head
-            Row((gates + 1) * hidden, "inside")]                                        # before and after the nonlinearity
-    multiplied = [Row(2 * width, "entered"), Row(width + hidden, "inside")]             # with a gradient, for each matrix
+    kept = [
+        Row(2 * width, "outside"),
+        Row(2 * norm, "outside", 4),  # inputs of both norms, their rows
+        Row(2 * width, "entered"),  # what attention and feed-forward read
+        Row(2 * width + 2 * kv, "inside"),
+        Row(shape.heads, "inside", 4),  # q, result, k, v, a number per head
+        Row((gates + 1) * hidden, "inside"),
+    ]  # before and after the nonlinearity
+    multiplied = [
+        Row(2 * width, "entered"),
+        Row(width + hidden, "inside"),
+    ]  # with a gradient, for each matrix
     gradients = [Row(2 * width, "outside"), Row(width + 2 * kv + gates * hidden, "inside")]
-    head = [Row(width, "outside"), Row(width, "entered"), Row(vocabulary, "inside"), Row(norm + 2, "outside", 4)]
+    head = [
+        Row(width, "outside"),
+        Row(width, "entered"),
+        Row(vocabulary, "inside"),
+        Row(norm + 2, "outside", 4),
+    ]
     nothing: list[Row] = []
-    return {"embedding": (nothing, nothing, [Row(width, "outside")]),
-            "layer": (kept, multiplied + gradients, [Row(2 * width, "outside"), Row((gates + 1) * hidden, "inside")]),
-            "head": (head, [Row(width, "entered"), Row(vocabulary, "inside")],
-                     [Row(vocabulary, "inside"), Row(2 * width, "outside")])}
+    return {
+        "embedding": (nothing, nothing, [Row(width, "outside")]),
+        "layer": (
+            kept,
+            multiplied + gradients,
+            [Row(2 * width, "outside"), Row((gates + 1) * hidden, "inside")],
+        ),
+        "head": (
+            head,
+            [Row(width, "entered"), Row(vocabulary, "inside")],
+            [Row(vocabulary, "inside"), Row(2 * width, "outside")],
+        ),
+    }
 
 
 def _of_megatron(shape: ModelShape, software: Software) -> dict:
-    """Megatron-LM and programs like it: what each operation reads, and masks of dropout in bytes (arXiv 2205.05198, 4.1)."""
-    width, kv, hidden, scores = shape.width, shape.kv_width, shape.num_hidden, shape.heads * shape.sequence_length
+    """Megatron-LM and programs like it: what each operation reads, and masks of dropout in bytes
+    (arXiv 2205.05198, 4.1).
+    """
+    width, kv, hidden, scores = (
+        shape.width,
+        shape.kv_width,
+        shape.num_hidden,
+        shape.heads * shape.sequence_length,
+    )
     gates = 2 if shape.is_gated else 1
-    kept = [Row(4 * width, "outside"), Row(2 * width + 2 * kv, "inside"), Row((gates + 1) * hidden, "inside")]
+    kept = [
+        Row(4 * width, "outside"),
+        Row(2 * width + 2 * kv, "inside"),
+        Row((gates + 1) * hidden, "inside"),
+    ]
     if software.masks_dropout:
         kept.append(Row(2 * width, "outside", 1))
     if software.keeps_scores:
-        kept += [Row(2 * scores, "scores"), Row(scores, "scores", 1)]       # softmax and dropout of it, and the mask
+        kept += [
+            Row(2 * scores, "scores"),
+            Row(scores, "scores", 1),
+        ]  # softmax and dropout of it, and the mask
     else:
-        kept += [Row(width, "inside"), Row(shape.heads, "inside", 4)]       # the result, and a number per head
-    working = [Row(2 * width, "outside"), Row(max(2 * hidden, scores if software.keeps_scores else 0), "inside")]
-    head = [Row(2 * width, "outside"), Row(shape.vocabulary, "inside", 4)]              # logits in float32
-    return {"embedding": ([Row(width, "outside", 1)] if software.masks_dropout else [], [], [Row(width, "outside")]),
-            "layer": (kept, [], working),
-            "head": (head, [], [Row(shape.vocabulary, "inside")])}
+        kept += [
+            Row(width, "inside"),
+            Row(shape.heads, "inside", 4),
+        ]  # the result, and a number per head
+    working = [
+        Row(2 * width, "outside"),
+        Row(max(2 * hidden, scores if software.keeps_scores else 0), "inside"),
+    ]
+    head = [Row(2 * width, "outside"), Row(shape.vocabulary, "inside", 4)]  # logits in float32
+    return {
+        "embedding": (
+            [Row(width, "outside", 1)] if software.masks_dropout else [],
+            [],
+            [Row(width, "outside")],
+        ),
+        "layer": (kept, [], working),
+        "head": (head, [], [Row(shape.vocabulary, "inside")]),
+    }

@@ -1,16 +1,21 @@
-"""Seconds of a collective: a latency for each hop and the bytes over the slowest link (the alpha-beta model), by topology.
+"""Seconds of a collective: a latency for each hop and the bytes over the slowest link (the
+alpha-beta model), by topology.
 
     16 data ranks, 4 on each node         node 0         node 1
-                                        0 - 1 - 2 - 3 -> 4 - 5 - 6 - 7 -> ...      a ring enters and leaves each node once
+                                        0 - 1 - 2 - 3 -> 4 - 5 - 6 - 7 -> ...      a ring enters and
+                                                                                   leaves each node
+                                                                                   once
 
     ring all-reduce of S bytes on n ranks       2 (n-1) hops, 2 S (n-1)/n bytes over each link
     ring all-gather, reduce-scatter               (n-1) hops,   S (n-1)/n
-    tree all-reduce                             2 log2(nodes) hops between nodes and 2 (g-1) inside, 2 S bytes
+    tree all-reduce                             2 log2(nodes) hops between nodes and 2 (g-1) inside,
+                                                2 S bytes
 
-The g ranks that a group has on a node lay as many rings, one through the network port of each; groups of other ranks use the
-ports of theirs. An all-reduce takes the quicker of ring and tree, as NCCL does. Source of the rings: Patarasuk and Yuan,
-Bandwidth optimal all-reduce algorithms (2009).
+The g ranks that a group has on a node lay as many rings, one through the network port of each;
+groups of other ranks use the ports of theirs. An all-reduce takes the quicker of ring and tree, as
+NCCL does. Source of the rings: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms (2009).
 """
+
 from dataclasses import dataclass
 from math import ceil, log2
 
@@ -21,7 +26,9 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "redu
 
 @dataclass(frozen=True)
 class Group:
-    """The ranks of one axis: `size` of them, `stride` apart in the numbering of ranks, which fills node after node."""
+    """The ranks of one axis: `size` of them, `stride` apart in the numbering of ranks, which fills
+    node after node.
+    """
 
     size: int
     stride: int
@@ -32,7 +39,9 @@ class Group:
 
 
 def collective_seconds(cluster: Cluster, operation: str, num_bytes: float, group: Group) -> float:
-    """Of one collective; num_bytes are those of the whole buffer: of the result of an all-gather, for example."""
+    """Of one collective; num_bytes are those of the whole buffer: of the result of an all-gather,
+    for example.
+    """
     if group.size == 1 or num_bytes == 0:
         return 0.0
     measured = _measured_seconds(cluster, operation, num_bytes, group)
@@ -60,20 +69,32 @@ def _tree_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
     """Up and down: a chain inside each node, a tree between nodes."""
     here = group.on_node(cluster)
     nodes = ceil(group.size / here)
-    hops = (here - 1) * cluster.inside.latency_seconds + ceil(log2(nodes)) * cluster.between.latency_seconds
-    speed = cluster.inside.speed if nodes == 1 else min(cluster.inside.speed, here * cluster.per_device)
+    hops = (here - 1) * cluster.inside.latency_seconds + ceil(
+        log2(nodes)
+    ) * cluster.between.latency_seconds
+    speed = (
+        cluster.inside.speed if nodes == 1 else min(cluster.inside.speed, here * cluster.per_device)
+    )
     return 2 * hops + 2 * num_bytes / speed
 
 
 def _send_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
     """To the next rank of the group, while all ranks of the node send."""
     is_inside = group.on_node(cluster) > 1
-    link, speed = (cluster.inside, cluster.inside.speed) if is_inside else (cluster.between, cluster.per_device)
+    link, speed = (
+        (cluster.inside, cluster.inside.speed)
+        if is_inside
+        else (cluster.between, cluster.per_device)
+    )
     return link.latency_seconds + num_bytes / speed
 
 
-def _measured_seconds(cluster: Cluster, operation: str, num_bytes: float, group: Group) -> float | None:
-    """By the measurement on the nearest number of ranks; None if there is none, or the group leaves the node."""
+def _measured_seconds(
+    cluster: Cluster, operation: str, num_bytes: float, group: Group
+) -> float | None:
+    """By the measurement on the nearest number of ranks; None if there is none, or the group leaves
+    the node.
+    """
     size = 2 if operation == SEND else group.size
     rows = [row for row in cluster.measured if row.operation == operation]
     if not rows or group.size > group.on_node(cluster):

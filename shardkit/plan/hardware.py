@@ -1,11 +1,14 @@
-"""Hardware: what a device computes and moves per second, how devices are joined, as TOML files with a source for each figure.
+"""Hardware: what a device computes and moves per second, how devices are joined, as TOML files with
+a source for each figure.
 
-    cluster = read_cluster("a100-80gb-hdr")             one of shardkit/plan/hardware/*.toml, or the path of your own
+    cluster = read_cluster("a100-80gb-hdr")             one of shardkit/plan/hardware/*.toml, or the
+                                                        path of your own
     cluster.device.product_seconds(2048, 12288, 4608, "float16")
 
-`shardkit bench hardware` writes such a file for the machine that it runs on. A figure belongs to the hardware: none depends
-on the model that is planned.
+`shardkit bench hardware` writes such a file for the machine that it runs on. A figure belongs to
+the hardware: none depends on the model that is planned.
 """
+
 import tomllib
 from bisect import bisect
 from dataclasses import MISSING, dataclass, fields
@@ -23,11 +26,13 @@ class Device:
     """What one rank computes on: a GPU, or a core of a CPU node.
 
     memory_bytes          that a rank may use
-    bytes_per_second      to and from memory, by specification, with every device of the node at work
+    bytes_per_second      to and from memory, by specification, with every device of the node at
+                          work
     memory_fraction       of it that kernels reach
     call_seconds          from one kernel to the next, where each is short
     peak                  {dtype: floating point operations per second}
-    edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by (m n k)^(1/3)
+    edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by (m n
+                          k)^(1/3)
     """
 
     name: str
@@ -40,32 +45,55 @@ class Device:
     call_seconds: float = 0.0
 
     def __post_init__(self):
-        if len(self.edges) != len(self.fractions) or not self.edges or list(self.edges) != sorted(set(self.edges)):
-            raise ConfigurationError(f"device {self.name}: edges {list(self.edges)} and fractions {list(self.fractions)}; wanted "
-                                     "as many of each, edges ascending")
+        if (
+            len(self.edges) != len(self.fractions)
+            or not self.edges
+            or list(self.edges) != sorted(set(self.edges))
+        ):
+            raise ConfigurationError(
+                f"device {self.name}: edges {list(self.edges)} and fractions {list(self.fractions)}; wanted "
+                "as many of each, edges ascending"
+            )
 
     def pass_seconds(self, num_bytes: float) -> float:
         """Of a kernel that is bound by memory."""
         return num_bytes / (self.bytes_per_second * self.memory_fraction)
 
-    def product_seconds(self, m: float, n: float, k: float, dtype: str, *, batch: float = 1, item_bytes: int = 2,
-                        share: float = 1.0) -> float:
-        """Of `batch` products [m, k] x [k, n]: bound by arithmetic or by memory, whichever takes longer.
+    def product_seconds(
+        self,
+        m: float,
+        n: float,
+        k: float,
+        dtype: str,
+        *,
+        batch: float = 1,
+        item_bytes: int = 2,
+        share: float = 1.0,
+    ) -> float:
+        """Of `batch` products [m, k] x [k, n]: bound by arithmetic or by memory, whichever takes
+        longer.
 
         share   of the product that is computed: half of it under a causal mask
         """
         flops = 2.0 * batch * m * n * k * share
         moved = batch * (m * k + k * n + m * n) * item_bytes
-        return max(flops / (self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))), self.pass_seconds(moved))
+        return max(
+            flops / (self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))),
+            self.pass_seconds(moved),
+        )
 
     def peak_of(self, dtype: str) -> float:
         """Errors: ConfigurationError if the description does not say."""
         if dtype not in self.peak:
-            raise ConfigurationError(f"device {self.name} has no peak for {dtype}; it has {', '.join(self.peak)}")
+            raise ConfigurationError(
+                f"device {self.name} has no peak for {dtype}; it has {', '.join(self.peak)}"
+            )
         return self.peak[dtype]
 
     def fraction(self, edge: float) -> float:
-        """Of the peak: between two points of the curve along the logarithm of the edge, and level beyond its ends."""
+        """Of the peak: between two points of the curve along the logarithm of the edge, and level
+        beyond its ends.
+        """
         at = bisect(self.edges, edge)
         if at in (0, len(self.edges)):
             return self.fractions[min(at, len(self.edges) - 1)]
@@ -94,7 +122,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Measured:
-    """A collective as it was measured among `ranks` ranks: seconds of an empty one, and bytes of its buffer per second."""
+    """A collective as it was measured among `ranks` ranks: seconds of an empty one, and bytes of
+    its buffer per second.
+    """
 
     operation: str
     ranks: int
@@ -102,7 +132,9 @@ class Measured:
     bytes_per_second: float
 
 
-@dataclass(frozen=True, eq=False)            # the same object or another: it is looked up in caches all the time
+@dataclass(
+    frozen=True, eq=False
+)  # the same object or another: it is looked up in caches all the time
 class Cluster:
     """Nodes of equal devices.
 
@@ -143,8 +175,10 @@ def read_cluster(name) -> Cluster:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
-                                 f"{', '.join(known_clusters())}") from None
+        raise ConfigurationError(
+            f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
+            f"{', '.join(known_clusters())}"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
     return cluster_from(tables, path)
@@ -159,30 +193,48 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
     """The description in these tables."""
     rest = dict(tables)
     products = _table(rest.get("device", {}), "products", path)
-    device = {key: value for key, value in _table(rest, "device", path).items() if key != "products"}
-    parts = {"device": _made(Device, {**device, **{key: tuple(value) for key, value in products.items()}}, f"{path}: [device]"),
-             "inside": _made(Link, _table(rest, "inside", path), f"{path}: [inside]"),
-             "between": _made(Link, _table(rest, "between", path), f"{path}: [between]"),
-             "measured": tuple(_made(Measured, row, f"{path}: [[measured]]") for row in rest.get("measured", []))}
+    device = {
+        key: value for key, value in _table(rest, "device", path).items() if key != "products"
+    }
+    parts = {
+        "device": _made(
+            Device,
+            {**device, **{key: tuple(value) for key, value in products.items()}},
+            f"{path}: [device]",
+        ),
+        "inside": _made(Link, _table(rest, "inside", path), f"{path}: [inside]"),
+        "between": _made(Link, _table(rest, "between", path), f"{path}: [between]"),
+        "measured": tuple(
+            _made(Measured, row, f"{path}: [[measured]]") for row in rest.get("measured", [])
+        ),
+    }
     return _made(Cluster, {**rest, **parts}, str(path))
 
 
 def _table(tables: dict, name: str, path) -> dict:
     if not isinstance(tables.get(name), dict):
-        raise ConfigurationError(f"{path} has no table [{name}]; look at {FOLDER / 'cpu-node.toml'} for one that has all")
+        raise ConfigurationError(
+            f"{path} has no table [{name}]; look at {FOLDER / 'cpu-node.toml'} for one that has all"
+        )
     return tables[name]
 
 
 def _made(kind, values: dict, where: str):
-    """kind(**values). Errors: ConfigurationError on a key that is unknown or missing, or what should be a number above 0."""
+    """kind(**values). Errors: ConfigurationError on a key that is unknown or missing, or what
+    should be a number above 0.
+    """
     known = {f.name: f for f in fields(kind)}
     for key, value in values.items():
         if key not in known:
             near = nearest(key, known)
-            raise ConfigurationError(f"{where}: unknown key {key}; {f'did you mean {near}? The' if near else 'the'} "
-                                     f"keys are {', '.join(known)}")
+            raise ConfigurationError(
+                f"{where}: unknown key {key}; {f'did you mean {near}? The' if near else 'the'} "
+                f"keys are {', '.join(known)}"
+            )
         if known[key].type in (float, int) and not is_number(value, at_least=0):
-            raise ConfigurationError(f"{where}: {key} = {value!r}; wanted a finite number, at least 0")
+            raise ConfigurationError(
+                f"{where}: {key} = {value!r}; wanted a finite number, at least 0"
+            )
     missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
     if missing:
         raise ConfigurationError(f"{where}: {', '.join(missing)} missing")

@@ -1,17 +1,23 @@
-"""How many micro-batches are alive on a pipeline rank: between the forward of a stage and its weight gradient.
+"""How many micro-batches are alive on a pipeline rank: between the forward of a stage and its
+weight gradient.
 
-    1f1b, 4 ranks, 8 micro-batches     rank 0 keeps 4, rank 1 keeps 3, rank 2 keeps 2, rank 3 keeps 1
+    1f1b, 4 ranks, 8 micro-batches     rank 0 keeps 4, rank 1 keeps 3, rank 2 keeps 2, rank 3 keeps
+                                       1
 
-`replayed` counts in the schedule itself. `most_alive` is what the search asks: the same numbers from the rule behind each
-schedule, which is never less (and a few more for interleaved, where the ranks do not divide the micro-batches).
+`replayed` counts in the schedule itself. `most_alive` is what the search asks: the same numbers
+from the rule behind each schedule, which is never less (and a few more for interleaved, where the
+ranks do not divide the micro-batches).
 """
+
 from functools import lru_cache
 
 from ..schedule import Kind, Program, order_named
 
 
 def replayed(order: Program, rank: int) -> dict[int, int]:
-    """{stage: micro-batches alive} when the rank keeps the most of them, all its stages counted together."""
+    """{stage: micro-batches alive} when the rank keeps the most of them, all its stages counted
+    together.
+    """
     alive: dict[int, int] = {}
     fullest: dict[int, int] = {}
     for action in order[rank]:
@@ -34,13 +40,17 @@ def most_alive(schedule: str, pipeline: int, virtual: int, micro_batches: int, r
     if schedule == "zb-h1":
         return min(micro_batches, pipeline)
     if schedule == "interleaved":
-        return min(2 * (pipeline - 1 - rank) + (virtual - 1) * pipeline + 1, virtual * micro_batches)
+        return min(
+            2 * (pipeline - 1 - rank) + (virtual - 1) * pipeline + 1, virtual * micro_batches
+        )
     return _zero_bubble_v(pipeline, micro_batches)[rank]
 
 
 @lru_cache(maxsize=1024)
 def _zero_bubble_v(pipeline: int, micro_batches: int) -> tuple[int, ...]:
-    """A replay where it is quick, else the limit that the schedule keeps: two activations of half a stage for each rank."""
+    """A replay where it is quick, else the limit that the schedule keeps: two activations of half a
+    stage for each rank.
+    """
     if pipeline * micro_batches > 128:
         return (2 * pipeline,) * pipeline
     program = order_named("zb-v")(pipeline, micro_batches)

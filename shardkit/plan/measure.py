@@ -1,17 +1,20 @@
-"""`shardkit bench hardware`: what this machine does per second, measured by its ranks all at once, as a TOML file to plan with.
+"""`shardkit bench hardware`: what this machine does per second, measured by its ranks all at once,
+as a TOML file to plan with.
 
     mpiexec -n 4 shardkit bench hardware --output my-node.toml
 
     STREAM-like    the sum of two long arrays into a third; and what fused kernels reach of that
-    products       square matrix products of growing size, through the door that all products of a step take
+    products       square matrix products of growing size, through the door that all products of a
+                   step take
     calls          a transformer block on next to nothing
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
 
-What one rank does is timed in processor time, on one thread, so it is what a core does that the rank has to itself, but for its
-caches: the median of some tries, then the mean over the ranks. A collective takes as long as its slowest rank, the quickest of
-a few tries.
+What one rank does is timed in processor time, on one thread, so it is what a core does that the
+rank has to itself, but for its caches: the median of some tries, then the mean over the ranks. A
+collective takes as long as its slowest rank, the quickest of a few tries.
 """
+
 import os
 import tempfile
 import time
@@ -36,15 +39,17 @@ from .software import SHARDKIT
 
 EDGES = (32, 64, 128, 256, 512, 1024)
 DTYPES = ("float32", "float64")
-_STREAM_ELEMENTS = 4 << 20          # of each of three arrays: 16 MiB, beyond the caches of a core
-_COLD_BYTES = 32 << 20              # of matrices between two uses of one
-_LARGE_BYTES = 4 << 20              # of a collective
+_STREAM_ELEMENTS = 4 << 20  # of each of three arrays: 16 MiB, beyond the caches of a core
+_COLD_BYTES = 32 << 20  # of matrices between two uses of one
+_LARGE_BYTES = 4 << 20  # of a collective
 _TRIES = 5
-_PART_SECONDS = 0.5                 # at least this long, and _TRIES times, unless a try is long
-_MEMORY_SHARE = 0.9                 # of what the system says is available
+_PART_SECONDS = 0.5  # at least this long, and _TRIES times, unless a try is long
+_MEMORY_SHARE = 0.9  # of what the system says is available
 
 
-def measure_hardware(backend: CommunicationBackend, folder: Path, library: Library | None = None) -> dict:
+def measure_hardware(
+    backend: CommunicationBackend, folder: Path, library: Library | None = None
+) -> dict:
     """The tables of a hardware file. Collective; takes a minute or two.
 
     folder    where checkpoints would go: a file is written there and deleted
@@ -56,40 +61,65 @@ def measure_hardware(backend: CommunicationBackend, folder: Path, library: Libra
     here = max(hosts.count(host) for host in set(hosts))
     cores = len({core for seat in seats if seat.host == hosts[0] for core in seat.cores})
     with threadpool_limits(1), products.multiplied_by(library):
-        speeds = {dtype: _everyones(backend, lambda dtype=dtype: _product_speeds(dtype)) for dtype in DTYPES}
+        speeds = {
+            dtype: _everyones(backend, lambda dtype=dtype: _product_speeds(dtype))
+            for dtype in DTYPES
+        }
         stream, fused = _everyones(backend, _memory_speeds)
         calls = _everyones(backend, _call_seconds)[0]
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
     measured = _collectives(backend, hosts)
     link = _link(measured, stream)
     return {
-        "name": f"{_processor()}, {cores} cores, {here} ranks on a node" + (f", products by {library.name}" if library else ""),
-        "devices": here, "cores": cores,
+        "name": f"{_processor()}, {cores} cores, {here} ranks on a node"
+        + (f", products by {library.name}" if library else ""),
+        "devices": here,
+        "cores": cores,
         "storage_bytes_per_second": _storage_speed(backend, folder),
-        "device": {"name": _processor(), "memory_bytes": _memory_bytes() / here, "bytes_per_second": float(stream),
-                   "memory_fraction": min(float(fused / stream), 1.0), "call_seconds": float(calls), "peak": peak,
-                   "products": {"edges": list(EDGES),
-                                "fractions": [float(speed) / peak["float32"] for speed in speeds["float32"]]}},
-        "inside": link, "between": {**link, "bytes_per_second": link["bytes_per_second"] * here},
-        "measured": measured}
+        "device": {
+            "name": _processor(),
+            "memory_bytes": _memory_bytes() / here,
+            "bytes_per_second": float(stream),
+            "memory_fraction": min(float(fused / stream), 1.0),
+            "call_seconds": float(calls),
+            "peak": peak,
+            "products": {
+                "edges": list(EDGES),
+                "fractions": [float(speed) / peak["float32"] for speed in speeds["float32"]],
+            },
+        },
+        "inside": link,
+        "between": {**link, "bytes_per_second": link["bytes_per_second"] * here},
+        "measured": measured,
+    }
 
 
 def to_toml(tables: dict) -> str:
     """The tables as a hardware file."""
     lines = ["# Written by `shardkit bench hardware`: measured, with all ranks at work at once."]
-    lines += [f"{key} = {_value(value)}" for key, value in tables.items() if not isinstance(value, (dict, list))]
+    lines += [
+        f"{key} = {_value(value)}"
+        for key, value in tables.items()
+        if not isinstance(value, (dict, list))
+    ]
     for name in ("device", "inside", "between"):
         table = dict(tables[name])
         inner = table.pop("products", None)
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
         if inner:
-            lines += ["", f"[{name}.products]", *(f"{key} = {_value(value)}" for key, value in inner.items())]
+            lines += [
+                "",
+                f"[{name}.products]",
+                *(f"{key} = {_value(value)}" for key, value in inner.items()),
+            ]
     for row in tables["measured"]:
         lines += ["", "[[measured]]", *(f"{key} = {_value(value)}" for key, value in row.items())]
     return "\n".join(lines) + "\n"
 
 
-def hardware_run(backend: CommunicationBackend, output: str, folder: str = ".", blas: str = "numpy") -> Cluster:
+def hardware_run(
+    backend: CommunicationBackend, output: str, folder: str = ".", blas: str = "numpy"
+) -> Cluster:
     """Measure, write the file on rank 0, and return what it says. Collective.
 
     blas   what multiplies matrices, as in settings
@@ -98,28 +128,43 @@ def hardware_run(backend: CommunicationBackend, output: str, folder: str = ".", 
     with collectively(backend):
         library = library_named(blas)
         if backend.rank == 0:
-            Path(output).write_text("", encoding="utf-8")           # before the work, not after it
+            Path(output).write_text("", encoding="utf-8")  # before the work, not after it
     tables = measure_hardware(backend, Path(folder), library)
     with collectively(backend):
         if backend.rank == 0:
             Path(output).write_text(to_toml(tables), encoding="utf-8")
-            print(describe(tables) + f"\n{output}: shardkit plan settings.toml {output} --devices {backend.world_size}")
+            print(
+                describe(tables)
+                + f"\n{output}: shardkit plan settings.toml {output} --devices {backend.world_size}"
+            )
     return cluster_from(tables)
 
 
 def describe(tables: dict) -> str:
     """The figures in a few lines."""
     device, rows = tables["device"], tables["measured"]
-    lines = [tables["name"],
-             f"memory         {device['bytes_per_second'] / 1e9:.2f} GB/s per rank, of which kernels reach "
-             f"{device['memory_fraction']:.0%}",
-             f"products       {device['peak']['float32'] / 1e9:.1f} GFLOP/s in float32; "
-             + ", ".join(f"{edge}: {fraction:.0%}" for edge, fraction in
-                         zip(device["products"]["edges"], device["products"]["fractions"])),
-             f"calls          {device['call_seconds'] * 1e6:.1f} us each",
-             f"storage        {tables['storage_bytes_per_second'] / 1e9:.2f} GB/s"]
-    return "\n".join([*lines, *(f"{row['operation']:<15}{row['ranks']} ranks: {row['latency_seconds'] * 1e6:.1f} us, "
-                                f"{row['bytes_per_second'] / 1e9:.2f} GB/s" for row in rows)])
+    lines = [
+        tables["name"],
+        f"memory         {device['bytes_per_second'] / 1e9:.2f} GB/s per rank, of which kernels reach "
+        f"{device['memory_fraction']:.0%}",
+        f"products       {device['peak']['float32'] / 1e9:.1f} GFLOP/s in float32; "
+        + ", ".join(
+            f"{edge}: {fraction:.0%}"
+            for edge, fraction in zip(device["products"]["edges"], device["products"]["fractions"])
+        ),
+        f"calls          {device['call_seconds'] * 1e6:.1f} us each",
+        f"storage        {tables['storage_bytes_per_second'] / 1e9:.2f} GB/s",
+    ]
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"{row['operation']:<15}{row['ranks']} ranks: {row['latency_seconds'] * 1e6:.1f} us, "
+                f"{row['bytes_per_second'] / 1e9:.2f} GB/s"
+                for row in rows
+            ),
+        ]
+    )
 
 
 def _value(value) -> str:
@@ -132,7 +177,8 @@ def _value(value) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-# ---- one rank --------------------------------------------------------------------------------------------------------
+# ---- one rank ------------------------------------------------------------------------------------
+
 
 def _usual_seconds(act: Callable[[], object]) -> float:
     """The median of some tries, in processor seconds of this thread."""
@@ -146,31 +192,49 @@ def _usual_seconds(act: Callable[[], object]) -> float:
 
 
 def _memory_speeds() -> list[float]:
-    """Bytes per second of a sum of arrays, and of fused kernels by the bytes that they cannot avoid."""
+    """Bytes per second of a sum of arrays, and of fused kernels by the bytes that they cannot
+    avoid.
+    """
     a, b, c = (numpy.ones(_STREAM_ELEMENTS, "float32") for _ in range(3))
     stream = 12 * _STREAM_ELEMENTS / _usual_seconds(lambda: numpy.add(a, b, out=c))
     rows, weight = a.reshape(-1, 512), numpy.ones(512, "float32")
-    norm = _usual_seconds(lambda: kernels.layer_norm(rows, weight, weight, 1e-5, out=c.reshape(-1, 512)))
+    norm = _usual_seconds(
+        lambda: kernels.layer_norm(rows, weight, weight, 1e-5, out=c.reshape(-1, 512))
+    )
     bend = _usual_seconds(lambda: kernels.gelu(a, out=c))
     return [stream, mean([8 * _STREAM_ELEMENTS / norm, 8 * _STREAM_ELEMENTS / bend])]
 
 
 def _product_speeds(dtype: str) -> list[float]:
-    """Operations per second of square products, by edge, each of other matrices than those before it, as in a step."""
+    """Operations per second of square products, by edge, each of other matrices than those before
+    it, as in a step.
+    """
     speeds = []
     for edge in EDGES:
         matrix_bytes = edge * edge * numpy.dtype(dtype).itemsize
-        sets = cycle([[numpy.ones((edge, edge), dtype) for _ in range(3)] for _ in range(1 + _COLD_BYTES // (3 * matrix_bytes))])
+        sets = cycle(
+            [
+                [numpy.ones((edge, edge), dtype) for _ in range(3)]
+                for _ in range(1 + _COLD_BYTES // (3 * matrix_bytes))
+            ]
+        )
         times = max(1, (256 // edge) ** 2)
-        seconds = _usual_seconds(lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)])
-        speeds.append(2.0 * edge ** 3 * times / seconds)
+        seconds = _usual_seconds(
+            lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)]
+        )
+        speeds.append(2.0 * edge**3 * times / seconds)
     return speeds
 
 
 def _call_seconds() -> list[float]:
-    """Of one kernel call in a transformer block on next to nothing: what Python needs around it, forward and backward."""
+    """Of one kernel call in a transformer block on next to nothing: what Python needs around it,
+    forward and backward.
+    """
     block = TransformerBlock(16, 2).finish(0)
-    x, gradient = Tensor(numpy.ones((1, 8, 16), "float32"), requires_grad=True), numpy.ones((1, 8, 16), "float32")
+    x, gradient = (
+        Tensor(numpy.ones((1, 8, 16), "float32"), requires_grad=True),
+        numpy.ones((1, 8, 16), "float32"),
+    )
     return [_usual_seconds(lambda: block(x).backward(gradient)) / (2 * SHARDKIT.calls_per_layer)]
 
 
@@ -184,10 +248,14 @@ def _memory_bytes() -> float:
 
 def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "processor")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        "processor",
+    )
 
 
-# ---- all ranks -------------------------------------------------------------------------------------------------------
+# ---- all ranks -----------------------------------------------------------------------------------
+
 
 def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
     """The figures of `act`, each the mean over the ranks, which all run it at once. Collective."""
@@ -199,29 +267,43 @@ def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
 
 
 def _collectives(backend: CommunicationBackend, hosts: list[str]) -> list[dict]:
-    """Latency and bandwidth of each operation on each number of ranks of the first node. Collective."""
+    """Latency and bandwidth of each operation on each number of ranks of the first node.
+    Collective.
+    """
     here = hosts.count(hosts[0]) if hosts == sorted(hosts, key=hosts.index) else 0
     sizes = sorted({size for size in (2, 3, 4, 8, 16, 32, 64, here) if 1 < size <= here})
     return [row for size in sizes for row in _of_size(backend, size)]
 
 
 def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
-    """All operations on the first `size` ranks, and again on the next ones, at the same time, as in a step. Collective."""
+    """All operations on the first `size` ranks, and again on the next ones, at the same time, as in
+    a step. Collective.
+    """
     group = backend.split(backend.rank // size, backend.rank)
     rows = []
     for operation, run in _OPERATIONS.items():
         if operation == SEND and size > 2:
             continue
-        empty, full = (_slowest(backend, group, lambda size=num_bytes: run(group, size), size)
-                       for num_bytes in (8 * size, _LARGE_BYTES))
-        rows.append({"operation": operation, "ranks": size, "latency_seconds": empty,
-                     "bytes_per_second": _LARGE_BYTES / max(full - empty, 1e-9)})
+        empty, full = (
+            _slowest(backend, group, lambda size=num_bytes: run(group, size), size)
+            for num_bytes in (8 * size, _LARGE_BYTES)
+        )
+        rows.append(
+            {
+                "operation": operation,
+                "ranks": size,
+                "latency_seconds": empty,
+                "bytes_per_second": _LARGE_BYTES / max(full - empty, 1e-9),
+            }
+        )
     group.close()
     return rows
 
 
 def _slowest(backend, group, make, size: int) -> float:
-    """The quickest of some tries of the slowest rank of a whole group. Collective over the backend."""
+    """The quickest of some tries of the slowest rank of a whole group. Collective over the
+    backend.
+    """
     act, seconds = make(), []
     act()
     for _ in range(3 * _TRIES):
@@ -262,14 +344,22 @@ def _send(group, num_bytes):
             handles = [group.irecv(incoming, other, 0), group.isend(array, other, 0)]
             for handle in handles:
                 handle.wait()
+
     return act
 
 
-_OPERATIONS = {ALL_REDUCE: _all_reduce, ALL_GATHER: _all_gather, REDUCE_SCATTER: _reduce_scatter, SEND: _send}
+_OPERATIONS = {
+    ALL_REDUCE: _all_reduce,
+    ALL_GATHER: _all_gather,
+    REDUCE_SCATTER: _reduce_scatter,
+    SEND: _send,
+}
 
 
 def _link(measured: list[dict], stream: float) -> dict:
-    """A link between two ranks, from their messages; one rank has none, and takes its memory for one."""
+    """A link between two ranks, from their messages; one rank has none, and takes its memory for
+    one.
+    """
     row = next((row for row in measured if row["operation"] == SEND), None)
     if row is None:
         return {"bytes_per_second": float(stream), "latency_seconds": 0.0}
@@ -277,7 +367,9 @@ def _link(measured: list[dict], stream: float) -> dict:
 
 
 def _storage_speed(backend: CommunicationBackend, folder: Path) -> float:
-    """Bytes per second of a file of rank 0, until the disk has it. Collective. Errors, on all ranks: OSError."""
+    """Bytes per second of a file of rank 0, until the disk has it. Collective. Errors, on all
+    ranks: OSError.
+    """
     speed = None
     with collectively(backend):
         if backend.rank == 0:

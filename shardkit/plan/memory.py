@@ -1,12 +1,14 @@
-"""Bytes on each device: parameters, gradients and optimizer state by policy, what is gathered for a moment, activations.
+"""Bytes on each device: parameters, gradients and optimizer state by policy, what is gathered for a
+moment, activations.
 
     memory = memory_of(layout, shape, SHARDKIT)         of the fullest pipeline rank
     memory.total, memory.activations
 
-For shardkit the parts are those that its allocator accounts for, padding and pools included: see the units in
-parallel/unit.py, the sums in parallel/gradient_sum.py. For other programs they are the formulas of the ZeRO paper
-(arXiv 1910.02054) and of arXiv 2205.05198.
+For shardkit the parts are those that its allocator accounts for, padding and pools included: see
+the units in parallel/unit.py, the sums in parallel/gradient_sum.py. For other programs they are the
+formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
+
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -20,7 +22,8 @@ from .model import ModelShape
 from .software import Software
 from .stages import StageUnits, stage_units, stages_of_rank
 
-NORM_BLOCK = 256            # shards are multiples of so many elements; the tests hold it equal to that of parallel/unit.py
+# shards are multiples of so many elements; the tests hold it equal to that of parallel/unit.py
+NORM_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -53,29 +56,46 @@ class Memory:
 
 @lru_cache(maxsize=200_000)
 def memory_of(layout: Layout, shape: ModelShape, software: Software, sharing: int = 1) -> Memory:
-    """Of the pipeline rank that needs the most. The layout is one that why_not() has nothing against.
+    """Of the pipeline rank that needs the most. The layout is one that why_not() has nothing
+    against.
 
     sharing   ranks of a node that see each other's memory: Cluster.sharing
     """
     last = layout.pipeline - 1
-    ranks = range(layout.pipeline) if layout.pipeline <= 4 else (0, 1, last)       # those between keep less than the second
-    return max((rank_memory(layout, shape, software, rank, sharing) for rank in ranks), key=lambda memory: memory.total)
+    ranks = (
+        range(layout.pipeline) if layout.pipeline <= 4 else (0, 1, last)
+    )  # those between keep less than the second
+    return max(
+        (rank_memory(layout, shape, software, rank, sharing) for rank in ranks),
+        key=lambda memory: memory.total,
+    )
 
 
-def rank_memory(layout: Layout, shape: ModelShape, software: Software, rank: int, sharing: int = 1) -> Memory:
+def rank_memory(
+    layout: Layout, shape: ModelShape, software: Software, rank: int, sharing: int = 1
+) -> Memory:
     """Of this pipeline rank."""
     all_stages = stage_units(shape, software, layout.num_stages, layout.tensor)
     stages = stages_of_rank(layout.schedule, layout.pipeline, layout.virtual, rank)
     elements = [_unit_elements(all_stages, stage, layout, shape) for stage in stages]
     state = _padded_state if software.sums_in_tree else _formula_state
-    borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, [all_stages[at] for at in stages]) else 0
+    borrowed = (
+        shape.block_elements("embedding", layout.tensor)
+        if _borrows(shape, [all_stages[at] for at in stages])
+        else 0
+    )
     parts = state(tuple(elements), layout, rank, software, borrowed)
     if not software.gathers(layout.data, layout.tensor, sharing):
         parts["gathered"] = 0.0
     elif software.rounds_when_gathered and POLICIES[layout.policy].shard_parameters:
         parts["parameters"] = 0.0
-    return Memory(**parts, activations=_activations(layout, shape, software, rank, [all_stages[stage] for stage in stages]),
-                  buffers=_buffers(layout, shape, software))
+    return Memory(
+        **parts,
+        activations=_activations(
+            layout, shape, software, rank, [all_stages[stage] for stage in stages]
+        ),
+        buffers=_buffers(layout, shape, software),
+    )
 
 
 @lru_cache(maxsize=65536)
@@ -84,7 +104,9 @@ def _elements(units: StageUnits, shape: ModelShape, tensor: int) -> tuple[int, .
 
 
 def _unit_elements(all_stages, stage: int, layout: Layout, shape: ModelShape) -> tuple[int, ...]:
-    """Parameters of the units of a stage; a tied head on another rank than the embedding has a copy of that before it."""
+    """Parameters of the units of a stage; a tied head on another rank than the embedding has a copy
+    of that before it.
+    """
     own = _elements(all_stages[stage], shape, layout.tensor)
     order = ORDERS[layout.schedule]
     is_apart = order.rank_of(stage, layout.pipeline) != order.rank_of(0, layout.pipeline)
@@ -99,43 +121,67 @@ def _borrows(shape: ModelShape, stages: list[StageUnits]) -> bool:
     return shape.tied and any("head" in unit and "embedding" not in unit for unit in units)
 
 
-# ---- parameters, gradients, optimizer state -----------------------------------------------------------------------
+# ---- parameters, gradients, optimizer state ------------------------------------------------------
 
-def _formula_state(stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int) -> dict[str, float]:
-    """By the formulas of the ZeRO paper; under full sharding two layers are whole at once, the second on its way."""
-    elements, policy, data = [unit for stage in stages for unit in stage], POLICIES[layout.policy], layout.data
+
+def _formula_state(
+    stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int
+) -> dict[str, float]:
+    """By the formulas of the ZeRO paper; under full sharding two layers are whole at once, the
+    second on its way.
+    """
+    elements, policy, data = (
+        [unit for stage in stages for unit in stage],
+        POLICIES[layout.policy],
+        layout.data,
+    )
     count = sum(elements)
 
     def part(**of_one):
         sizes = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, **of_one}
         return policy.bytes_per_rank(count, data, **sizes)
+
     largest = sorted(elements)[-2:]
-    return {"parameters": part(parameter_bytes=software.parameter_bytes),
-            "gradients": part(gradient_bytes=software.gradient_bytes),
-            "optimizer": part(optimizer_bytes=software.state_bytes),
-            "gathered": sum(largest) * software.parameter_bytes if policy.shard_parameters else 0.0,
-            "in_flight": sum(largest) * software.gradient_bytes if policy.shard_gradients else 0.0}
+    return {
+        "parameters": part(parameter_bytes=software.parameter_bytes),
+        "gradients": part(gradient_bytes=software.gradient_bytes),
+        "optimizer": part(optimizer_bytes=software.state_bytes),
+        "gathered": sum(largest) * software.parameter_bytes if policy.shard_parameters else 0.0,
+        "in_flight": sum(largest) * software.gradient_bytes if policy.shard_gradients else 0.0,
+    }
 
 
-def _padded_state(stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int) -> dict[str, float]:
-    """As parallel/unit.py allocates: equal shards with padding at the end, whole buffers from pools.
+def _padded_state(
+    stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int
+) -> dict[str, float]:
+    """As parallel/unit.py allocates: equal shards with padding at the end, whole buffers from
+    pools.
 
-    borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the head's, and has a second
-               sum of gradients where it is on this rank in its own right
+    borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the
+               head's, and has a second sum of gradients where it is on this rank in its own right
     """
     policy = POLICIES[layout.policy].on(layout.data, rounds=software.rounds_when_gathered)
-    sizes = tuple(tuple(padded_shard(count, layout.data) * layout.data for count in stage) for stage in stages)
+    sizes = tuple(
+        tuple(padded_shard(count, layout.data) * layout.data for count in stage) for stage in stages
+    )
     wholes = [unit for stage in sizes for unit in stage]
     shards = [whole // layout.data for whole in wholes]
-    kept = [sum(shards if is_cut else wholes) for is_cut in (policy.shard_parameters, policy.shard_optimizer_state)]
+    kept = [
+        sum(shards if is_cut else wholes)
+        for is_cut in (policy.shard_parameters, policy.shard_optimizer_state)
+    ]
     gradients = sum(shards) if policy.shard_gradients else 0
     gathered = max(wholes) + (wholes[-1] if borrowed else 0)
     if borrowed and rank == 0:
         sizes = (*sizes[:-1], (*sizes[-1], padded_shard(borrowed, layout.data) * layout.data))
-    return {"parameters": kept[0] * software.parameter_bytes, "optimizer": kept[1] * software.state_bytes,
-            "gradients": gradients * software.gradient_bytes,
-            "gathered": gathered * software.parameter_bytes if policy.shard_parameters else 0.0,
-            "in_flight": whole_gradients(sizes, layout, rank, not policy.shard_gradients) * software.gradient_bytes}
+    return {
+        "parameters": kept[0] * software.parameter_bytes,
+        "optimizer": kept[1] * software.state_bytes,
+        "gradients": gradients * software.gradient_bytes,
+        "gathered": gathered * software.parameter_bytes if policy.shard_parameters else 0.0,
+        "in_flight": whole_gradients(sizes, layout, rank, not policy.shard_gradients)
+        * software.gradient_bytes,
+    }
 
 
 @lru_cache(maxsize=65536)
@@ -144,62 +190,114 @@ def padded_shard(elements: int, data: int) -> int:
     return FlatLayout.of({"unit": (elements,)}, num_shards=data, alignment=NORM_BLOCK).shard
 
 
-def whole_gradients(stages: tuple[tuple[int, ...], ...], layout: Layout, rank: int, keeps_whole: bool) -> int:
-    """Elements of the whole gradients that are alive at once, where micro-batches are summed as a tree.
+def whole_gradients(
+    stages: tuple[tuple[int, ...], ...], layout: Layout, rank: int, keeps_whole: bool
+) -> int:
+    """Elements of the whole gradients that are alive at once, where micro-batches are summed as a
+    tree.
 
-    After i micro-batches a unit holds one partial sum for each 1 among the binary digits of i, and one more while the next
-    is computed (parallel/gradient_sum.py).
+    After i micro-batches a unit holds one partial sum for each 1 among the binary digits of i, and
+    one more while the next is computed (parallel/gradient_sum.py).
     stages       elements of the units of each stage of this rank, in the order of the model
     keeps_whole  until the end of the step; else a unit's sum goes once it is reduced
     """
-    is_unit_by_unit = layout.pipeline == 1 and (layout.schedule == "gpipe" or layout.micro_batches == 1)
-    if is_unit_by_unit:                         # lowering.expand: a unit computes all micro-batches before the next begins
+    is_unit_by_unit = layout.pipeline == 1 and (
+        layout.schedule == "gpipe" or layout.micro_batches == 1
+    )
+    if is_unit_by_unit:  # lowering.expand: a unit computes all micro-batches before the next begins
         stages = tuple((unit,) for stage in stages for unit in stage)
-        turns = [(at, number) for at in reversed(range(len(stages))) for number in range(layout.micro_batches)]
+        turns = [
+            (at, number)
+            for at in reversed(range(len(stages)))
+            for number in range(layout.micro_batches)
+        ]
     else:
-        turns = _weight_turns(layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, rank)
+        turns = _weight_turns(
+            layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, rank
+        )
     held = peak = 0
     for at, number in turns:
         for size in reversed(stages[at]):
             peak = max(peak, held + size)
             held += size * ((number + 1).bit_count() - number.bit_count())
-        if number == layout.micro_batches - 1:                          # finish(): one sum is left, or none
+        if number == layout.micro_batches - 1:  # finish(): one sum is left, or none
             held -= sum(stages[at]) * (layout.micro_batches.bit_count() - (1 if keeps_whole else 0))
     return peak
 
 
 @lru_cache(maxsize=4096)
-def _weight_turns(schedule: str, pipeline: int, virtual: int, micro_batches: int, rank: int) -> tuple[tuple[int, int], ...]:
-    """(stage of this rank, micro-batch) of each weight gradient, in order; for large pipelines all stages in step."""
+def _weight_turns(
+    schedule: str, pipeline: int, virtual: int, micro_batches: int, rank: int
+) -> tuple[tuple[int, int], ...]:
+    """(stage of this rank, micro-batch) of each weight gradient, in order; for large pipelines all
+    stages in step.
+    """
     if virtual > 1 and pipeline * virtual * micro_batches <= 256:
         mine = stages_of_rank(schedule, pipeline, virtual, rank)
         order = order_named(schedule)(pipeline, micro_batches, virtual)[rank]
-        return tuple((mine.index(action.stage), action.micro_batch) for action in order if action.kind is Kind.WEIGHT)
+        return tuple(
+            (mine.index(action.stage), action.micro_batch)
+            for action in order
+            if action.kind is Kind.WEIGHT
+        )
     return tuple((at, number) for number in range(micro_batches) for at in reversed(range(virtual)))
 
 
-# ---- activations ---------------------------------------------------------------------------------------------------
+# ---- activations ---------------------------------------------------------------------------------
 
-def _activations(layout: Layout, shape: ModelShape, software: Software, rank: int, stages: list[StageUnits]) -> float:
+
+def _activations(
+    layout: Layout, shape: ModelShape, software: Software, rank: int, stages: list[StageUnits]
+) -> float:
     """Of all micro-batches that are alive, and what the backward works with where that is most."""
-    sizes = [_stage_bytes(stage, layout.micro_batch, layout.tensor, layout.recomputation, layout.is_sequence_parallel, shape,
-                          software) for stage in stages]
+    sizes = [
+        _stage_bytes(
+            stage,
+            layout.micro_batch,
+            layout.tensor,
+            layout.recomputation,
+            layout.is_sequence_parallel,
+            shape,
+            software,
+        )
+        for stage in stages
+    ]
     kept = [stage.kept for stage in sizes]
     alive = most_alive(layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, rank)
-    if layout.schedule.startswith("zb"):            # weight gradients wait, and with them what they need
+    if layout.schedule.startswith("zb"):  # weight gradients wait, and with them what they need
         kept = [max(stage.kept, stage.deferred) for stage in sizes]
-    return software.arena_share * (alive * sum(kept) / len(kept) + max(stage.working for stage in sizes))
+    return software.arena_share * (
+        alive * sum(kept) / len(kept) + max(stage.working for stage in sizes)
+    )
 
 
 @lru_cache(maxsize=65536)
-def _stage_bytes(units: StageUnits, micro_batch: int, tensor: int, recomputation: str, is_sequence_parallel: bool,
-                 shape: ModelShape, software: Software) -> BlockBytes:
-    """Of a stage; the backward of a unit is one, so its blocks work together, and units one after another."""
-    of_units = [[block_bytes(shape, software, block, micro_batch, tensor, recomputation, is_sequence_parallel)
-                 for block in unit] for unit in units]
-    return BlockBytes(sum(block.kept for unit in of_units for block in unit),
-                      sum(block.deferred for unit in of_units for block in unit),
-                      max(sum(block.working for block in unit) for unit in of_units))
+def _stage_bytes(
+    units: StageUnits,
+    micro_batch: int,
+    tensor: int,
+    recomputation: str,
+    is_sequence_parallel: bool,
+    shape: ModelShape,
+    software: Software,
+) -> BlockBytes:
+    """Of a stage; the backward of a unit is one, so its blocks work together, and units one after
+    another.
+    """
+    of_units = [
+        [
+            block_bytes(
+                shape, software, block, micro_batch, tensor, recomputation, is_sequence_parallel
+            )
+            for block in unit
+        ]
+        for unit in units
+    ]
+    return BlockBytes(
+        sum(block.kept for unit in of_units for block in unit),
+        sum(block.deferred for unit in of_units for block in unit),
+        max(sum(block.working for block in unit) for unit in of_units),
+    )
 
 
 def _buffers(layout: Layout, shape: ModelShape, software: Software) -> float:

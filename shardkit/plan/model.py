@@ -1,12 +1,14 @@
-"""The sizes of a GPT: its weights, how each is cut over tensor ranks, and what they multiply to. No array is made.
+"""The sizes of a GPT: its weights, how each is cut over tensor ranks, and what they multiply to. No
+array is made.
 
     shape = ModelShape(layers=96, width=12288, heads=96, vocabulary=51200, sequence_length=2048)
     shape.parameter_count                               174,604,...
     shape.block_elements("layer", tensor=8)             of one layer, on one tensor rank
 
-A model is a row of blocks, as nn.GPT says: embedding, layer, layer, ..., head. The tests hold all of this equal to nn.GPT
-and to the default tensor plan.
+A model is a row of blocks, as nn.GPT says: embedding, layer, layer, ..., head. The tests hold all
+of this equal to nn.GPT and to the default tensor plan.
 """
+
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import prod
@@ -16,13 +18,14 @@ from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
 
-OWN_KEYS = ("model.vocabulary_size",)       # beside those of `shardkit train`
-BYTES_VOCABULARY = 256                                     # of `shardkit train`, whose tokens are bytes
+OWN_KEYS = ("model.vocabulary_size",)  # beside those of `shardkit train`
+BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter by its whole shape, and the dim that is cut over tensor ranks, in pieces of `grain`.
+    """A parameter by its whole shape, and the dim that is cut over tensor ranks, in pieces of
+    `grain`.
 
     cut    None: every tensor rank holds all of it
     grain  elements of that dim that stay together: the dims of a head
@@ -38,7 +41,9 @@ class Weight:
         return prod(self.shape)
 
     def local_size(self, tensor: int) -> int:
-        """Elements on one tensor rank; several ranks hold the same piece where there are fewer than ranks."""
+        """Elements on one tensor rank; several ranks hold the same piece where there are fewer than
+        ranks.
+        """
         if self.cut is None:
             return self.size
         along = max(self.shape[self.cut] // self.grain // tensor, 1) * self.grain
@@ -65,14 +70,28 @@ class ModelShape:
     dropout: float = 0.0
 
     def __post_init__(self):
-        GPTSettings(self.vocabulary, self.sequence_length, self.width, self.layers, self.heads, self.kv_heads, self.style,
-                    self.tied, self.dropout, 0, "float32", self.hidden, None, 10000.0)         # refuses what nn.GPT refuses
+        GPTSettings(
+            self.vocabulary,
+            self.sequence_length,
+            self.width,
+            self.layers,
+            self.heads,
+            self.kv_heads,
+            self.style,
+            self.tied,
+            self.dropout,
+            0,
+            "float32",
+            self.hidden,
+            None,
+            10000.0,
+        )  # refuses what nn.GPT refuses
 
     @cached_property
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
-    def __hash__(self):                 # looked up in caches all the time
+    def __hash__(self):  # looked up in caches all the time
         return self._hash
 
     @property
@@ -113,10 +132,14 @@ class ModelShape:
 
     @lru_cache(maxsize=256)
     def multiplied_elements(self, block: str, tensor: int = 1) -> int:
-        """Elements of the matrices that a block multiplies with on one tensor rank; a tied one counts in the head."""
+        """Elements of the matrices that a block multiplies with on one tensor rank; a tied one
+        counts in the head.
+        """
         if block == "embedding":
             return 0
-        matrices = [Weight((self.vocabulary, self.width), 0)] if block == "head" else self.weights(block)
+        matrices = (
+            [Weight((self.vocabulary, self.width), 0)] if block == "head" else self.weights(block)
+        )
         return sum(weight.local_size(tensor) for weight in matrices if len(weight.shape) == 2)
 
     @property
@@ -124,7 +147,9 @@ class ModelShape:
         return sum(self.block_elements(block) for block in self.blocks)
 
     def _embedding(self) -> list[Weight]:
-        positions = [] if STYLES[self.style].is_rotary else [Weight((self.sequence_length, self.width))]
+        positions = (
+            [] if STYLES[self.style].is_rotary else [Weight((self.sequence_length, self.width))]
+        )
         return [Weight((self.vocabulary, self.width), 0), *positions]
 
     def _head(self) -> list[Weight]:
@@ -132,29 +157,47 @@ class ModelShape:
 
     def _layer(self) -> list[Weight]:
         width, kv_width, hidden, head = self.width, self.kv_width, self.num_hidden, self.head_dim
-        column = [(width, head), (kv_width, head), (kv_width, head), *[(hidden, 1)] * (2 if self.is_gated else 1)]
-        biases = [*(Weight((rows,), 0, grain) for rows, grain in column), Weight((width,)), Weight((width,))]
-        return [*self._norm(), *self._norm(),
-                *(Weight((rows, width), 0, grain) for rows, grain in column),
-                Weight((width, width), 1, head), Weight((width, hidden), 1),
-                *(biases if STYLES[self.style].has_bias else [])]
+        column = [
+            (width, head),
+            (kv_width, head),
+            (kv_width, head),
+            *[(hidden, 1)] * (2 if self.is_gated else 1),
+        ]
+        biases = [
+            *(Weight((rows,), 0, grain) for rows, grain in column),
+            Weight((width,)),
+            Weight((width,)),
+        ]
+        return [
+            *self._norm(),
+            *self._norm(),
+            *(Weight((rows, width), 0, grain) for rows, grain in column),
+            Weight((width, width), 1, head),
+            Weight((width, hidden), 1),
+            *(biases if STYLES[self.style].has_bias else []),
+        ]
 
     def _norm(self) -> list[Weight]:
-        return [Weight((self.width,))] * (1 if self.is_gated else 2)           # RMSNorm has no bias
+        return [Weight((self.width,))] * (1 if self.is_gated else 2)  # RMSNorm has no bias
 
     @property
     def num_flops_per_token(self) -> int:
         """Of forward and backward, as nn.GPT counts them (arXiv 2204.02311, appendix B)."""
         positions = sum(weight.size for weight in self._embedding()[1:])
         tables = positions + (0 if self.tied else self.vocabulary * self.width)
-        return 6 * (self.parameter_count - tables) + 12 * self.layers * self.width * self.sequence_length
+        return (
+            6 * (self.parameter_count - tables)
+            + 12 * self.layers * self.width * self.sequence_length
+        )
 
 
 def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
-    """The model of a settings file of `shardkit train`, and the other settings in it; overrides {"section.key": value} on top.
+    """The model of a settings file of `shardkit train`, and the other settings in it; overrides
+    {"section.key": value} on top.
 
     [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes).
-    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.initial, which is not opened here.
+    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.initial,
+    which is not opened here.
     """
     given = read_toml(path)
     own = {key: given.pop(key) for key in OWN_KEYS if key in given}
@@ -164,8 +207,19 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
     settings = RunConfiguration().replace({**given, **(overrides or {})})
     model = settings.model
     if model.initial:
-        raise ConfigurationError(f"model.initial = {model.initial!r} does not say here how large the model is; give its "
-                                 "model.width, model.layers and so on instead (`shardkit inspect` shows them)")
-    return ModelShape(model.layers, model.width, model.heads, own.get("model.vocabulary_size", BYTES_VOCABULARY),
-                      model.sequence_length, model.kv_heads or None, model.hidden or None, model.style, model.tied,
-                      model.dropout), settings
+        raise ConfigurationError(
+            f"model.initial = {model.initial!r} does not say here how large the model is; give its "
+            "model.width, model.layers and so on instead (`shardkit inspect` shows them)"
+        )
+    return ModelShape(
+        model.layers,
+        model.width,
+        model.heads,
+        own.get("model.vocabulary_size", BYTES_VOCABULARY),
+        model.sequence_length,
+        model.kv_heads or None,
+        model.hidden or None,
+        model.style,
+        model.tied,
+        model.dropout,
+    ), settings

@@ -1,13 +1,17 @@
-"""Seconds of a block on one tensor rank: its matrix products, its passes over memory, and its tensor-parallel collectives.
+"""Seconds of a block on one tensor rank: its matrix products, its passes over memory, and its
+tensor-parallel collectives.
 
-    layer, forward     norm | q k v | attention | output | add | norm | up | nonlinearity | down | add
+    layer, forward     norm | q k v | attention | output | add | norm | up | nonlinearity | down |
+                       add
                                ---------- region --------         ------------- region ---------
                             enter                      leave   enter                        leave
 
-Products go by the efficiency curve of the device, everything else by the bytes that it moves. Backward is twice: the gradient
-of the input, which the stage before waits for, and those of the weights. Counted as in arXiv 2205.05198, section 4, for what
-is inside of a region and what is outside.
+Products go by the efficiency curve of the device, everything else by the bytes that it moves.
+Backward is twice: the gradient of the input, which the stage before waits for, and those of the
+weights. Counted as in arXiv 2205.05198, section 4, for what is inside of a region and what is
+outside.
 """
+
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,7 +23,8 @@ from .software import Software
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """Of one block and micro-batch: forward, gradient of the input (with what is computed again), gradients of weights.
+    """Of one block and micro-batch: forward, gradient of the input (with what is computed again),
+    gradients of weights.
 
     communication   of it all, in tensor-parallel collectives
     """
@@ -52,8 +57,9 @@ class Setting:
         return self.tokens / self.tensor if self.is_sequence_parallel else self.tokens
 
     def product(self, m: float, n: float, k: float, **kwargs) -> float:
-        return self.cluster.device.product_seconds(m, n, k, self.software.dtype, item_bytes=self.software.activation_bytes,
-                                                   **kwargs)
+        return self.cluster.device.product_seconds(
+            m, n, k, self.software.dtype, item_bytes=self.software.activation_bytes, **kwargs
+        )
 
     def elements(self, count: float) -> float:
         """Seconds to move this many activations."""
@@ -73,7 +79,8 @@ def block_seconds(block: str, at: Setting) -> BlockSeconds:
     return {"embedding": _embedding, "layer": _layer, "head": _head}[block](at)
 
 
-# ---- a layer -------------------------------------------------------------------------------------------------------
+# ---- a layer -------------------------------------------------------------------------------------
+
 
 def _layer(at: Setting) -> BlockSeconds:
     shape, software, tensor, tokens = at.shape, at.software, at.tensor, at.tokens
@@ -81,18 +88,37 @@ def _layer(at: Setting) -> BlockSeconds:
     products = _layer_products(at)
     core, core_backward = _attention(at)
     norms, adds = 2 * 2 * at.outside * shape.width, 2 * 3 * at.outside * shape.width
-    masks = 2 * at.outside * shape.width * software.masks_dropout                       # bytes
+    masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
     bend = (3 if shape.is_gated else 2) * tokens * hidden
-    turns = 2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated       # rotary positions
-    forward = (products[0] + core + at.elements(norms + adds + bend + turns) + at.num_bytes(masks)
-               + at.calls(software.calls_per_layer) + _regions(at, 2))
+    turns = (
+        2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated
+    )  # rotary positions
+    forward = (
+        products[0]
+        + core
+        + at.elements(norms + adds + bend + turns)
+        + at.num_bytes(masks)
+        + at.calls(software.calls_per_layer)
+        + _regions(at, 2)
+    )
     again = {"none": 0.0, "selective": core, "full": forward}[at.recomputation]
-    backward = (products[1] + core_backward + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden
-                                                          + turns)
-                + at.num_bytes(masks) + at.calls(software.calls_per_layer / 2) + _regions(at, 2) + _gathered_again(at, 2) + again)
+    backward = (
+        products[1]
+        + core_backward
+        + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + turns)
+        + at.num_bytes(masks)
+        + at.calls(software.calls_per_layer / 2)
+        + _regions(at, 2)
+        + _gathered_again(at, 2)
+        + again
+    )
     weight = products[2] + _accumulation(at, "layer") + at.calls(software.calls_per_layer / 2)
-    return BlockSeconds(forward, backward, weight,
-                        _regions(at, 4 + 2 * (at.recomputation == "full")) + _gathered_again(at, 2))
+    return BlockSeconds(
+        forward,
+        backward,
+        weight,
+        _regions(at, 4 + 2 * (at.recomputation == "full")) + _gathered_again(at, 2),
+    )
 
 
 def _layer_products(at: Setting) -> tuple[float, float, float]:
@@ -100,29 +126,46 @@ def _layer_products(at: Setting) -> tuple[float, float, float]:
     shape, tensor, tokens = at.shape, at.tensor, at.tokens
     queries, keys = shape.width / tensor, max(shape.num_kv_heads / tensor, 1) * shape.head_dim
     hidden, gates = shape.num_hidden / tensor, 2 if shape.is_gated else 1
-    sizes = [(queries + 2 * keys, shape.width), (shape.width, queries), (gates * hidden, shape.width), (shape.width, hidden)]
-    if at.software.splits_backward:                         # shardkit: one product for each matrix
+    sizes = [
+        (queries + 2 * keys, shape.width),
+        (shape.width, queries),
+        (gates * hidden, shape.width),
+        (shape.width, hidden),
+    ]
+    if at.software.splits_backward:  # shardkit: one product for each matrix
         sizes[0:1] = [(queries, shape.width), (keys, shape.width), (keys, shape.width)]
         sizes[-2:-1] = [(hidden, shape.width)] * gates
-    return (sum(at.product(tokens, out, into) for out, into in sizes),
-            sum(at.product(tokens, into, out) for out, into in sizes),
-            sum(at.product(out, into, tokens) for out, into in sizes))
+    return (
+        sum(at.product(tokens, out, into) for out, into in sizes),
+        sum(at.product(tokens, into, out) for out, into in sizes),
+        sum(at.product(out, into, tokens) for out, into in sizes),
+    )
 
 
 def _attention(at: Setting) -> tuple[float, float]:
     """Scores, softmax, dropout and weighted values: seconds forward and backward."""
     shape, length, dim = at.shape, at.shape.sequence_length, at.shape.head_dim
     heads = shape.heads / at.tensor * at.micro_batch
-    if not at.software.keeps_scores:                        # a fused kernel, which skips what the causal mask hides
+    if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
         one = at.product(length, length, dim, batch=heads, share=0.5)
-        return 2 * one, 5 * one                             # backward makes the scores again: 5 products (arXiv 2205.14135)
+        return 2 * one, 5 * one  # backward makes the scores again: 5 products (arXiv 2205.14135)
     scores = heads * length * length
     has_dropout = at.software.masks_dropout
-    products = at.product(length, length, dim, batch=heads) + at.product(length, dim, length, batch=heads)
-    passes = at.elements(2 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor)
+    products = at.product(length, length, dim, batch=heads) + at.product(
+        length, dim, length, batch=heads
+    )
+    passes = at.elements(
+        2 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor
+    )
     masks = at.num_bytes(scores * has_dropout)
-    return (products + passes + masks,
-            2 * products + at.elements(3 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor) + masks)
+    return (
+        products + passes + masks,
+        2 * products
+        + at.elements(
+            3 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor
+        )
+        + masks,
+    )
 
 
 def _accumulation(at: Setting, block: str) -> float:
@@ -131,19 +174,22 @@ def _accumulation(at: Setting, block: str) -> float:
 
 
 def _regions(at: Setting, count: int) -> float:
-    """Seconds to pass through so many regions, forward or backward: an all-reduce each, or under sequence parallelism a
-    reduce-scatter and an all-gather.
+    """Seconds to pass through so many regions, forward or backward: an all-reduce each, or under
+    sequence parallelism a reduce-scatter and an all-gather.
     """
     whole = at.tokens * at.shape.width * at.software.activation_bytes
     group = Group(at.tensor, 1)
     if not at.is_sequence_parallel:
         return count * collective_seconds(at.cluster, ALL_REDUCE, whole, group)
-    return count * (collective_seconds(at.cluster, REDUCE_SCATTER, whole, group)
-                    + collective_seconds(at.cluster, ALL_GATHER, whole, group))
+    return count * (
+        collective_seconds(at.cluster, REDUCE_SCATTER, whole, group)
+        + collective_seconds(at.cluster, ALL_GATHER, whole, group)
+    )
 
 
 def _gathered_again(at: Setting, count: int) -> float:
-    """Seconds of backward to have what entered so many regions whole again, where only a slice was kept.
+    """Seconds of backward to have what entered so many regions whole again, where only a slice was
+    kept.
 
     In full: a collective beside a product takes processors and memory from it.
     """
@@ -153,22 +199,41 @@ def _gathered_again(at: Setting, count: int) -> float:
     return count * collective_seconds(at.cluster, ALL_GATHER, whole, Group(at.tensor, 1))
 
 
-# ---- the ends ------------------------------------------------------------------------------------------------------
+# ---- the ends ------------------------------------------------------------------------------------
+
 
 def _embedding(at: Setting) -> BlockSeconds:
-    """Rows of a table; the sum over tensor ranks where it is cut. Its weight gradient fills the table with zeros first."""
+    """Rows of a table; the sum over tensor ranks where it is cut. Its weight gradient fills the
+    table with zeros first.
+    """
     moved = 4 * at.outside * at.shape.width
     table = at.shape.block_elements("embedding", at.tensor)
-    return BlockSeconds(at.elements(moved) + at.calls(4) + _regions(at, 1), 0.0,
-                        at.elements(moved + table) + _accumulation(at, "embedding") + at.calls(4), _regions(at, 1))
+    return BlockSeconds(
+        at.elements(moved) + at.calls(4) + _regions(at, 1),
+        0.0,
+        at.elements(moved + table) + _accumulation(at, "embedding") + at.calls(4),
+        _regions(at, 1),
+    )
 
 
 def _head(at: Setting) -> BlockSeconds:
-    """A norm, the logits, and the loss: five passes over logits in float32 forward, three backward; one where it is fused."""
+    """A norm, the logits, and the loss: five passes over logits in float32 forward, three backward;
+    one where it is fused.
+    """
     rows, columns, width = at.tokens, at.shape.vocabulary / at.tensor, at.shape.width
     passes, passes_back = (2, 2) if at.software.splits_backward else (6, 4)
     norm = at.elements(2 * at.outside * width)
-    forward = at.product(rows, columns, width) + norm + at.num_bytes(4 * passes * rows * columns) + at.calls(8)
-    backward = at.product(rows, width, columns) + 1.5 * norm + at.num_bytes(4 * passes_back * rows * columns) + at.calls(8)
+    forward = (
+        at.product(rows, columns, width)
+        + norm
+        + at.num_bytes(4 * passes * rows * columns)
+        + at.calls(8)
+    )
+    backward = (
+        at.product(rows, width, columns)
+        + 1.5 * norm
+        + at.num_bytes(4 * passes_back * rows * columns)
+        + at.calls(8)
+    )
     weight = at.product(columns, width, rows) + _accumulation(at, "head") + at.calls(4)
     return BlockSeconds(forward, backward + _regions(at, 1), weight, _regions(at, 1))

@@ -1,7 +1,9 @@
-"""What was found, for people: a table of the best layouts with why each lost, one of them in detail, and the same as JSON.
+"""What was found, for people: a table of the best layouts with why each lost, one of them in
+detail, and the same as JSON.
 
-    #  pipeline x data x tensor  policy  schedule  micro-batches  s per step  GB  days  why
+#  pipeline x data x tensor  policy  schedule  micro-batches  s per step  GB  days  why
 """
+
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,8 +16,8 @@ from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
 
-TOKENS_PER_PARAMETER = 20               # of a model trained as long as pays (arXiv 2203.15556)
-_MOST_BOXES = 4000                      # of a picture
+TOKENS_PER_PARAMETER = 20  # of a model trained as long as pays (arXiv 2203.15556)
+_MOST_BOXES = 4000  # of a picture
 _GB = 1e9
 _WIDE = 200
 
@@ -44,7 +46,12 @@ class Training:
     def flops(self, candidate: Candidate) -> float:
         """Operations of the model per second and device, without those that are done again."""
         tokens = self.found.batch * self.found.shape.sequence_length
-        return self.found.shape.num_flops_per_token * tokens / candidate.cost.seconds / candidate.layout.devices
+        return (
+            self.found.shape.num_flops_per_token
+            * tokens
+            / candidate.cost.seconds
+            / candidate.layout.devices
+        )
 
 
 def default_tokens(found: Search) -> float:
@@ -55,10 +62,12 @@ def default_tokens(found: Search) -> float:
 def print_search(training: Training, count: int) -> None:
     """The table, or why there is none."""
     found, console = training.found, _console()
-    console.print(f"{found.shape.parameter_count:,} parameters on {found.devices} devices of {found.cluster.name}, "
-                  f"{found.batch} sequences of {found.shape.sequence_length} tokens in a step, as {found.software.name}\n"
-                  f"{found.considered:,} layouts: {len(found.fitting):,} fit, {sum(found.refused.values()):,} are refused",
-                  markup=False)
+    console.print(
+        f"{found.shape.parameter_count:,} parameters on {found.devices} devices of {found.cluster.name}, "
+        f"{found.batch} sequences of {found.shape.sequence_length} tokens in a step, as {found.software.name}\n"
+        f"{found.considered:,} layouts: {len(found.fitting):,} fit, {sum(found.refused.values()):,} are refused",
+        markup=False,
+    )
     if found.best is None:
         console.print("no layout fits", markup=False)
         for line in found.what_would_fit():
@@ -77,28 +86,53 @@ def _console() -> Console:
 
 
 def _table(training: Training, count: int) -> Table:
-    table = Table("#", "pipeline x data x tensor", "policy", "schedule", "micro-batches", "recomputed", "s per step", "GB",
-                  "TFLOP/s", "days", "why not the best", box=None)
+    table = Table(
+        "#",
+        "pipeline x data x tensor",
+        "policy",
+        "schedule",
+        "micro-batches",
+        "recomputed",
+        "s per step",
+        "GB",
+        "TFLOP/s",
+        "days",
+        "why not the best",
+        box=None,
+    )
     for column in (0, 6, 7, 8, 9):
         table.columns[column].justify = "right"
     for number, candidate in enumerate(training.found.rows(count), 1):
         layout = candidate.layout
-        table.add_row(str(number), f"{layout.pipeline} x {layout.data} x {layout.tensor}"
-                      + (" sequence" if layout.is_sequence_parallel else ""), layout.policy,
-                      f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
-                      f"{layout.micro_batches} of {layout.micro_batch}", layout.recomputation, _short(candidate.cost.seconds),
-                      _short(candidate.memory.total / _GB), _short(training.flops(candidate) / 1e12),
-                      _short(training.days(candidate)),
-                      "" if candidate is training.found.best else training.found.why_it_lost(candidate))
+        table.add_row(
+            str(number),
+            f"{layout.pipeline} x {layout.data} x {layout.tensor}"
+            + (" sequence" if layout.is_sequence_parallel else ""),
+            layout.policy,
+            f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
+            f"{layout.micro_batches} of {layout.micro_batch}",
+            layout.recomputation,
+            _short(candidate.cost.seconds),
+            _short(candidate.memory.total / _GB),
+            _short(training.flops(candidate) / 1e12),
+            _short(training.days(candidate)),
+            "" if candidate is training.found.best else training.found.why_it_lost(candidate),
+        )
     return table
 
 
 def _totals(training: Training) -> str:
     best = training.found.best
     saved = f"; a checkpoint has {_short(checkpoint_bytes(training.found.shape, training.found.software) / _GB)} GB"
-    saved += f" and takes {_short(best.cost.checkpoint_seconds)} s" if best.cost.checkpoint_seconds else ""
-    return (f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: {_short(training.days(best))} days, "
-            f"{training.device_hours(best):,.0f} device-hours{saved}")
+    saved += (
+        f" and takes {_short(best.cost.checkpoint_seconds)} s"
+        if best.cost.checkpoint_seconds
+        else ""
+    )
+    return (
+        f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: {_short(training.days(best))} days, "
+        f"{training.device_hours(best):,.0f} device-hours{saved}"
+    )
 
 
 def _quicker(found: Search) -> list[str]:
@@ -107,17 +141,22 @@ def _quicker(found: Search) -> list[str]:
     if not quicker:
         return []
     first = min(quicker, key=lambda c: c.cost.seconds)
-    return [f"with more memory: {first.layout} would take {_short(first.cost.seconds)} s, but needs {found.why_it_lost(first)}"]
+    return [
+        f"with more memory: {first.layout} would take {_short(first.cost.seconds)} s, but needs {found.why_it_lost(first)}"
+    ]
 
 
 def _short(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
-# ---- one row --------------------------------------------------------------------------------------------------------
+# ---- one row -------------------------------------------------------------------------------------
+
 
 def print_explanation(training: Training, number: int, count: int) -> Candidate | None:
-    """Memory and time of one row of the table, part by part; the row, or None if there is no such row."""
+    """Memory and time of one row of the table, part by part; the row, or None if there is no such
+    row.
+    """
     rows = training.found.rows(max(count, number))
     if not 1 <= number <= len(rows):
         return None
@@ -126,13 +165,21 @@ def print_explanation(training: Training, number: int, count: int) -> Candidate 
     table = Table("memory", "GB", "", "time of a step", "s", "share", box=None)
     for column in (1, 4, 5):
         table.columns[column].justify = "right"
-    memory = [(words, _short(getattr(candidate.memory, part) / _GB)) for part, words in WORDS.items()]
+    memory = [
+        (words, _short(getattr(candidate.memory, part) / _GB)) for part, words in WORDS.items()
+    ]
     memory += [("all", _short(candidate.memory.total / _GB))]
-    times = [(words, candidate.cost.parts[part]) for part, words in PARTS.items()] + [("all", candidate.cost.seconds)]
+    times = [(words, candidate.cost.parts[part]) for part, words in PARTS.items()] + [
+        ("all", candidate.cost.seconds)
+    ]
     for at in range(max(len(memory), len(times))):
         left = memory[at] if at < len(memory) else ("", "")
         what, seconds = times[at] if at < len(times) else ("", None)
-        figures = ("", "") if seconds is None else (_short(seconds), f"{seconds / candidate.cost.seconds:.1%}")
+        figures = (
+            ("", "")
+            if seconds is None
+            else (_short(seconds), f"{seconds / candidate.cost.seconds:.1%}")
+        )
         table.add_row(*left, "", what, *figures)
     console.print(table)
     return candidate
@@ -145,31 +192,63 @@ def write_timeline(candidate: Candidate, path) -> str:
     """
     layout = candidate.layout
     fitting = max(_MOST_BOXES // (3 * layout.num_stages), 2)
-    shown = min(layout.micro_batches, max(fitting, layout.pipeline) // layout.pipeline * layout.pipeline or fitting)
-    timeline = simulated(layout.schedule, layout.pipeline, layout.virtual, shown, candidate.cost.stages,
-                         candidate.cost.transfer_seconds)
-    part = f", {shown} of {layout.micro_batches} micro-batches" if shown < layout.micro_batches else ""
+    shown = min(
+        layout.micro_batches,
+        max(fitting, layout.pipeline) // layout.pipeline * layout.pipeline or fitting,
+    )
+    timeline = simulated(
+        layout.schedule,
+        layout.pipeline,
+        layout.virtual,
+        shown,
+        candidate.cost.stages,
+        candidate.cost.transfer_seconds,
+    )
+    part = (
+        f", {shown} of {layout.micro_batches} micro-batches" if shown < layout.micro_batches else ""
+    )
     Path(path).write_text(draw_svg(timeline, f"{layout}{part}"), encoding="utf-8")
     return f"{path}: the timeline{part or ' of all micro-batches'}"
 
 
-# ---- for programs ---------------------------------------------------------------------------------------------------
+# ---- for programs --------------------------------------------------------------------------------
+
 
 def as_json(training: Training, count: int) -> str:
     """Everything that the table says, and the parts of memory and time."""
     found = training.found
-    return json.dumps({
-        "devices": found.devices, "batch": found.batch, "cluster": found.cluster.name, "software": found.software.name,
-        "parameter_count": found.shape.parameter_count, "tokens": training.tokens, "considered": found.considered,
-        "checkpoint_bytes": checkpoint_bytes(found.shape, found.software), "left_out": list(training.left_out),
-        "fitting": len(found.fitting), "refused": found.refused, "what_would_fit": found.what_would_fit(),
-        "rows": [_row(training, candidate) for candidate in found.rows(count)]}, indent=1)
+    return json.dumps(
+        {
+            "devices": found.devices,
+            "batch": found.batch,
+            "cluster": found.cluster.name,
+            "software": found.software.name,
+            "parameter_count": found.shape.parameter_count,
+            "tokens": training.tokens,
+            "considered": found.considered,
+            "checkpoint_bytes": checkpoint_bytes(found.shape, found.software),
+            "left_out": list(training.left_out),
+            "fitting": len(found.fitting),
+            "refused": found.refused,
+            "what_would_fit": found.what_would_fit(),
+            "rows": [_row(training, candidate) for candidate in found.rows(count)],
+        },
+        indent=1,
+    )
 
 
 def _row(training: Training, candidate: Candidate) -> dict:
-    return {"layout": {key: value for key, value in asdict(candidate.layout).items() if key != "devices"},
-            "seconds": candidate.cost.seconds, "seconds_by_part": candidate.cost.parts,
-            "checkpoint_seconds": candidate.cost.checkpoint_seconds,
-            "bytes": candidate.memory.total, "bytes_by_part": asdict(candidate.memory),
-            "flops_per_second_and_device": training.flops(candidate), "days": training.days(candidate),
-            "device_hours": training.device_hours(candidate), "why": training.found.why_it_lost(candidate)}
+    return {
+        "layout": {
+            key: value for key, value in asdict(candidate.layout).items() if key != "devices"
+        },
+        "seconds": candidate.cost.seconds,
+        "seconds_by_part": candidate.cost.parts,
+        "checkpoint_seconds": candidate.cost.checkpoint_seconds,
+        "bytes": candidate.memory.total,
+        "bytes_by_part": asdict(candidate.memory),
+        "flops_per_second_and_device": training.flops(candidate),
+        "days": training.days(candidate),
+        "device_hours": training.device_hours(candidate),
+        "why": training.found.why_it_lost(candidate),
+    }

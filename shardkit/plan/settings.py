@@ -1,8 +1,12 @@
-"""The settings of a run as the planner sees them: what it counts, what it searches for itself, and what it leaves out.
+"""The settings of a run as the planner sees them: what it counts, what it searches for itself, and
+what it leaves out.
 
-    software = software_of(SHARDKIT, settings)          the optimizer's state, clipping, compression, dtype, size of units
-    left_out(settings, software, layout, chosen)        a line for each setting that a run follows and the plan does not
+software = software_of(SHARDKIT, settings)          the optimizer's state, clipping, compression,
+                                                    dtype, size of units
+left_out(settings, software, layout, chosen)        a line for each setting that a run follows and
+                                                    the plan does not
 """
+
 from dataclasses import replace
 
 from ..arguments import require
@@ -15,13 +19,24 @@ from .software import OWN, Software
 
 _ITEM_BYTES = {"float32": 4, "float64": 8}
 _GB = 1e9
-_COUNTED = ("optimizer.name", "optimizer.max_gradient_norm", "parallel.gradient_compression", "model.dtype",
-            "parallel.minimum_parameter_group_size")
+_COUNTED = (
+    "optimizer.name",
+    "optimizer.max_gradient_norm",
+    "parallel.gradient_compression",
+    "model.dtype",
+    "parallel.minimum_parameter_group_size",
+)
 # what is planned whatever the setting says, and what another value changes
 _LEFT_OUT = {
-    "parallel.overlap": ("off", "hides messages between data ranks, for the memory of one more unit's parameters and two more "
-                                "of its gradients"),
-    "parallel.deterministic": (True, "off keeps one sum of gradients instead of several, and reduces as the MPI library does"),
+    "parallel.overlap": (
+        "off",
+        "hides messages between data ranks, for the memory of one more unit's parameters and two more "
+        "of its gradients",
+    ),
+    "parallel.deterministic": (
+        True,
+        "off keeps one sum of gradients instead of several, and reduces as the MPI library does",
+    ),
     "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
     "parallel.blocks_per_stage": ([], "cuts the stages elsewhere"),
     "parallel.compile": (False, "spends less time in Python"),
@@ -29,7 +44,8 @@ _LEFT_OUT = {
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
     "parallel.matmul_precision": ("highest", "multiplies faster"),
     "parallel.blas": ("numpy", "the hardware's products say how fast matrices are multiplied"),
-    "run.elastic": (False, "keeps a copy of a neighbour's part of the model")}
+    "run.elastic": (False, "keeps a copy of a neighbour's part of the model"),
+}
 
 
 def software_of(own: Software, settings: RunConfiguration) -> Software:
@@ -38,36 +54,67 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
     Errors: ConfigurationError on a dtype that the runtime refuses to compute such a model in.
     """
     computed = own.dtype if own.rounds_when_gathered else settings.parallel.compute_dtype
-    require(settings.model.dtype == "float32" or computed in ("model", settings.model.dtype), "parallel.compute_dtype", computed,
-            f'"model" for a model of {settings.model.dtype}: masters are float32')
+    require(
+        settings.model.dtype == "float32" or computed in ("model", settings.model.dtype),
+        "parallel.compute_dtype",
+        computed,
+        f'"model" for a model of {settings.model.dtype}: masters are float32',
+    )
     item = _ITEM_BYTES[settings.model.dtype]
     arrays = len(RULES[settings.optimizer.name].state_names)
     is_mixed = own.rounds_when_gathered
-    # the rule reads parameter, gradient and its arrays, and writes all but the gradient; clipping reads that once more
-    update_bytes = (3 + 2 * arrays + (settings.optimizer.max_gradient_norm > 0)) * item + (6 if is_mixed else 0)
-    software = replace(own, state_bytes=(arrays + is_mixed) * item, update_bytes=update_bytes, gradient_bytes=item,
-                       wire_bytes=item if settings.parallel.gradient_compression == "none" else 2,
-                       accumulation_bytes=3 * item, merges_below=settings.parallel.minimum_parameter_group_size)
+    # the rule reads parameter, gradient and its arrays, and writes all but the gradient; clipping
+    # reads that once more
+    update_bytes = (3 + 2 * arrays + (settings.optimizer.max_gradient_norm > 0)) * item + (
+        6 if is_mixed else 0
+    )
+    software = replace(
+        own,
+        state_bytes=(arrays + is_mixed) * item,
+        update_bytes=update_bytes,
+        gradient_bytes=item,
+        wire_bytes=item if settings.parallel.gradient_compression == "none" else 2,
+        accumulation_bytes=3 * item,
+        merges_below=settings.parallel.minimum_parameter_group_size,
+    )
     if is_mixed or settings.model.dtype == own.dtype:
         return software
-    return replace(software, dtype=settings.model.dtype, parameter_bytes=item, activation_bytes=item)
+    return replace(
+        software, dtype=settings.model.dtype, parameter_bytes=item, activation_bytes=item
+    )
 
 
-def left_out(settings: RunConfiguration, shape: ModelShape, software: Software, layout: Layout, chosen: dict) -> list[str]:
+def left_out(
+    settings: RunConfiguration, shape: ModelShape, software: Software, layout: Layout, chosen: dict
+) -> list[str]:
     """A line for each setting that a run follows, and that the plan of this layout does not.
 
     chosen   {"section.key": value} of the layout
     """
-    values = {name: getattr(getattr(settings, name.partition(".")[0]), name.partition(".")[2]) for name in configuration_keys()}
-    lines = [f"{name} = {values[name]!r} is searched for: here {value!r}" for name, value in chosen.items()
-             if values[name] not in (value, configuration_keys()[name][0])]
+    values = {
+        name: getattr(getattr(settings, name.partition(".")[0]), name.partition(".")[2])
+        for name in configuration_keys()
+    }
+    lines = [
+        f"{name} = {values[name]!r} is searched for: here {value!r}"
+        for name, value in chosen.items()
+        if values[name] not in (value, configuration_keys()[name][0])
+    ]
     if software.name not in {own.name for own in OWN.values()}:
-        return lines + [f"{name} = {values[name]!r} is not counted: {software.name} is planned as it was published"
-                        for name in _COUNTED if values[name] != configuration_keys()[name][0]]
-    lines += [f"{name} = {values[name]!r} is not counted: {what}" for name, (planned, what) in _LEFT_OUT.items()
-              if values[name] != planned and not (name == "parallel.overlap" and layout.data == 1)]
+        return lines + [
+            f"{name} = {values[name]!r} is not counted: {software.name} is planned as it was published"
+            for name in _COUNTED
+            if values[name] != configuration_keys()[name][0]
+        ]
+    lines += [
+        f"{name} = {values[name]!r} is not counted: {what}"
+        for name, (planned, what) in _LEFT_OUT.items()
+        if values[name] != planned and not (name == "parallel.overlap" and layout.data == 1)
+    ]
     if settings.run.asynchronous_checkpoints:
         copy = checkpoint_bytes(shape, software) / layout.devices / _GB
-        lines.append(f"run.asynchronous_checkpoints = True is not counted: {copy:.3g} GB more of host memory for each rank, "
-                     "while a checkpoint is written")
+        lines.append(
+            f"run.asynchronous_checkpoints = True is not counted: {copy:.3g} GB more of host memory for each rank, "
+            "while a checkpoint is written"
+        )
     return lines

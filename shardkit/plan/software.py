@@ -1,7 +1,8 @@
-"""Software: what a program keeps in memory, how it computes, and what it overlaps. shardkit itself, and programs that others
-have published times of.
+"""Software: what a program keeps in memory, how it computes, and what it overlaps. shardkit itself,
+and programs that others have published times of.
 
-    shardkit        this package: float32, flash attention, every collective waited for (overlap = off)
+    shardkit        this package: float32, flash attention, every collective waited for (overlap =
+                    off)
     shardkit-bf16   the same with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
     mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
     megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
@@ -11,6 +12,7 @@ have published times of.
 Those of shardkit are for AdamW with clipping; settings.py has them for other settings.
 The values of the published programs say what their sources do; none is fitted to a time.
 """
+
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
@@ -23,28 +25,37 @@ class Software:
     """A program, as far as memory and time depend on it. Bytes are of one element.
 
     dtype                    that matrix products compute in: which peak of the hardware counts
-    parameter_bytes, gradient_bytes, state_bytes     of what is kept; the state includes float32 master weights
+    parameter_bytes, gradient_bytes, state_bytes     of what is kept; the state includes float32
+                                                     master weights
     activation_bytes         of activations, and of messages between stages and tensor ranks
     wire_bytes               of a gradient on its way between data ranks
     update_bytes             moved in memory per parameter and step: optimizer, clipping, casts
     accumulation_bytes       moved per parameter and micro-batch, to add its gradient to the sum
-    keeps_scores             attention writes the scores to memory; False: a fused kernel makes them again
+    keeps_scores             attention writes the scores to memory; False: a fused kernel makes them
+                             again
     masks_dropout            dropout keeps a mask (of one byte); False: it is made again
     recomputations           that it knows
     policies, schedules      that it knows
-    cuts_evenly              layers are dealt out in equal numbers; False: stages are balanced by compute
-    sums_in_tree             micro-batches are summed as a fixed tree, several whole gradients at once
+    cuts_evenly              layers are dealt out in equal numbers; False: stages are balanced by
+                             compute
+    sums_in_tree             micro-batches are summed as a fixed tree, several whole gradients at
+                             once
     splits_backward          a gradient leaves a stage before the weight gradients are computed
     overlaps_gathers         parameters of the next unit are gathered while this one computes
     overlaps_reductions      gradients are reduced while backward goes on
     overlaps_transfers       messages between stages travel while the ranks compute
     scatters_transfers       each tensor rank sends its part of an activation to the next stage
-    messages_per_layer       collectives that the parameters of a layer travel in under a sharding policy
-    shares_parameters        data ranks that see each other's memory have parameters whole once for all of them
-    rounds_when_gathered     under full sharding parameters are kept as master weights alone, and rounded for each gather
+    messages_per_layer       collectives that the parameters of a layer travel in under a sharding
+                             policy
+    shares_parameters        data ranks that see each other's memory have parameters whole once for
+                             all of them
+    rounds_when_gathered     under full sharding parameters are kept as master weights alone, and
+                             rounded for each gather
     merges_below             blocks are merged to units of at least so many elements
-    arena_share              what activations hold by what is in use at once: free blocks between those that are lent
-    calls_per_layer          of kernels from Python in a forward; half as many again per gradient in backward
+    arena_share              what activations hold by what is in use at once: free blocks between
+                             those that are lent
+    calls_per_layer          of kernels from Python in a forward; half as many again per gradient in
+                             backward
     """
 
     name: str
@@ -76,7 +87,8 @@ class Software:
     calls_per_layer: int = 24
 
     def gathers(self, data: int, tensor: int, sharing: int) -> bool:
-        """True if parameters that a policy shards over so many data ranks are copied together for a moment.
+        """True if parameters that a policy shards over so many data ranks are copied together for a
+        moment.
 
         sharing   ranks of a node that see each other's memory
         """
@@ -86,42 +98,102 @@ class Software:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
-    def __hash__(self):                 # looked up in caches all the time
+    def __hash__(self):  # looked up in caches all the time
         return self._hash
 
 
-# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and looked through for infinities 8,
-# its norm 4, scaled 8, Adam reads and writes three float32 24 and reads the gradient 4, the new parameter 4 + 2 = 60.
+# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and looked
+# through for infinities 8, its norm 4, scaled 8, Adam reads and writes three float32 24 and reads
+# the gradient 4, the new parameter 4 + 2 = 60.
 _MEGATRON_2021 = Software(
-    "megatron-2021", dtype="float16", gradient_bytes=2, wire_bytes=2, state_bytes=16, update_bytes=60,
-    # main_grad.add_(grad): reads both halves, writes one (megatron/model/distributed.py); fp16, since CONFIG.sh does not ask
-    # for float32 sums
+    "megatron-2021",
+    dtype="float16",
+    gradient_bytes=2,
+    wire_bytes=2,
+    state_bytes=16,
+    update_bytes=60,
+    # main_grad.add_(grad): reads both halves, writes one (megatron/model/distributed.py); fp16,
+    # since CONFIG.sh does not ask for float32 sums
     accumulation_bytes=6,
-    policies=("ddp",), overlaps_reductions=False, overlaps_transfers=False, scatters_transfers=True)
+    policies=("ddp",),
+    overlaps_reductions=False,
+    overlaps_transfers=False,
+    scatters_transfers=True,
+)
 
 SHARDKIT = Software(
-    "shardkit", dtype="float32", parameter_bytes=4, gradient_bytes=4, state_bytes=8, activation_bytes=4, wire_bytes=4,
-    # AdamW in one pass reads 4 and writes 3 of float32, and scales what it reads; clipping reads the gradient
-    update_bytes=32, accumulation_bytes=12, keeps_scores=False, masks_dropout=False, recomputations=("none", "full"),
-    schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"), cuts_evenly=False, sums_in_tree=True, splits_backward=True,
+    "shardkit",
+    dtype="float32",
+    parameter_bytes=4,
+    gradient_bytes=4,
+    state_bytes=8,
+    activation_bytes=4,
+    wire_bytes=4,
+    # AdamW in one pass reads 4 and writes 3 of float32, and scales what it reads; clipping reads
+    # the gradient
+    update_bytes=32,
+    accumulation_bytes=12,
+    keeps_scores=False,
+    masks_dropout=False,
+    recomputations=("none", "full"),
+    schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"),
+    cuts_evenly=False,
+    sums_in_tree=True,
+    splits_backward=True,
     # array/arena.py held 88 MiB where 81 were in use, 534 for 520
-    overlaps_gathers=False, overlaps_reductions=False, shares_parameters=True, merges_below=1024, arena_share=1.07,
-    calls_per_layer=26)
-# parallel/numerics.py: masters beside the moments, gradients in float32; and what is lent to the blocks is rounded, 4 + 2
-SHARDKIT_BF16 = replace(SHARDKIT, name="shardkit-bf16", dtype="bfloat16", parameter_bytes=2, state_bytes=12, activation_bytes=2,
-                        update_bytes=38, rounds_when_gathered=True)
+    overlaps_gathers=False,
+    overlaps_reductions=False,
+    shares_parameters=True,
+    merges_below=1024,
+    arena_share=1.07,
+    calls_per_layer=26,
+)
+# parallel/numerics.py: masters beside the moments, gradients in float32; and what is lent to the
+# blocks is rounded, 4 + 2
+SHARDKIT_BF16 = replace(
+    SHARDKIT,
+    name="shardkit-bf16",
+    dtype="bfloat16",
+    parameter_bytes=2,
+    state_bytes=12,
+    activation_bytes=2,
+    update_bytes=38,
+    rounds_when_gathered=True,
+)
 SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 MEGATRON_2021 = _MEGATRON_2021
-# Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit "gradient accumulation
-# fusion"), in float32.
-MEGATRON_2022 = replace(_MEGATRON_2021, name="megatron-2022", gradient_bytes=4, wire_bytes=4, state_bytes=12,
-                        accumulation_bytes=0)
+# Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit
+# "gradient accumulation fusion"), in float32.
+MEGATRON_2022 = replace(
+    _MEGATRON_2021,
+    name="megatron-2022",
+    gradient_bytes=4,
+    wire_bytes=4,
+    state_bytes=12,
+    accumulation_bytes=0,
+)
 # Parameters travel one by one, 12 tensors per layer, and are waited for.
-ZERO3_2021 = replace(_MEGATRON_2021, name="zero3-2021", policies=("fsdp",), schedules=("1f1b",), messages_per_layer=12,
-                     overlaps_gathers=False)
-SOFTWARE = {software.name: software for software in (
-    SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MEGATRON_2021, MEGATRON_2022, ZERO3_2021)}
+ZERO3_2021 = replace(
+    _MEGATRON_2021,
+    name="zero3-2021",
+    policies=("fsdp",),
+    schedules=("1f1b",),
+    messages_per_layer=12,
+    overlaps_gathers=False,
+)
+SOFTWARE = {
+    software.name: software
+    for software in (
+        SHARDKIT,
+        SHARDKIT_BF16,
+        SHARDKIT_FP16,
+        MIXED,
+        MEGATRON_2021,
+        MEGATRON_2022,
+        ZERO3_2021,
+    )
+}
 
 
 # by parallel.compute_dtype of a run

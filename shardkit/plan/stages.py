@@ -1,8 +1,10 @@
-"""Which blocks stand in which stage, and on which pipeline rank: the planner's view of parallel/stages.py.
+"""Which blocks stand in which stage, and on which pipeline rank: the planner's view of
+parallel/stages.py.
 
-    stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("layer",), ("head",)))
-                                                   stage 0: two units            stage 1
+stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("layer",), ("head",)))
+                                               stage 0: two units            stage 1
 """
+
 from functools import lru_cache
 
 from ..layout.cuts import balanced_stages, merged_blocks
@@ -10,26 +12,34 @@ from ..schedule import ORDERS
 from .model import ModelShape
 from .software import Software
 
-UnitBlocks = tuple[str, ...]                # the kinds of the blocks of a unit
+UnitBlocks = tuple[str, ...]  # the kinds of the blocks of a unit
 StageUnits = tuple[UnitBlocks, ...]
 
 
 @lru_cache(maxsize=4096)
-def stage_units(shape: ModelShape, software: Software, num_stages: int, tensor: int) -> tuple[StageUnits, ...] | None:
+def stage_units(
+    shape: ModelShape, software: Software, num_stages: int, tensor: int
+) -> tuple[StageUnits, ...] | None:
     """The units of each stage; None if there are fewer units than stages."""
     if software.cuts_evenly:
         return _evenly(shape, num_stages)
     blocks = shape.blocks
-    runs = merged_blocks([shape.block_elements(block, tensor) for block in blocks], software.merges_below)
+    runs = merged_blocks(
+        [shape.block_elements(block, tensor) for block in blocks], software.merges_below
+    )
     if len(runs) < num_stages:
         return None
-    units = [blocks[run.start:run.stop] for run in runs]
+    units = [blocks[run.start : run.stop] for run in runs]
     costs = [sum(shape.multiplied_elements(block, tensor) for block in unit) for unit in units]
-    return tuple(tuple(units[number] for number in stage) for stage in balanced_stages(costs, num_stages))
+    return tuple(
+        tuple(units[number] for number in stage) for stage in balanced_stages(costs, num_stages)
+    )
 
 
 def _evenly(shape: ModelShape, num_stages: int) -> tuple[StageUnits, ...] | None:
-    """As many layers in each stage; the embedding stands before the first, the head behind the last."""
+    """As many layers in each stage; the embedding stands before the first, the head behind the
+    last.
+    """
     if shape.layers % num_stages:
         return None
     stages = [[("layer",)] * (shape.layers // num_stages) for _ in range(num_stages)]
@@ -41,4 +51,8 @@ def _evenly(shape: ModelShape, num_stages: int) -> tuple[StageUnits, ...] | None
 @lru_cache(maxsize=4096)
 def stages_of_rank(schedule: str, pipeline: int, virtual: int, rank: int) -> tuple[int, ...]:
     """The stages that a pipeline rank runs, ascending."""
-    return tuple(stage for stage in range(pipeline * virtual) if ORDERS[schedule].rank_of(stage, pipeline) == rank)
+    return tuple(
+        stage
+        for stage in range(pipeline * virtual)
+        if ORDERS[schedule].rank_of(stage, pipeline) == rank
+    )

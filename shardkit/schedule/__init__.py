@@ -1,19 +1,32 @@
-"""TIME: who does what, when. A training step is a program; this room writes, lowers, checks and times it. Pure integers.
+"""TIME: who does what, when. A training step is a program; this room writes, lowers, checks and
+times it. Pure integers.
 
-    orders       gpipe, 1f1b and more: which micro-batch each pipeline rank works on next      <- read this one first
-    zero_bubble  the order ZB-V, made by a list scheduler
-    catalog      the orders by name, with how many stages each wants and where each stage lives
-    actions      the instructions of a program and their text form
-    lowering     passes that add what an order leaves open: units, gathers, reductions, transfers, the optimizer step
-    overlap      passes that let messages between data ranks travel while units compute
-    check        is this program well formed?
-    simulate     does it end if MPI buffers nothing, how long does it take, what stays in memory?
-    grid         the picture of a timeline, as text and as SVG
+orders       gpipe, 1f1b and more: which micro-batch each pipeline rank works on next      <- read this one first
+zero_bubble  the order ZB-V, made by a list scheduler
+catalog      the orders by name, with how many stages each wants and where each stage lives
+actions      the instructions of a program and their text form
+lowering     passes that add what an order leaves open: units, gathers, reductions, transfers, the
+             optimizer step
+overlap      passes that let messages between data ranks travel while units compute
+check        is this program well formed?
+simulate     does it end if MPI buffers nothing, how long does it take, what stays in memory?
+grid         the picture of a timeline, as text and as SVG
 
-    program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
-    simulate(program).bubble_fraction
+program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
+simulate(program).bubble_fraction
 """
-from .actions import COMPUTE, RECEIVES, Action, Kind, Program, from_text, receive_of, to_text, wait_of
+
+from .actions import (
+    COMPUTE,
+    RECEIVES,
+    Action,
+    Kind,
+    Program,
+    from_text,
+    receive_of,
+    to_text,
+    wait_of,
+)
 from .catalog import ORDERS, Order, order_named, rank_of
 from .check import validate
 from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
@@ -23,8 +36,40 @@ from .overlap import begin_gathers, begin_reductions
 from .simulate import Event, Timeline, simulate
 from .zero_bubble import v_shape, zero_bubble_v
 
-__all__ = ["COMPUTE", "Action", "Event", "Kind", "ORDERS", "Order", "Program", "RECEIVES", "Timeline",
-           "add_gathers", "add_reductions", "add_step", "add_transfers", "begin_gathers", "begin_reductions",
-           "describe_timeline", "draw_svg", "draw_text", "expand", "from_text", "gpipe", "interleaved_1f1b", "lower",
-           "one_f_one_b", "order_named", "rank_of", "receive_of", "simulate", "to_text", "unit_timeline", "v_shape",
-           "validate", "wait_of", "zero_bubble_h1", "zero_bubble_v"]
+__all__ = [
+    "COMPUTE",
+    "Action",
+    "Event",
+    "Kind",
+    "ORDERS",
+    "Order",
+    "Program",
+    "RECEIVES",
+    "Timeline",
+    "add_gathers",
+    "add_reductions",
+    "add_step",
+    "add_transfers",
+    "begin_gathers",
+    "begin_reductions",
+    "describe_timeline",
+    "draw_svg",
+    "draw_text",
+    "expand",
+    "from_text",
+    "gpipe",
+    "interleaved_1f1b",
+    "lower",
+    "one_f_one_b",
+    "order_named",
+    "rank_of",
+    "receive_of",
+    "simulate",
+    "to_text",
+    "unit_timeline",
+    "v_shape",
+    "validate",
+    "wait_of",
+    "zero_bubble_h1",
+    "zero_bubble_v",
+]

@@ -1,7 +1,8 @@
 """Actions: the instructions of a training step, and their text form.
 
-A model is cut into stages, one after another along the pipeline; a stage is a row of units, each a block of the model
-with its flat parameter buffer; the batch is cut into micro-batches. An action names what it touches:
+A model is cut into stages, one after another along the pipeline; a stage is a row of units, each a
+block of the model with its flat parameter buffer; the batch is cut into micro-batches. An action
+names what it touches:
 
     2F5         forward of stage 2, micro-batch 5           2.1F5       the same, only unit 1 of the stage
     2.1B5       its input gradient                          2.1W5       its weight gradient
@@ -10,15 +11,19 @@ with its flat parameter buffer; the batch is cut into micro-batches. An action n
     2WAIT_F5    the buffer of 2SEND_F5 is free again        2WAIT_B5    the buffer of 2SEND_B5 is free again
     2.1GATHER   make the unit's parameters whole            2.1RELEASE  keep only this rank's shard of them
     2.1REDUCE   sum the unit's gradient over data ranks     2.1STEP     apply the optimizer to the unit
-    2.1BEGIN_GATHER, 2.1BEGIN_REDUCE    let its messages travel from now on; the GATHER or REDUCE then waits for them
+    2.1BEGIN_GATHER, 2.1BEGIN_REDUCE    let its messages travel from now on; the GATHER or REDUCE
+                                        then waits for them
     2.1TIE      add the gradients of a tied unit's copies on other pipeline ranks
     CLIP        bound the gradient norm, over all ranks
 
-Backward is two actions because only B is on the road of the rank that waits for the gradient; W can be done at any later
-time. Source: Zero Bubble Pipeline Parallelism (arXiv 2401.10241); the text form follows PyTorch's pipelining schedules.
+Backward is two actions because only B is on the road of the rank that waits for the gradient; W can
+be done at any later time. Source: Zero Bubble Pipeline Parallelism (arXiv 2401.10241); the text
+form follows PyTorch's pipelining schedules.
 
-A program is one tuple of actions per pipeline rank. Its text is a line per rank: `0: 0F0 0F1 0B0 0W0 0B1 0W1`.
+A program is one tuple of actions per pipeline rank. Its text is a line per rank: `0: 0F0 0F1 0B0
+0W0 0B1 0W1`.
 """
+
 import re
 from dataclasses import dataclass
 from enum import Enum
@@ -52,7 +57,15 @@ COMPUTE = (Kind.FORWARD, Kind.BACKWARD, Kind.WEIGHT)
 SENDS = (Kind.SEND_F, Kind.SEND_B)
 RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 WAITS = (Kind.WAIT_F, Kind.WAIT_B)
-_PER_UNIT = (Kind.BEGIN_GATHER, Kind.GATHER, Kind.RELEASE, Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE, Kind.STEP)
+_PER_UNIT = (
+    Kind.BEGIN_GATHER,
+    Kind.GATHER,
+    Kind.RELEASE,
+    Kind.BEGIN_REDUCE,
+    Kind.REDUCE,
+    Kind.TIE,
+    Kind.STEP,
+)
 
 _TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z]+)?)(\d+)?")
 
@@ -69,16 +82,22 @@ class Action:
     def __post_init__(self):
         has = self.stage is not None, self.unit is not None, self.micro_batch is not None
         if has not in _CARRIES[self.kind]:
-            raise ScheduleError(f"{self} is not an action: {self.kind.value} is written like {_EXAMPLE[self.kind]}")
+            raise ScheduleError(
+                f"{self} is not an action: {self.kind.value} is written like {_EXAMPLE[self.kind]}"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Action":
         """The action with this text form. Errors: ScheduleError if there is none."""
         match = _TEXT.fullmatch(text)
         if match is None or match[3] not in _KINDS:
-            raise ScheduleError(f"{text!r} is not an action; one looks like 2F5, 2.1GATHER or CLIP, "
-                                f"and the kinds are {', '.join(_KINDS)}")
-        stage, unit, micro_batch = (None if part is None else int(part) for part in match.group(1, 2, 4))
+            raise ScheduleError(
+                f"{text!r} is not an action; one looks like 2F5, 2.1GATHER or CLIP, "
+                f"and the kinds are {', '.join(_KINDS)}"
+            )
+        stage, unit, micro_batch = (
+            None if part is None else int(part) for part in match.group(1, 2, 4)
+        )
         return cls(_KINDS[match[3]], stage, unit, micro_batch)
 
     def __str__(self) -> str:
@@ -96,27 +115,42 @@ class Action:
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_EXAMPLE = {kind: f"2{kind.value}5" for kind in Kind} | {kind: f"2.1{kind.value}" for kind in _PER_UNIT}
-_EXAMPLE |= {Kind.FORWARD: "2F5 or 2.1F5", Kind.BACKWARD: "2B5 or 2.1B5", Kind.WEIGHT: "2W5 or 2.1W5", Kind.CLIP: "CLIP"}
-_CARRIES = {kind: {(True, False, True)} for kind in Kind}                   # (stage, unit, micro_batch)
+_EXAMPLE = {kind: f"2{kind.value}5" for kind in Kind} | {
+    kind: f"2.1{kind.value}" for kind in _PER_UNIT
+}
+_EXAMPLE |= {
+    Kind.FORWARD: "2F5 or 2.1F5",
+    Kind.BACKWARD: "2B5 or 2.1B5",
+    Kind.WEIGHT: "2W5 or 2.1W5",
+    Kind.CLIP: "CLIP",
+}
+_CARRIES = {kind: {(True, False, True)} for kind in Kind}  # (stage, unit, micro_batch)
 _CARRIES |= {kind: {(True, False, True), (True, True, True)} for kind in COMPUTE}
-_CARRIES |= {kind: {(True, True, False)} for kind in _PER_UNIT} | {Kind.CLIP: {(False, False, False)}}
+_CARRIES |= {kind: {(True, True, False)} for kind in _PER_UNIT} | {
+    Kind.CLIP: {(False, False, False)}
+}
 
 Program = dict[int, tuple[Action, ...]]
 
 
 def to_text(program: Program) -> str:
     """The program as text, one line per pipeline rank."""
-    return "\n".join(f"{rank}: {' '.join(map(str, actions))}".rstrip() for rank, actions in program.items())
+    return "\n".join(
+        f"{rank}: {' '.join(map(str, actions))}".rstrip() for rank, actions in program.items()
+    )
 
 
 def from_text(text: str) -> Program:
-    """The program that `to_text` wrote; blank lines do not count. Errors: ScheduleError naming the bad line."""
+    """The program that `to_text` wrote; blank lines do not count. Errors: ScheduleError naming the
+    bad line.
+    """
     program = {}
     for line in filter(None, map(str.strip, text.splitlines())):
         rank, colon, actions = line.partition(":")
         if not colon or not rank.strip().isdecimal() or int(rank) in program:
-            raise ScheduleError(f"line {line!r} does not begin with a new rank and a colon, like '0: 0F0 0B0 0W0'")
+            raise ScheduleError(
+                f"line {line!r} does not begin with a new rank and a colon, like '0: 0F0 0B0 0W0'"
+            )
         program[int(rank)] = tuple(map(Action.parse, actions.split()))
     return program
 

@@ -1,10 +1,11 @@
 """Catalog: the orders by name, with how many stages each wants and on which rank each stage lives.
 
-    order = order_named("zb-v")
-    order(4, 16)              the program of 16 micro-batches on 4 pipeline ranks
-    order.num_stages(4)       8: into how many stages the model must be cut
-    order.rank_of(7, 4)       0: the rank of stage 7
+order = order_named("zb-v")
+order(4, 16)              the program of 16 micro-batches on 4 pipeline ranks
+order.num_stages(4)       8: into how many stages the model must be cut
+order.rank_of(7, 4)       0: the rank of stage 7
 """
+
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -39,7 +40,8 @@ class Order:
     def __call__(self, ranks: int, micro_batches: int, virtual: int | None = None) -> Program:
         """The program for this many pipeline ranks, with `virtual` stages on each.
 
-        Errors: ScheduleError if there is nothing to schedule, or the order does not run that many stages per rank.
+        Errors: ScheduleError if there is nothing to schedule, or the order does not run that many
+        stages per rank.
         """
         return self.build(self.num_stages(ranks, virtual), micro_batches, ranks)
 
@@ -48,8 +50,10 @@ class Order:
         virtual = self.stages_per_rank if virtual is None else virtual
         if virtual != self.stages_per_rank and (virtual < 1 or not self.is_flexible):
             wanted = "at least 1" if self.is_flexible else self.stages_per_rank
-            raise ScheduleError(f"{virtual} stages per rank were asked of {self.name}, which runs {wanted}; "
-                                f"{', '.join(name for name, order in ORDERS.items() if order.is_flexible)} takes any number")
+            raise ScheduleError(
+                f"{virtual} stages per rank were asked of {self.name}, which runs {wanted}; "
+                f"{', '.join(name for name, order in ORDERS.items() if order.is_flexible)} takes any number"
+            )
         return ranks * virtual
 
 
@@ -57,12 +61,16 @@ def _one_stage_per_rank(build: Callable[[int, int], Program]) -> Callable[[int, 
     return lambda stages, micro_batches, ranks: build(stages, micro_batches)
 
 
-ORDERS: dict[str, Order] = {order.name: order for order in (
-    Order("gpipe", _one_stage_per_rank(gpipe)),
-    Order("1f1b", _one_stage_per_rank(one_f_one_b)),
-    Order("interleaved", interleaved_1f1b, stages_per_rank=2, is_flexible=True),
-    Order("zb-h1", _one_stage_per_rank(zero_bubble_h1)),
-    Order("zb-v", zero_bubble_v, stages_per_rank=2, rank_of=v_shape))}
+ORDERS: dict[str, Order] = {
+    order.name: order
+    for order in (
+        Order("gpipe", _one_stage_per_rank(gpipe)),
+        Order("1f1b", _one_stage_per_rank(one_f_one_b)),
+        Order("interleaved", interleaved_1f1b, stages_per_rank=2, is_flexible=True),
+        Order("zb-h1", _one_stage_per_rank(zero_bubble_h1)),
+        Order("zb-v", zero_bubble_v, stages_per_rank=2, rank_of=v_shape),
+    )
+}
 
 
 def order_named(name: str) -> Order:

@@ -1,24 +1,39 @@
 """Check: is a program well formed? What `simulate` and the runtime may then take for granted."""
+
 from collections import Counter
 
 from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, WAITS, Action, Kind, Program, receive_of, wait_of
 
 _ENDS = {Kind.BEGIN_GATHER: Kind.GATHER, Kind.BEGIN_REDUCE: Kind.REDUCE}
-_DISTURBS = {Kind.BEGIN_GATHER: (Kind.BEGIN_GATHER, Kind.RELEASE, Kind.STEP),
-             Kind.BEGIN_REDUCE: (Kind.WEIGHT, Kind.TIE, Kind.CLIP, Kind.STEP)}
-ONCE_PER_RANK = (*COMPUTE, *SENDS, *RECEIVES, *WAITS, Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE, Kind.CLIP, Kind.STEP)
+_DISTURBS = {
+    Kind.BEGIN_GATHER: (Kind.BEGIN_GATHER, Kind.RELEASE, Kind.STEP),
+    Kind.BEGIN_REDUCE: (Kind.WEIGHT, Kind.TIE, Kind.CLIP, Kind.STEP),
+}
+ONCE_PER_RANK = (
+    *COMPUTE,
+    *SENDS,
+    *RECEIVES,
+    *WAITS,
+    Kind.BEGIN_REDUCE,
+    Kind.REDUCE,
+    Kind.TIE,
+    Kind.CLIP,
+    Kind.STEP,
+)
 
 
 def validate(program: Program) -> None:
-    """Return if the program is well formed: at stage level, at unit level, before or after any pass.
+    """Return if the program is well formed: at stage level, at unit level, before or after any
+    pass.
 
-    Nothing but GATHER, its BEGIN and RELEASE happens twice. A stage lives on one rank. Each kind of F, B and W in the
-    program is there for every stage, unit and micro-batch, B after F and W after B (a program of F alone, for evaluation, is
-    well formed).
-    Every SEND has one RECV, on another rank, and one WAIT, after it; no RECV or WAIT is without its SEND.
-    A BEGIN is followed by its GATHER or REDUCE before anything else is done to the parameters, or the gradient, of its unit.
-    Errors: ScheduleError naming the first action that is wrong. Whether the program ends is for `simulate` to say.
+    Nothing but GATHER, its BEGIN and RELEASE happens twice. A stage lives on one rank. Each kind of
+    F, B and W in the program is there for every stage, unit and micro-batch, B after F and W after
+    B (a program of F alone, for evaluation, is well formed). Every SEND has one RECV, on another
+    rank, and one WAIT, after it; no RECV or WAIT is without its SEND. A BEGIN is followed by its
+    GATHER or REDUCE before anything else is done to the parameters, or the gradient, of its unit.
+    Errors: ScheduleError naming the first action that is wrong. Whether the program ends is for
+    `simulate` to say.
     """
     _check_repeats(program)
     _check_stages(program)
@@ -31,7 +46,9 @@ def _check_repeats(program: Program) -> None:
     for rank, actions in program.items():
         for action, count in Counter(actions).items():
             if count > 1 and action.kind in ONCE_PER_RANK:
-                raise ScheduleError(f"{action} stands {count} times on rank {rank}; it must stand once")
+                raise ScheduleError(
+                    f"{action} stands {count} times on rank {rank}; it must stand once"
+                )
 
 
 def _check_stages(program: Program) -> None:
@@ -39,21 +56,27 @@ def _check_stages(program: Program) -> None:
     for rank, actions in program.items():
         for action in actions:
             if action.stage is not None and home.setdefault(action.stage, rank) != rank:
-                raise ScheduleError(f"{action} on rank {rank}: stage {action.stage} already lives on rank "
-                                    f"{home[action.stage]}; a stage lives on one rank")
+                raise ScheduleError(
+                    f"{action} on rank {rank}: stage {action.stage} already lives on rank "
+                    f"{home[action.stage]}; a stage lives on one rank"
+                )
 
 
 def _check_compute(program: Program) -> None:
     place = _places(program, COMPUTE)
     kinds = [kind for kind in COMPUTE if any(action.kind is kind for action in place)]
     micro_batches = sorted({action.micro_batch for action in place})
-    for unit in {(action.stage, action.unit): None for action in place}:        # a dictionary: keeps the program's order
+    for unit in {
+        (action.stage, action.unit): None for action in place
+    }:  # a dictionary: keeps the program's order
         for micro_batch in micro_batches:
             needed = [Action(kind, *unit, micro_batch) for kind in kinds]
             for action in needed:
                 if action not in place:
-                    raise ScheduleError(f"{action} is missing; every stage needs {', '.join(k.value for k in kinds)} of "
-                                        f"every micro-batch in the program")
+                    raise ScheduleError(
+                        f"{action} is missing; every stage needs {', '.join(k.value for k in kinds)} of "
+                        f"every micro-batch in the program"
+                    )
             for one, two in zip(needed, needed[1:]):
                 if place[one] > place[two]:
                     raise ScheduleError(f"{two} stands before {one}; the order must be F, B, W")
@@ -67,14 +90,20 @@ def _check_transfers(program: Program) -> None:
         expected |= {send: None, receive: send, wait: send}
         for other in (receive, wait):
             if other not in place:
-                raise ScheduleError(f"{send} has no {other}; the message would never be taken, or its buffer never freed")
+                raise ScheduleError(
+                    f"{send} has no {other}; the message would never be taken, or its buffer never freed"
+                )
         if place[receive][0] == place[send][0]:
-            raise ScheduleError(f"{send} and {receive} are both on rank {place[send][0]}; a rank does not send to itself")
+            raise ScheduleError(
+                f"{send} and {receive} are both on rank {place[send][0]}; a rank does not send to itself"
+            )
         if place[wait] < place[send]:
             raise ScheduleError(f"{wait} stands before {send}; there is nothing to wait for yet")
     for action in place:
         if action not in expected:
-            raise ScheduleError(f"{action} on rank {place[action][0]} has no SEND that it belongs to; it would wait for ever")
+            raise ScheduleError(
+                f"{action} on rank {place[action][0]} has no SEND that it belongs to; it would wait for ever"
+            )
 
 
 def _check_begun(program: Program) -> None:
@@ -82,18 +111,29 @@ def _check_begun(program: Program) -> None:
         for at, action in enumerate(actions):
             if action.kind in _ENDS:
                 end = Action(_ENDS[action.kind], action.stage, action.unit)
-                following = next((a for a in actions[at + 1:] if a == end or _disturbs(a, action)), None)
+                following = next(
+                    (a for a in actions[at + 1 :] if a == end or _disturbs(a, action)), None
+                )
                 if following != end:
-                    raise ScheduleError(f"{action} on rank {rank} is followed by {following or 'nothing'} and not by {end}; its "
-                                        "messages would be on the way for ever, or overwritten")
+                    raise ScheduleError(
+                        f"{action} on rank {rank} is followed by {following or 'nothing'} and not by {end}; its "
+                        "messages would be on the way for ever, or overwritten"
+                    )
 
 
 def _disturbs(action: Action, begun: Action) -> bool:
-    is_of_unit = action.kind is Kind.CLIP or (action.stage, action.unit) == (begun.stage, begun.unit)
+    is_of_unit = action.kind is Kind.CLIP or (action.stage, action.unit) == (
+        begun.stage,
+        begun.unit,
+    )
     return is_of_unit and action.kind in _DISTURBS[begun.kind]
 
 
 def _places(program: Program, kinds: tuple[Kind, ...]) -> dict[Action, tuple[int, int]]:
     """Where each action of these kinds stands: {action: (rank, position)}."""
-    return {action: (rank, at) for rank, actions in program.items() for at, action in enumerate(actions)
-            if action.kind in kinds}
+    return {
+        action: (rank, at)
+        for rank, actions in program.items()
+        for at, action in enumerate(actions)
+        if action.kind in kinds
+    }

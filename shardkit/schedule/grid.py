@@ -1,12 +1,15 @@
-"""Grid: a timeline as a picture, one row per pipeline rank, time to the right; as text, as SVG, and with its figures.
+"""Grid: a timeline as a picture, one row per pipeline rank, time to the right; as text, as SVG, and
+with its figures.
 
     rank 0   F0 F1  . B0 W0 F2 B1 W1  . B2 W2
     rank 1    . F0 B0 W0 F1 B1 W1 F2 B2 W2  .
 
     print(describe_timeline(unit_timeline("1f1b", ranks=2, micro_batches=3)))
 
-Only F, B and W are drawn. Where a rank runs several stages, the stage is written (text) or shown as a shade (SVG).
+Only F, B and W are drawn. Where a rank runs several stages, the stage is written (text) or shown as
+a shade (SVG).
 """
+
 from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
@@ -18,11 +21,17 @@ from .lowering import lower
 from .simulate import Event, Timeline, simulate
 
 
-_IN_WORDS = {"s": "seconds", "units": "units; F, B and W of a stage take one each"}       # of Timeline.unit
+_IN_WORDS = {
+    "s": "seconds",
+    "units": "units; F, B and W of a stage take one each",
+}  # of Timeline.unit
 
 
-def unit_timeline(order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, virtual: int | None = None) -> Timeline:
-    """The timeline of an order when F, B and W of a stage take one unit of time each and messages take none.
+def unit_timeline(
+    order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, virtual: int | None = None
+) -> Timeline:
+    """The timeline of an order when F, B and W of a stage take one unit of time each and messages
+    take none.
 
     virtual   stages per rank; None: what the order runs if nothing is said
     Errors: ScheduleError if there is no such order, or it does not run that many stages.
@@ -33,13 +42,19 @@ def unit_timeline(order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, v
 
 
 def describe_timeline(timeline: Timeline) -> str:
-    """The grid, and below it how long the step takes, how much of that is bubble, and what each rank keeps."""
+    """The grid, and below it how long the step takes, how much of that is bubble, and what each
+    rank keeps.
+    """
     keeps = " ".join(str(timeline.peak_live_micro_batches(rank)) for rank in timeline.events)
-    counted = "pairs of stage and micro-batch" if _Rows(timeline).has_virtual_stages else "micro-batches"
-    return (f"{draw_text(timeline)}\n\n"
-            f"time        {timeline.seconds:g} {_IN_WORDS[timeline.unit]}\n"
-            f"bubble      {timeline.bubble_fraction:.1%}\n"
-            f"peak live   {keeps} {counted}, by rank")
+    counted = (
+        "pairs of stage and micro-batch" if _Rows(timeline).has_virtual_stages else "micro-batches"
+    )
+    return (
+        f"{draw_text(timeline)}\n\n"
+        f"time        {timeline.seconds:g} {_IN_WORDS[timeline.unit]}\n"
+        f"bubble      {timeline.bubble_fraction:.1%}\n"
+        f"peak live   {keeps} {counted}, by rank"
+    )
 
 
 class _Rows:
@@ -50,9 +65,13 @@ class _Rows:
     """
 
     def __init__(self, timeline: Timeline):
-        self.work = {rank: [e for e in events if e.action.kind in COMPUTE and e.end > e.start]
-                     for rank, events in timeline.events.items()}
-        self.stages = {rank: sorted({e.action.stage for e in events}) for rank, events in self.work.items()}
+        self.work = {
+            rank: [e for e in events if e.action.kind in COMPUTE and e.end > e.start]
+            for rank, events in timeline.events.items()
+        }
+        self.stages = {
+            rank: sorted({e.action.stage for e in events}) for rank, events in self.work.items()
+        }
         self.has_virtual_stages = any(len(stages) > 1 for stages in self.stages.values())
         self.has_units = any(e.action.unit for events in self.work.values() for e in events)
 
@@ -67,7 +86,8 @@ class _Rows:
         return self.stages[rank].index(stage) / max(1, max(map(len, self.stages.values())) - 1)
 
 
-# --- text -------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
+
 
 def draw_text(timeline: Timeline) -> str:
     """One row per rank, one cell per second: what runs when the second begins, or a dot."""
@@ -75,7 +95,10 @@ def draw_text(timeline: Timeline) -> str:
     cells = {rank: _cells(rows, rank, ceil(timeline.seconds)) for rank in rows.work}
     width = max((len(cell) for row in cells.values() for cell in row), default=1)
     margin = max(len(str(rank)) for rank in cells)
-    return "\n".join(f"rank {rank:{margin}}   {' '.join(cell.rjust(width) for cell in row)}" for rank, row in cells.items())
+    return "\n".join(
+        f"rank {rank:{margin}}   {' '.join(cell.rjust(width) for cell in row)}"
+        for rank, row in cells.items()
+    )
 
 
 def _cells(rows: _Rows, rank: int, num_cells: int) -> list[str]:
@@ -86,38 +109,51 @@ def _cells(rows: _Rows, rank: int, num_cells: int) -> list[str]:
     return cells
 
 
-# --- SVG --------------------------------------------------------------------------------------------------------------
+# --- SVG ------------------------------------------------------------------------------------------
 
-_COLOURS = {Kind.FORWARD: ((170, 204, 243), (86, 142, 210)),            # of the first and of the last stage of a rank
-            Kind.BACKWARD: ((250, 203, 152), (230, 138, 50)),
-            Kind.WEIGHT: ((188, 224, 188), (98, 170, 106))}
+_COLOURS = {
+    Kind.FORWARD: ((170, 204, 243), (86, 142, 210)),  # of the first and of the last stage of a rank
+    Kind.BACKWARD: ((250, 203, 152), (230, 138, 50)),
+    Kind.WEIGHT: ((188, 224, 188), (98, 170, 106)),
+}
 _NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "input gradient", Kind.WEIGHT: "weight gradient"}
-_CELL, _ROW, _LEFT, _TOP, _FOOT, _RIGHT = 18, 26, 64, 66, 44, 20        # pixels
+_CELL, _ROW, _LEFT, _TOP, _FOOT, _RIGHT = 18, 26, 64, 66, 44, 20  # pixels
 _WIDEST, _NARROWEST, _DIGIT = 8000, 760, 6
 
 
 def draw_svg(timeline: Timeline, title: str = "") -> str:
-    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend and an axis of time.
+    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend
+    and an axis of time.
 
-    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The title gets the time of the
-    step, in the unit of the timeline, and the bubble fraction.
+    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The
+    title gets the time of the step, in the unit of the timeline, and the bubble fraction.
     """
     rows, scale = _Rows(timeline), _pixels_per_second(timeline)
     width = max(_LEFT + timeline.seconds * scale + _RIGHT, _NARROWEST)
     height = _TOP + _ROW * len(rows.work) + _FOOT
     headline = f"{title + ': ' if title else ''}{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" viewBox="0 0 {width:g} {height}" '
-        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
-        f'<rect width="{width:g}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{escape(headline)}</text>',
-        *_legend(rows), *_axis(timeline, scale, _TOP + _ROW * len(rows.work)),
-        *(line for at, rank in enumerate(rows.work) for line in _row(rows, rank, _TOP + at * _ROW, timeline, scale)),
-        "</svg>\n"])
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" viewBox="0 0 {width:g} {height}" '
+            f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
+            f'<rect width="{width:g}" height="{height}" fill="white"/>',
+            f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{escape(headline)}</text>',
+            *_legend(rows),
+            *_axis(timeline, scale, _TOP + _ROW * len(rows.work)),
+            *(
+                line
+                for at, rank in enumerate(rows.work)
+                for line in _row(rows, rank, _TOP + at * _ROW, timeline, scale)
+            ),
+            "</svg>\n",
+        ]
+    )
 
 
 def _pixels_per_second(timeline: Timeline) -> float:
-    shortest = min((e.end - e.start for events in _Rows(timeline).work.values() for e in events), default=1.0)
+    shortest = min(
+        (e.end - e.start for events in _Rows(timeline).work.values() for e in events), default=1.0
+    )
     return min(_CELL / shortest, _WIDEST / (timeline.seconds or 1.0))
 
 
@@ -132,19 +168,28 @@ def _row(rows: _Rows, rank: int, top: float, timeline: Timeline, scale: float) -
 def _box(event: Event, shade: float, top: float, scale: float, unit: str) -> str:
     action, start, end = event
     left, width, number = _LEFT + start * scale, (end - start) * scale, str(action.micro_batch)
-    text = (f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" text-anchor="middle">{number}</text>'
-            if width >= _DIGIT * len(number) + 2 else "")
-    return (f'<g><title>{action}: {start:g} to {end:g} {unit}</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
-            f'height="{_ROW - 4}" fill="{_colour(action.kind, shade)}" stroke="white"/>{text}</g>')
+    text = (
+        f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" text-anchor="middle">{number}</text>'
+        if width >= _DIGIT * len(number) + 2
+        else ""
+    )
+    return (
+        f'<g><title>{action}: {start:g} to {end:g} {unit}</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
+        f'height="{_ROW - 4}" fill="{_colour(action.kind, shade)}" stroke="white"/>{text}</g>'
+    )
 
 
 def _colour(kind: Kind, shade: float) -> str:
-    return "#" + "".join(f"{round(one + (two - one) * shade):02x}" for one, two in zip(*_COLOURS[kind]))
+    return "#" + "".join(
+        f"{round(one + (two - one) * shade):02x}" for one, two in zip(*_COLOURS[kind])
+    )
 
 
 def _legend(rows: _Rows) -> Iterator[str]:
     """A swatch per kind, one part per shade."""
-    shades = sorted({rows.shade(rank, stage) for rank, stages in rows.stages.items() for stage in stages})
+    shades = sorted(
+        {rows.shade(rank, stage) for rank, stages in rows.stages.items() for stage in stages}
+    )
     left = _LEFT
     for kind, name in _NAMES.items():
         for shade in shades:

@@ -1,4 +1,5 @@
-"""Lowering: passes that turn an order (F, B, W of whole stages) into a program that a rank can execute line by line.
+"""Lowering: passes that turn an order (F, B, W of whole stages) into a program that a rank can
+execute line by line.
 
     order           0F0 0B0 0W0
     expand          0.0F0 0.1F0  0.1B0 0.1W0 0.0B0 0.0W0                                   stages become units
@@ -7,10 +8,12 @@
     add_transfers   ... 0.1F0 0SEND_F0 ... 0RECV_B0 0.1B0 ... 0WAIT_F0                     messages between ranks
     add_step        ... 0.0STEP 0.1STEP                                                    the optimizer
 
-Each pass is a pure function from program to program, does one thing, and knows nothing of the other passes or of the
-order: a new order needs no new pass. The examples in the docstrings are run by the tests.
+Each pass is a pure function from program to program, does one thing, and knows nothing of the other
+passes or of the order: a new order needs no new pass. The examples in the docstrings are run by the
+tests.
 Source: the passes of torch.distributed.pipelining.schedules.
 """
+
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -21,20 +24,27 @@ from ..errors import ScheduleError
 from .actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Program, receive_of, wait_of
 from .check import validate
 
-UnitKey = tuple[int, int | None]                        # (stage, unit)
-Borrows = Mapping[UnitKey, Iterable[UnitKey]]           # borrower: its lenders
+UnitKey = tuple[int, int | None]  # (stage, unit)
+Borrows = Mapping[UnitKey, Iterable[UnitKey]]  # borrower: its lenders
 
 
-def lower(program: Program, units_per_stage: Mapping[int, int], *, clip: bool = False, borrows: Borrows = {},
-          ties: Iterable[UnitKey] = ()) -> Program:
+def lower(
+    program: Program,
+    units_per_stage: Mapping[int, int],
+    *,
+    clip: bool = False,
+    borrows: Borrows = {},
+    ties: Iterable[UnitKey] = (),
+) -> Program:
     """The order as a complete training step: all passes, one after another.
 
     units_per_stage   {stage: number of units}
     clip              bound the gradient norm before the optimizer steps
-    borrows           {(stage, unit): [(stage, unit), ...]}: units that use another unit's parameters besides their own,
-                      for example a head that is tied to the embedding. Borrower and lender must be on one rank.
-    ties              (stage, unit) of the units that have copies on other ranks, and of the copies: tied weights whose
-                      users are not on one rank
+    borrows           {(stage, unit): [(stage, unit), ...]}: units that use another unit's
+                      parameters besides their own, for example a head that is tied to the
+                      embedding. Borrower and lender must be on one rank.
+    ties              (stage, unit) of the units that have copies on other ranks, and of the copies:
+                      tied weights whose users are not on one rank
     Errors: ScheduleError for a malformed order, a stage without units, or a borrow between ranks.
     """
     validate(program)
@@ -45,10 +55,13 @@ def lower(program: Program, units_per_stage: Mapping[int, int], *, clip: bool = 
     return add_step(program, clip, ties)
 
 
-# --- units ------------------------------------------------------------------------------------------------------------
+# --- units ----------------------------------------------------------------------------------------
+
 
 class _Job(NamedTuple):
-    """Actions that are expanded together: each of `kinds`, for each micro-batch, for each unit of the stage."""
+    """Actions that are expanded together: each of `kinds`, for each micro-batch, for each unit of
+    the stage.
+    """
 
     kinds: tuple[Kind, ...]
     stage: int
@@ -56,13 +69,20 @@ class _Job(NamedTuple):
 
     def actions(self, num_units: int) -> list[Action]:
         units = range(num_units) if self.kinds == (Kind.FORWARD,) else reversed(range(num_units))
-        return [Action(kind, self.stage, unit, m) for unit in units for m in self.micro_batches for kind in self.kinds]
+        return [
+            Action(kind, self.stage, unit, m)
+            for unit in units
+            for m in self.micro_batches
+            for kind in self.kinds
+        ]
 
 
 def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
-    """Actions of stages become actions of their units: forwards ascending, backwards descending, a W right after its B.
+    """Actions of stages become actions of their units: forwards ascending, backwards descending, a
+    W right after its B.
 
-    On several pipeline ranks depth first, so that a micro-batch leaves for the next rank as early as possible:
+    On several pipeline ranks depth first, so that a micro-batch leaves for the next rank as early
+    as possible:
 
         >>> print(to_text(expand(from_text("0: 0F0 0F1\\n1: 1F0 1B0 1W0"), {0: 2, 1: 2})))
         0: 0.0F0 0.1F0 0.0F1 0.1F1
@@ -73,9 +93,10 @@ def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
         >>> print(to_text(expand(from_text("0: 0F0 0F1 0B0 0W0 0B1 0W1"), {0: 2})))
         0: 0.0F0 0.0F1 0.1F0 0.1F1 0.1B0 0.1W0 0.1B1 0.1W1 0.0B0 0.0W0 0.0B1 0.0W1
 
-    What this means for FSDP, where each new visit to a unit is an all-gather of its parameters: gpipe on one stage visits
-    a unit once forwards and once backwards per step and can reduce its gradient at once, but keeps the activations of all
-    micro-batches; 1f1b on one stage keeps those of a single one, but visits every unit twice per micro-batch.
+    What this means for FSDP, where each new visit to a unit is an all-gather of its parameters:
+    gpipe on one stage visits a unit once forwards and once backwards per step and can reduce its
+    gradient at once, but keeps the activations of all micro-batches; 1f1b on one stage keeps those
+    of a single one, but visits every unit twice per micro-batch.
     """
     breadth_first = len(program) == 1
     expanded = {}
@@ -83,12 +104,16 @@ def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
         jobs = _jobs(actions)
         if breadth_first:
             jobs = _merged(jobs)
-        expanded[rank] = tuple(a for job in jobs for a in job.actions(_num_units(job.stage, units_per_stage)))
+        expanded[rank] = tuple(
+            a for job in jobs for a in job.actions(_num_units(job.stage, units_per_stage))
+        )
     return expanded
 
 
 def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
-    """Each action as a job of its own, but a B and the W of the same micro-batch right after it as one."""
+    """Each action as a job of its own, but a B and the W of the same micro-batch right after it as
+    one.
+    """
     jobs = []
     for action in actions:
         b_before = _Job((Kind.BACKWARD,), action.stage, (action.micro_batch,))
@@ -102,28 +127,36 @@ def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
 def _merged(jobs: list[_Job]) -> list[_Job]:
     """Neighbouring jobs that differ only in the micro-batch as one job."""
     runs = groupby(jobs, key=lambda job: (job.kinds, job.stage))
-    return [_Job(kinds, stage, tuple(m for job in run for m in job.micro_batches)) for (kinds, stage), run in runs]
+    return [
+        _Job(kinds, stage, tuple(m for job in run for m in job.micro_batches))
+        for (kinds, stage), run in runs
+    ]
 
 
 def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
     if units_per_stage.get(stage, 0) < 1:
-        raise ScheduleError(f"stage {stage} has no units; units_per_stage is {dict(units_per_stage)} and must give every "
-                            "stage of the program at least one")
+        raise ScheduleError(
+            f"stage {stage} has no units; units_per_stage is {dict(units_per_stage)} and must give every "
+            "stage of the program at least one"
+        )
     return units_per_stage[stage]
 
 
-# --- parameters and gradients over the data axis ----------------------------------------------------------------------
+# --- parameters and gradients over the data axis --------------------------------------------------
+
 
 def add_gathers(program: Program, borrows: Borrows = {}) -> Program:
-    """A unit is gathered before, and released after, each run of neighbouring actions that need its parameters.
+    """A unit is gathered before, and released after, each run of neighbouring actions that need its
+    parameters.
 
         >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.1W0 0.0B0 0.0W0"))))
-        0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.0GATHER 0.0B0 0.0W0 0.0RELEASE
+        0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.0GATHER 0.0B0 0.0W0
+        0.0RELEASE
 
     A borrower needs its lenders too; a lender that was gathered already stays:
 
-        >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.2F0"), borrows={(0, 1): [(0, 0)]})))
-        0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
+        >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.2F0"), borrows={(0, 1): [(0,
+        0)]}))) 0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
     """
     _check_borrows(program, borrows)
     return {rank: _gathered(actions, borrows) for rank, actions in program.items()}
@@ -146,62 +179,85 @@ def _needs(action: Action, borrows: Borrows) -> list[UnitKey]:
 
 
 def add_reductions(program: Program, borrows: Borrows = {}) -> Program:
-    """A unit's gradient is summed over the data ranks once per step: after the last W that adds to it.
+    """A unit's gradient is summed over the data ranks once per step: after the last W that adds to
+    it.
 
-        >>> print(to_text(add_reductions(from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0STEP"))))
-        0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0REDUCE 0.0STEP
+        >>> print(to_text(add_reductions(from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE
+        0.0STEP")))) 0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0REDUCE 0.0STEP
 
-    After the RELEASE rather than before, so that the whole parameters are gone before buffers of the reduction are needed.
-    The gradient of a lender also waits for the W of its borrowers:
+    After the RELEASE rather than before, so that the whole parameters are gone before buffers of
+    the reduction are needed. The gradient of a lender also waits for the W of its borrowers:
 
-        >>> print(to_text(add_reductions(from_text("0: 0.0B0 0.0W0 0.1B0 0.1W0"), borrows={(0, 1): [(0, 0)]})))
-        0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
+        >>> print(to_text(add_reductions(from_text("0: 0.0B0 0.0W0 0.1B0 0.1W0"), borrows={(0, 1):
+        [(0, 0)]}))) 0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
     """
     _check_borrows(program, borrows)
     return {rank: _reduced(actions, borrows) for rank, actions in program.items()}
 
 
 def _reduced(actions: tuple[Action, ...], borrows: Borrows) -> tuple[Action, ...]:
-    complete_at = {unit: at for at, action in enumerate(actions) if action.kind is Kind.WEIGHT
-                   for unit in _needs(action, borrows)}
-    released_at = {(action.stage, action.unit): at for at, action in enumerate(actions) if action.kind is Kind.RELEASE}
+    complete_at = {
+        unit: at
+        for at, action in enumerate(actions)
+        if action.kind is Kind.WEIGHT
+        for unit in _needs(action, borrows)
+    }
+    released_at = {
+        (action.stage, action.unit): at
+        for at, action in enumerate(actions)
+        if action.kind is Kind.RELEASE
+    }
     reduced_at = {unit: max(at, released_at.get(unit, at)) for unit, at in complete_at.items()}
     result = []
     for at, action in enumerate(actions):
         result.append(action)
-        result += [Action(Kind.REDUCE, *unit) for unit in sorted(reduced_at) if reduced_at[unit] == at]
+        result += [
+            Action(Kind.REDUCE, *unit) for unit in sorted(reduced_at) if reduced_at[unit] == at
+        ]
     return tuple(result)
 
 
 def _check_borrows(program: Program, borrows: Borrows) -> None:
-    ranks = {(a.stage, a.unit): rank for rank, actions in program.items() for a in actions if a.kind in COMPUTE}
+    ranks = {
+        (a.stage, a.unit): rank
+        for rank, actions in program.items()
+        for a in actions
+        if a.kind in COMPUTE
+    }
     for borrower, lenders in borrows.items():
         for unit in (borrower, *lenders):
             if unit not in ranks:
-                raise ScheduleError(f"unit {_text(unit)} borrows or is borrowed, but the program has no such unit")
+                raise ScheduleError(
+                    f"unit {_text(unit)} borrows or is borrowed, but the program has no such unit"
+                )
             if ranks[unit] != ranks[borrower]:
-                raise ScheduleError(f"unit {_text(borrower)} on rank {ranks[borrower]} cannot borrow from {_text(unit)} on "
-                                    f"rank {ranks[unit]}; tied parameters must be on one pipeline rank")
+                raise ScheduleError(
+                    f"unit {_text(borrower)} on rank {ranks[borrower]} cannot borrow from {_text(unit)} on "
+                    f"rank {ranks[unit]}; tied parameters must be on one pipeline rank"
+                )
 
 
 def _text(unit: UnitKey) -> str:
     return f"{unit[0]}.{unit[1]}"
 
 
-# --- messages between pipeline ranks ----------------------------------------------------------------------------------
+# --- messages between pipeline ranks --------------------------------------------------------------
+
 
 def add_transfers(program: Program) -> Program:
-    """Activations go to the next stage and gradients to the one before, wherever these are on different ranks.
+    """Activations go to the next stage and gradients to the one before, wherever these are on
+    different ranks.
 
-        >>> print(to_text(add_transfers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0\\n1: 1.0F0 1.1F0 1.1B0 1.0B0"))))
-        0: 0.0F0 0.1F0 0SEND_F0 0RECV_B0 0WAIT_F0 0.1B0 0.0B0
-        1: 1RECV_F0 1.0F0 1.1F0 1.1B0 1.0B0 1SEND_B0 1WAIT_B0
+        >>> print(to_text(add_transfers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0\\n1: 1.0F0 1.1F0 1.1B0
+        1.0B0")))) 0: 0.0F0 0.1F0 0SEND_F0 0RECV_B0 0WAIT_F0 0.1B0 0.0B0 1: 1RECV_F0 1.0F0 1.1F0
+        1.1B0 1.0B0 1SEND_B0 1WAIT_B0
 
-    A SEND stands right after the action that makes the value, before the W of the same unit: the next rank waits for it.
-    A RECV stands right before the action that needs the value. A WAIT says when the buffer of a SEND may be used again,
-    and stands where it cannot block: after the first RECV which proves that the receiver has passed the matching RECV
-    (0WAIT_F0 above: the gradient of micro-batch 0 cannot come before its activations went). Where no message proves it,
-    the WAIT stands at the end, before the optimizer steps.
+    A SEND stands right after the action that makes the value, before the W of the same unit: the
+    next rank waits for it. A RECV stands right before the action that needs the value. A WAIT says
+    when the buffer of a SEND may be used again, and stands where it cannot block: after the first
+    RECV which proves that the receiver has passed the matching RECV (0WAIT_F0 above: the gradient
+    of micro-batch 0 cannot come before its activations went). Where no message proves it, the WAIT
+    stands at the end, before the optimizer steps.
     """
     return _add_waits(_add_sends_and_receives(program))
 
@@ -210,74 +266,112 @@ def _add_sends_and_receives(program: Program) -> Program:
     compute = {rank: [a for a in actions if a.kind in COMPUTE] for rank, actions in program.items()}
     rank_of_stage = {a.stage: rank for rank, actions in compute.items() for a in actions}
     units = sorted({(a.stage, a.unit) for actions in compute.values() for a in actions})
-    last, first = dict(units), dict(reversed(units))        # {stage: unit}; of equal stages a dictionary keeps the later
+    last, first = (
+        dict(units),
+        dict(reversed(units)),
+    )  # {stage: unit}; of equal stages a dictionary keeps the later
 
-    def transfer(kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbour: int) -> list[Action]:
-        """The transfer, if the action is at the edge of its stage and the neighbouring stage is on another rank."""
+    def transfer(
+        kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbour: int
+    ) -> list[Action]:
+        """The transfer, if the action is at the edge of its stage and the neighbouring stage is on
+        another rank.
+        """
         crosses = rank_of_stage.get(neighbour, rank_of_stage[a.stage]) != rank_of_stage[a.stage]
-        return [Action(kind, a.stage, None, a.micro_batch)] if a.unit == at_unit[a.stage] and crosses else []
+        return (
+            [Action(kind, a.stage, None, a.micro_batch)]
+            if a.unit == at_unit[a.stage] and crosses
+            else []
+        )
 
     def with_transfers(a: Action) -> list[Action]:
         if a.kind is Kind.FORWARD:
-            return [*transfer(Kind.RECV_F, a, first, a.stage - 1), a, *transfer(Kind.SEND_F, a, last, a.stage + 1)]
+            return [
+                *transfer(Kind.RECV_F, a, first, a.stage - 1),
+                a,
+                *transfer(Kind.SEND_F, a, last, a.stage + 1),
+            ]
         if a.kind is Kind.BACKWARD:
-            return [*transfer(Kind.RECV_B, a, last, a.stage + 1), a, *transfer(Kind.SEND_B, a, first, a.stage - 1)]
+            return [
+                *transfer(Kind.RECV_B, a, last, a.stage + 1),
+                a,
+                *transfer(Kind.SEND_B, a, first, a.stage - 1),
+            ]
         return [a]
 
-    return {rank: tuple(b for a in actions for b in with_transfers(a)) for rank, actions in program.items()}
+    return {
+        rank: tuple(b for a in actions for b in with_transfers(a))
+        for rank, actions in program.items()
+    }
 
 
 def _add_waits(program: Program) -> Program:
-    """Each SEND gets its WAIT right after the first RECV that proves it has been received, or at the end of its rank."""
+    """Each SEND gets its WAIT right after the first RECV that proves it has been received, or at
+    the end of its rank.
+    """
     messages = _messages(program)
-    replies = defaultdict(list)                     # {(from, to): [(posted at, received at), ...]}, ascending
+    replies = defaultdict(list)  # {(from, to): [(posted at, received at), ...]}, ascending
     for message in messages:
         replies[message.sender, message.receiver].append((message.sent_at, message.received_at))
-    waits = defaultdict(list)                       # {(rank, position): the waits that stand after it}
+    waits = defaultdict(list)  # {(rank, position): the waits that stand after it}
     for message in messages:
         proof = _first_proof(message, replies[message.receiver, message.sender])
         end = len(program[message.sender]) - 1
         waits[message.sender, end if proof is None else proof].append(wait_of(message.send))
-    return {rank: tuple(b for at, a in enumerate(actions) for b in (a, *waits[rank, at]))
-            for rank, actions in program.items()}
+    return {
+        rank: tuple(b for at, a in enumerate(actions) for b in (a, *waits[rank, at]))
+        for rank, actions in program.items()
+    }
 
 
 class _Message(NamedTuple):
     send: Action
-    sender: int             # rank
-    sent_at: int            # position in the sender's program
+    sender: int  # rank
+    sent_at: int  # position in the sender's program
     receiver: int
     received_at: int
 
 
 def _messages(program: Program) -> list[_Message]:
     """All messages, by sender and then by the position of the SEND."""
-    place = {a: (rank, at) for rank, actions in program.items() for at, a in enumerate(actions)
-             if a.kind in SENDS + RECEIVES}
+    place = {
+        a: (rank, at)
+        for rank, actions in program.items()
+        for at, a in enumerate(actions)
+        if a.kind in SENDS + RECEIVES
+    }
     return [_Message(a, *place[a], *place[receive_of(a)]) for a in place if a.kind in SENDS]
 
 
 def _first_proof(message: _Message, replies: list[tuple[int, int]]) -> int | None:
-    """Where the sender gets the first message that the receiver posted after it had received this one, if anywhere."""
-    later = replies[bisect(replies, (message.received_at,)):]
+    """Where the sender gets the first message that the receiver posted after it had received this
+    one, if anywhere.
+    """
+    later = replies[bisect(replies, (message.received_at,)) :]
     return min((at for _, at in later if at > message.sent_at), default=None)
 
 
-# --- the optimizer ----------------------------------------------------------------------------------------------------
+# --- the optimizer --------------------------------------------------------------------------------
+
 
 def add_step(program: Program, clip: bool = False, ties: Iterable[UnitKey] = ()) -> Program:
-    """At the end of each rank a TIE for every tied unit, one CLIP, if asked for, then one STEP for every unit that was
-    reduced; units ascending.
+    """At the end of each rank a TIE for every tied unit, one CLIP, if asked for, then one STEP for
+    every unit that was reduced; units ascending.
 
-        >>> print(to_text(add_step(from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE"), clip=True, ties=[(0, 1)])))
-        0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE 0.1TIE CLIP 0.0STEP 0.1STEP
+        >>> print(to_text(add_step(from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE"), clip=True,
+        ties=[(0, 1)]))) 0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE 0.1TIE CLIP 0.0STEP 0.1STEP
 
-    CLIP needs the gradient norm of the whole model, so it is a meeting of all ranks, and no STEP can come before it. A TIE
-    is a meeting of the ranks that hold copies: here nobody waits for an activation any more, so it cannot hang.
+    CLIP needs the gradient norm of the whole model, so it is a meeting of all ranks, and no STEP
+    can come before it. A TIE is a meeting of the ranks that hold copies: here nobody waits for an
+    activation any more, so it cannot hang.
     """
     result, ties = {}, set(ties)
     for rank, actions in program.items():
         reduced = sorted((a.stage, a.unit) for a in actions if a.kind is Kind.REDUCE)
-        result[rank] = (*actions, *(Action(Kind.TIE, *unit) for unit in reduced if unit in ties),
-                        *[Action(Kind.CLIP)] * clip, *(Action(Kind.STEP, *unit) for unit in reduced))
+        result[rank] = (
+            *actions,
+            *(Action(Kind.TIE, *unit) for unit in reduced if unit in ties),
+            *[Action(Kind.CLIP)] * clip,
+            *(Action(Kind.STEP, *unit) for unit in reduced),
+        )
     return result

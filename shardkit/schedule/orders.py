@@ -1,6 +1,8 @@
-"""Orders: which micro-batch each pipeline rank works on next. An order is a program of F, B and W, nothing else.
+"""Orders: which micro-batch each pipeline rank works on next. An order is a program of F, B and W,
+nothing else.
 
-Time runs to the right, each cell one second, F, B and W one second each; 3 stages, 4 micro-batches (the tests draw these):
+Time runs to the right, each cell one second, F, B and W one second each; 3 stages, 4 micro-batches
+(the tests draw these):
 
     gpipe            rank 0   F0 F1 F2 F3  .  .  .  . B0 W0 B1 W1 B2 W2 B3 W3       every rank keeps 4 micro-batches
                      rank 1    . F0 F1 F2 F3  .  . B0 W0 B1 W1 B2 W2 B3 W3  .
@@ -14,24 +16,28 @@ Time runs to the right, each cell one second, F, B and W one second each; 3 stag
                      rank 1    . F0 F1  . B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
                      rank 2    .  . F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
 
-The dots are the bubble. For p ranks and m micro-batches gpipe and 1f1b idle (p-1) / (m+p-1) of the time if a backward is
-one action of two seconds; since the gradient leaves after B and not after W, it is only 2(p-1) / (3m + 2(p-1)), and with
-each W put off until its rank would idle only (p-1) / (3m + p-1). Two ways to less: v stages per rank, each 1/v as long
-(interleaved_1f1b), and both ideas at once (zero_bubble.py).
+The dots are the bubble. For p ranks and m micro-batches gpipe and 1f1b idle (p-1) / (m+p-1) of the
+time if a backward is one action of two seconds; since the gradient leaves after B and not after W,
+it is only 2(p-1) / (3m + 2(p-1)), and with each W put off until its rank would idle only (p-1) /
+(3m + p-1). Two ways to less: v stages per rank, each 1/v as long (interleaved_1f1b), and both ideas
+at once (zero_bubble.py).
 
-An order says nothing about units, messages or the optimizer; `lowering` adds them, the same way for every order. Every
-stage takes its micro-batches in ascending order, F, B and W alike. Whether a W follows its B at once or much later is
-free: gradients of micro-batches are added as one fixed tree over their numbers, in whatever order they are made, and that
-is why trained bits do not depend on the mesh.
+An order says nothing about units, messages or the optimizer; `lowering` adds them, the same way for
+every order. Every stage takes its micro-batches in ascending order, F, B and W alike. Whether a W
+follows its B at once or much later is free: gradients of micro-batches are added as one fixed tree
+over their numbers, in whatever order they are made, and that is why trained bits do not depend on
+the mesh.
 
-On one rank gpipe and 1f1b are the two ways to accumulate gradients. See `lowering.expand` for what that means under FSDP.
+On one rank gpipe and 1f1b are the two ways to accumulate gradients. See `lowering.expand` for what
+that means under FSDP.
 """
+
 from collections.abc import Callable, Iterable
 
 from ..errors import ScheduleError
 from .actions import Action, Kind, Program
 
-Turn = tuple[int, int]                                  # (stage, micro-batch)
+Turn = tuple[int, int]  # (stage, micro-batch)
 
 
 def gpipe(stages: int, micro_batches: int) -> Program:
@@ -45,8 +51,9 @@ def gpipe(stages: int, micro_batches: int) -> Program:
 
 
 def one_f_one_b(stages: int, micro_batches: int) -> Program:
-    """A few forwards to fill the pipeline, then one backward after each forward. The bubble is that of gpipe, but rank r
-    keeps the activations of at most stages - r micro-batches, however many there are.
+    """A few forwards to fill the pipeline, then one backward after each forward. The bubble is that
+    of gpipe, but rank r keeps the activations of at most stages - r micro-batches, however many
+    there are.
 
     2 stages, 3 micro-batches:      0: 0F0 0F1 0B0 0W0 0F2 0B1 0W1 0B2 0W2
                                     1: 1F0 1B0 1W0 1F1 1B1 1W1 1F2 1B2 1W2
@@ -56,25 +63,30 @@ def one_f_one_b(stages: int, micro_batches: int) -> Program:
 
 
 def zero_bubble_h1(stages: int, micro_batches: int) -> Program:
-    """1F1B with the W of rank r put off by r micro-batches: each rank has a W to do where it would idle. No rank keeps more
-    than min(stages, micro_batches) activations, what the first rank of 1F1B keeps anyway.
+    """1F1B with the W of rank r put off by r micro-batches: each rank has a W to do where it would
+    idle. No rank keeps more than min(stages, micro_batches) activations, what the first rank of
+    1F1B keeps anyway.
 
     2 stages, 3 micro-batches:      0: 0F0 0F1 0B0 0W0 0F2 0B1 0W1 0B2 0W2
                                     1: 1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1W2
     Source: ZB-H1 of Zero Bubble Pipeline Parallelism (arXiv 2401.10241).
     """
-    return _each_stage(stages, micro_batches, warm_up=lambda stage: stages - 1 - stage, w_delay=lambda stage: stage)
+    return _each_stage(
+        stages, micro_batches, warm_up=lambda stage: stages - 1 - stage, w_delay=lambda stage: stage
+    )
 
 
 def interleaved_1f1b(stages: int, micro_batches: int, ranks: int) -> Program:
-    """1F1B over v = stages / ranks stages per rank: stage s on rank s % ranks. A stage is 1/v as long, and so is the bubble:
-    (p-1) / (v m + p-1) of the time, for v times as many messages. Rank r keeps at most 2(p-1-r) + (v-1)p + 1 activations
-    (of one stage each): one more per rank below than 1F1B would need, so that messages travel while the rank works.
+    """1F1B over v = stages / ranks stages per rank: stage s on rank s % ranks. A stage is 1/v as
+    long, and so is the bubble: (p-1) / (v m + p-1) of the time, for v times as many messages. Rank
+    r keeps at most 2(p-1-r) + (v-1)p + 1 activations (of one stage each): one more per rank below
+    than 1F1B would need, so that messages travel while the rank works.
 
-    Micro-batches go round in groups of `ranks`: a group through the rank's first stage, then through its second, ... If
-    micro_batches is not a multiple, the order is that of the next multiple with the micro-batches that do not exist left
-    out. It cannot deadlock, since what stays does not wait for what is gone, and it takes no longer than with them. With
-    one stage per rank the order is 1F1B.
+    Micro-batches go round in groups of `ranks`: a group through the rank's first stage, then
+    through its second, ... If micro_batches is not a multiple, the order is that of the next
+    multiple with the micro-batches that do not exist left out. It cannot deadlock, since what stays
+    does not wait for what is gone, and it takes no longer than with them. With one stage per rank
+    the order is 1F1B.
 
     4 stages, 2 micro-batches, 2 ranks:     0: 0F0 0F1 2F0 2F1 2B0 2W0 2B1 2W1 0B0 0W0 0B1 0W1
                                             1: 1F0 1F1 3F0 3B0 3W0 3F1 3B1 3W1 1B0 1W0 1B1 1W1
@@ -83,7 +95,10 @@ def interleaved_1f1b(stages: int, micro_batches: int, ranks: int) -> Program:
     check_counts(stages, micro_batches, ranks)
     if stages == ranks:
         return one_f_one_b(stages, micro_batches)
-    return {rank: _interleaved_rank(range(rank, stages, ranks), micro_batches, ranks) for rank in range(ranks)}
+    return {
+        rank: _interleaved_rank(range(rank, stages, ranks), micro_batches, ranks)
+        for rank in range(ranks)
+    }
 
 
 def _interleaved_rank(mine: range, micro_batches: int, ranks: int) -> tuple[Action, ...]:
@@ -92,21 +107,31 @@ def _interleaved_rank(mine: range, micro_batches: int, ranks: int) -> tuple[Acti
     forwards = [(stage, m) for group in groups for stage in mine for m in group]
     backwards = [(stage, m) for group in groups for stage in reversed(mine) for m in group]
     warm_up = 2 * (ranks - 1 - mine[0]) + (len(mine) - 1) * ranks
-    return tuple(a for a in _alternating(forwards, backwards, warm_up) if a.micro_batch < micro_batches)
+    return tuple(
+        a for a in _alternating(forwards, backwards, warm_up) if a.micro_batch < micro_batches
+    )
 
 
 def check_counts(stages: int, micro_batches: int, ranks: int) -> None:
     """Return if there is something to schedule. Errors: ScheduleError."""
     if stages < 1 or micro_batches < 1 or ranks < 1:
-        raise ScheduleError(f"{stages} stages, {micro_batches} micro-batches and {ranks} ranks are no schedule; all must be "
-                            ">= 1")
+        raise ScheduleError(
+            f"{stages} stages, {micro_batches} micro-batches and {ranks} ranks are no schedule; all must be "
+            ">= 1"
+        )
     if stages % ranks:
-        raise ScheduleError(f"{stages} stages on {ranks} ranks leave {stages % ranks} over; every rank must run the same "
-                            f"number, so take {stages - stages % ranks or ranks} or {stages - stages % ranks + ranks} stages")
+        raise ScheduleError(
+            f"{stages} stages on {ranks} ranks leave {stages % ranks} over; every rank must run the same "
+            f"number, so take {stages - stages % ranks or ranks} or {stages - stages % ranks + ranks} stages"
+        )
 
 
-def _each_stage(stages: int, micro_batches: int, warm_up: Callable[[int], int],
-                w_delay: Callable[[int], int] = lambda stage: 0) -> Program:
+def _each_stage(
+    stages: int,
+    micro_batches: int,
+    warm_up: Callable[[int], int],
+    w_delay: Callable[[int], int] = lambda stage: 0,
+) -> Program:
     """One stage per rank."""
     check_counts(stages, micro_batches, stages)
     program = {}
@@ -116,16 +141,20 @@ def _each_stage(stages: int, micro_batches: int, warm_up: Callable[[int], int],
     return program
 
 
-def _alternating(forwards: list[Turn], backwards: list[Turn], warm_up: int, w_delay: int = 0) -> Iterable[Action]:
-    """`warm_up` forwards, then a forward (while there are any) and a backward in turn; the W of a backward comes after the
-    B that is w_delay later, and those that are left come at the end.
+def _alternating(
+    forwards: list[Turn], backwards: list[Turn], warm_up: int, w_delay: int = 0
+) -> Iterable[Action]:
+    """`warm_up` forwards, then a forward (while there are any) and a backward in turn; the W of a
+    backward comes after the B that is w_delay later, and those that are left come at the end.
     """
     yield from _actions(Kind.FORWARD, forwards[:warm_up])
     for at, turn in enumerate(backwards):
-        yield from _actions(Kind.FORWARD, forwards[warm_up + at:warm_up + at + 1])
+        yield from _actions(Kind.FORWARD, forwards[warm_up + at : warm_up + at + 1])
         yield from _actions(Kind.BACKWARD, [turn])
-        yield from _actions(Kind.WEIGHT, backwards[at - w_delay:at - w_delay + 1] if at >= w_delay else [])
-    yield from _actions(Kind.WEIGHT, backwards[max(len(backwards) - w_delay, 0):])
+        yield from _actions(
+            Kind.WEIGHT, backwards[at - w_delay : at - w_delay + 1] if at >= w_delay else []
+        )
+    yield from _actions(Kind.WEIGHT, backwards[max(len(backwards) - w_delay, 0) :])
 
 
 def _actions(kind: Kind, turns: list[Turn]) -> list[Action]:

@@ -1,12 +1,15 @@
 """Overlap: a pass that lets messages between data ranks travel while the units compute.
 
     as lowered    0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.1REDUCE ...
-    overlapped    0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER ... 0.1RELEASE 0.1BEGIN_REDUCE ... 0.1REDUCE
+    overlapped    0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER ... 0.1RELEASE
+                  0.1BEGIN_REDUCE ... 0.1REDUCE
 
-A BEGIN posts messages and goes on; the GATHER or REDUCE of the unit, which stays where its result is needed, waits for them.
-One gather and one reduction are under way at most: what is whole at once is bounded, by one unit more of each.
+A BEGIN posts messages and goes on; the GATHER or REDUCE of the unit, which stays where its result
+is needed, waits for them. One gather and one reduction are under way at most: what is whole at once
+is bounded, by one unit more of each.
 Source: the prefetching of PyTorch's FSDP (arXiv 2304.11277).
 """
+
 from collections import defaultdict
 
 from .actions import Action, Kind, Program
@@ -15,22 +18,29 @@ _END_OF_STEP = (Kind.TIE, Kind.CLIP, Kind.STEP)
 
 
 def begin_gathers(program: Program) -> Program:
-    """Each GATHER but the first is begun one visit ahead: right after the GATHER before it, once its unit is released.
+    """Each GATHER but the first is begun one visit ahead: right after the GATHER before it, once
+    its unit is released.
 
-        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1RELEASE 0.0GATHER 0.0B0"))))
-        0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.0BEGIN_GATHER 0.1F0 0.1RELEASE 0.0GATHER 0.0B0
+        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0
+        0.1RELEASE 0.0GATHER 0.0B0")))) 0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER
+        0.0BEGIN_GATHER 0.1F0 0.1RELEASE 0.0GATHER 0.0B0
 
     Units that are gathered together are begun together:
 
-        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.0GATHER 0.1GATHER 0.1F0"))))
-        0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.0BEGIN_GATHER 0.0GATHER 0.1GATHER 0.1F0
+        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.0GATHER 0.1GATHER
+        0.1F0")))) 0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.0BEGIN_GATHER 0.0GATHER 0.1GATHER
+        0.1F0
     """
     return {rank: _with_gathers_begun(actions) for rank, actions in program.items()}
 
 
 def _with_gathers_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    begun_after = defaultdict(list)                 # position: the BEGINs that stand after it
-    released_at, last, before = {}, None, None      # last, before: where the last GATHERs ended, and those before them
+    begun_after = defaultdict(list)  # position: the BEGINs that stand after it
+    released_at, last, before = (
+        {},
+        None,
+        None,
+    )  # last, before: where the last GATHERs ended, and those before them
     for at, action in enumerate(actions):
         unit = action.stage, action.unit
         if action.kind is Kind.RELEASE:
@@ -40,15 +50,19 @@ def _with_gathers_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
                 before = last
             last = at
             if before is not None:
-                begun_after[max(before, released_at.get(unit, before))].append(Action(Kind.BEGIN_GATHER, *unit))
+                begun_after[max(before, released_at.get(unit, before))].append(
+                    Action(Kind.BEGIN_GATHER, *unit)
+                )
     return tuple(b for at, action in enumerate(actions) for b in (action, *begun_after[at]))
 
 
 def begin_reductions(program: Program) -> Program:
-    """Each REDUCE is begun where it stood, and ends where the next one begins, or at the end of the step.
+    """Each REDUCE is begun where it stood, and ends where the next one begins, or at the end of the
+    step.
 
-        >>> print(to_text(begin_reductions(from_text("0: 0.1W0 0.1REDUCE 0.0B0 0.0W0 0.0REDUCE CLIP 0.0STEP 0.1STEP"))))
-        0: 0.1W0 0.1BEGIN_REDUCE 0.0B0 0.0W0 0.1REDUCE 0.0BEGIN_REDUCE 0.0REDUCE CLIP 0.0STEP 0.1STEP
+    >>> print(to_text(begin_reductions(from_text("0: 0.1W0 0.1REDUCE 0.0B0 0.0W0 0.0REDUCE CLIP
+    0.0STEP 0.1STEP")))) 0: 0.1W0 0.1BEGIN_REDUCE 0.0B0 0.0W0 0.1REDUCE 0.0BEGIN_REDUCE 0.0REDUCE
+    CLIP 0.0STEP 0.1STEP
     """
     return {rank: _with_reductions_begun(actions) for rank, actions in program.items()}
 

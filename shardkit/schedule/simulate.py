@@ -1,4 +1,5 @@
-"""Simulate: run a program with clocks instead of arrays, to see whether it ends, how long it takes, and what it keeps.
+"""Simulate: run a program with clocks instead of arrays, to see whether it ends, how long it takes,
+and what it keeps.
 
 The rules are the strictest that MPI allows, so a program that ends here ends on any MPI:
 
@@ -6,9 +7,10 @@ The rules are the strictest that MPI allows, so a program that ends here ends on
     RECV    blocks until the SEND has been posted and transfer_seconds have passed since
     WAIT    blocks until the RECV has completed: nothing is buffered on the way (rendezvous)
     CLIP    blocks until every rank of the program is there
-    others  take their duration. GATHER, RELEASE and REDUCE talk only to data peers, which run the same program in step; where
-            they were begun before, they wait for less
+    others  take their duration. GATHER, RELEASE and REDUCE talk only to data peers, which run the
+            same program in step; where they were begun before, they wait for less
 """
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,7 +23,9 @@ ONE_SECOND_EACH = {kind: 1.0 for kind in COMPUTE}
 
 
 class Event(NamedTuple):
-    """When a rank came to an action and when it was done with it, in seconds from the start of the step."""
+    """When a rank came to an action and when it was done with it, in seconds from the start of the
+    step.
+    """
 
     action: Action
     start: float
@@ -46,21 +50,31 @@ class Timeline:
     @property
     def compute_seconds(self) -> float:
         """Seconds in F, B and W, summed over the ranks."""
-        return sum(e.end - e.start for events in self.events.values() for e in events if e.action.kind in COMPUTE)
+        return sum(
+            e.end - e.start
+            for events in self.events.values()
+            for e in events
+            if e.action.kind in COMPUTE
+        )
 
     @property
     def bubble_fraction(self) -> float:
-        """The part of all ranks' time that is not spent in F, B or W; 0 if nothing takes any time."""
+        """The part of all ranks' time that is not spent in F, B or W; 0 if nothing takes any
+        time.
+        """
         available = self.seconds * len(self.events)
         return 1.0 - self.compute_seconds / available if available else 0.0
 
     def peak_live_micro_batches(self, rank: int) -> int:
-        """The most activations the rank keeps at once: forwards of a stage whose last W has not been done.
+        """The most activations the rank keeps at once: forwards of a stage whose last W has not
+        been done.
 
         Counted in (stage, micro-batch), so two stages on the rank count a micro-batch twice.
         """
         actions = [event.action for event in self.events[rank]]
-        last_use = {(a.stage, a.micro_batch): at for at, a in enumerate(actions) if a.kind is Kind.WEIGHT}
+        last_use = {
+            (a.stage, a.micro_batch): at for at, a in enumerate(actions) if a.kind is Kind.WEIGHT
+        }
         live, peak = set(), 0
         for at, action in enumerate(actions):
             key = (action.stage, action.micro_batch)
@@ -75,36 +89,54 @@ class Timeline:
 Durations = Mapping[Kind, float] | Callable[[Action], float]
 
 
-def simulate(program: Program, durations: Durations = ONE_SECOND_EACH, *, transfer_seconds: float = 0.0) -> Timeline:
+def simulate(
+    program: Program, durations: Durations = ONE_SECOND_EACH, *, transfer_seconds: float = 0.0
+) -> Timeline:
     """The timeline of a program, or the proof that it never ends.
 
     durations         seconds by kind (0 where it says nothing), or a function of the action
     transfer_seconds  from the posting of a message to its arrival
-    Errors: ScheduleError if the program is malformed, or cannot end; then it names the action each rank is stuck at.
+    Errors: ScheduleError if the program is malformed, or cannot end; then it names the action each
+    rank is stuck at.
     """
     validate(program)
-    seconds_of = durations if callable(durations) else lambda action: durations.get(action.kind, 0.0)
+    seconds_of = (
+        durations if callable(durations) else lambda action: durations.get(action.kind, 0.0)
+    )
     run = _Run(program, seconds_of, transfer_seconds)
-    while any([run.advance(rank) for rank in program]):     # a list: every rank gets its turn
+    while any([run.advance(rank) for rank in program]):  # a list: every rank gets its turn
         pass
-    stuck = [f"rank {rank} at {action}" for rank in program if (action := run.next_action(rank)) is not None]
+    stuck = [
+        f"rank {rank} at {action}"
+        for rank in program
+        if (action := run.next_action(rank)) is not None
+    ]
     if stuck:
         raise ScheduleError(f"the program never ends: {', '.join(stuck)}; each waits for another")
     return Timeline({rank: tuple(events) for rank, events in run.events.items()})
 
 
 class _Run:
-    """A program under way: how far each rank is, and which messages have been posted and received."""
+    """A program under way: how far each rank is, and which messages have been posted and
+    received.
+    """
 
-    def __init__(self, program: Program, seconds_of: Callable[[Action], float], transfer_seconds: float):
+    def __init__(
+        self, program: Program, seconds_of: Callable[[Action], float], transfer_seconds: float
+    ):
         self.program = program
         self.seconds_of = seconds_of
         self.transfer_seconds = transfer_seconds
         self.events: dict[int, list[Event]] = {rank: [] for rank in program}
-        self.arrives: dict[Action, float] = {}          # RECV: when its message is there
-        self.received: dict[Action, float] = {}         # WAIT: when the RECV of its message completed
-        self.at_clip: dict[int, float] = {}             # rank: when it came to the meeting
-        self.wait_for = {receive_of(a): wait_of(a) for actions in program.values() for a in actions if a.kind in SENDS}
+        self.arrives: dict[Action, float] = {}  # RECV: when its message is there
+        self.received: dict[Action, float] = {}  # WAIT: when the RECV of its message completed
+        self.at_clip: dict[int, float] = {}  # rank: when it came to the meeting
+        self.wait_for = {
+            receive_of(a): wait_of(a)
+            for actions in program.values()
+            for a in actions
+            if a.kind in SENDS
+        }
 
     def clock(self, rank: int) -> float:
         """When the rank was done with its last action."""

@@ -1,4 +1,5 @@
 """A job script for a layout that the planner recommends."""
+
 from ..config import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.hardware import Cluster
@@ -6,17 +7,33 @@ from ..plan.layouts import Layout
 from .render import JobPlan, render
 
 
-def script_of_plan(layout: Layout, cluster: Cluster, settings: RunConfiguration, arguments: list[str], time: str,
-                   path: str) -> str:
-    """The SLURM script that runs `shardkit train` with these arguments on as many nodes of the cluster as the layout takes.
+def script_of_plan(
+    layout: Layout,
+    cluster: Cluster,
+    settings: RunConfiguration,
+    arguments: list[str],
+    time: str,
+    path: str,
+) -> str:
+    """The SLURM script that runs `shardkit train` with these arguments on as many nodes of the
+    cluster as the layout takes.
 
-    Errors: ConfigurationError if the ranks do not fill their nodes evenly, or the settings do not fit.
+    Errors: ConfigurationError if the ranks do not fill their nodes evenly, or the settings do not
+    fit.
     """
     nodes = -(-layout.devices // cluster.devices)
     if layout.devices % nodes:
-        raise ConfigurationError(f"{layout.devices} ranks = {nodes} nodes x {layout.devices // nodes} + "
-                                 f"{layout.devices % nodes}; a job script wants as many ranks on each node: take a "
-                                 f"multiple of {cluster.devices}")
-    template = "gpu_node" if settings.parallel.device == "cuda" else "single_node" if nodes == 1 else "multi_node"
+        raise ConfigurationError(
+            f"{layout.devices} ranks = {nodes} nodes x {layout.devices // nodes} + "
+            f"{layout.devices % nodes}; a job script wants as many ranks on each node: take a "
+            f"multiple of {cluster.devices}"
+        )
+    template = (
+        "gpu_node"
+        if settings.parallel.device == "cuda"
+        else "single_node"
+        if nodes == 1
+        else "multi_node"
+    )
     plan = JobPlan(template, nodes, layout.devices // nodes, time=time)
     return render(plan, settings, arguments, path)

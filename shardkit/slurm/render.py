@@ -1,10 +1,13 @@
-"""Job scripts: a template of the jobs folder, filled in for one configuration and refused if the two do not fit.
+"""Job scripts: a template of the jobs folder, filled in for one configuration and refused if the
+two do not fit.
 
     jobs/slurm/multi_node.sh     #SBATCH --nodes=@{nodes}           --render-->     #SBATCH --nodes=2
-                                 train "@{settings}"                                train "run.toml" "--mesh.pipeline=2"
+                                 train "@{settings}"                                train "run.toml"
+                                                                                    "--mesh.pipeline=2"
 
 What is wrong with a job is said here, on the login node, and not by a job that waited for a day.
 """
+
 import re
 import shlex
 import sys
@@ -27,7 +30,8 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d\d):(\d\d)")
 class JobPlan:
     """What the batch system is asked for, beside what the configuration says.
 
-    template          one of TEMPLATES; scheduler: one of SCHEDULERS, of which pbs and lsf have multi_node
+    template          one of TEMPLATES; scheduler: one of SCHEDULERS, of which pbs and lsf have
+                      multi_node
     nodes, ranks_per_node   their product is the number of ranks
     time              limit of one job, "[D-]HH:MM:SS"
     launcher          "srun" or "mpiexec"
@@ -64,29 +68,48 @@ class JobPlan:
         """The time limit. Errors: ConfigurationError unless it is [D-]HH:MM:SS."""
         parts = _TIME.fullmatch(self.time)
         if parts is None:
-            raise ConfigurationError(f"--time {self.time}; wanted [D-]HH:MM:SS, for example 01:30:00")
+            raise ConfigurationError(
+                f"--time {self.time}; wanted [D-]HH:MM:SS, for example 01:30:00"
+            )
         days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def check(self) -> None:
         """Errors: ConfigurationError on what no batch system could make a job of."""
-        for option, number in (("nodes", self.nodes), ("ranks-per-node", self.ranks_per_node), ("at-once", self.at_once),
-                               ("restarts", self.restarts), ("notice-seconds", self.notice_seconds),
-                               ("gpus-per-node", 1 if self.gpus_per_node is None else self.gpus_per_node)):
+        for option, number in (
+            ("nodes", self.nodes),
+            ("ranks-per-node", self.ranks_per_node),
+            ("at-once", self.at_once),
+            ("restarts", self.restarts),
+            ("notice-seconds", self.notice_seconds),
+            ("gpus-per-node", 1 if self.gpus_per_node is None else self.gpus_per_node),
+        ):
             if number < 1:
                 raise ConfigurationError(f"--{option} {number}; wanted at least 1")
-        if self.scheduler != "slurm" and (self.template != "multi_node" or self.launcher != "mpiexec"):
-            raise ConfigurationError(f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone")
+        if self.scheduler != "slurm" and (
+            self.template != "multi_node" or self.launcher != "mpiexec"
+        ):
+            raise ConfigurationError(
+                f"for {self.scheduler} there is --template multi_node --launcher mpiexec alone"
+            )
         if self.template == "single_node" and self.nodes != 1:
-            raise ConfigurationError(f"--template single_node with --nodes {self.nodes}; wanted 1, or --template multi_node")
+            raise ConfigurationError(
+                f"--template single_node with --nodes {self.nodes}; wanted 1, or --template multi_node"
+            )
         if bool(self.sweep) != (self.template == "array"):
-            raise ConfigurationError("--template array and --sweep section.key=value,value go together")
+            raise ConfigurationError(
+                "--template array and --sweep section.key=value,value go together"
+            )
         if not self.notice_seconds < self.seconds:
-            raise ConfigurationError(f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
-                                     f"{self.seconds} seconds")
+            raise ConfigurationError(
+                f"--notice-seconds {self.notice_seconds} is not less than --time {self.time}, "
+                f"{self.seconds} seconds"
+            )
 
 
-def render(plan: JobPlan, settings: RunConfiguration, arguments: list[str], output: str | None = None) -> str:
+def render(
+    plan: JobPlan, settings: RunConfiguration, arguments: list[str], output: str | None = None
+) -> str:
     """The job script.
 
     settings   what the arguments amount to, to be checked against the plan
@@ -97,30 +120,40 @@ def render(plan: JobPlan, settings: RunConfiguration, arguments: list[str], outp
     plan.check()
     _check_ranks(plan, settings)
     if (plan.scheduler, plan.template) in _SUBMITS_ITSELF and output is None:
-        raise ConfigurationError("this script submits itself again, so it must know its own name; give --output FILE")
+        raise ConfigurationError(
+            "this script submits itself again, so it must know its own name; give --output FILE"
+        )
     folder = templates_folder()
     template = (folder / plan.scheduler / f"{plan.template}.sh").read_text(encoding="utf-8")
     values = _values(plan, settings, arguments, folder, output)
     if settings.run.elastic:
-        template = template.replace("#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --no-kill\n")     # a node may be lost
+        template = template.replace(
+            "#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --no-kill\n"
+        )  # a node may be lost
     return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), template)
 
 
 def templates_folder() -> Path:
-    """The jobs folder: beside the package in a checkout, else where an installation puts it. Errors: ConfigurationError."""
+    """The jobs folder: beside the package in a checkout, else where an installation puts it.
+    Errors: ConfigurationError.
+    """
     places = [Path(__file__).parents[2] / "jobs", Path(sys.prefix) / "share" / "shardkit" / "jobs"]
     for place in places:
         if (place / "launch.sh").exists():
             return place
-    raise ConfigurationError(f"the templates are neither in {places[0]} nor in {places[1]}; install shardkit again")
+    raise ConfigurationError(
+        f"the templates are neither in {places[0]} nor in {places[1]}; install shardkit again"
+    )
 
 
 def _check_ranks(plan, settings):
     try:
         check_batch(settings, plan.ranks)
     except ConfigurationError as error:
-        raise type(error)(f"{plan.nodes} nodes x {plan.ranks_per_node} ranks per node = {plan.ranks} ranks do not fit: "
-                          f"{error}") from None
+        raise type(error)(
+            f"{plan.nodes} nodes x {plan.ranks_per_node} ranks per node = {plan.ranks} ranks do not fit: "
+            f"{error}"
+        ) from None
     if settings.parallel.device == "cuda" and plan.template != "gpu_node":
         raise ConfigurationError('parallel.device = "cuda" needs --template gpu_node')
 
@@ -129,37 +162,62 @@ def _values(plan, settings, arguments, folder, output) -> dict:
     """{placeholder: what stands for it}."""
     runs = _sweep_lines(plan, settings)
     hours_minutes = f"{plan.seconds // 3600:02d}:{plan.seconds // 60 % 60:02d}"
-    given = [*(text for text in arguments if not text.startswith("--run.folder=")), f"--run.folder={settings.run.folder}"]
+    given = [
+        *(text for text in arguments if not text.startswith("--run.folder=")),
+        f"--run.folder={settings.run.folder}",
+    ]
     if plan.template == "gpu_node":
         given.append("--parallel.device=cuda")
     return {
-        "name": plan.name or Path(settings.run.folder).name, "nodes": plan.nodes, "ranks_per_node": plan.ranks_per_node,
-        "ranks": plan.ranks, "threads": settings.run.threads, "seconds": plan.seconds,
-        "time": f"{hours_minutes}:{plan.seconds % 60:02d}", "hours_minutes": hours_minutes, "notice_seconds": plan.notice_seconds,
-        "notice_minutes": -(-plan.notice_seconds // 60), "cores_per_node": plan.ranks_per_node * settings.run.threads,
-        "gpus_per_node": plan.gpus_per_node or plan.ranks_per_node, "launcher": plan.launcher, "restarts": plan.restarts,
-        "jobs": _escaped(folder), "env_file": _escaped(Path(plan.env_file or folder / "env.sh").resolve()),
-        "script": _escaped(Path(output).resolve()) if output else "", "settings": '" "'.join(map(_escaped, given)),
+        "name": plan.name or Path(settings.run.folder).name,
+        "nodes": plan.nodes,
+        "ranks_per_node": plan.ranks_per_node,
+        "ranks": plan.ranks,
+        "threads": settings.run.threads,
+        "seconds": plan.seconds,
+        "time": f"{hours_minutes}:{plan.seconds % 60:02d}",
+        "hours_minutes": hours_minutes,
+        "notice_seconds": plan.notice_seconds,
+        "notice_minutes": -(-plan.notice_seconds // 60),
+        "cores_per_node": plan.ranks_per_node * settings.run.threads,
+        "gpus_per_node": plan.gpus_per_node or plan.ranks_per_node,
+        "launcher": plan.launcher,
+        "restarts": plan.restarts,
+        "jobs": _escaped(folder),
+        "env_file": _escaped(Path(plan.env_file or folder / "env.sh").resolve()),
+        "script": _escaped(Path(output).resolve()) if output else "",
+        "settings": '" "'.join(map(_escaped, given)),
         "elastic_run": _escaped(settings.run.folder) if settings.run.elastic else "",
-        "run_folder": _escaped(settings.run.folder), "last_run": len(runs) - 1, "at_once": plan.at_once,
+        "run_folder": _escaped(settings.run.folder),
+        "last_run": len(runs) - 1,
+        "at_once": plan.at_once,
         "sweep": '"\n    "'.join(map(_escaped, runs)),
     }
 
 
 def _sweep_lines(plan, settings) -> list[str]:
-    """The arguments of each run of a sweep, in one line. Errors: ConfigurationError on a value that its key does not take."""
+    """The arguments of each run of a sweep, in one line. Errors: ConfigurationError on a value that
+    its key does not take.
+    """
     lines = []
     for values in product(*(values for _, values in plan.sweep)):
         chosen = dict(zip((key for key, _ in plan.sweep), values))
-        check_batch(settings.replace({key: parse_override(key, text) for key, text in chosen.items()}), plan.ranks)
+        check_batch(
+            settings.replace({key: parse_override(key, text) for key, text in chosen.items()}),
+            plan.ranks,
+        )
         lines.append(" ".join(f"--{key}={text}" for key, text in chosen.items()))
         if lines[-1].split() != shlex.split(lines[-1]) or len(lines[-1].split()) != len(chosen):
-            raise ConfigurationError(f"--sweep {lines[-1][2:]!r}: values of a sweep hold no spaces or quotes")
+            raise ConfigurationError(
+                f"--sweep {lines[-1][2:]!r}: values of a sweep hold no spaces or quotes"
+            )
     return lines
 
 
 def _escaped(text) -> str:
     """For double quotes of a shell. Errors: ConfigurationError on what no shell could be told."""
     if "\n" in str(text):
-        raise ConfigurationError(f"{str(text)!r} holds a line end, which a job script cannot pass on")
+        raise ConfigurationError(
+            f"{str(text)!r} holds a line end, which a job script cannot pass on"
+        )
     return re.sub(r'(["\\$`])', r"\\\1", str(text))

@@ -1,10 +1,13 @@
 """`shardkit bench`: a few steps of the model that the settings describe, and where their time goes.
 
-    settings -> sharded model -> profile of a step -> minus the profile of the same step with next to nothing to compute
-                                                      (what is left of that one is Python) -> table, JSON, advice
+    settings -> sharded model -> profile of a step -> minus the profile of the same step with next
+    to nothing to compute
+                                                      (what is left of that one is Python) -> table,
+                                                      JSON, advice
 
 The same settings as `shardkit train`; the text is random bytes and nothing is kept.
 """
+
 import json
 import os
 import platform
@@ -27,14 +30,27 @@ from .advice import advise
 from .data import VOCABULARY_SIZE
 from .loop import check_batch, make_gpt, make_model
 
-PARTS = {"products": "matrix products", "kernels": "other kernels", "passes": "passes over arrays outside of kernels",
-         "optimizer": "optimizer and clipping", "communication": "exposed communication",
-         "idle": "idle, waiting for other ranks", "python": "Python and bookkeeping"}
-_MOST_ROWS = 8          # of kernels, and of products, in the table
+PARTS = {
+    "products": "matrix products",
+    "kernels": "other kernels",
+    "passes": "passes over arrays outside of kernels",
+    "optimizer": "optimizer and clipping",
+    "communication": "exposed communication",
+    "idle": "idle, waiting for other ranks",
+    "python": "Python and bookkeeping",
+}
+_MOST_ROWS = 8  # of kernels, and of products, in the table
 
 
-def bench_run(settings: RunConfiguration, backend: CommunicationBackend, *, steps: int, json_path: str | None = None) -> dict:
-    """Profile `steps` steps, print where the time goes on rank 0, and return the figures (also written to json_path).
+def bench_run(
+    settings: RunConfiguration,
+    backend: CommunicationBackend,
+    *,
+    steps: int,
+    json_path: str | None = None,
+) -> dict:
+    """Profile `steps` steps, print where the time goes on rank 0, and return the figures (also
+    written to json_path).
 
     Collective over the backend. Each rank must be a process of its own.
     Errors, on all ranks: those of the settings; OSError if the file cannot be written.
@@ -42,13 +58,15 @@ def bench_run(settings: RunConfiguration, backend: CommunicationBackend, *, step
     with collectively(backend):
         check_batch(settings, backend.world_size)
         if json_path is not None and backend.rank == 0:
-            Path(json_path).write_text("", encoding="utf-8")        # before the work, not after it
+            Path(json_path).write_text("", encoding="utf-8")  # before the work, not after it
     with threadpool_limits(settings.run.threads):
         model = make_model(settings, backend)
         ranks = profile_steps(model, *_batch(settings, model), steps)
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
         figures = _figures(settings, model, ranks, alone, _fixed_costs(settings, model))
-        figures["other_blas_seconds"] = backend.all_gather_object(_seconds_by_other_blas(model, ranks[backend.rank]))
+        figures["other_blas_seconds"] = backend.all_gather_object(
+            _seconds_by_other_blas(model, ranks[backend.rank])
+        )
     figures["advice"] = advise(figures)
     with collectively(backend):
         if backend.rank == 0:
@@ -62,23 +80,35 @@ def _batch(settings: RunConfiguration, model: ShardedModel):
     """This data rank's part of a batch of random bytes: x, y [sequences, length] int64."""
     part = settings.batch.sequences // model.mesh.size("data")
     tokens = numpy.random.default_rng(model.mesh.coordinates.data).integers(
-        0, VOCABULARY_SIZE, (part, settings.model.sequence_length + 1))
+        0, VOCABULARY_SIZE, (part, settings.model.sequence_length + 1)
+    )
     return tokens[:, :-1], tokens[:, 1:]
 
 
 def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[str, float]]:
-    """Seconds of each part of the same step on a model of the same blocks with next to nothing to compute, of each rank.
+    """Seconds of each part of the same step on a model of the same blocks with next to nothing to
+    compute, of each rank.
 
-    Collective. What does not shrink with the sizes is Python: calls, the tape, the runtime, and the fixed cost of kernels.
+    Collective. What does not shrink with the sizes is Python: calls, the tape, the runtime, and the
+    fixed cost of kernels.
     """
     stages = model.engine.stages
-    blocks = [sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
-              for stage in range(len(stages.units_per_stage))]
-    tiny = settings.replace({"model.width": 2 * settings.model.heads, "model.hidden": 0,
-                             "model.sequence_length": max(settings.mesh.tensor, 2),
-                             "batch.sequences": settings.batch.sequences // settings.batch.micro_batch, "batch.micro_batch": 1,
-                             "parallel.minimum_parameter_group_size": 1, "parallel.blocks_per_stage": blocks,
-                             "parallel.stage_balance": "uniform"})
+    blocks = [
+        sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
+        for stage in range(len(stages.units_per_stage))
+    ]
+    tiny = settings.replace(
+        {
+            "model.width": 2 * settings.model.heads,
+            "model.hidden": 0,
+            "model.sequence_length": max(settings.mesh.tensor, 2),
+            "batch.sequences": settings.batch.sequences // settings.batch.micro_batch,
+            "batch.micro_batch": 1,
+            "parallel.minimum_parameter_group_size": 1,
+            "parallel.blocks_per_stage": blocks,
+            "parallel.stage_balance": "uniform",
+        }
+    )
     small = make_model(tiny, model.mesh.world)
     mine = least_parts(small, *_batch(tiny, small), 20)
     small.close()
@@ -86,16 +116,22 @@ def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[s
 
 
 def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
-    """{product: seconds of one alone}, and under None the speed of a large one. All ranks at once, as in a step."""
+    """{product: seconds of one alone}, and under None the speed of a large one. All ranks at once,
+    as in a step.
+    """
     device, dtype = model.engine.device, model.engine.units[0].dtype
     model.mesh.world.barrier()
     with model.engine.numerics.in_use():
-        return {None: large_product_speed(device, dtype),
-                **{product: product.seconds_alone(device) for product in profile.products}}
+        return {
+            None: large_product_speed(device, dtype),
+            **{product: product.seconds_alone(device) for product in profile.products},
+        }
 
 
 def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float | None:
-    """Of all products of a step, alone, by the library of `parallel.blas` that does not make them; None: it is not there."""
+    """Of all products of a step, alone, by the library of `parallel.blas` that does not make them;
+    None: it is not there.
+    """
     device = model.engine.device
     if device.kind != "cpu":
         return None
@@ -104,28 +140,47 @@ def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float |
     except ConfigurationError:
         return None
     with products.multiplied_by(other):
-        return _seconds_alone(profile, {product: product.seconds_alone(device) for product in profile.products})
+        return _seconds_alone(
+            profile, {product: product.seconds_alone(device) for product in profile.products}
+        )
 
 
-# ---- figures -----------------------------------------------------------------------------------------------------
+# ---- figures -------------------------------------------------------------------------------------
 
-def _figures(settings, model, ranks: list[StepProfile], alone: list[dict], fixed: list[dict]) -> dict:
+
+def _figures(
+    settings, model, ranks: list[StepProfile], alone: list[dict], fixed: list[dict]
+) -> dict:
     """Everything that is measured, as JSON holds it. Seconds are of one step."""
     step_seconds = max(profile.seconds for profile in ranks)
     tokens = settings.batch.sequences * settings.model.sequence_length
     parts = [_split_rest(profile.parts, of_tiny) for profile, of_tiny in zip(ranks, fixed)]
-    speed = sum(_speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone))      # of all ranks together
-    flops = make_gpt(settings).num_flops_per_token * tokens         # of the whole model, whatever this rank holds
+    speed = sum(
+        _speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)
+    )  # of all ranks together
+    flops = (
+        make_gpt(settings).num_flops_per_token * tokens
+    )  # of the whole model, whatever this rank holds
     return {
-        "strategy": model.policy.name, "mesh": str(model.mesh.shape), "ranks": len(ranks),
-        "parameter_count": model.parameter_count, "settings": settings.to_dict(),
-        "step_seconds": step_seconds, "watched_step_seconds": max(profile.watched_seconds for profile in ranks),
-        "tokens_per_second": tokens / step_seconds, "model_flops_per_second": flops / step_seconds,
-        "product_flops_per_second_alone": speed, "large_product_flops_per_second": sum(of_rank[None] for of_rank in alone),
+        "strategy": model.policy.name,
+        "mesh": str(model.mesh.shape),
+        "ranks": len(ranks),
+        "parameter_count": model.parameter_count,
+        "settings": settings.to_dict(),
+        "step_seconds": step_seconds,
+        "watched_step_seconds": max(profile.watched_seconds for profile in ranks),
+        "tokens_per_second": tokens / step_seconds,
+        "model_flops_per_second": flops / step_seconds,
+        "product_flops_per_second_alone": speed,
+        "large_product_flops_per_second": sum(of_rank[None] for of_rank in alone),
         "model_flop_utilisation": flops / step_seconds / speed,
-        "parts": {part: sum(of_rank[part] for of_rank in parts) / len(parts) for part in PARTS}, "parts_per_rank": parts,
-        "kernels": _kernel_rows(ranks), "products": _product_rows(ranks[0], alone[0]),
-        "products_alone_seconds": [_seconds_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)],
+        "parts": {part: sum(of_rank[part] for of_rank in parts) / len(parts) for part in PARTS},
+        "parts_per_rank": parts,
+        "kernels": _kernel_rows(ranks),
+        "products": _product_rows(ranks[0], alone[0]),
+        "products_alone_seconds": [
+            _seconds_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)
+        ],
         "sent_bytes_per_rank": [profile.sent_bytes for profile in ranks],
         "sent_calls_per_rank": [profile.sent_calls for profile in ranks],
         "peak_bytes_per_rank": [profile.peak_bytes for profile in ranks],
@@ -156,16 +211,31 @@ def _speed_alone(profile: StepProfile, alone: dict) -> float:
 def _kernel_rows(ranks: list[StepProfile]) -> dict:
     """{name: mean seconds and calls per rank}, the longest first."""
     names = {name for profile in ranks for name in profile.kernels}
-    rows = {name: [sum(profile.kernels.get(name, (0.0, 0))[i] for profile in ranks) / len(ranks) for i in range(2)]
-            for name in names}
-    return {name: {"seconds": seconds, "calls": calls}
-            for name, (seconds, calls) in sorted(rows.items(), key=lambda item: -item[1][0])}
+    rows = {
+        name: [
+            sum(profile.kernels.get(name, (0.0, 0))[i] for profile in ranks) / len(ranks)
+            for i in range(2)
+        ]
+        for name in names
+    }
+    return {
+        name: {"seconds": seconds, "calls": calls}
+        for name, (seconds, calls) in sorted(rows.items(), key=lambda item: -item[1][0])
+    }
 
 
 def _product_rows(profile: StepProfile, alone: dict[Product, float]) -> list[dict]:
     """The products of one rank, the longest first."""
-    rows = [{"product": str(product), "calls": calls, "seconds": seconds, "alone_seconds": alone[product] * calls,
-             "flops": product.flops * calls} for product, (seconds, calls) in profile.products.items()]
+    rows = [
+        {
+            "product": str(product),
+            "calls": calls,
+            "seconds": seconds,
+            "alone_seconds": alone[product] * calls,
+            "flops": product.flops * calls,
+        }
+        for product, (seconds, calls) in profile.products.items()
+    ]
     return sorted(rows, key=lambda row: -row["seconds"])
 
 
@@ -175,10 +245,15 @@ def _places(settings, model) -> dict:
     names = [name for name, _ in hosts]
     fullest = max(names, key=names.count)
     cores = {core for name, allowed in hosts if name == fullest for core in allowed}
-    return {"threads_per_rank": settings.run.threads, "ranks_per_node": names.count(fullest), "cores_per_node": len(cores)}
+    return {
+        "threads_per_rank": settings.run.threads,
+        "ranks_per_node": names.count(fullest),
+        "cores_per_node": len(cores),
+    }
 
 
-# ---- for people --------------------------------------------------------------------------------------------------
+# ---- for people ----------------------------------------------------------------------------------
+
 
 def print_figures(figures: dict) -> None:
     """The figures as tables, and the advice."""
@@ -189,24 +264,48 @@ def print_figures(figures: dict) -> None:
         f"step {figures['step_seconds'] * 1e3:.1f} ms, {figures['tokens_per_second']:,.0f} tokens/s; "
         f"model FLOP utilisation {figures['model_flop_utilisation']:.0%}: {figures['model_flops_per_second'] / 1e9:.1f} of "
         f"{figures['product_flops_per_second_alone'] / 1e9:.1f} GFLOP/s, the speed of its matrix products alone\n"
-        f"peak memory per rank {' '.join(f'{b / 2**20:.0f}' for b in figures['peak_bytes_per_rank'][:8])} MiB", markup=False)
+        f"peak memory per rank {' '.join(f'{b / 2**20:.0f}' for b in figures['peak_bytes_per_rank'][:8])} MiB",
+        markup=False,
+    )
     console.print(_parts_table(figures))
-    console.print(_rows_table("kernel", [(name, row["calls"], row["seconds"], None)
-                                         for name, row in figures["kernels"].items()]))
-    console.print(_rows_table("matrix product", [(row["product"], row["calls"], row["seconds"], row["flops"] / row["seconds"])
-                                                 for row in figures["products"]]))
+    console.print(
+        _rows_table(
+            "kernel",
+            [
+                (name, row["calls"], row["seconds"], None)
+                for name, row in figures["kernels"].items()
+            ],
+        )
+    )
+    console.print(
+        _rows_table(
+            "matrix product",
+            [
+                (row["product"], row["calls"], row["seconds"], row["flops"] / row["seconds"])
+                for row in figures["products"]
+            ],
+        )
+    )
     for sentence in figures["advice"]:
         console.print(f"- {sentence}", markup=False)
 
 
 def _parts_table(figures) -> Table:
-    table = Table("part of the step", *[f"rank {rank}, ms" for rank in range(figures["ranks"])][:8], "share", box=None)
+    table = Table(
+        "part of the step",
+        *[f"rank {rank}, ms" for rank in range(figures["ranks"])][:8],
+        "share",
+        box=None,
+    )
     for column in table.columns[1:]:
         column.justify = "right"
     total = sum(figures["parts"].values())
     for part, words in PARTS.items():
-        table.add_row(words, *[f"{of_rank[part] * 1e3:.2f}" for of_rank in figures["parts_per_rank"][:8]],
-                      f"{figures['parts'][part] / total:.1%}")
+        table.add_row(
+            words,
+            *[f"{of_rank[part] * 1e3:.2f}" for of_rank in figures["parts_per_rank"][:8]],
+            f"{figures['parts'][part] / total:.1%}",
+        )
     return table
 
 
@@ -216,5 +315,10 @@ def _rows_table(what, rows) -> Table:
     for column in table.columns[1:]:
         column.justify = "right"
     for name, calls, seconds, speed in rows[:_MOST_ROWS]:
-        table.add_row(name, f"{calls:g}", f"{seconds * 1e3:.2f}", "" if speed is None else f"{speed / 1e9:.1f}")
+        table.add_row(
+            name,
+            f"{calls:g}",
+            f"{seconds * 1e3:.2f}",
+            "" if speed is None else f"{speed / 1e9:.1f}",
+        )
     return table

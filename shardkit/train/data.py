@@ -1,10 +1,13 @@
 """Byte-level text, and batches that are a pure function of (seed, step).
 
-    files --read once by rank 0--> run folder/data/train.bin, validation.bin --memory map on every rank--> windows
+    files --read once by rank 0--> run folder/data/train.bin, validation.bin --memory map on every
+    rank--> windows
 
-Sample number k of step t begins at a position drawn from (seed, t, k) alone. A data rank asks for its own sample numbers,
-so any number of ranks sees the same global batch, and a resumed run needs no state but the step number.
+Sample number k of step t begins at a position drawn from (seed, t, k) alone. A data rank asks for
+its own sample numbers, so any number of ranks sees the same global batch, and a resumed run needs
+no state but the step number.
 """
+
 import hashlib
 import json
 import sysconfig
@@ -16,22 +19,36 @@ import numpy
 from ..array.random import integers, key_of
 from ..errors import CorpusError
 
-VOCABULARY_SIZE = 256       # a token is a byte
+VOCABULARY_SIZE = 256  # a token is a byte
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _DESCRIPTION = "corpus.json"
-_SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__",
-                    "encodings"}        # a hundred tables, most of them nearly copies of each other
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "encodings",
+}  # a hundred tables, most of them nearly copies of each other
 
 
 def find_files(paths: list[str]) -> list[Path]:
-    """The text files under these paths, sorted; with no paths, the Python standard library's own sources.
+    """The text files under these paths, sorted; with no paths, the Python standard library's own
+    sources.
 
-    Folders are searched for files whose name does not begin with a dot and that hold no NUL byte near their beginning.
-    Errors: CorpusError if a path does not exist, or a folder holds nothing but files of other kinds.
+    Folders are searched for files whose name does not begin with a dot and that hold no NUL byte
+    near their beginning.
+    Errors: CorpusError if a path does not exist, or a folder holds nothing but files of other
+    kinds.
     """
     if not paths:
         library = Path(sysconfig.get_path("stdlib"))
-        return [p for p in sorted(library.rglob("*.py")) if not _SKIPPED_FOLDERS.intersection(p.relative_to(library).parts)]
+        return [
+            p
+            for p in sorted(library.rglob("*.py"))
+            if not _SKIPPED_FOLDERS.intersection(p.relative_to(library).parts)
+        ]
     files = []
     for path in map(Path, paths):
         if not path.exists():
@@ -44,8 +61,10 @@ def _texts_under(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     texts = [path for path in found if _looks_like_text(path)]
     if found and not texts:
-        raise CorpusError(f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} passed over, which "
-                          "are hidden or hold NUL bytes, as no text does; data.path must name text files")
+        raise CorpusError(
+            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} passed over, which "
+            "are hidden or hold NUL bytes, as no text does; data.path must name text files"
+        )
     return texts
 
 
@@ -68,12 +87,15 @@ def _check_text(path: Path, text: bytes) -> None:
         kind = "it holds NUL bytes, like the token numbers that nanoGPT writes; give the text that they were made from"
     else:
         kind = "it holds NUL bytes"
-    raise CorpusError(f"data.path {path} is no text: {kind}. `shardkit train` learns the bytes of text files; other data is "
-                      "trained on in Python (sk.FSDPModel and the like)")
+    raise CorpusError(
+        f"data.path {path} is no text: {kind}. `shardkit train` learns the bytes of text files; other data is "
+        "trained on in Python (sk.FSDPModel and the like)"
+    )
 
 
 def read_texts(paths: list[str], maximum_bytes: int) -> list[bytes]:
-    """The different texts of these files, `maximum_bytes` of them at most; of files with the same content the first counts.
+    """The different texts of these files, `maximum_bytes` of them at most; of files with the same
+    content the first counts.
 
     Errors: CorpusError if a file cannot be read or is no text, or nothing is there.
     """
@@ -91,17 +113,21 @@ def read_texts(paths: list[str], maximum_bytes: int) -> list[bytes]:
     except OSError as error:
         raise CorpusError(f"cannot read text {error.filename}: {error.strerror}") from None
     if not size:
-        raise CorpusError(f"no text in {', '.join(paths) or 'the standard library'}; data.path must name text files")
+        raise CorpusError(
+            f"no text in {', '.join(paths) or 'the standard library'}; data.path must name text files"
+        )
     return list(texts)
 
 
 def split_corpus(texts: list[bytes], validation_percent: float) -> tuple[list[bytes], list[bytes]]:
-    """(training texts, validation texts): whole texts are held out, as they come due, so that they are from everywhere.
+    """(training texts, validation texts): whole texts are held out, as they come due, so that they
+    are from everywhere.
 
         sizes   3 4 2 5 1 3 ...     at each text the share of all that has passed is due; a text is held out if it fits into
                       ^             what is due and not yet held out
 
-    A text that is longer than all that shall be held out is cut instead: its end is held out, one block. A single one is that.
+    A text that is longer than all that shall be held out is cut instead: its end is held out, one
+    block. A single one is that.
     """
     share = validation_percent / 100
     longest = share * sum(map(len, texts))
@@ -121,22 +147,34 @@ def split_corpus(texts: list[bytes], validation_percent: float) -> tuple[list[by
     return training, held_out
 
 
-def build_corpus(folder: Path, paths: list[str], validation_percent: float, maximum_bytes: int) -> None:
-    """Write the token files of a run, in place of others. For one rank; the others open them afterwards.
+def build_corpus(
+    folder: Path, paths: list[str], validation_percent: float, maximum_bytes: int
+) -> None:
+    """Write the token files of a run, in place of others. For one rank; the others open them
+    afterwards.
 
     Texts are separated by a line end. Errors: CorpusError, OSError; no half-written file stays.
     """
     texts = read_texts(paths, maximum_bytes)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _DESCRIPTION).unlink(missing_ok=True)             # from here on it would be that of other files
+    (folder / _DESCRIPTION).unlink(missing_ok=True)  # from here on it would be that of other files
     fingerprint = hashlib.sha256()
     for name, part in zip(("train.bin", "validation.bin"), split_corpus(texts, validation_percent)):
         tokens = b"\n".join(part)
         fingerprint.update(b"%d:" % len(tokens) + tokens)
         write_whole(folder / name, tokens)
-    write_whole(folder / _DESCRIPTION, json.dumps(
-        {"bytes": sum(map(len, texts)), "sha256": fingerprint.hexdigest(), "paths": paths,
-         "validation_percent": validation_percent, "maximum_bytes": maximum_bytes}).encode())
+    write_whole(
+        folder / _DESCRIPTION,
+        json.dumps(
+            {
+                "bytes": sum(map(len, texts)),
+                "sha256": fingerprint.hexdigest(),
+                "paths": paths,
+                "validation_percent": validation_percent,
+                "maximum_bytes": maximum_bytes,
+            }
+        ).encode(),
+    )
 
 
 def has_corpus(folder: Path) -> bool:
@@ -145,7 +183,9 @@ def has_corpus(folder: Path) -> bool:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name first: nobody finds half of it, and who has the old one open keeps it."""
+    """Write a file under another name first: nobody finds half of it, and who has the old one open
+    keeps it.
+    """
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_bytes(content)
@@ -171,8 +211,10 @@ class Windows:
         """Map a token file. Errors: CorpusError if it is shorter than one window and its target."""
         num_tokens = path.stat().st_size
         if num_tokens < length + 1:
-            raise CorpusError(f"{path.name} has {num_tokens} tokens, but a sequence needs model.sequence_length + 1 = "
-                              f"{length + 1}; give more text or a shorter sequence")
+            raise CorpusError(
+                f"{path.name} has {num_tokens} tokens, but a sequence needs model.sequence_length + 1 = "
+                f"{length + 1}; give more text or a shorter sequence"
+            )
         return cls(numpy.memmap(path, numpy.uint8, "r"), length, seed, purpose)
 
     def batch(self, step: int, first: int, count: int):
@@ -182,7 +224,9 @@ class Windows:
         """
         key = key_of(self.seed, self.purpose, step)
         starts = integers(key, first, first + count, len(self.tokens) - self.length)
-        window = numpy.stack([self.tokens[s:s + self.length + 1] for s in starts]).astype(numpy.int64)
+        window = numpy.stack([self.tokens[s : s + self.length + 1] for s in starts]).astype(
+            numpy.int64
+        )
         return window[:, :-1], window[:, 1:]
 
 

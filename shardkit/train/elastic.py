@@ -1,11 +1,17 @@
 """ElasticTraining: training that goes on when ranks die.
 
-    training = sk.ElasticTraining(make_model, work, checkpoints="runs/big/checkpoints")     # mpiexec --with-ft ulfm -n 8 ...
-    training.run()
+training = sk.ElasticTraining(make_model, work, checkpoints="runs/big/checkpoints")     # mpiexec
+                                                                                        --with-ft
+                                                                                        ulfm -n 8
+                                                                                        ...
+training.run()
 
-    8 ranks train ... rank 5 dies ... 7 live: 6 make a mesh, 1 is a spare ... the state comes from the neighbours' copies
-                                                                            (parallel/neighbours.py), at most a step old
+8 ranks train ... rank 5 dies ... 7 live: 6 make a mesh, 1 is a spare ... the state comes from the
+neighbours' copies
+                                                                        (parallel/neighbours.py), at
+                                                                        most a step old
 """
+
 import gc
 import time
 from collections.abc import Callable
@@ -42,52 +48,79 @@ class Recovery:
 
     def __str__(self):
         spares = self.num_living - self.num_training
-        waiting = f", {spares} wait{'s' if spares == 1 else ''} as spare{'' if spares == 1 else 's'}" if spares else ""
-        return (f"rank{'s' if len(self.died) > 1 else ''} {ranks_text(self.died)} died; {self.num_living} live, "
-                f"{self.num_training} of them train{waiting}; state of step {self.step} from {self.source}; "
-                f"{self.seconds:.2f} s")
+        waiting = (
+            f", {spares} wait{'s' if spares == 1 else ''} as spare{'' if spares == 1 else 's'}"
+            if spares
+            else ""
+        )
+        return (
+            f"rank{'s' if len(self.died) > 1 else ''} {ranks_text(self.died)} died; {self.num_living} live, "
+            f"{self.num_training} of them train{waiting}; state of step {self.step} from {self.source}; "
+            f"{self.seconds:.2f} s"
+        )
 
 
 class ElasticTraining:
     """Training that goes on in the same job, on a smaller mesh or with spare ranks, when ranks die.
 
-    make_model    function (backend) -> ShardedModel on a mesh of these ranks, which may be fewer than were started
-    work          function (model, commit) -> result: trains from model.step_number on, and calls commit() after each step.
-                  Called again, with another model, after a loss
+    make_model    function (backend) -> ShardedModel on a mesh of these ranks, which may be fewer
+                  than were started
+    work          function (model, commit) -> result: trains from model.step_number on, and calls
+                  commit() after each step. Called again, with another model, after a loss
     pipeline, tensor    ranks of the mesh that stay as they are; the data axis shrinks
-    num_training  function (number of the living) -> how many of them make the mesh, 0 if too few; None: all whole replicas.
-                  The rest are spares, who take the places of the dead
+    num_training  function (number of the living) -> how many of them make the mesh, 0 if too few;
+                  None: all whole replicas. The rest are spares, who take the places of the dead
     checkpoints   folder for what the copies in memory do not have; None: the job ends then
     every         steps between two copies to the neighbour: so many may be lost
     timeout       seconds that one call may take before the job is ended with a report
-    ledger        folder for the ledgers of all ranks (comm/ledger.py); None: a temporary one where a death ends the job
+    ledger        folder for the ledgers of all ranks (comm/ledger.py); None: a temporary one where
+                  a death ends the job
     say           function (text), on every rank that trains, about each loss
 
-    Making it is collective over all ranks that were started; make no other backend. Where MPI cannot outlive a rank (`why_not`
-    says so) everything else holds, spares included, but a death ends the job, for the job script to start again.
-    The trained bits do not depend on the deaths if each mesh leaves its data ranks a power-of-two number of micro-batches.
+    Making it is collective over all ranks that were started; make no other backend. Where MPI
+    cannot outlive a rank (`why_not` says so) everything else holds, spares included, but a death
+    ends the job, for the job script to start again. The trained bits do not depend on the deaths if
+    each mesh leaves its data ranks a power-of-two number of micro-batches.
     """
 
-    def __init__(self, make_model: Callable[[CommunicationBackend], ShardedModel], work: Callable, *, pipeline: int = 1,
-                 tensor: int = 1, num_training: Callable[[int], int] | None = None, checkpoints=None, every: int = 1,
-                 timeout: float = 600.0, ledger=None, say: Callable[[str], None] | None = None):
+    def __init__(
+        self,
+        make_model: Callable[[CommunicationBackend], ShardedModel],
+        work: Callable,
+        *,
+        pipeline: int = 1,
+        tensor: int = 1,
+        num_training: Callable[[int], int] | None = None,
+        checkpoints=None,
+        every: int = 1,
+        timeout: float = 600.0,
+        ledger=None,
+        say: Callable[[str], None] | None = None,
+    ):
         for name, function in (("make_model", make_model), ("work", work)):
             require(callable(function), name, function, "a function")
         require(is_integer(every, at_least=1), "every", every, "an integer, at least 1, in steps")
-        require(is_number(timeout, above=0), "timeout", timeout, "a finite number above 0, in seconds")
+        require(
+            is_number(timeout, above=0), "timeout", timeout, "a finite number above 0, in seconds"
+        )
         self._make_model, self._work = make_model, work
         replica = self._replica = MeshShape(pipeline=pipeline, tensor=tensor).size
         self._num_training = num_training or (lambda living: living // replica * replica)
         self._checkpoints = None if checkpoints is None else Path(checkpoints)
-        self._every, self._timeout, self._ledger, self._say = every, timeout, ledger, say or (lambda text: None)
+        self._every, self._timeout, self._ledger, self._say = (
+            every,
+            timeout,
+            ledger,
+            say or (lambda text: None),
+        )
         self._ranks = LivingRanks()
         self._copies: list[Neighbours] = []
         self._life, self._has_begun = 0, False
         self._failed_at: float | None = None
-        self._died: list[int] = []                      # since training went on the last time
-        self.num_lost = 0                               # ranks in all, as far as this one knows
-        self.program = Program()                        # what a message about an error says beside it; to be filled in
-        self.recoveries: list[Recovery] = []            # on ranks that trained after them
+        self._died: list[int] = []  # since training went on the last time
+        self.num_lost = 0  # ranks in all, as far as this one knows
+        self.program = Program()  # what a message about an error says beside it; to be filled in
+        self.recoveries: list[Recovery] = []  # on ranks that trained after them
 
     @property
     def backend(self) -> CommunicationBackend:
@@ -106,14 +139,17 @@ class ElasticTraining:
 
     @property
     def is_new(self) -> bool:
-        """True until training has begun: then make_model() makes the model to begin with. The same on all ranks."""
+        """True until training has begun: then make_model() makes the model to begin with. The same
+        on all ranks.
+        """
         return not self._has_begun
 
     def run(self):
         """What work() returns, None on spares. Collective over the living.
 
-        Errors end the job, or all ranks alike by SystemExit, as in abort_on_error: ConfigurationError if too few live for a
-        mesh, CheckpointError if the state is lost, and those of the functions.
+        Errors end the job, or all ranks alike by SystemExit, as in abort_on_error:
+        ConfigurationError if too few live for a mesh, CheckpointError if the state is lost, and
+        those of the functions.
         """
         while True:
             try:
@@ -124,7 +160,7 @@ class ElasticTraining:
                 if not self._ranks.tells_of_death(error):
                     raise SystemExit(report_failure(self.backend, error, self.program)) from None
                 self._failed_at = self._failed_at or time.perf_counter()
-            gc.collect()                                # the model of the last life, before there is another
+            gc.collect()  # the model of the last life, before there is another
             died = self._ranks.repair()
             self._died += died
             self.num_lost += len(died)
@@ -134,7 +170,10 @@ class ElasticTraining:
         self._life += 1
         living = self._ranks.backend
         lives, begun = zip(*living.all_gather_object((self._life, self._has_begun)))
-        self._life, self._has_begun = max(lives), any(begun)        # some may have met more failures on the way than others
+        self._life, self._has_begun = (
+            max(lives),
+            any(begun),
+        )  # some may have met more failures on the way than others
         living.timeout = self._timeout
         if self._ledger is not None:
             living.keep_ledger(self._ledger)
@@ -142,14 +181,17 @@ class ElasticTraining:
         if num < 1:
             raise ConfigurationError(
                 f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each data replica; start again on "
-                "another layout (shardkit train --resume --mesh.pipeline=... --mesh.tensor=...): the checkpoints load there")
+                "another layout (shardkit train --resume --mesh.pipeline=... --mesh.tensor=...): the checkpoints load there"
+            )
         group = living.split(0 if living.rank < num else None)
         model = None if group is None else self._make_model(group)
         if self._has_begun:
             self._recover(living, model, num)
         self._has_begun = True
         result = None if model is None else self._train(model)
-        living.exchange_within(None, None)              # where spares wait, and where nobody leaves before all are done
+        living.exchange_within(
+            None, None
+        )  # where spares wait, and where nobody leaves before all are done
         return result
 
     def _recover(self, living, model, num):
@@ -159,19 +201,25 @@ class ElasticTraining:
             step, source = self._load(model), "checkpoint"
         if model is not None:
             seconds = time.perf_counter() - self._failed_at
-            self.recoveries.append(Recovery(tuple(sorted(self._died)), living.world_size, num, step, source, seconds))
+            self.recoveries.append(
+                Recovery(tuple(sorted(self._died)), living.world_size, num, step, source, seconds)
+            )
             self._say(str(self.recoveries[-1]))
         self._failed_at, self._died = None, []
 
     def _load(self, model) -> int | None:
-        """The step of the newest checkpoint, which is in the model now. Collective over the model's mesh."""
+        """The step of the newest checkpoint, which is in the model now. Collective over the model's
+        mesh.
+        """
         try:
             if self._checkpoints is None:
                 raise FileNotFoundError("no folder for checkpoints was given")
             return None if model is None else model.load_model(self._checkpoints)["step"]
         except FileNotFoundError as error:
-            raise CheckpointError("ranks died together with the neighbours that had copies of their parts, and there is no "
-                                  f"checkpoint: {error}; start again, with checkpoints closer together") from error
+            raise CheckpointError(
+                "ranks died together with the neighbours that had copies of their parts, and there is no "
+                f"checkpoint: {error}; start again, with checkpoints closer together"
+            ) from error
 
     def _train(self, model):
         if self.why_not:
@@ -179,12 +227,13 @@ class ElasticTraining:
         copies = Neighbours(model, self._life)
         copies.commit()
         self._copies.append(copies)
-        model.mesh.world.barrier()                      # all have the new copies: nobody needs the old ones
+        model.mesh.world.barrier()  # all have the new copies: nobody needs the old ones
         self._copies = [copies]
 
         def commit():
             if model.step_number % self._every == 0:
                 copies.commit()
+
         try:
             return self._work(model, commit)
         finally:

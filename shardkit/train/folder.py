@@ -1,12 +1,14 @@
-"""The folder of a run: whether one may start or go on there, and the settings that it was started with.
+"""The folder of a run: whether one may start or go on there, and the settings that it was started
+with.
 
-    configuration.json  checkpoints   a start             --resume
-    -                   -             begins              refused: nothing to go on from
-    there               -             begins anew         refused: the same
-    there               there         refused: --resume   goes on
-    -                   there         refused: these are weights (of `shardkit convert`, or save_model) and no run;
-                                      model.initial begins with them
+configuration.json  checkpoints   a start             --resume
+-                   -             begins              refused: nothing to go on from
+there               -             begins anew         refused: the same
+there               there         refused: --resume   goes on
+-                   there         refused: these are weights (of `shardkit convert`, or save_model) and no run;
+                                  model.initial begins with them
 """
+
 import json
 from pathlib import Path
 
@@ -24,27 +26,43 @@ def has_checkpoints(folder: Path) -> bool:
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Errors: ConfigurationError unless a run may start in this folder, or go on there; see above."""
+    """Errors: ConfigurationError unless a run may start in this folder, or go on there; see
+    above.
+    """
     is_run = (folder / _SETTINGS).exists()
     if not is_run and (has_checkpoints(folder) or CheckpointStore(folder).steps()):
-        raise ConfigurationError(f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. To begin a run with these "
-                                 f"weights: shardkit train --model.initial={folder} --run.folder=ANOTHER")
+        raise ConfigurationError(
+            f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. To begin a run with these "
+            f"weights: shardkit train --model.initial={folder} --run.folder=ANOTHER"
+        )
     if resume and not (is_run and has_checkpoints(folder)):
-        raise ConfigurationError(f"there is no run with a checkpoint in {folder} to go on from; start without --resume")
+        raise ConfigurationError(
+            f"there is no run with a checkpoint in {folder} to go on from; start without --resume"
+        )
     if not resume and has_checkpoints(folder):
-        raise ConfigurationError(f"{folder} already holds a run; add --resume to go on with it, or choose another --run.folder "
-                                 f"(with --model.initial={folder}, to begin there with the weights of this one)")
+        raise ConfigurationError(
+            f"{folder} already holds a run; add --resume to go on with it, or choose another --run.folder "
+            f"(with --model.initial={folder}, to begin there with the weights of this one)"
+        )
 
 
 def stored_settings(folder: Path) -> RunConfiguration:
-    """The settings of the run in this folder. Errors: ConfigurationError if there is none, or they cannot be read."""
+    """The settings of the run in this folder. Errors: ConfigurationError if there is none, or they
+    cannot be read.
+    """
     check_folder(folder, resume=True)
     path = folder / _SETTINGS
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
-        settings = {f"{section}.{key}": value for section, table in tables.items() for key, value in table.items()}
+        settings = {
+            f"{section}.{key}": value
+            for section, table in tables.items()
+            for key, value in table.items()
+        }
     except (OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"cannot resume: {path} cannot be read ({error}); restore it") from None
+        raise ConfigurationError(
+            f"cannot resume: {path} cannot be read ({error}); restore it"
+        ) from None
     return RunConfiguration().replace(settings)
 
 

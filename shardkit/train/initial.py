@@ -1,7 +1,10 @@
-"""`model.initial`: a run that begins with the weights of a checkpoint, with a fresh optimizer, at step 0.
+"""`model.initial`: a run that begins with the weights of a checkpoint, with a fresh optimizer, at
+step 0.
 
-    given settings + description of the checkpoint -> settings with its sizes -> sharded model -> its weights, box by box
+given settings + description of the checkpoint -> settings with its sizes -> sharded model -> its
+weights, box by box
 """
+
 from typing import Any
 
 from ..config import FIXED_IN_A_RUN, RunConfiguration
@@ -12,10 +15,11 @@ from .data import VOCABULARY_SIZE
 
 
 def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
-    """The defaults with these settings, and where model.initial is among them with the sizes of the model there.
+    """The defaults with these settings, and where model.initial is among them with the sizes of the
+    model there.
 
-    Errors: ConfigurationError on a setting that contradicts the checkpoint, with both values, or a model whose tokens are not
-    bytes; CheckpointError if there is no checkpoint of a GPT.
+    Errors: ConfigurationError on a setting that contradicts the checkpoint, with both values, or a
+    model whose tokens are not bytes; CheckpointError if there is no checkpoint of a GPT.
     """
     settings = RunConfiguration().replace(given)
     path = settings.model.initial
@@ -23,21 +27,29 @@ def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
         return settings
     stored = GPT.from_checkpoint(path).settings
     if stored.vocabulary_size != VOCABULARY_SIZE:
-        raise ConfigurationError(f"model.initial = {path!r} holds a model of {stored.vocabulary_size:,} tokens; `shardkit train` "
-                                 f"reads bytes, {VOCABULARY_SIZE} of them. In Python: sk.FSDPModel(sk.models.GPT.from_checkpoint("
-                                 f"{path!r}), config), load_model({path!r}), and batches of its own tokens")
+        raise ConfigurationError(
+            f"model.initial = {path!r} holds a model of {stored.vocabulary_size:,} tokens; `shardkit train` "
+            f"reads bytes, {VOCABULARY_SIZE} of them. In Python: sk.FSDPModel(sk.models.GPT.from_checkpoint("
+            f"{path!r}), config), load_model({path!r}), and batches of its own tokens"
+        )
     names = [f"model.{name}" for name in settings.to_dict()["model"] if name != "initial"]
     sizes = {name: getattr(stored, name.removeprefix("model.")) for name in names}
-    sizes = {name: type(settings.value(name))() if value is None else value for name, value in sizes.items()}
+    sizes = {
+        name: type(settings.value(name))() if value is None else value
+        for name, value in sizes.items()
+    }
     for name in given.keys() & sizes.keys() & FIXED_IN_A_RUN.keys():
         if settings.value(name) != sizes[name]:
-            raise ConfigurationError(f"{name} = {settings.value(name)!r}, but the model in {path} has {sizes[name]!r}; leave it "
-                                     "out, since model.initial says the sizes")
+            raise ConfigurationError(
+                f"{name} = {settings.value(name)!r}, but the model in {path} has {sizes[name]!r}; leave it "
+                "out, since model.initial says the sizes"
+            )
     return RunConfiguration().replace({**sizes, **given})
 
 
 def load_weights(model: ShardedModel, path) -> str:
-    """Put the parameters of the newest valid checkpoint at this path into the model; what was read, in a line. Collective.
+    """Put the parameters of the newest valid checkpoint at this path into the model; what was read,
+    in a line. Collective.
 
     Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError.
     """

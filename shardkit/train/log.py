@@ -1,8 +1,10 @@
-"""Reports of a run: people read the lines or the progress bar of rank 0, programs read metrics.jsonl, and each rank has a log.
+"""Reports of a run: people read the lines or the progress bar of rank 0, programs read
+metrics.jsonl, and each rank has a log.
 
-    metrics.jsonl               one record per report, written by rank 0
-    logs/rank-00003.log         what this rank did and when; a resumed run goes on in the same file
+metrics.jsonl               one record per report, written by rank 0
+logs/rank-00003.log         what this rank did and when; a resumed run goes on in the same file
 """
+
 import json
 import math
 import sys
@@ -16,7 +18,9 @@ BITS_PER_NAT = 1 / math.log(2)
 
 
 class RankLog:
-    """The log file of one rank, line by line on disk. A context manager, which notes an error and closes the file."""
+    """The log file of one rank, line by line on disk. A context manager, which notes an error and
+    closes the file.
+    """
 
     def __init__(self, folder: Path, rank: int):
         path = folder / "logs" / f"rank-{rank:05d}.log"
@@ -26,7 +30,9 @@ class RankLog:
     def line(self, text: str):
         """The text behind date and time."""
         now = time.time()
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  {text}\n")
+        self._file.write(
+            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  {text}\n"
+        )
 
     def __enter__(self):
         return self
@@ -38,20 +44,28 @@ class RankLog:
 
 
 class Reporter:
-    """Says how a run is going. On a terminal a progress bar stands below the lines; elsewhere there are only lines.
+    """Says how a run is going. On a terminal a progress bar stands below the lines; elsewhere there
+    are only lines.
 
     log        of this rank, which gets the lines too
     is_writer  False on all ranks but one: only the log is written then
     """
 
-    def __init__(self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None):
+    def __init__(
+        self, folder: Path, total_steps: int, log: RankLog, *, is_writer: bool, stream=None
+    ):
         self._is_writer, self._log = is_writer, log
         self._metrics_path = folder / "metrics.jsonl"
         self._console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
         self._bar = None
         if is_writer and self._console.is_terminal:
-            self._bar = Progress(TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-                                 console=self._console)
+            self._bar = Progress(
+                TextColumn("step"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.description}"),
+                console=self._console,
+            )
             self._task = self._bar.add_task("", total=total_steps)
 
     def __enter__(self):
@@ -72,11 +86,17 @@ class Reporter:
     def progress(self, step: int, text: str | None = None):
         """Move the bar, if there is one; `text` beside it stays until the next."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, **({} if text is None else {"description": text}))
+            self._bar.update(
+                self._task, completed=step, **({} if text is None else {"description": text})
+            )
 
     def record(self, **values):
         """One line of metrics.jsonl. JSON has no NaN and no infinity: such values are left out."""
-        values = {name: value for name, value in values.items() if not isinstance(value, float) or math.isfinite(value)}
+        values = {
+            name: value
+            for name, value in values.items()
+            if not isinstance(value, float) or math.isfinite(value)
+        }
         if self._is_writer:
             with open(self._metrics_path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(values) + "\n")
@@ -90,7 +110,9 @@ class Reporter:
         """A resumed run writes these steps again: what was recorded of them goes."""
         if self._is_writer and self._metrics_path.exists():
             kept = [record for record in read_metrics(self._metrics_path) if record["step"] <= step]
-            self._metrics_path.write_text("".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8")
+            self._metrics_path.write_text(
+                "".join(json.dumps(record) + "\n" for record in kept), encoding="utf-8"
+            )
 
 
 def read_metrics(path: Path) -> list[dict]:
@@ -108,4 +130,6 @@ def duration_text(seconds: float) -> str:
     """65.2 -> "1m05s"."""
     minutes, rest = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return (
+        f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    )

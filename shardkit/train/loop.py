@@ -1,12 +1,13 @@
 """The training run: from settings to a trained model, its checkpoints and its curve.
 
-    run folder/
-      configuration.json    the settings, so that --resume needs none
-      data/                 the text as tokens
-      metrics.jsonl         the curve: one record per report
-      logs/                 one file per rank
-      checkpoints/          see checkpoint/store.py
+run folder/
+  configuration.json    the settings, so that --resume needs none
+  data/                 the text as tokens
+  metrics.jsonl         the curve: one record per report
+  logs/                 one file per rank
+  checkpoints/          see checkpoint/store.py
 """
+
 import os
 import resource
 import time
@@ -40,7 +41,8 @@ _DECAYS = {"cosine": Cosine, "linear": Linear}
 class RunResult:
     """How a run ended: its last losses in nats per byte, and the sample it wrote.
 
-    is_interrupted  it was told to stop, or its time ran out: a checkpoint is there, and --resume goes on
+    is_interrupted  it was told to stop, or its time ran out: a checkpoint is there, and --resume
+                    goes on
     """
 
     steps: int
@@ -50,13 +52,21 @@ class RunResult:
     is_interrupted: bool = False
 
 
-def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool = False,
-              program: Program | None = None, signals: StopSignals | None = None) -> RunResult:
+def train_run(
+    settings: RunConfiguration,
+    backend: CommunicationBackend,
+    *,
+    resume: bool = False,
+    program: Program | None = None,
+    signals: StopSignals | None = None,
+) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
-    program  of the abort_on_error around this call, which learns the run folder and the step from here
+    program  of the abort_on_error around this call, which learns the run folder and the step from
+             here
     signals  that end the run early, with a checkpoint
-    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError, OutOfMemoryError, NonFiniteError.
+    Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError,
+    OutOfMemoryError, NonFiniteError.
     """
     settings = settled(settings)
     folder = Path(settings.run.folder)
@@ -69,26 +79,37 @@ def train_run(settings: RunConfiguration, backend: CommunicationBackend, *, resu
         run = TrainingRun(settings, backend, signals or StopSignals(), log)
         begin_run(run, settings, resume=resume)
         if program is not None:
-            program.run_folder, program.describe = folder, lambda: f"step {run.model.step_number + 1}"
+            program.run_folder, program.describe = (
+                folder,
+                lambda: f"step {run.model.step_number + 1}",
+            )
         return run.go()
 
 
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> None:
-    """Make the run folder with its text, if these ranks can do the run. Collective. Errors: as train_run."""
+    """Make the run folder with its text, if these ranks can do the run. Collective. Errors: as
+    train_run.
+    """
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
     with collectively(backend):
         if backend.rank == 0:
             check_folder(folder, resume)
-            if not (resume and has_corpus(folder / "data")):        # a start before this one may have left other text
+            if not (
+                resume and has_corpus(folder / "data")
+            ):  # a start before this one may have left other text
                 text = settings.data
-                build_corpus(folder / "data", text.path, text.validation_percent, text.maximum_bytes)
+                build_corpus(
+                    folder / "data", text.path, text.validation_percent, text.maximum_bytes
+                )
 
 
 def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -> None:
-    """Bring a run to its first step, or to that of its newest checkpoint, and write down its settings. Collective.
+    """Bring a run to its first step, or to that of its newest checkpoint, and write down its
+    settings. Collective.
 
-    Not before the model is there: settings that it refuses shall not be those that the next --resume finds.
+    Not before the model is there: settings that it refuses shall not be those that the next
+    --resume finds.
     """
     run.resume() if resume else run.start()
     with collectively(run.backend):
@@ -97,25 +118,41 @@ def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -
 
 
 class TrainingRun:
-    """One training run in progress, in a folder that is prepared, on a model with its first weights.
+    """One training run in progress, in a folder that is prepared, on a model with its first
+    weights.
 
     commit   function (), called after each step; may be set
     """
 
-    def __init__(self, settings: RunConfiguration, backend: CommunicationBackend, signals: StopSignals, log: RankLog):
-        self.settings, self.folder, self.backend, self.log = settings, Path(settings.run.folder), backend, log
+    def __init__(
+        self,
+        settings: RunConfiguration,
+        backend: CommunicationBackend,
+        signals: StopSignals,
+        log: RankLog,
+    ):
+        self.settings, self.folder, self.backend, self.log = (
+            settings,
+            Path(settings.run.folder),
+            backend,
+            log,
+        )
         self.commit = lambda: None
         folder = self.folder
         length, seed = settings.model.sequence_length, settings.run.seed
         with collectively(backend):
             self.text = Windows.open(folder / "data" / "train.bin", length, seed)
-            self.held_out = Windows.open(folder / "data" / "validation.bin", length, seed, "validation")
+            self.held_out = Windows.open(
+                folder / "data" / "validation.bin", length, seed, "validation"
+            )
             self.fingerprint = corpus_fingerprint(folder / "data")
         self.model = make_model(settings, backend)
         self.reporter = Reporter(folder, settings.run.steps, log, is_writer=backend.rank == 0)
-        self.pending: tuple[int, PendingCheckpoint] | None = None       # step and checkpoint that is being written
-        self._knows_overlap = False                                     # the log says what was chosen
-        self.saved_step: int | None = None                              # of the newest checkpoint, written or being written
+        self.pending: tuple[int, PendingCheckpoint] | None = (
+            None  # step and checkpoint that is being written
+        )
+        self._knows_overlap = False  # the log says what was chosen
+        self.saved_step: int | None = None  # of the newest checkpoint, written or being written
         self.signals = signals
         rank = self.model.mesh.coordinates.data
         self.part = settings.batch.sequences // self.model.mesh.size("data")
@@ -133,13 +170,17 @@ class TrainingRun:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):
             if manifest["data_position"].get("corpus_sha256") != self.fingerprint:
-                raise CheckpointError(f"{self.folder / 'data'} is not the text that this run was trained on; restore it, or "
-                                      "start a new run")
+                raise CheckpointError(
+                    f"{self.folder / 'data'} is not the text that this run was trained on; restore it, or "
+                    "start a new run"
+                )
         self.saved_step = self.model.step_number
         self.be_at_step(f"resumed at step {self.model.step_number}")
 
     def be_at_step(self, why: str):
-        """The model was put at another step, as this line says: the curve ends there now. Collective."""
+        """The model was put at another step, as this line says: the curve ends there now.
+        Collective.
+        """
         with collectively(self.backend):
             self.reporter.drop_records_after(self.model.step_number)
         self.reporter.line(why)
@@ -149,10 +190,12 @@ class TrainingRun:
         run, is_first = self.settings.run, self.backend.rank == 0
         losses = self.reporter.recorded("validation_loss") if is_first else None
         self.clock = Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
-        if not run.time_limit_seconds:                      # of one's own, after which nobody kills
+        if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
-        self.model.engine.ballot = Ballot(signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over)
+        self.model.engine.ballot = Ballot(
+            signal=self.signals.is_raised, time=self.clock.is_short, patience=self.patience.is_over
+        )
 
     def go(self) -> RunResult:
         """Train to the last step, then write a sample; or stop before, as the ranks vote."""
@@ -165,7 +208,9 @@ class TrainingRun:
         with self.reporter:
             while self.model.step_number < run.steps:
                 try:
-                    train_loss = self.model.train(*self.text.batch(self.model.step_number, self.first, self.part))
+                    train_loss = self.model.train(
+                        *self.text.batch(self.model.step_number, self.first, self.part)
+                    )
                 except StopVoted as vote:
                     stop = vote
                     break
@@ -177,12 +222,16 @@ class TrainingRun:
                 self.reporter.progress(step)
                 if step % run.report_every == 0 or step == run.steps:
                     seconds_left = (now - began) / (step - first_step) * (run.steps - step)
-                    tokens = (step - reported_step) * self.settings.batch.sequences * self.settings.model.sequence_length
+                    tokens = (
+                        (step - reported_step)
+                        * self.settings.batch.sequences
+                        * self.settings.model.sequence_length
+                    )
                     self._report(step, train_loss, tokens / (now - reported_at), seconds_left)
                     reported_at, reported_step = now, step
                 if step % run.validate_every == 0 or step == run.steps:
                     validation_loss = self._validate(step)
-                    reported_at += time.perf_counter() - now        # validation is not training time
+                    reported_at += time.perf_counter() - now  # validation is not training time
                 if step % run.checkpoint_every == 0 or step == run.steps:
                     now = time.perf_counter()
                     self._save()
@@ -195,44 +244,64 @@ class TrainingRun:
                 self._report_checkpoint()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
-            self.reporter.line(f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit train --resume "
-                               f"--run.folder={self.folder}")
+            self.reporter.line(
+                f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit train --resume "
+                f"--run.folder={self.folder}"
+            )
         if validation_loss is None and not is_interrupted:
             validation_loss = self._validate(self.model.step_number)
         self._report_memory(time.perf_counter() - began)
         sample = "" if is_interrupted else self._write_sample()
-        return RunResult(self.model.step_number, train_loss, validation_loss, sample, is_interrupted)
+        return RunResult(
+            self.model.step_number, train_loss, validation_loss, sample, is_interrupted
+        )
 
-    # ---- reports -------------------------------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def _introduce(self):
         about, settings = self.model.get_model_metadata(), self.settings
-        mixed = f", computed in {about['compute_dtype']}" if self.model.engine.numerics.is_mixed else ""
+        mixed = (
+            f", computed in {about['compute_dtype']}" if self.model.engine.numerics.is_mixed else ""
+        )
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self.reporter.line(
             f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on {self.backend.world_size} ranks "
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
             f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
-            f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}")
+            f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}"
+        )
         seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
-        seat, node = seats[self.backend.rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
-        self.log.line(f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
-                      f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores {ranks_text(seat.cores)}, "
-                      f"{seat.threads} BLAS threads")
+        seat, node = (
+            seats[self.backend.rank],
+            f", SLURM node {slurm_node()}" if slurm_node() else "",
+        )
+        self.log.line(
+            f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
+            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores {ranks_text(seat.cores)}, "
+            f"{seat.threads} BLAS threads"
+        )
         for text in [*launch_warnings(self.backend.world_size), *crowding(seats)]:
             self.reporter.line(f"warning: {text}")
 
     def _report(self, step, loss, tokens_per_second, seconds_left):
         learning_rate = self.model.engine.rule.rate(step)
         exposed = sum(self.model.engine.exposure.of_step.values())
-        text = (f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
-                f"{duration_text(seconds_left)} left")
+        text = (
+            f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
+            f"{duration_text(seconds_left)} left"
+        )
         self.reporter.progress(step, text)
         self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
-        self.reporter.record(step=step, train_loss=loss, learning_rate=learning_rate, tokens_per_second=tokens_per_second,
-                             gradient_norm=self.model.engine.gradient_norm, exposed_communication_seconds=exposed,
-                             **self._scale_record())
+        self.reporter.record(
+            step=step,
+            train_loss=loss,
+            learning_rate=learning_rate,
+            tokens_per_second=tokens_per_second,
+            gradient_norm=self.model.engine.gradient_norm,
+            exposed_communication_seconds=exposed,
+            **self._scale_record(),
+        )
 
     def _report_overlap(self):
         """Say what was chosen, once it has been measured."""
@@ -247,35 +316,52 @@ class TrainingRun:
         return {"loss_scale": scale.value} if scale.is_dynamic else {}
 
     def _look_at_skip(self):
-        """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too often."""
+        """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too
+        often.
+        """
         skips, limit = self.model.engine.skips, self.settings.run.stop_after_bad_steps
         if skips.last is None:
             return
         scale = self.model.engine.loss_scale
-        rescaled = f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
+        rescaled = (
+            f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
+        )
         self.reporter.line(f"{skips.last} ({skips.in_a_row} in a row){rescaled}")
         self.reporter.record(step=self.model.step_number, skipped_steps=skips.total)
         if skips.in_a_row >= limit:
-            raise NonFiniteError(f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters are those "
-                                 f"of step {self.model.step_number - limit}; try a lower optimizer.learning_rate or "
-                                 "optimizer.max_gradient_norm with --resume, or look at the data of these steps")
+            raise NonFiniteError(
+                f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters are those "
+                f"of step {self.model.step_number - limit}; try a lower optimizer.learning_rate or "
+                "optimizer.max_gradient_norm with --resume, or look at the data of these steps"
+            )
 
     def _say_why(self, vote: StopVoted):
         """One line on what was decided, and by whom. Collective."""
         names = self.backend.all_gather_object(self.signals.name)
-        words = {"signal": ", ".join(f"{name} on rank {rank}" for rank, name in enumerate(names) if name)[:100],
-                 "time": self.clock.left(),
-                 "patience": f"{self.settings.run.patience} validations without a lower loss"}
-        self.reporter.line(f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "
-                           f"{'; '.join(words[reason] for reason in vote.reasons)}")
+        words = {
+            "signal": ", ".join(
+                f"{name} on rank {rank}" for rank, name in enumerate(names) if name
+            )[:100],
+            "time": self.clock.left(),
+            "patience": f"{self.settings.run.patience} validations without a lower loss",
+        }
+        self.reporter.line(
+            f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "
+            f"{'; '.join(words[reason] for reason in vote.reasons)}"
+        )
 
     def _validate(self, step) -> float:
         count = self.settings.run.validation_batches
-        losses = [self.model.evaluate(*self.held_out.batch(i, self.first, self.part)) for i in range(count)]
+        losses = [
+            self.model.evaluate(*self.held_out.batch(i, self.first, self.part))
+            for i in range(count)
+        ]
         loss = sum(losses) / count
         self.patience.note(loss)
-        self.reporter.line(f"step {step}/{self.settings.run.steps}  validation loss {loss:.4f} nats per byte  "
-                           f"({loss * BITS_PER_NAT:.3f} bits per byte)")
+        self.reporter.line(
+            f"step {step}/{self.settings.run.steps}  validation loss {loss:.4f} nats per byte  "
+            f"({loss * BITS_PER_NAT:.3f} bits per byte)"
+        )
         self.reporter.record(step=step, validation_loss=loss, bits_per_byte=loss * BITS_PER_NAT)
         return loss
 
@@ -283,21 +369,26 @@ class TrainingRun:
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         everyones = numpy.zeros(self.backend.world_size)
         self.backend.all_gather(numpy.array([peak_mib]), everyones)
-        self.reporter.line(f"trained for {duration_text(seconds)}; peak memory per rank "
-                           f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} MiB")
+        self.reporter.line(
+            f"trained for {duration_text(seconds)}; peak memory per rank "
+            f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} MiB"
+        )
 
-    # ---- what is kept --------------------------------------------------------------------------------------------
+    # ---- what is kept ----------------------------------------------------------------------------
 
     def _save(self):
         """Write a checkpoint of this step, unless it is there already."""
         run, step, began = self.settings.run, self.model.step_number, time.perf_counter()
         if step == self.saved_step:
             return
-        how = {"keep": run.keep_checkpoints, "keep_every": run.keep_every or None,
-               "data_position": {"corpus_sha256": self.fingerprint, "next_step": step}}
+        how = {
+            "keep": run.keep_checkpoints,
+            "keep_every": run.keep_every or None,
+            "data_position": {"corpus_sha256": self.fingerprint, "next_step": step},
+        }
         if run.asynchronous_checkpoints:
             pending = self.model.save_model_async(self.folder / "checkpoints", **how)
-            self._report_checkpoint()               # the one before, if it was still being written
+            self._report_checkpoint()  # the one before, if it was still being written
             self.pending = step, pending
         else:
             folder = self.model.save_model(self.folder / "checkpoints", **how)
@@ -313,8 +404,10 @@ class TrainingRun:
         step, checkpoint = self.pending
         self.pending = None
         self.clock.note_save(checkpoint.pause_seconds + checkpoint.write_seconds)
-        self.reporter.line(f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
-                           f"{checkpoint.write_seconds:.2f} s, training stood still for {checkpoint.pause_seconds:.3f} s")
+        self.reporter.line(
+            f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
+            f"{checkpoint.write_seconds:.2f} s, training stood still for {checkpoint.pause_seconds:.3f} s"
+        )
 
     def _write_sample(self) -> str:
         sample = self.settings.sample
@@ -327,19 +420,35 @@ class TrainingRun:
                 plain = make_gpt(self.settings)
                 fill_parameters(plain, vector)
                 prompt = sample.prompt.replace("\\n", "\n")
-                text = generate_text(plain, prompt, sample.tokens, sample.temperature, self.settings.run.seed)
+                text = generate_text(
+                    plain, prompt, sample.tokens, sample.temperature, self.settings.run.seed
+                )
         self.reporter.line(f"sample of generated text:\n{text}")
         return text
 
 
-# ---- from settings to objects ------------------------------------------------------------------------------------
+# ---- from settings to objects --------------------------------------------------------------------
+
 
 def make_gpt(settings: RunConfiguration) -> GPT:
     """The unsharded model of these settings. Errors: ConfigurationError, ValueError."""
     m = settings.model
-    return GPT(VOCABULARY_SIZE, m.sequence_length, width=m.width, layers=m.layers, heads=m.heads, kv_heads=m.kv_heads or None,
-               style=m.style, tied=m.tied, dropout=m.dropout, seed=settings.run.seed, dtype=m.dtype, hidden=m.hidden or None,
-               norm_eps=m.norm_eps or None, rotary_base=m.rotary_base)
+    return GPT(
+        VOCABULARY_SIZE,
+        m.sequence_length,
+        width=m.width,
+        layers=m.layers,
+        heads=m.heads,
+        kv_heads=m.kv_heads or None,
+        style=m.style,
+        tied=m.tied,
+        dropout=m.dropout,
+        seed=settings.run.seed,
+        dtype=m.dtype,
+        hidden=m.hidden or None,
+        norm_eps=m.norm_eps or None,
+        rotary_base=m.rotary_base,
+    )
 
 
 def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> ShardedModel:
@@ -347,28 +456,51 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
     parallel, optimizer = settings.parallel, settings.optimizer
     with collectively(backend):
         gpt = make_gpt(settings)
-    balance = parallel.stage_balance if parallel.stage_balance != "measured" else _measured(gpt, settings, backend)
+    balance = (
+        parallel.stage_balance
+        if parallel.stage_balance != "measured"
+        else _measured(gpt, settings, backend)
+    )
     with collectively(backend):
         config = ShardingConfiguration(
-            backend, optimizer=make_rule(settings), max_gradient_norm=optimizer.max_gradient_norm or None,
-            micro_batches=settings.batch.sequences // settings.batch.micro_batch // num_replicas(settings, backend.world_size),
-            schedule=parallel.schedule, virtual_stages=parallel.virtual_stages or None,
-            stage_balance=balance, blocks_per_stage=tuple(parallel.blocks_per_stage) or None,
+            backend,
+            optimizer=make_rule(settings),
+            max_gradient_norm=optimizer.max_gradient_norm or None,
+            micro_batches=settings.batch.sequences
+            // settings.batch.micro_batch
+            // num_replicas(settings, backend.world_size),
+            schedule=parallel.schedule,
+            virtual_stages=parallel.virtual_stages or None,
+            stage_balance=balance,
+            blocks_per_stage=tuple(parallel.blocks_per_stage) or None,
             sequence_parallel=parallel.sequence_parallel,
             activation_checkpointing=parallel.activation_checkpointing,
-            minimum_parameter_group_size=parallel.minimum_parameter_group_size, deterministic=parallel.deterministic,
-            gradient_compression=None if parallel.gradient_compression == "none" else parallel.gradient_compression,
-            device=parallel.device, compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
-            initial_loss_scale=parallel.initial_loss_scale or None, loss_scale_interval=parallel.loss_scale_interval or None,
-            matmul_precision=parallel.matmul_precision, blas=parallel.blas, gpu_transport=parallel.gpu_transport,
-            overlap=OVERLAPS[parallel.overlap], seed=settings.run.seed)
-    model = HybridShardedModel(gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy)
+            minimum_parameter_group_size=parallel.minimum_parameter_group_size,
+            deterministic=parallel.deterministic,
+            gradient_compression=None
+            if parallel.gradient_compression == "none"
+            else parallel.gradient_compression,
+            device=parallel.device,
+            compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
+            initial_loss_scale=parallel.initial_loss_scale or None,
+            loss_scale_interval=parallel.loss_scale_interval or None,
+            matmul_precision=parallel.matmul_precision,
+            blas=parallel.blas,
+            gpu_transport=parallel.gpu_transport,
+            overlap=OVERLAPS[parallel.overlap],
+            seed=settings.run.seed,
+        )
+    model = HybridShardedModel(
+        gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy
+    )
     if parallel.compile:
         model.compile()
     return model
 
 
-def _measured(gpt: GPT, settings: RunConfiguration, backend: CommunicationBackend) -> tuple[float, ...]:
+def _measured(
+    gpt: GPT, settings: RunConfiguration, backend: CommunicationBackend
+) -> tuple[float, ...]:
     """Seconds of each block on one micro-batch. Collective."""
     tokens = numpy.zeros((settings.batch.micro_batch, settings.model.sequence_length), numpy.int64)
     return measure_blocks(gpt, tokens, tokens, backend)
@@ -383,20 +515,30 @@ def make_rule(settings: RunConfiguration):
 
 
 def _learning_rate(o):
-    """The schedule of these optimizer settings; where the warm-up is not over by decay_steps, the floor comes right after it."""
+    """The schedule of these optimizer settings; where the warm-up is not over by decay_steps, the
+    floor comes right after it.
+    """
     if o.decay == "constant":
         return Constant(o.learning_rate, o.warmup_steps)
-    return _DECAYS[o.decay](o.learning_rate, o.warmup_steps, max(o.decay_steps, o.warmup_steps + 1), o.floor)
+    return _DECAYS[o.decay](
+        o.learning_rate, o.warmup_steps, max(o.decay_steps, o.warmup_steps + 1), o.floor
+    )
 
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
     """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
-    return MeshShape.infer(num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor).data
+    return MeshShape.infer(
+        num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor
+    ).data
 
 
 def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
     """On which other meshes a run of these settings has the same trained bits, in words."""
-    parallel, tensor, replicas = settings.parallel, settings.mesh.tensor, num_replicas(settings, num_ranks)
+    parallel, tensor, replicas = (
+        settings.parallel,
+        settings.mesh.tensor,
+        num_replicas(settings, num_ranks),
+    )
     num = settings.batch.sequences // settings.batch.micro_batch // replicas
     if not parallel.deterministic:
         return "bits of this run only: parallel.deterministic=false"
@@ -405,7 +547,10 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
     if replicas > 1 and num & (num - 1):
         return f"bits of {_counted(replicas, 'data rank')} only: {num} micro-batches per rank are no power of two"
     if tensor > 1:
-        return f"bits as on any data x pipeline mesh with tensor {tensor}" + " and sequence_parallel" * parallel.sequence_parallel
+        return (
+            f"bits as on any data x pipeline mesh with tensor {tensor}"
+            + " and sequence_parallel" * parallel.sequence_parallel
+        )
     return "bits as on any data x pipeline mesh"
 
 
@@ -414,9 +559,17 @@ def _counted(num: int, what: str) -> str:
 
 
 def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
-    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the global batch evenly."""
-    sequences, micro_batch, replicas = settings.batch.sequences, settings.batch.micro_batch, num_replicas(settings, num_ranks)
+    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the
+    global batch evenly.
+    """
+    sequences, micro_batch, replicas = (
+        settings.batch.sequences,
+        settings.batch.micro_batch,
+        num_replicas(settings, num_ranks),
+    )
     unit = micro_batch * replicas
     if sequences % unit:
-        raise ConfigurationError(f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
-                                 f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}")
+        raise ConfigurationError(
+            f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
+            f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}"
+        )

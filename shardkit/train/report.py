@@ -1,4 +1,5 @@
 """What a run has done so far: as text, and as a picture of its curve."""
+
 from pathlib import Path
 
 from ..errors import ConfigurationError
@@ -20,29 +21,38 @@ def describe_run(folder) -> str:
         return ""
     curve = [record for record in records if "validation_loss" in record]
     every = max(1, -(-len(curve) // _MOST_LINES))
-    shown = curve[-1::-every][::-1]                     # the last one is always among them
+    shown = curve[-1::-every][::-1]  # the last one is always among them
     lines = [f"run {folder}: {records[-1]['step']} steps"]
-    lines += [f"  step {r['step']:>8}  validation loss {r['validation_loss']:.4f} nats per byte  {r['bits_per_byte']:.3f} bits"
-              for r in shown]
+    lines += [
+        f"  step {r['step']:>8}  validation loss {r['validation_loss']:.4f} nats per byte  {r['bits_per_byte']:.3f} bits"
+        for r in shown
+    ]
     return "\n".join(lines) + "\n"
 
 
 def draw_curve(folder, target) -> None:
     """Draw training and validation loss over steps into `target` (.svg, .png or .pdf).
 
-    Errors: FileNotFoundError if the folder holds no curve, ConfigurationError if Matplotlib is not installed or the format is
-    unknown.
+    Errors: FileNotFoundError if the folder holds no curve, ConfigurationError if Matplotlib is not
+    installed or the format is unknown.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigurationError('drawing needs Matplotlib, which is not installed; install "shardkit[report]"') from None
+        raise ConfigurationError(
+            'drawing needs Matplotlib, which is not installed; install "shardkit[report]"'
+        ) from None
     records = run_records(folder)
     if not records:
-        raise FileNotFoundError(f"{folder} holds no metrics.jsonl with a curve; give the folder of a run")
+        raise FileNotFoundError(
+            f"{folder} holds no metrics.jsonl with a curve; give the folder of a run"
+        )
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for key, label, style in (("train_loss", "training", "-"), ("validation_loss", "validation", "o-")):
+    for key, label, style in (
+        ("train_loss", "training", "-"),
+        ("validation_loss", "validation", "o-"),
+    ):
         points = [(record["step"], record[key]) for record in records if key in record]
         if points:
             axes.plot(*zip(*points), style, label=label, linewidth=1, markersize=3)

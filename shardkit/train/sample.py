@@ -1,4 +1,5 @@
 """Text from a trained model, on one process."""
+
 import numpy
 
 from ..checkpoint import Checkpoint
@@ -9,15 +10,18 @@ from .data import VOCABULARY_SIZE
 
 
 def fill_parameters(model, vector) -> None:
-    """Write a canonical parameter vector (ShardedModel.gather_full_parameters) into an unsharded model."""
+    """Write a canonical parameter vector (ShardedModel.gather_full_parameters) into an unsharded
+    model.
+    """
     at = 0
     for parameter in model.named_parameters().values():
-        parameter.array = vector[at:at + parameter.size].reshape(parameter.shape)
+        parameter.array = vector[at : at + parameter.size].reshape(parameter.shape)
         at += parameter.size
 
 
 def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
-    """The model that the newest valid checkpoint under a store, or this checkpoint folder, describes, with its weights.
+    """The model that the newest valid checkpoint under a store, or this checkpoint folder,
+    describes, with its weights.
 
     Errors: FileNotFoundError, CheckpointError.
     """
@@ -38,7 +42,10 @@ def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, 
         raise ConfigurationError(
             f"this model has {model.settings.vocabulary_size:,} tokens, and only its own tokenizer knows what they mean; text is "
             f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: numbers = the text by its tokenizer, "
-            "then model.generate(numbers, 50) gives the numbers that follow")
-    prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(numpy.int64)
+            "then model.generate(numbers, 50) gives the numbers that follow"
+        )
+    prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(
+        numpy.int64
+    )
     new = model.generate(prompt_tokens, num_tokens, temperature=temperature, seed=seed)
     return prompt + bytes(new.astype(numpy.uint8)).decode("utf-8", errors="replace")

@@ -1,11 +1,14 @@
-"""Why a run stops before its last step: a signal, the end of its allocation, or a loss that does not fall any more.
+"""Why a run stops before its last step: a signal, the end of its allocation, or a loss that does
+not fall any more.
 
     rank 0   clock is short?  --+
     rank k   signal raised?   --+--> Ballot, before each step --> all ranks save the same step and end with exit code 75
     all      patience over?   --+                                 (patience: with 0, the run is done)
 
-Every rank answers for itself and all act on the outcome, so it does not matter which of them a signal reaches.
+Every rank answers for itself and all act on the outcome, so it does not matter which of them a
+signal reaches.
 """
+
 import os
 import signal
 import subprocess
@@ -24,31 +27,36 @@ shardkit: Ctrl-C: the run ends after this step, with a checkpoint; once more end
 _SECOND_INTERRUPT = b"""
 shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
 """
-_ASK_SECONDS = 10.0             # longest wait for squeue
-_GAPS = 64                      # the longest of the last so many times between two boundaries is kept free
+_ASK_SECONDS = 10.0  # longest wait for squeue
+_GAPS = 64  # the longest of the last so many times between two boundaries is kept free
 
 
 class StopSignals:
     """SIGTERM, SIGUSR1, SIGUSR2 and SIGINT (Ctrl-C) as a flag that is looked at between steps.
 
-    More of them change nothing, but for a second SIGINT, which ends the process at once, with exit code 130.
+    More of them change nothing, but for a second SIGINT, which ends the process at once, with exit
+    code 130.
     """
 
     def __init__(self):
-        self.name: str | None = None            # of the first that came
+        self.name: str | None = None  # of the first that came
         self._is_interrupted = False
-        self._speaks = launcher().rank == 0     # Ctrl-C reaches all ranks, and one of them answers
+        self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
 
     def listen(self) -> "StopSignals":
         """Take the signals from now on, so that none can cut a save short. In the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:       # as a shell has it for jobs in the background
+        if (
+            signal.getsignal(signal.SIGINT) != signal.SIG_IGN
+        ):  # as a shell has it for jobs in the background
             signal.signal(signal.SIGINT, self._interrupt)
         return self
 
     def ignore(self) -> None:
-        """All is done: nothing may change the exit code now. The interpreter's own end would bring the default, death, back."""
+        """All is done: nothing may change the exit code now. The interpreter's own end would bring
+        the default, death, back.
+        """
         for number in (*_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
 
@@ -72,8 +80,10 @@ class Clock:
     """Whether the time that is left still holds another step and a save. For one rank of the job.
 
     end             Unix time, in seconds; None: the job has no end
-    margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to the next
-    ask_again       function () -> Unix time or None: asked before the answer is that time is short, since limits are extended
+    margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to
+                    the next
+    ask_again       function () -> Unix time or None: asked before the answer is that time is short,
+                    since limits are extended
     """
 
     def __init__(self, end: float | None, margin_seconds: float, ask_again=lambda: None):
@@ -84,11 +94,15 @@ class Clock:
 
     @classmethod
     def of_run(cls, run: Run) -> "Clock":
-        """The clock of run.time_limit_seconds, counted from now, or else of the allocation, as far as anybody says."""
+        """The clock of run.time_limit_seconds, counted from now, or else of the allocation, as far
+        as anybody says.
+        """
         if run.time_limit_seconds:
             return cls(time.time() + run.time_limit_seconds, run.stop_margin_seconds)
         end = allocation_end()
-        return cls(end_of_slurm_job() if end is None else end, run.stop_margin_seconds, end_of_slurm_job)
+        return cls(
+            end_of_slurm_job() if end is None else end, run.stop_margin_seconds, end_of_slurm_job
+        )
 
     @property
     def seconds_left(self) -> float:
@@ -97,7 +111,11 @@ class Clock:
 
     def left(self) -> str:
         """The time that is left, in words."""
-        return "no end in sight" if self._end is None else f"{duration_text(max(self.seconds_left, 0))} of the allocation left"
+        return (
+            "no end in sight"
+            if self._end is None
+            else f"{duration_text(max(self.seconds_left, 0))} of the allocation left"
+        )
 
     @property
     def reserve_seconds(self) -> float:
@@ -109,7 +127,9 @@ class Clock:
         self._save_seconds = max(self._save_seconds, seconds)
 
     def is_short(self) -> bool:
-        """True if the run should save now. To be asked at every boundary between steps, since it measures their distance."""
+        """True if the run should save now. To be asked at every boundary between steps, since it
+        measures their distance.
+        """
         now = time.monotonic()
         if self._asked_at is not None:
             self._gaps.append(now - self._asked_at)
@@ -121,13 +141,20 @@ class Clock:
 
 
 def end_of_slurm_job() -> float | None:
-    """When SLURM will end this job, as squeue says; None outside of a job, without limit, or if it cannot be asked."""
+    """When SLURM will end this job, as squeue says; None outside of a job, without limit, or if it
+    cannot be asked.
+    """
     job = slurm_job()
     if job is None:
         return None
     try:
-        answer = subprocess.run(["squeue", "--noheader", "--jobs", job, "--format=%e"], capture_output=True, text=True,
-                                stdin=subprocess.DEVNULL, timeout=_ASK_SECONDS).stdout.strip()
+        answer = subprocess.run(
+            ["squeue", "--noheader", "--jobs", job, "--format=%e"],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_ASK_SECONDS,
+        ).stdout.strip()
         return time.mktime(time.strptime(answer, "%Y-%m-%dT%H:%M:%S"))
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

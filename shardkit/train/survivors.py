@@ -1,4 +1,5 @@
 """`shardkit train --run.elastic=true`: the training run of loop.py, on those ranks that live."""
+
 import time
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from .stopping import StopSignals
 
 
 def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
-    """The most of these ranks that can do the run: whole replicas that share the global batch evenly. 0: none can."""
+    """The most of these ranks that can do the run: whole replicas that share the global batch
+    evenly. 0: none can.
+    """
     for num in range(num_ranks, 0, -1):
         try:
             check_batch(settings, num)
@@ -24,7 +27,9 @@ def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
 
 
 class SurvivingRun:
-    """A run that goes on when ranks die. Making it is collective over all ranks that were started."""
+    """A run that goes on when ranks die. Making it is collective over all ranks that were
+    started.
+    """
 
     def __init__(self, settings: RunConfiguration, resume: bool, signals: StopSignals):
         self._settings, self._resume, self._signals = settled(settings), resume, signals
@@ -33,13 +38,22 @@ class SurvivingRun:
         self._log: RankLog | None = None
         mesh = settings.mesh
         self.training = ElasticTraining(
-            self._make_model, self._work, pipeline=mesh.pipeline, tensor=mesh.tensor, num_training=self._num_training,
-            checkpoints=self._folder / "checkpoints", every=settings.run.elastic_every, timeout=settings.run.timeout,
-            ledger=self._folder / "ledger")
+            self._make_model,
+            self._work,
+            pipeline=mesh.pipeline,
+            tensor=mesh.tensor,
+            num_training=self._num_training,
+            checkpoints=self._folder / "checkpoints",
+            every=settings.run.elastic_every,
+            timeout=settings.run.timeout,
+            ledger=self._folder / "ledger",
+        )
         self._began = time.monotonic()
 
     def go(self) -> RunResult | None:
-        """Train to the end; None on spares. Errors end the job, or all ranks alike with SystemExit."""
+        """Train to the end; None on spares. Errors end the job, or all ranks alike with
+        SystemExit.
+        """
         try:
             with threadpool_limits(self._settings.run.threads):
                 return self.training.run()
@@ -55,7 +69,7 @@ class SurvivingRun:
     def _num_training(self, num_living: int) -> int:
         num = largest_fit(self._settings, num_living)
         if num < 1 and self.training.is_new:
-            check_batch(self._settings, num_living)             # says why
+            check_batch(self._settings, num_living)  # says why
         return num
 
     def _make_model(self, backend):
@@ -83,8 +97,14 @@ class SurvivingRun:
         run, training = self._run, self.training
         run.commit = commit
         if training.recoveries:
-            run.be_at_step(f"step {model.step_number}/{self._settings.run.steps}  {training.recoveries[-1]}")
-            run.reporter.record(step=model.step_number, recovery_seconds=training.recoveries[-1].seconds)
+            run.be_at_step(
+                f"step {model.step_number}/{self._settings.run.steps}  {training.recoveries[-1]}"
+            )
+            run.reporter.record(
+                step=model.step_number, recovery_seconds=training.recoveries[-1].seconds
+            )
         elif training.why_not:
-            run.reporter.line(f"run.elastic: {training.why_not}; the job script starts again after a death (jobs/README.md)")
+            run.reporter.line(
+                f"run.elastic: {training.why_not}; the job script starts again after a death (jobs/README.md)"
+            )
         return run.go()

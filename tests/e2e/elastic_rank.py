@@ -1,9 +1,12 @@
-"""mpiexec -n N python elastic_rank.py KILLS PIPELINE TENSOR POLICY FOLDER: ten elastic steps, in which ranks die.
+"""mpiexec -n N python elastic_rank.py KILLS PIPELINE TENSOR POLICY FOLDER: ten elastic steps, in
+which ranks die.
 
-KILLS    step.place:rank,rank;... with ranks as they were numbered at the start; place: 0 between two steps, 1 to 3 in forward,
-         backward, reduction of the step after it
-FOLDER   gets checkpoints every 4 steps, and `struck`; prints the recoveries and the sha256 of the parameters
+KILLS    step.place:rank,rank;... with ranks as they were numbered at the start; place: 0 between
+         two steps, 1 to 3 in forward, backward, reduction of the step after it
+FOLDER   gets checkpoints every 4 steps, and `struck`; prints the recoveries and the sha256 of the
+         parameters
 """
+
 import os
 import signal
 import sys
@@ -33,9 +36,18 @@ def num_training(num_living):
 
 def make_model(backend):
     replicas = backend.world_size // (PIPELINE * TENSOR)
-    gpt = small_gpt(layers=3) if TENSOR == 1 else sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3)
-    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0,
-                                      minimum_parameter_group_size=64, micro_batches=SAMPLES // replicas // MICRO_BATCH)
+    gpt = (
+        small_gpt(layers=3)
+        if TENSOR == 1
+        else sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3)
+    )
+    config = sk.ShardingConfiguration(
+        backend,
+        optimizer=sk.AdamW(lr=1e-2),
+        max_gradient_norm=1.0,
+        minimum_parameter_group_size=64,
+        micro_batches=SAMPLES // replicas // MICRO_BATCH,
+    )
     model = sk.HybridShardedModel(gpt, config, PIPELINE, TENSOR, policy=POLICY)
     pass_through_death(gpt, model)
     return model
@@ -43,9 +55,11 @@ def make_model(backend):
 
 def pass_through_death(gpt, model):
     """Put the places where a rank dies into the layers and units of this rank."""
+
     def pass_by(place):
         if training.started_rank in KILLS.get((model.step_number, place), ()):
             die()
+
     block = gpt.blocks()[1 if model.mesh.coordinates.pipeline == 0 else -2][1]
     forward, unit = block.forward, model.engine.units[-1]
 
@@ -57,11 +71,13 @@ def pass_through_death(gpt, model):
         pass_by(1)
         out = forward(x, *arguments)
         return record(out.array.copy(), (out,), backward)
+
     block.forward, reduce = passing_forward, unit.reduce
 
     def passing_reduce(*arguments):
         pass_by(3)
         reduce(*arguments)
+
     unit.reduce = passing_reduce
     model.pass_by = pass_by
 
@@ -91,9 +107,21 @@ def parse(text):
 
 
 numpy.seterr(all="ignore")
-KILLS, PIPELINE, TENSOR, POLICY, FOLDER = parse(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], Path(sys.argv[5])
-training = sk.ElasticTraining(make_model, work, pipeline=PIPELINE, tensor=TENSOR, num_training=num_training,
-                              checkpoints=FOLDER / "checkpoints")
+KILLS, PIPELINE, TENSOR, POLICY, FOLDER = (
+    parse(sys.argv[1]),
+    int(sys.argv[2]),
+    int(sys.argv[3]),
+    sys.argv[4],
+    Path(sys.argv[5]),
+)
+training = sk.ElasticTraining(
+    make_model,
+    work,
+    pipeline=PIPELINE,
+    tensor=TENSOR,
+    num_training=num_training,
+    checkpoints=FOLDER / "checkpoints",
+)
 training.run()
 print(f"rank {training.started_rank} reached the end", flush=True)
 os._exit(0)

@@ -1,9 +1,11 @@
-"""mpiexec -n 4 python failing_rank.py HOW MARK: rank 1 goes in the way HOW while the others sit in a collective.
+"""mpiexec -n 4 python failing_rank.py HOW MARK: rank 1 goes in the way HOW while the others sit in
+a collective.
 
 MARK is a file that rank 1 makes then.
 
 HOW ends in "-guarded" for the same inside abort_on_error, as the commands of shardkit do it.
 """
+
 import os
 import signal
 import sys
@@ -49,7 +51,9 @@ def run(how):
 
 
 def work_on_without_rank_1():
-    """Rank 1 ends first, but the others wait only for each other: in a verb that rank 1 has done, and in another group."""
+    """Rank 1 ends first, but the others wait only for each other: in a verb that rank 1 has done,
+    and in another group.
+    """
     numbers = numpy.arange(4.0)
     group = mesh.world.split(mesh.rank == 1)
     time.sleep(1.2 if mesh.rank > 1 else 0)
@@ -64,7 +68,7 @@ mesh = Mesh(MPICommunicationBackend())
 with abort_on_error(mesh.world, describe=lambda: "step 7") if guarded else nullcontext():
     if how == "all":
         raise ConfigurationError("batch of 3 does not divide")
-    if how == "work":                                # rank 1 leaves early, but nobody needs it any more
+    if how == "work":  # rank 1 leaves early, but nobody needs it any more
         time.sleep(0 if mesh.rank == 1 else 1.5)
     elif how == "clean":
         mesh.close()

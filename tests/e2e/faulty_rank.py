@@ -1,9 +1,12 @@
-"""mpiexec -n N python faulty_rank.py HOW WHERE PIPELINE FOLDER: train four steps and save; rank 1 goes wrong in the way HOW.
+"""mpiexec -n N python faulty_rank.py HOW WHERE PIPELINE FOLDER: train four steps and save; rank 1
+goes wrong in the way HOW.
 
-HOW     a key of WAYS, or: other (calls another collective than the rest), count (passes another count than the rest)
+HOW     a key of WAYS, or: other (calls another collective than the rest), count (passes another
+        count than the rest)
 WHERE   start-up, forward, backward, reduction (all three in step 3), saving, exit
 FOLDER  gets the checkpoint, the ledgers, and the file `struck`, made when the fault happens
 """
+
 import os
 import signal
 import sys
@@ -33,7 +36,7 @@ WAYS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "memory": no_memory,
-    "nan": lambda: None,                        # the place itself makes the number
+    "nan": lambda: None,  # the place itself makes the number
 }
 
 
@@ -42,17 +45,17 @@ class Fault:
 
     def __init__(self, how, where, backend, folder):
         self.how, self.where, self.backend, self.folder = how, where, backend, folder
-        self.is_due = False                     # this place is to be struck the next time somebody comes by
+        self.is_due = False  # this place is to be struck the next time somebody comes by
 
     def pass_by(self, place) -> float:
         """1.0, or NaN where a number is to go wrong."""
         if not self.is_due or place != self.where:
             return 1.0
         self.is_due = False
-        if self.how == "stop":                  # until now a busy machine may take as long as it likes
+        if self.how == "stop":  # until now a busy machine may take as long as it likes
             if place == "start-up":
-                self.backend.barrier()          # ranks start one after the other
-                time.sleep(0.3 * (self.backend.rank == 1))                  # what it has sent is on its way
+                self.backend.barrier()  # ranks start one after the other
+                time.sleep(0.3 * (self.backend.rank == 1))  # what it has sent is on its way
             self.backend.timeout = WATCHDOG_SECONDS
             self.backend.keep_ledger(self.folder / "ledger")
         if self.backend.rank == 1:
@@ -77,10 +80,14 @@ class Fault:
 
         def passing_forward(x, *arguments):
             out = forward(x, *arguments) * numpy.float32(self.pass_by("forward"))
-            return record(out.array.copy(), (out,), lambda gradient, wanted: (gradient * numpy.float32(
-                self.pass_by("backward")),))
+            return record(
+                out.array.copy(),
+                (out,),
+                lambda gradient, wanted: (gradient * numpy.float32(self.pass_by("backward")),),
+            )
+
         block.forward = passing_forward
-        unit = model.engine.units[-1]           # the one whose gradients are reduced first
+        unit = model.engine.units[-1]  # the one whose gradients are reduced first
         reduce = unit.reduce
 
         def passing_reduce(*arguments, **settings):
@@ -89,17 +96,19 @@ class Fault:
             if factor != 1.0:
                 unit.updated_gradient[:] = factor
             return done
+
         unit.reduce = passing_reduce
         boxes = model.engine.counted_boxes
 
         def passing_boxes():
             self.pass_by("saving")
             return boxes()
+
         model.engine.counted_boxes = passing_boxes
 
 
 def main(how, where, pipeline, folder):
-    numpy.seterr(all="ignore")                  # NaN is the point here
+    numpy.seterr(all="ignore")  # NaN is the point here
     backend = sk.MPICommunicationBackend()
     backend.initialize()
     at = ["start-up"]
@@ -108,8 +117,12 @@ def main(how, where, pipeline, folder):
         fault.is_due = where == "start-up"
         fault.pass_by("start-up")
         gpt = small_gpt(layers=3)
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0,
-                                          minimum_parameter_group_size=64)
+        config = sk.ShardingConfiguration(
+            backend,
+            optimizer=sk.AdamW(lr=1e-2),
+            max_gradient_norm=1.0,
+            minimum_parameter_group_size=64,
+        )
         model = sk.HybridShardedModel(gpt, config, pipeline)
         fault.put_into(gpt, model)
         for step in range(4):
@@ -119,7 +132,10 @@ def main(how, where, pipeline, folder):
         model.save_model(folder / "checkpoints")
         at[0], fault.is_due = "exit", where == "exit"
         fault.pass_by("exit")
-        print(f"rank {backend.rank} ends with {model.engine.skips.total} skipped, loss {loss:.6f}", flush=True)
+        print(
+            f"rank {backend.rank} ends with {model.engine.skips.total} skipped, loss {loss:.6f}",
+            flush=True,
+        )
     backend.shutdown()
 
 

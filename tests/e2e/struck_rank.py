@@ -1,12 +1,16 @@
-"""mpiexec -n N python struck_rank.py HOW PHASE DELAY STRATEGY ENDING FOLDER: a user's program, struck at some moment on rank 1.
+"""mpiexec -n N python struck_rank.py HOW PHASE DELAY STRATEGY ENDING FOLDER: a user's program,
+struck at some moment on rank 1.
 
-HOW       a key of FROM_INSIDE (in a signal handler, between any two steps of the interpreter) or of FROM_OUTSIDE
-PHASE     one of PHASES; DELAY seconds after it begins on rank 1 the blow falls, in whatever phase it is then
+HOW       a key of FROM_INSIDE (in a signal handler, between any two steps of the interpreter) or of
+          FROM_OUTSIDE
+PHASE     one of PHASES; DELAY seconds after it begins on rank 1 the blow falls, in whatever phase
+          it is then
 ENDING    shutdown, or none: the end of the script
 FOLDER    gets `struck`, made when the blow falls, and a checkpoint
 
 No abort_on_error, and a limit of 6 seconds.
 """
+
 import ctypes
 import os
 import signal
@@ -16,7 +20,17 @@ import time
 from pathlib import Path
 
 TIMEOUT = 6.0
-PHASES = ("start", "constructed", "initialize", "build", "train", "save", "close", "shutdown", "end")
+PHASES = (
+    "start",
+    "constructed",
+    "initialize",
+    "build",
+    "train",
+    "save",
+    "close",
+    "shutdown",
+    "end",
+)
 STRATEGIES = ("DDP", "FSDP", "ZeRO-2", "pipeline", "tensor", "hybrid")
 
 
@@ -27,6 +41,7 @@ class EndOfScript(BaseException):
 def throw(error):
     def run():
         raise error
+
     return run
 
 
@@ -40,9 +55,15 @@ def loop():
 
 
 FROM_INSIDE = {
-    "KeyError": throw(KeyError("lost")), "ValueError": throw(ValueError("bad")), "RecursionError": recurse,
-    "exit 0": lambda: sys.exit(0), "exit 3": lambda: sys.exit(3), "_exit 0": lambda: os._exit(0),
-    "loop": loop, "sleep": lambda: time.sleep(3600), "spin in C": lambda: ctypes.PyDLL(None).sleep(3600),
+    "KeyError": throw(KeyError("lost")),
+    "ValueError": throw(ValueError("bad")),
+    "RecursionError": recurse,
+    "exit 0": lambda: sys.exit(0),
+    "exit 3": lambda: sys.exit(3),
+    "_exit 0": lambda: os._exit(0),
+    "loop": loop,
+    "sleep": lambda: time.sleep(3600),
+    "spin in C": lambda: ctypes.PyDLL(None).sleep(3600),
     "end of script": throw(EndOfScript()),
 }
 FROM_OUTSIDE = {"kill": "KILL", "stop": "STOP", "segmentation fault": "SEGV"}
@@ -58,20 +79,30 @@ def main(how, phase, delay, strategy, ending, folder):
 
     def enter(now):
         """Rank 1 arms the blow at the beginning of its phase."""
-        if now != phase or os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) != "1":
+        if (
+            now != phase
+            or os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) != "1"
+        ):
             return
         if how in FROM_INSIDE:
             signal.signal(signal.SIGALRM, strike)
             signal.setitimer(signal.ITIMER_REAL, max(delay, 1e-6))
         else:
-            command = f"sleep {delay}; touch {folder}/struck; kill -{FROM_OUTSIDE[how]} {os.getpid()}"
-            strikes.append(subprocess.Popen(["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+            command = (
+                f"sleep {delay}; touch {folder}/struck; kill -{FROM_OUTSIDE[how]} {os.getpid()}"
+            )
+            strikes.append(
+                subprocess.Popen(
+                    ["sh", "-c", command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            )
 
     enter("start")
     sys.path.insert(0, str(Path(__file__).parents[1]))
     import builders
 
     import shardkit as sk
+
     backend = sk.MPICommunicationBackend(timeout=TIMEOUT)
     enter("constructed")
     time.sleep(0.05)
@@ -94,16 +125,26 @@ def main(how, phase, delay, strategy, ending, folder):
 
 
 def make_model(sk, builders, backend, strategy):
-    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0,
-                                      minimum_parameter_group_size=64)
+    config = sk.ShardingConfiguration(
+        backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, minimum_parameter_group_size=64
+    )
     if strategy in builders.STRATEGIES:
         return builders.STRATEGIES[strategy](builders.small_gpt(), config)
     pipeline, tensor = {"pipeline": (2, 1), "tensor": (1, 2), "hybrid": (2, 2)}[strategy]
-    return sk.HybridShardedModel(sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3), config, pipeline, tensor)
+    return sk.HybridShardedModel(
+        sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3), config, pipeline, tensor
+    )
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4], sys.argv[5], Path(sys.argv[6]))
+        main(
+            sys.argv[1],
+            sys.argv[2],
+            float(sys.argv[3]),
+            sys.argv[4],
+            sys.argv[5],
+            Path(sys.argv[6]),
+        )
     except EndOfScript:
         pass

@@ -1,4 +1,5 @@
 """`shardkit bench hardware` writes a file that `shardkit plan` reads."""
+
 import os
 import subprocess
 import sys
@@ -13,8 +14,14 @@ MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 
 def shardkit(folder, *words, ranks=None):
     command = [sys.executable, "-m", "shardkit", *words]
-    return subprocess.run([MPIEXEC, "-n", str(ranks), *command] if ranks else command, cwd=folder, capture_output=True, text=True,
-                          timeout=180, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        [MPIEXEC, "-n", str(ranks), *command] if ranks else command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.mark.timeout(400)
@@ -29,15 +36,26 @@ def test_what_is_measured_can_be_planned_with(tmp_path, ranks):
     assert cluster.device.bytes_per_second > 1e8 and 0 < cluster.device.memory_fraction <= 1
     assert 1e-7 < cluster.device.call_seconds < 1e-2 and cluster.storage_bytes_per_second > 0
     operations = {(row.operation, row.ranks) for row in cluster.measured}
-    wanted = {(operation, size) for operation in ("all_reduce", "all_gather", "reduce_scatter") for size in range(2, ranks + 1)}
+    wanted = {
+        (operation, size)
+        for operation in ("all_reduce", "all_gather", "reduce_scatter")
+        for size in range(2, ranks + 1)
+    }
     assert operations == wanted | ({("send", 2)} if ranks > 1 else set())
     assert all(row.latency_seconds > 0 and row.bytes_per_second > 0 for row in cluster.measured)
-    (tmp_path / "run.toml").write_text("[model]\nwidth = 32\nlayers = 3\nheads = 4\nsequence_length = 32\n")
-    planned = shardkit(tmp_path, "plan", "run.toml", "mine.toml", "--devices", str(ranks), "--batch", "12")
+    (tmp_path / "run.toml").write_text(
+        "[model]\nwidth = 32\nlayers = 3\nheads = 4\nsequence_length = 32\n"
+    )
+    planned = shardkit(
+        tmp_path, "plan", "run.toml", "mine.toml", "--devices", str(ranks), "--batch", "12"
+    )
     assert planned.returncode == 0 and "run it: mpiexec" in planned.stdout, planned.stderr
 
 
-@pytest.mark.parametrize("setting, words", [("--parallel.blas=fast", "parallel.blas"), ("--model.width=64", "no setting")])
+@pytest.mark.parametrize(
+    "setting, words",
+    [("--parallel.blas=fast", "parallel.blas"), ("--model.width=64", "no setting")],
+)
 def test_a_setting_that_it_does_not_measure_is_refused(tmp_path, setting, words):
     done = shardkit(tmp_path, "bench", "hardware", setting, "--output", "mine.toml", ranks=2)
     assert done.returncode == 2 and words in done.stderr and not (tmp_path / "mine.toml").exists()

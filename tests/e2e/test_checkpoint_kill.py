@@ -1,7 +1,9 @@
-"""Ranks are killed while they save, at random moments: the newest valid checkpoint opens, verifies and has the right numbers.
+"""Ranks are killed while they save, at random moments: the newest valid checkpoint opens, verifies
+and has the right numbers.
 
 20 kills here; 200 with  python -m pytest -m sweep tests/e2e/test_checkpoint_kill.py -s
 """
+
 import os
 import random
 import signal
@@ -21,8 +23,8 @@ from shardkit.checkpoint import CheckpointStore
 SCRIPT = Path(__file__).with_name("saving_rank.py")
 ROOT = Path(__file__).parents[2]
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
-MOST_SECONDS = 0.25         # of saving before the kill: some 5 to 20 saves
-KILL_SECONDS = 30           # limit for one kill: a start of the job, its end, and a look at what it left
+MOST_SECONDS = 0.25  # of saving before the kill: some 5 to 20 saves
+KILL_SECONDS = 30  # limit for one kill: a start of the job, its end, and a look at what it left
 
 
 def ranks_of(launcher):
@@ -34,7 +36,11 @@ def ranks_of(launcher):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError):
             continue
-        if str(SCRIPT).encode() in words and words[0] == sys.executable.encode() and launcher in (parent, parent_of(parent)):
+        if (
+            str(SCRIPT).encode() in words
+            and words[0] == sys.executable.encode()
+            and launcher in (parent, parent_of(parent))
+        ):
             found.append(int(folder.name))
     return sorted(found)
 
@@ -47,12 +53,22 @@ def parent_of(process):
 
 
 def killed_job(folder, num_ranks, way, rng):
-    """Start a job, kill one rank or all of them at some moment, and wait for its end; the last step that it said it saved."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))), "OMP_NUM_THREADS": "1"}
-    job = subprocess.Popen([MPIEXEC, "-n", str(num_ranks), sys.executable, SCRIPT, folder, way], env=environment, text=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """Start a job, kill one rank or all of them at some moment, and wait for its end; the last step
+    that it said it saved.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests"))),
+        "OMP_NUM_THREADS": "1",
+    }
+    job = subprocess.Popen(
+        [MPIEXEC, "-n", str(num_ranks), sys.executable, SCRIPT, folder, way],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     try:
-        for line in job.stdout:                     # the job is saving
+        for line in job.stdout:  # the job is saving
             if line.startswith("committed"):
                 break
         time.sleep(rng.uniform(0, MOST_SECONDS))
@@ -64,7 +80,9 @@ def killed_job(folder, num_ranks, way, rng):
     finally:
         job.kill()
     assert job.returncode != 0 and "Traceback" not in err, err
-    return [int(line.split()[1]) for line in (line + out).splitlines() if line.startswith("committed")][-1]
+    return [
+        int(line.split()[1]) for line in (line + out).splitlines() if line.startswith("committed")
+    ][-1]
 
 
 @pytest.fixture(scope="module")
@@ -79,17 +97,22 @@ def parameters():
                 model.train(*sk.split_batch(model.mesh, *token_batch(number)))
                 every.append(model.gather_full_parameters())
             return every
+
         return sk.run_ranks(num_ranks, on_rank)[0]
 
     def of_step(num_ranks, step):
         if len(known.get(num_ranks, ())) <= step:
             known[num_ranks] = train_to(num_ranks, 2 * step)
         return known[num_ranks][step]
+
     return of_step
 
 
 def check(folder, committed, parameters_of, seen):
-    """What a new job finds: no exception, a checkpoint that is whole and not older than what was committed."""
+    """What a new job finds: no exception, a checkpoint that is whole and not older than what was
+    committed.
+    """
+
     def on_rank(backend):
         store = CheckpointStore(folder)
         checkpoint = store.newest_valid(backend)
@@ -97,11 +120,15 @@ def check(folder, committed, parameters_of, seen):
         manifest = model.load_model(folder)
         assert manifest["step"] == checkpoint.manifest["step"] >= committed
         return store.skipped, manifest["step"], model.gather_full_parameters()
-    (skipped, step, found), = sk.run_ranks(1, on_rank)
+
+    ((skipped, step, found),) = sk.run_ranks(1, on_rank)
     numpy.testing.assert_array_equal(found, parameters_of(step))
     leftovers = [path.name for path in folder.glob("step-*[0-9].tmp")]
     for name in leftovers:
-        assert any(name in reason for reason in skipped) or (folder / name.replace(".tmp", ".old")).exists()
+        assert (
+            any(name in reason for reason in skipped)
+            or (folder / name.replace(".tmp", ".old")).exists()
+        )
     seen["half-written checkpoints"] += bool(leftovers)
     seen["replacements cut short"] += bool(list(folder.glob("*.old")))
     seen["deletions cut short"] += bool(list(folder.glob("*.deleted.tmp")))
@@ -113,7 +140,9 @@ def kill(tmp_path, numbers, num_folders, parameters):
     for number in numbers:
         rng, folder = random.Random(number), number % num_folders
         num_ranks = 2 + (folder % 3 == 2)
-        committed = killed_job(tmp_path / str(folder), num_ranks, rng.choice(("sync", "async")), rng)
+        committed = killed_job(
+            tmp_path / str(folder), num_ranks, rng.choice(("sync", "async")), rng
+        )
         check(tmp_path / str(folder), committed, lambda step: parameters(num_ranks, step), seen)
     return seen
 

@@ -1,4 +1,5 @@
 """The command line as a user meets it: real processes under mpiexec, on a small text."""
+
 import json
 import os
 import re
@@ -9,14 +10,27 @@ from pathlib import Path
 import pytest
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
-SMALL = ["--model.width=16", "--model.layers=2", "--model.heads=2", "--model.sequence_length=32", "--batch.sequences=8",
-         "--batch.micro_batch=2", "--run.report_every=2", "--run.validate_every=4", "--run.validation_batches=2",
-         "--run.checkpoint_every=4", "--sample.tokens=20", "--optimizer.warmup_steps=2"]
+SMALL = [
+    "--model.width=16",
+    "--model.layers=2",
+    "--model.heads=2",
+    "--model.sequence_length=32",
+    "--batch.sequences=8",
+    "--batch.micro_batch=2",
+    "--run.report_every=2",
+    "--run.validate_every=4",
+    "--run.validation_batches=2",
+    "--run.checkpoint_every=4",
+    "--sample.tokens=20",
+    "--optimizer.warmup_steps=2",
+]
 
 
 @pytest.fixture
 def folder(tmp_path):
-    text = "".join(f"line {i} of a text that repeats itself, with the number {i * i}\n" for i in range(600))
+    text = "".join(
+        f"line {i} of a text that repeats itself, with the number {i * i}\n" for i in range(600)
+    )
     (tmp_path / "text.txt").write_text(text)
     return tmp_path
 
@@ -25,13 +39,27 @@ def shardkit(folder, *arguments, ranks=None, seconds=100):
     command = [sys.executable, "-m", "shardkit", *arguments]
     if ranks:
         command = [MPIEXEC, "-n", str(ranks), *command]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=seconds,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        command,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def train(folder, *arguments, ranks=2, run="run", steps=8):
-    return shardkit(folder, "train", *SMALL, "--data.path=text.txt", f"--run.folder={run}", f"--run.steps={steps}", *arguments,
-                    ranks=ranks)
+    return shardkit(
+        folder,
+        "train",
+        *SMALL,
+        "--data.path=text.txt",
+        f"--run.folder={run}",
+        f"--run.steps={steps}",
+        *arguments,
+        ranks=ranks,
+    )
 
 
 def metrics(folder, run="run"):
@@ -39,7 +67,9 @@ def metrics(folder, run="run"):
 
 
 def curve(folder, run="run"):
-    return [(r["step"], r.get("train_loss"), r.get("validation_loss")) for r in metrics(folder, run)]
+    return [
+        (r["step"], r.get("train_loss"), r.get("validation_loss")) for r in metrics(folder, run)
+    ]
 
 
 def test_a_run_reports_a_falling_loss_and_leaves_checkpoint_curve_and_sample(folder):
@@ -72,9 +102,25 @@ def test_a_resumed_run_continues_the_curve_bit_for_bit(folder):
 def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(folder):
     assert train(folder, "--parallel.compile=true", run="whole", steps=8, ranks=1).returncode == 0
     assert train(folder, "--optimizer.decay_steps=8", run="parts", steps=4, ranks=4).returncode == 0
-    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=6", "--parallel.policy=ddp", ranks=2)
+    resumed = shardkit(
+        folder,
+        "train",
+        "--resume",
+        "--run.folder=parts",
+        "--run.steps=6",
+        "--parallel.policy=ddp",
+        ranks=2,
+    )
     assert resumed.returncode == 0, resumed.stderr
-    resumed = shardkit(folder, "train", "--resume", "--run.folder=parts", "--run.steps=8", "--mesh.pipeline=2", ranks=4)
+    resumed = shardkit(
+        folder,
+        "train",
+        "--resume",
+        "--run.folder=parts",
+        "--run.steps=8",
+        "--mesh.pipeline=2",
+        ranks=4,
+    )
     assert resumed.returncode == 0, resumed.stderr
     assert "pipeline 2 x data 2" in resumed.stdout
     losses = [[c[:2] for c in curve(folder, run) if c[1] is not None] for run in ("whole", "parts")]
@@ -83,12 +129,25 @@ def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(
 
 def test_checkpoints_are_written_beside_the_training_or_at_once_and_every_nth_is_kept(folder):
     for run, settings in (("beside", []), ("at-once", ["--run.asynchronous_checkpoints=false"])):
-        done = train(folder, "--run.checkpoint_every=2", "--run.keep_checkpoints=1", "--run.keep_every=4", *settings, run=run)
+        done = train(
+            folder,
+            "--run.checkpoint_every=2",
+            "--run.keep_checkpoints=1",
+            "--run.keep_every=4",
+            *settings,
+            run=run,
+        )
         assert done.returncode == 0, done.stderr
         kept = sorted(path.name for path in (folder / run / "checkpoints").iterdir())
         assert kept == ["newest", "step-00000004", "step-00000008"]
-        assert done.stdout.count("  checkpoint ") == 4 and done.stdout.count("training stood still") == 4 * (run == "beside")
-        pauses = [r["checkpoint_pause_seconds"] for r in metrics(folder, run) if "checkpoint_pause_seconds" in r]
+        assert done.stdout.count("  checkpoint ") == 4 and done.stdout.count(
+            "training stood still"
+        ) == 4 * (run == "beside")
+        pauses = [
+            r["checkpoint_pause_seconds"]
+            for r in metrics(folder, run)
+            if "checkpoint_pause_seconds" in r
+        ]
         assert len(pauses) == 4 and min(pauses) > 0
     assert curve(folder, "beside") == curve(folder, "at-once")
     compared = shardkit(folder, "diff", "beside", "at-once")
@@ -104,10 +163,18 @@ def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
 
 def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
     assert train(folder, steps=4).returncode == 0
-    weights = ["--model.initial=run", "--data.path=other.txt", "--run.folder=tuned", "--optimizer.name=sgd", "--sample.tokens=0"]
+    weights = [
+        "--model.initial=run",
+        "--data.path=other.txt",
+        "--run.folder=tuned",
+        "--optimizer.name=sgd",
+        "--sample.tokens=0",
+    ]
     (folder / "other.txt").write_text("".join(f"another line {i} with {i}\n" for i in range(600)))
     tuned = shardkit(folder, "train", *weights, "--run.steps=2", ranks=2)
-    assert tuned.returncode == 0 and "/run at step 4; optimizer state is fresh" in tuned.stdout, tuned.stderr
+    assert tuned.returncode == 0 and "/run at step 4; optimizer state is fresh" in tuned.stdout, (
+        tuned.stderr
+    )
     more = shardkit(folder, "train", "--resume", *weights, "--run.steps=3", ranks=2)
     assert more.returncode == 0 and "resumed at step 2" in more.stdout, more.stderr
 
@@ -119,9 +186,20 @@ BAD = {
     "an unknown key": (["--model.widht=3"], 2, "did you mean model.width"),
     "a value of the wrong type": (["--run.steps=soon"], 2, "run.steps"),
     "stages that do not divide the ranks": (["--mesh.pipeline=3"], 2, "pipeline 3"),
-    "more stages than units": (["--parallel.schedule=interleaved", "--parallel.virtual_stages=50"], 2, "at least 50 units"),
-    "a stage that cuts a unit": (["--parallel.blocks_per_stage=[1,3]", "--mesh.pipeline=2",
-                                  "--parallel.minimum_parameter_group_size=100000"], 2, "inside a unit of merged"),
+    "more stages than units": (
+        ["--parallel.schedule=interleaved", "--parallel.virtual_stages=50"],
+        2,
+        "at least 50 units",
+    ),
+    "a stage that cuts a unit": (
+        [
+            "--parallel.blocks_per_stage=[1,3]",
+            "--mesh.pipeline=2",
+            "--parallel.minimum_parameter_group_size=100000",
+        ],
+        2,
+        "inside a unit of merged",
+    ),
     "a number that is none": (["--optimizer.learning_rate=Infinity"], 2, "wanted a finite number"),
     "a batch that does not divide": (["--batch.sequences=6"], 2, "does not divide"),
     "heads that do not divide the width": (["--model.heads=3"], 2, "heads"),
@@ -140,7 +218,9 @@ def test_bad_input_is_one_sentence_and_an_exit_code(folder, case):
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
-    assert len([line for line in done.stderr.splitlines() if line.startswith("shardkit:")]) == 1, done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("shardkit:")]) == 1, (
+        done.stderr
+    )
     assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("checkpoints"))
 
 
@@ -155,25 +235,39 @@ def test_a_run_folder_is_not_overwritten_without_resume(folder):
 def test_damaged_checkpoints_and_another_model_are_refused_in_one_sentence(folder):
     assert train(folder, steps=4).returncode == 0
     other = train(folder, "--resume", "--model.width=32", steps=8)
-    assert other.returncode == 2 and "model.width = 32, but this run goes on with 16" in other.stderr, other.stderr
+    assert (
+        other.returncode == 2 and "model.width = 32, but this run goes on with 16" in other.stderr
+    ), other.stderr
     other = train(folder, "--resume", "--data.path=/nonexistent", steps=8)
-    assert other.returncode == 2 and "data.path = ['/nonexistent'], but" in other.stderr, other.stderr
+    assert other.returncode == 2 and "data.path = ['/nonexistent'], but" in other.stderr, (
+        other.stderr
+    )
     path = folder / "run" / "checkpoints" / "step-00000004" / "rank-00001.h5"
     path.write_bytes(path.read_bytes()[:-7])
     damaged = train(folder, "--resume", steps=8)
-    assert damaged.returncode == 1 and "no valid checkpoint" in damaged.stderr and "Traceback" not in damaged.stderr
+    assert (
+        damaged.returncode == 1
+        and "no valid checkpoint" in damaged.stderr
+        and "Traceback" not in damaged.stderr
+    )
     inspected = shardkit(folder, "inspect", "run")
     assert "DAMAGED" in inspected.stdout
 
 
 def test_help_shows_every_setting_with_its_default():
     done = shardkit(".", "train", "--help")
-    assert done.returncode == 0 and "--optimizer.learning_rate" in done.stdout and "300 steps" in done.stdout
+    assert (
+        done.returncode == 0
+        and "--optimizer.learning_rate" in done.stdout
+        and "300 steps" in done.stdout
+    )
 
 
 def test_importing_shardkit_starts_neither_mpi_nor_cuda():
-    code = ("import sys, shardkit; "
-            "assert 'cupy' not in sys.modules and 'torch' not in sys.modules; "
-            "assert 'mpi4py.MPI' not in sys.modules, 'MPI was initialised by an import'")
+    code = (
+        "import sys, shardkit; "
+        "assert 'cupy' not in sys.modules and 'torch' not in sys.modules; "
+        "assert 'mpi4py.MPI' not in sys.modules, 'MPI was initialised by an import'"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,11 @@
-"""Ranks die, and the others go on in the same job: with at most one step lost, and the bits of a run that lost nobody.
+"""Ranks die, and the others go on in the same job: with at most one step lost, and the bits of a
+run that lost nobody.
 
-Open MPI with ULFM; see e2e/mpi_jobs.py for what to set. Some deaths here; 30 at random, and the times that recovery took, with
+Open MPI with ULFM; see e2e/mpi_jobs.py for what to set. Some deaths here; 30 at random, and the
+times that recovery took, with
     python -m pytest -m sweep tests/e2e/test_elastic.py -s
 """
+
 import json
 import os
 import random
@@ -22,22 +25,48 @@ from shardkit.checkpoint.find import find_checkpoint
 
 SCRIPT = Path(__file__).with_name("elastic_rank.py")
 SURVIVE = ("--with-ft", "ulfm")
-# Open MPI 5.0 itself was seen to end a job after a death: its collectives free requests that then fail, which it holds for
-# fatal. For users the job script starts again; here the test does.
+# Open MPI 5.0 itself was seen to end a job after a death: its collectives free requests that then
+# fail, which it holds for fatal. For users the job script starts again; here the test does.
 FAULT, TRIES = "Send error after request freed", 4
-TRAIN = ["-m", "shardkit", "train", "--model.width=16", "--model.layers=2", "--model.heads=2", "--model.sequence_length=32",
-         "--batch.sequences=8", "--batch.micro_batch=2", "--run.report_every=1", "--run.validate_every=10000",
-         "--run.validation_batches=1", "--run.checkpoint_every=10000", "--sample.tokens=0", "--data.path=text.txt",
-         "--run.folder=run"]
+TRAIN = [
+    "-m",
+    "shardkit",
+    "train",
+    "--model.width=16",
+    "--model.layers=2",
+    "--model.heads=2",
+    "--model.sequence_length=32",
+    "--batch.sequences=8",
+    "--batch.micro_batch=2",
+    "--run.report_every=1",
+    "--run.validate_every=10000",
+    "--run.validation_batches=1",
+    "--run.checkpoint_every=10000",
+    "--sample.tokens=0",
+    "--data.path=text.txt",
+    "--run.folder=run",
+]
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("elastic")]
 
 
 def elastic(folder, kills, *, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):
-    """(recoveries as text, sha256 of the parameters, the finished job) of ten steps in which ranks die."""
+    """(recoveries as text, sha256 of the parameters, the finished job) of ten steps in which ranks
+    die.
+    """
     for attempt in range(TRIES):
         here = folder / str(attempt)
         here.mkdir(parents=True)
-        done = run_job("Open MPI", SCRIPT, kills, pipeline, tensor, policy, here, num_ranks=num_ranks, launcher_options=SURVIVE)
+        done = run_job(
+            "Open MPI",
+            SCRIPT,
+            kills,
+            pipeline,
+            tensor,
+            policy,
+            here,
+            num_ranks=num_ranks,
+            launcher_options=SURVIVE,
+        )
         if FAULT not in done.stderr:
             break
         print(f"attempt {attempt + 1}: Open MPI ended the job: {FAULT}", flush=True)
@@ -46,33 +75,98 @@ def elastic(folder, kills, *, num_ranks=4, pipeline=1, tensor=1, policy="fsdp"):
 
 @pytest.fixture(scope="module")
 def undisturbed_bits(tmp_path_factory):
-    """function (pipeline, tensor) -> the bits of a run on the smallest such mesh, in which nobody dies."""
+    """function (pipeline, tensor) -> the bits of a run on the smallest such mesh, in which nobody
+    dies.
+    """
     known = {}
 
     def bits(pipeline, tensor):
         if (pipeline, tensor) not in known:
             folder = tmp_path_factory.mktemp("undisturbed") / "run"
-            recoveries, known[pipeline, tensor], done = elastic(folder, "", num_ranks=pipeline * tensor, pipeline=pipeline,
-                                                                tensor=tensor)
-            assert done.returncode == 0 and not recoveries and len(known[pipeline, tensor]) == 1, done.stderr
+            recoveries, known[pipeline, tensor], done = elastic(
+                folder, "", num_ranks=pipeline * tensor, pipeline=pipeline, tensor=tensor
+            )
+            assert done.returncode == 0 and not recoveries and len(known[pipeline, tensor]) == 1, (
+                done.stderr
+            )
         return known[pipeline, tensor]
+
     return bits
 
 
-@pytest.mark.parametrize("kills, num_ranks, pipeline, tensor, policy, wanted", [
-    ("5.3:2", 4, 1, 1, "fsdp", [r"rank 2 died; 3 live, 2 of them train, 1 waits as spare; state of step 5 from memory"]),
-    ("3.0:0", 2, 1, 1, "ddp", [r"rank 0 died; 1 live, 1 of them train; state of step 3 from memory"]),
-    ("4.1:1", 3, 1, 1, "zero2", [r"rank 1 died; 2 live, 2 of them train; state of step 4 from memory"]),       # a spare steps in
-    ("6.2:3", 4, 2, 1, "fsdp", [r"rank 3 died; 3 live, 2 of them train, 1 waits as spare; state of step 6 from memory"]),
-    ("6.0:1,2", 4, 1, 1, "fsdp", [r"ranks 1-2 died; 2 live, 2 of them train; state of step 4 from checkpoint"]),
-    ("2.2:0;7.1:1", 4, 1, 2, "fsdp", [
-        r"rank 0 died; 3 live, 2 of them train, 1 waits as spare; state of step 2 from memory",
-        r"rank 1 died; 2 live, 2 of them train; state of step 7 from memory"]),
-], ids=["shrink", "down to one", "a spare steps in", "pipeline", "neighbours", "tensor, twice"])
-def test_the_others_go_on_with_the_same_bits(tmp_path, undisturbed_bits, kills, num_ranks, pipeline, tensor, policy, wanted):
+@pytest.mark.parametrize(
+    "kills, num_ranks, pipeline, tensor, policy, wanted",
+    [
+        (
+            "5.3:2",
+            4,
+            1,
+            1,
+            "fsdp",
+            [
+                r"rank 2 died; 3 live, 2 of them train, 1 waits as spare; state of step 5 from memory"
+            ],
+        ),
+        (
+            "3.0:0",
+            2,
+            1,
+            1,
+            "ddp",
+            [r"rank 0 died; 1 live, 1 of them train; state of step 3 from memory"],
+        ),
+        (
+            "4.1:1",
+            3,
+            1,
+            1,
+            "zero2",
+            [r"rank 1 died; 2 live, 2 of them train; state of step 4 from memory"],
+        ),  # a spare steps in
+        (
+            "6.2:3",
+            4,
+            2,
+            1,
+            "fsdp",
+            [
+                r"rank 3 died; 3 live, 2 of them train, 1 waits as spare; state of step 6 from memory"
+            ],
+        ),
+        (
+            "6.0:1,2",
+            4,
+            1,
+            1,
+            "fsdp",
+            [r"ranks 1-2 died; 2 live, 2 of them train; state of step 4 from checkpoint"],
+        ),
+        (
+            "2.2:0;7.1:1",
+            4,
+            1,
+            2,
+            "fsdp",
+            [
+                r"rank 0 died; 3 live, 2 of them train, 1 waits as spare; state of step 2 from memory",
+                r"rank 1 died; 2 live, 2 of them train; state of step 7 from memory",
+            ],
+        ),
+    ],
+    ids=["shrink", "down to one", "a spare steps in", "pipeline", "neighbours", "tensor, twice"],
+)
+def test_the_others_go_on_with_the_same_bits(
+    tmp_path, undisturbed_bits, kills, num_ranks, pipeline, tensor, policy, wanted
+):
     bits_then = undisturbed_bits(pipeline, tensor)
-    recoveries, bits, done = elastic(tmp_path / "run", kills, num_ranks=num_ranks, pipeline=pipeline, tensor=tensor,
-                                     policy=policy)
+    recoveries, bits, done = elastic(
+        tmp_path / "run",
+        kills,
+        num_ranks=num_ranks,
+        pipeline=pipeline,
+        tensor=tensor,
+        policy=policy,
+    )
     assert bits == bits_then, done.stdout + done.stderr
     for pattern, recovery in zip(wanted, recoveries, strict=True):
         assert re.match(pattern, recovery)
@@ -81,13 +175,21 @@ def test_the_others_go_on_with_the_same_bits(tmp_path, undisturbed_bits, kills, 
 def test_too_few_for_a_mesh_end_the_job_with_the_fix(tmp_path):
     recoveries, bits, done = elastic(tmp_path / "run", "3.0:1", num_ranks=2, pipeline=2)
     assert not bits and done.returncode != 0
-    assert "1 ranks live, too few for a mesh with 2 in each data replica; start again on another layout" in done.stderr
+    assert (
+        "1 ranks live, too few for a mesh with 2 in each data replica; start again on another layout"
+        in done.stderr
+    )
 
 
 def test_a_state_that_is_nowhere_ends_the_job_with_one_message(tmp_path):
-    recoveries, bits, done = elastic(tmp_path / "run", "2.0:1,2")              # neighbours, before the first checkpoint
+    recoveries, bits, done = elastic(
+        tmp_path / "run", "2.0:1,2"
+    )  # neighbours, before the first checkpoint
     assert not bits and done.returncode != 0
-    assert done.stderr.count("ranks died together with the neighbours that had copies of their parts") == 1
+    assert (
+        done.stderr.count("ranks died together with the neighbours that had copies of their parts")
+        == 1
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -100,8 +202,13 @@ def test_thirty_deaths_at_random(tmp_path, undisturbed_bits):
         pipeline, tensor = rng.choice([(1, 1), (1, 1), (2, 1), (1, 2)])
         step, place, rank = rng.randrange(1, 10), rng.choice((0, 1, 2, 3)), rng.randrange(4)
         policy = rng.choice(["ddp", "zero1", "zero2", "fsdp"])
-        recoveries, bits, done = elastic(tmp_path / str(number), f"{step}.{place}:{rank}", pipeline=pipeline, tensor=tensor,
-                                         policy=policy)
+        recoveries, bits, done = elastic(
+            tmp_path / str(number),
+            f"{step}.{place}:{rank}",
+            pipeline=pipeline,
+            tensor=tensor,
+            policy=policy,
+        )
         what = f"{number}: rank {rank} at {step}.{place}, {policy}, pipeline {pipeline}, tensor {tensor}"
         print(what, recoveries, flush=True)
         assert bits == undisturbed_bits(pipeline, tensor), what + done.stdout + done.stderr
@@ -113,14 +220,26 @@ def test_thirty_deaths_at_random(tmp_path, undisturbed_bits):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"line {i} with the number {i * i}\n" for i in range(600)))
+    (tmp_path / "text.txt").write_text(
+        "".join(f"line {i} with the number {i * i}\n" for i in range(600))
+    )
     return tmp_path
 
 
 def train_command(library, num_ranks, steps, *options):
     python = python_of(library)
-    return [python.with_name("mpiexec"), *(SURVIVE if library == "Open MPI" else ()), "-n", str(num_ranks), python, *TRAIN,
-            f"--run.steps={steps}", "--run.elastic=true", "--optimizer.decay_steps=1000", *options]
+    return [
+        python.with_name("mpiexec"),
+        *(SURVIVE if library == "Open MPI" else ()),
+        "-n",
+        str(num_ranks),
+        python,
+        *TRAIN,
+        f"--run.steps={steps}",
+        "--run.elastic=true",
+        "--optimizer.decay_steps=1000",
+        *options,
+    ]
 
 
 def environment():
@@ -128,7 +247,9 @@ def environment():
 
 
 def test_the_command_line_trains_on_when_a_process_is_killed(folder):
-    """Three ranks; the batch divides by two only, so one is a spare, which takes the place of the dead."""
+    """Three ranks; the batch divides by two only, so one is a spare, which takes the place of the
+    dead.
+    """
     steps = 40
     for _ in range(TRIES):
         code, output = train_and_kill(folder, steps)
@@ -136,20 +257,38 @@ def test_the_command_line_trains_on_when_a_process_is_killed(folder):
             break
         shutil.rmtree(folder / "run")
     assert code == 0, output
-    assert re.search(r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; [\d.]+ s", output)
-    recorded = [json.loads(line)["step"] for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
-                if "train_loss" in line]
+    assert re.search(
+        r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; [\d.]+ s",
+        output,
+    )
+    recorded = [
+        json.loads(line)["step"]
+        for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+        if "train_loss" in line
+    ]
     assert recorded == list(range(1, steps + 1)), "steps are missing or told twice"
     whole = train_command("MPICH", 1, steps, "--run.folder=whole")
-    subprocess.run(whole, cwd=folder, env=environment(), check=True, timeout=200, capture_output=True)
-    assert compare(find_checkpoint(folder / "run")[0], find_checkpoint(folder / "whole")[0], tolerance=0.0,
-                   model_only=False).is_equal
+    subprocess.run(
+        whole, cwd=folder, env=environment(), check=True, timeout=200, capture_output=True
+    )
+    assert compare(
+        find_checkpoint(folder / "run")[0],
+        find_checkpoint(folder / "whole")[0],
+        tolerance=0.0,
+        model_only=False,
+    ).is_equal
 
 
 def train_and_kill(folder, steps):
     """(exit code, output after step 3) of a run whose rank 1 is killed after that."""
-    with subprocess.Popen(train_command("Open MPI", 3, steps), cwd=folder, env=environment(), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+    with subprocess.Popen(
+        train_command("Open MPI", 3, steps),
+        cwd=folder,
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as job:
         try:
             deadline = time.monotonic() + 200
             while "step 3/" not in (output := job.stdout.readline()):
@@ -163,16 +302,36 @@ def train_and_kill(folder, steps):
 
 
 def test_where_mpi_cannot_outlive_a_rank_the_run_says_so_and_spares_wait(folder):
-    done = subprocess.run(train_command("MPICH", 3, 4), cwd=folder, env=environment(), text=True, capture_output=True,
-                          timeout=200)
+    done = subprocess.run(
+        train_command("MPICH", 3, 4),
+        cwd=folder,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("run.elastic: MPICH ends the job with a rank; Open MPI 5 under mpiexec --with-ft ulfm does not") == 1
+    assert (
+        done.stdout.count(
+            "run.elastic: MPICH ends the job with a rank; Open MPI 5 under mpiexec --with-ft ulfm does not"
+        )
+        == 1
+    )
     assert "on 2 ranks" in done.stdout and "step 4/4  loss" in done.stdout
 
 
 def test_settings_that_are_wrong_are_one_sentence_on_an_elastic_run_too(folder):
     for library in ("MPICH", "Open MPI"):
-        done = subprocess.run(train_command(library, 2, 4, "--batch.sequences=7"), cwd=folder, env=environment(), text=True,
-                              capture_output=True, timeout=200)
+        done = subprocess.run(
+            train_command(library, 2, 4, "--batch.sequences=7"),
+            cwd=folder,
+            env=environment(),
+            text=True,
+            capture_output=True,
+            timeout=200,
+        )
         assert done.returncode == 2, done.stderr
-        assert done.stderr.count("batch.sequences = 7 does not divide") == 1 and "Traceback" not in done.stderr
+        assert (
+            done.stderr.count("batch.sequences = 7 does not divide") == 1
+            and "Traceback" not in done.stderr
+        )

@@ -1,8 +1,10 @@
-"""One rank goes wrong in every way at every place: the job ends, or goes on, and its first words name the rank and the place.
+"""One rank goes wrong in every way at every place: the job ends, or goes on, and its first words
+name the rank and the place.
 
 Some rows of the table here; all of them, on both MPIs, and three times if you like, with
     python -m pytest -m sweep tests/e2e/test_fault_table.py
 """
+
 import re
 from pathlib import Path
 
@@ -10,21 +12,38 @@ import pytest
 from e2e.mpi_jobs import LIBRARIES, fair_seconds, run_job, seconds_since, words_of_shardkit
 
 SCRIPT = Path(__file__).with_name("faulty_rank.py")
-END_SECONDS = 10.0              # from when a fault can be known to the end of the job
-DETECTION_SECONDS = {"stop": 2.0 + 0.25 + 0.7}      # the watchdog's limit, its period, and the time for stacks
+END_SECONDS = 10.0  # from when a fault can be known to the end of the job
+DETECTION_SECONDS = {
+    "stop": 2.0 + 0.25 + 0.7
+}  # the watchdog's limit, its period, and the time for stacks
 IN_STEP = ("forward", "backward", "reduction")
 PLACES = ("start-up", *IN_STEP, "saving", "exit")
-DOING = {"start-up": "start-up", "saving": "saving", "exit": "exit", **dict.fromkeys(IN_STEP, "step 3")}
+DOING = {
+    "start-up": "start-up",
+    "saving": "saving",
+    "exit": "exit",
+    **dict.fromkeys(IN_STEP, "step 3"),
+}
 
-# how -> (exit code 0?, the first words, what else the words hold); {doing} and {site} depend on the place
+# how -> (exit code 0?, the first words, what else the words hold); {doing} and {site} depend on the
+# place
 TABLE = {
     "raise": (r"rank 1 \({doing}\) failed: RuntimeError: the data is gone", "faulty_rank.py"),
     "exit": (r"rank 1 \({doing}\) failed: SystemExit: 3", ""),
     "kill": (r"rank 1 died: its process ended without a word", ""),
     "stop": (r"no progress in .* within 2 s: rank 1 is missing", r"missing: rank 1 of"),
-    "other": (r".*rank 1 called barrier; rank 0 and \d more called all_reduce\(sum, 5 float64\)", ""),
-    "count": (r".*rank 1 called all_reduce\(sum, 4 float64\); rank 0 and \d more called all_reduce\(sum, 5 float64\)", ""),
-    "memory": (r".*rank 1 (ran out of memory in .* of step 3|\({doing}\) failed: MemoryError): ", "Unable to allocate 8.00 EiB"),
+    "other": (
+        r".*rank 1 called barrier; rank 0 and \d more called all_reduce\(sum, 5 float64\)",
+        "",
+    ),
+    "count": (
+        r".*rank 1 called all_reduce\(sum, 4 float64\); rank 0 and \d more called all_reduce\(sum, 5 float64\)",
+        "",
+    ),
+    "memory": (
+        r".*rank 1 (ran out of memory in .* of step 3|\({doing}\) failed: MemoryError): ",
+        "Unable to allocate 8.00 EiB",
+    ),
     "nan": ("", ""),
 }
 
@@ -35,7 +54,9 @@ def rows():
         for how in TABLE:
             for where in IN_STEP if how == "nan" else PLACES:
                 yield how, where, library, 3, 1
-                if how not in ("other", "count") and where in IN_STEP:         # stages do not all come by at one time
+                if (
+                    how not in ("other", "count") and where in IN_STEP
+                ):  # stages do not all come by at one time
                     yield how, where, library, 4, 2
 
 
@@ -53,12 +74,22 @@ def covering_rows():
 
 
 def check(tmp_path, how, where, library, num_ranks, pipeline):
-    """Run one row. A rank that is killed races with the launcher, which kills its neighbour too: that one has three tries."""
+    """Run one row. A rank that is killed races with the launcher, which kills its neighbour too:
+    that one has three tries.
+    """
     for attempt in range(3 if how == "kill" else 1):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        done = run_job(library, SCRIPT, how, where, pipeline, folder, num_ranks=num_ranks,
-                       SHARDKIT_CHECK=str(int(how in ("other", "count"))))
+        done = run_job(
+            library,
+            SCRIPT,
+            how,
+            where,
+            pipeline,
+            folder,
+            num_ranks=num_ranks,
+            SHARDKIT_CHECK=str(int(how in ("other", "count"))),
+        )
         assert (folder / "struck").exists(), done.stderr + done.stdout
         seconds, words = seconds_since(folder / "struck"), words_of_shardkit(done)
         assert seconds < fair_seconds(END_SECONDS) + DETECTION_SECONDS.get(how, 0.0)
@@ -81,7 +112,9 @@ def row_id(value):
 
 
 @pytest.mark.parametrize("how, where, library, ranks, pipeline", list(covering_rows()), ids=row_id)
-def test_one_rank_goes_wrong_and_the_job_says_so_and_ends(tmp_path, how, where, library, ranks, pipeline):
+def test_one_rank_goes_wrong_and_the_job_says_so_and_ends(
+    tmp_path, how, where, library, ranks, pipeline
+):
     check(tmp_path, how, where, library, ranks, pipeline)
 
 
@@ -89,7 +122,9 @@ def test_one_rank_goes_wrong_and_the_job_says_so_and_ends(tmp_path, how, where, 
 @pytest.mark.parametrize("time", range(3))
 @pytest.mark.parametrize("how, where, library, ranks, pipeline", list(rows()), ids=row_id)
 def test_every_row(tmp_path, how, where, library, ranks, pipeline, time):
-    print(f"{check(tmp_path, how, where, library, ranks, pipeline):.2f} s from the fault to the end")
+    print(
+        f"{check(tmp_path, how, where, library, ranks, pipeline):.2f} s from the fault to the end"
+    )
 
 
 def test_the_rows_that_are_always_run_cover_ways_places_and_libraries():

@@ -1,4 +1,7 @@
-"""The probe of an MPI library that may take GPU memory: real processes under the mpiexec at hand, on the stand-in for CuPy."""
+"""The probe of an MPI library that may take GPU memory: real processes under the mpiexec at hand,
+on the stand-in for CuPy.
+"""
+
 import os
 import subprocess
 import sys
@@ -37,24 +40,43 @@ def pretended(monkeypatch):
 
 
 def test_a_library_that_takes_the_memory_passes_every_verb_at_every_size(pretended):
-    assert probe() == Verdict.everything()           # the stand-in's GPU memory is ordinary memory, which any MPI takes
+    assert (
+        probe() == Verdict.everything()
+    )  # the stand-in's GPU memory is ordinary memory, which any MPI takes
 
 
-@pytest.mark.parametrize("deed, reason", [
-    ("os.kill(os.getpid(), signal.SIGSEGV)", "broadcast of 16777216 bytes "),
-    ("time.sleep(1000)", "broadcast of 16777216 bytes did not end within "),
-    ("port._copies._runtime.memset(port.address, 1, 5); port.num_bytes = 0", "broadcast of 16777216 bytes ended with exit code")])
-def test_a_crash_a_hang_or_wrong_bytes_end_one_verb_at_one_size_and_nothing_else(pretended, monkeypatch, tmp_path, deed, reason):
+@pytest.mark.parametrize(
+    "deed, reason",
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "broadcast of 16777216 bytes "),
+        ("time.sleep(1000)", "broadcast of 16777216 bytes did not end within "),
+        (
+            "port._copies._runtime.memset(port.address, 1, 5); port.num_bytes = 0",
+            "broadcast of 16777216 bytes ended with exit code",
+        ),
+    ],
+)
+def test_a_crash_a_hang_or_wrong_bytes_end_one_verb_at_one_size_and_nothing_else(
+    pretended, monkeypatch, tmp_path, deed, reason
+):
     began = time.monotonic()
     probe()
-    limit = 3 * (time.monotonic() - began)              # what hangs has three times as long as all that does not
+    limit = 3 * (
+        time.monotonic() - began
+    )  # what hangs has three times as long as all that does not
     (tmp_path / "sitecustomize.py").write_text(SABOTAGE.format(deed=deed))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(STAND_IN), str(ROOT)]))
     started, popen = [], subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *arguments, **more: started.append(popen(*arguments, **more)) or started[-1])
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda *arguments, **more: started.append(popen(*arguments, **more)) or started[-1],
+    )
     verdict = probe(limit)
     assert dict(verdict.limits) == {**dict.fromkeys(VERBS, inf), "broadcast": 4 << 20}
-    assert verdict.reason.startswith(reason) and "yes, send, broadcast up to 4096 KiB, all_gather, all_to_all" in str(verdict)
+    assert verdict.reason.startswith(
+        reason
+    ) and "yes, send, broadcast up to 4096 KiB, all_gather, all_to_all" in str(verdict)
     left = [pid for process in started for pid in _session_members(process.pid) if is_alive(pid)]
     assert len(started) == 2 and not left, "processes of the probe are still there"
 
@@ -66,7 +88,9 @@ def is_alive(pid):
 
 
 def test_without_cupy_the_processes_of_the_probe_end_at_once_and_the_answer_is_no(monkeypatch):
-    """As with an MPI that cannot do it at all: the least of all trials fails, and no other is made."""
+    """As with an MPI that cannot do it at all: the least of all trials fails, and no other is
+    made.
+    """
     if not MPIEXEC.exists():
         pytest.skip("no mpiexec beside this Python")
     pytest.importorskip("mpi4py")
@@ -82,7 +106,7 @@ def test_without_cupy_the_processes_of_the_probe_end_at_once_and_the_answer_is_n
 
 def test_without_a_gpu_or_an_mpiexec_no_process_is_started(monkeypatch):
     monkeypatch.setattr(probes, "_run", None)
-    assert str(probe()).startswith("no: no GPU: device \"cuda\" needs")
+    assert str(probe()).startswith('no: no GPU: device "cuda" needs')
     monkeypatch.setattr(probes, "gpu_seat", lambda local_rank: None)
     monkeypatch.setattr(probes, "find_mpiexec", lambda: None)
     assert "SHARDKIT_GPU_AWARE_MPI=yes if the site says" in str(probe())
@@ -95,9 +119,12 @@ def test_a_verb_that_fails_is_not_tried_at_larger_sizes_and_the_others_go_on():
         tried.append(trials)
         bad = [trial for trial in trials if trial in (("all_gather", 1 << 10), ("send", 256 << 10))]
         return (trials.index(bad[0]), "crashed") if bad else (len(trials), "")
+
     verdict = _try_all(run)
-    assert verdict == Verdict((("send", 8 << 10), ("broadcast", inf), ("all_gather", 0), ("all_to_all", inf)),
-                              "all_gather of 1024 bytes crashed; send of 262144 bytes crashed")
+    assert verdict == Verdict(
+        (("send", 8 << 10), ("broadcast", inf), ("all_gather", 0), ("all_to_all", inf)),
+        "all_gather of 1024 bytes crashed; send of 262144 bytes crashed",
+    )
     assert len(tried) == 3 and not verdict.takes("all_gather", 1)
     assert verdict.takes("send", 8192) and not verdict.takes("send", 8193)
     assert tried[2][0][0] != "send" and sum(map(len, tried)) < 3 * len(VERBS) * len(SIZE_CLASSES)

@@ -1,4 +1,7 @@
-"""A job that stands still is named and ended; the files of a job that was killed tell where it was."""
+"""A job that stands still is named and ended; the files of a job that was killed tell where it
+was.
+"""
+
 import os
 import re
 import signal
@@ -44,19 +47,36 @@ PROGRAM = textwrap.dedent("""
 def job(tmp_path, kind, **settings):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    return subprocess.Popen([MPIEXEC, "-n", "3", sys.executable, program, tmp_path / "ledger", kind], text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, **settings)
+    return subprocess.Popen(
+        [MPIEXEC, "-n", "3", sys.executable, program, tmp_path / "ledger", kind],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **settings,
+    )
 
 
 WAITING = r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d+\.\d s, called at .*program.py:\d+"
 
 
 @pytest.mark.timeout(90)
-@pytest.mark.parametrize("kind, words", [
-    ("late", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 in no call: last seen", r"program.py\", line \d+ in <module>"]),
-    ("stopped", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 wrote no stacks"]),
-    ("message", ["rank 1 in receive of 10 float32 with rank 2", "missing: rank 1 of 3 ranks"]),
-])
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        (
+            "late",
+            [
+                WAITING,
+                "missing: rank 1 of 3 ranks",
+                "rank 1 in no call: last seen",
+                r"program.py\", line \d+ in <module>",
+            ],
+        ),
+        ("stopped", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 wrote no stacks"]),
+        ("message", ["rank 1 in receive of 10 float32 with rank 2", "missing: rank 1 of 3 ranks"]),
+    ],
+)
 def test_a_job_that_stands_still_is_ended_with_one_report(tmp_path, kind, words):
     process = job(tmp_path, kind)
     output, _ = process.communicate(timeout=60)
@@ -68,11 +88,17 @@ def test_a_job_that_stands_still_is_ended_with_one_report(tmp_path, kind, words)
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("checked", ["0", "1"])
-@pytest.mark.parametrize("kind, words", [
-    ("other", r"rank 1 called barrier; rank 0 and 1 more called all_reduce\(sum, 10 float32\)"),
-    ("count", r"rank 2 called all_reduce\(sum, 9 float32\); rank 0 and 1 more called all_reduce\(sum, 10 float32\)"),
-    ("none", ""),
-])
+@pytest.mark.parametrize(
+    "kind, words",
+    [
+        ("other", r"rank 1 called barrier; rank 0 and 1 more called all_reduce\(sum, 10 float32\)"),
+        (
+            "count",
+            r"rank 2 called all_reduce\(sum, 9 float32\); rank 0 and 1 more called all_reduce\(sum, 10 float32\)",
+        ),
+        ("none", ""),
+    ],
+)
 def test_the_rank_that_calls_something_else_is_named_at_once(tmp_path, kind, words, checked):
     """The first calls of a group are compared without checked mode, too."""
     process = job(tmp_path, kind, env={**os.environ, "SHARDKIT_CHECK": checked})
@@ -83,18 +109,25 @@ def test_the_rank_that_calls_something_else_is_named_at_once(tmp_path, kind, wor
 
 @pytest.mark.timeout(90)
 def test_the_ledgers_of_a_job_that_was_killed_can_be_inspected(tmp_path):
-    process, standing = job(tmp_path, "killed"), r"ranks 0, 2 in all_reduce of 10 float32 \(call \d+ on group world\)"
+    process, standing = (
+        job(tmp_path, "killed"),
+        r"ranks 0, 2 in all_reduce of 10 float32 \(call \d+ on group world\)",
+    )
     ranks = []
-    while len(ranks) < 3:                               # their next call is the one that stands still
+    while len(ranks) < 3:  # their next call is the one that stands still
         ranks += map(int, re.findall(r"ready \d (\d+)", process.stdout.readline()))
     while not re.search(standing, report(tmp_path)):
         time.sleep(0.05)
-    for rank in [*ranks, process.pid]:                  # a stopped rank goes on if its launcher alone is killed
-        with suppress(ProcessLookupError):              # ended by the launcher, since another was killed
+    for rank in [*ranks, process.pid]:  # a stopped rank goes on if its launcher alone is killed
+        with suppress(ProcessLookupError):  # ended by the launcher, since another was killed
             os.kill(rank, signal.SIGKILL)
     process.communicate(timeout=30)
-    inspected = subprocess.run([sys.executable, "-m", "shardkit", "inspect", "hang", tmp_path], text=True, capture_output=True,
-                               timeout=60)
+    inspected = subprocess.run(
+        [sys.executable, "-m", "shardkit", "inspect", "hang", tmp_path],
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert inspected.returncode == 0, inspected.stderr
     assert re.search(standing, inspected.stdout), inspected.stdout
 
@@ -102,5 +135,5 @@ def test_the_ledgers_of_a_job_that_was_killed_can_be_inspected(tmp_path):
 def report(folder):
     try:
         return hang_report(folder / "ledger")
-    except FileNotFoundError:                           # no rank has begun to write
+    except FileNotFoundError:  # no rank has begun to write
         return ""

@@ -1,4 +1,7 @@
-"""Ctrl-C as a terminal sends it, to the whole process group: it ends a run with a checkpoint, and everything else in one line."""
+"""Ctrl-C as a terminal sends it, to the whole process group: it ends a run with a checkpoint, and
+everything else in one line.
+"""
+
 import os
 import re
 import signal
@@ -18,7 +21,9 @@ REPORTED = re.compile(r"step \d+/\d+  loss")
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"line {i} with the number {i * i}\n" for i in range(600)))
+    (tmp_path / "text.txt").write_text(
+        "".join(f"line {i} with the number {i * i}\n" for i in range(600))
+    )
     return tmp_path
 
 
@@ -26,10 +31,23 @@ class Foreground:
     """A command with a process group of its own, as a shell starts it in the foreground."""
 
     def __init__(self, folder, command):
-        environment = {**os.environ, **OPEN_MPI_SETTINGS, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(list(map(str, command)), cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
-                                         stderr=subprocess.STDOUT, process_group=0, preexec_fn=hear_ctrl_c)
-        self._watch = threading.Timer(100, self._process.kill)      # so that no read waits for ever
+        environment = {
+            **os.environ,
+            **OPEN_MPI_SETTINGS,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        self._process = subprocess.Popen(
+            list(map(str, command)),
+            cwd=folder,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=hear_ctrl_c,
+        )
+        self._watch = threading.Timer(100, self._process.kill)  # so that no read waits for ever
         self._watch.start()
         self.output = ""
 
@@ -59,8 +77,21 @@ def train(folder, ranks, *arguments, library="MPICH"):
     """`shardkit train` on some ranks; 0: without a launcher."""
     python = python_of(library)
     start = [python.with_name("mpiexec"), "-n", ranks] if ranks else []
-    return Foreground(folder, [*start, python, "-m", "shardkit", "train", *SMALL, "--data.path=text.txt", "--run.folder=run",
-                               "--run.steps=100000", *arguments])
+    return Foreground(
+        folder,
+        [
+            *start,
+            python,
+            "-m",
+            "shardkit",
+            "train",
+            *SMALL,
+            "--data.path=text.txt",
+            "--run.folder=run",
+            "--run.steps=100000",
+            *arguments,
+        ],
+    )
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
@@ -70,9 +101,15 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_and_says_how_to_go_on(folder, ranks
     job.read_until(REPORTED)
     job.press_ctrl_c()
     assert job.end() == 75, job.output
-    step, = checkpoints(folder)
-    assert f"stopped with a checkpoint of step {step}; to go on: shardkit train --resume --run.folder=run" in job.output
-    assert job.output.count("shardkit: Ctrl-C: the run ends after this step") == 1 and "Traceback" not in job.output
+    (step,) = checkpoints(folder)
+    assert (
+        f"stopped with a checkpoint of step {step}; to go on: shardkit train --resume --run.folder=run"
+        in job.output
+    )
+    assert (
+        job.output.count("shardkit: Ctrl-C: the run ends after this step") == 1
+        and "Traceback" not in job.output
+    )
 
 
 def test_ctrl_c_before_the_first_step_leaves_a_run_that_goes_on(folder):
@@ -85,23 +122,37 @@ def test_ctrl_c_before_the_first_step_leaves_a_run_that_goes_on(folder):
 
 
 def test_a_second_ctrl_c_ends_at_once_and_earlier_checkpoints_stay(folder):
-    job = train(folder, 0, "--run.checkpoint_every=1", "--model.width=256", "--batch.sequences=64", "--run.keep_checkpoints=2")
+    job = train(
+        folder,
+        0,
+        "--run.checkpoint_every=1",
+        "--model.width=256",
+        "--batch.sequences=64",
+        "--run.keep_checkpoints=2",
+    )
     job.read_until("checkpoint run/")
     job.press_ctrl_c()
     job.read_until("Ctrl-C: the run ends after this step")
     job.press_ctrl_c()
-    assert job.end() in (130, 75), job.output       # 75: it was quicker
+    assert job.end() in (130, 75), job.output  # 75: it was quicker
     assert "Traceback" not in job.output
     find_checkpoint(folder / "run")[0].verify()
 
 
 def test_under_mpiexec_a_second_ctrl_c_is_the_launchers_and_checkpoints_stay(folder):
-    job = train(folder, 2, "--run.checkpoint_every=1", "--model.width=256", "--batch.sequences=64", "--run.keep_checkpoints=2")
+    job = train(
+        folder,
+        2,
+        "--run.checkpoint_every=1",
+        "--model.width=256",
+        "--batch.sequences=64",
+        "--run.keep_checkpoints=2",
+    )
     job.read_until("checkpoint run/")
     job.press_ctrl_c()
     job.read_until("Ctrl-C: the run ends after this step")
     job.press_ctrl_c()
-    job.end()                                               # with the launcher's code, which is 0 where its own cleaning fails
+    job.end()  # with the launcher's code, which is 0 where its own cleaning fails
     assert "Traceback" not in job.output
     find_checkpoint(folder / "run")[0].verify()
 
@@ -142,7 +193,9 @@ with abort_on_error(backend):
 
 
 @pytest.mark.parametrize("ranks", [0, 2, 3])
-@pytest.mark.parametrize("script", [BENCH.format(name="bench_run"), SCRIPT], ids=["bench", "own script"])
+@pytest.mark.parametrize(
+    "script", [BENCH.format(name="bench_run"), SCRIPT], ids=["bench", "own script"]
+)
 def test_ctrl_c_elsewhere_is_one_line_and_130(folder, script, ranks):
     start = [python_of("MPICH").with_name("mpiexec"), "-n", ranks] if ranks else []
     job = Foreground(folder, [*start, sys.executable, "-c", script])
@@ -150,13 +203,24 @@ def test_ctrl_c_elsewhere_is_one_line_and_130(folder, script, ranks):
         job.read_until("ready")
     job.press_ctrl_c()
     assert job.end() == 130, job.output[-3000:]
-    words = re.findall("shardkit: .*", job.output)          # Ctrl-C may cut a line of the script in two
-    assert len(words) == 1 and "interrupted by Ctrl-C" in words[0] and "Traceback" not in job.output, job.output[-3000:]
+    words = re.findall("shardkit: .*", job.output)  # Ctrl-C may cut a line of the script in two
+    assert (
+        len(words) == 1 and "interrupted by Ctrl-C" in words[0] and "Traceback" not in job.output
+    ), job.output[-3000:]
 
 
 def test_ctrl_c_while_mpi_starts_keeps_no_rank_waiting(folder):
-    job = Foreground(folder, [python_of("MPICH").with_name("mpiexec"), "-n", 2, sys.executable, "-c",
-                              BENCH.format(name="_mpi_backend")])
+    job = Foreground(
+        folder,
+        [
+            python_of("MPICH").with_name("mpiexec"),
+            "-n",
+            2,
+            sys.executable,
+            "-c",
+            BENCH.format(name="_mpi_backend"),
+        ],
+    )
     for _ in range(2):
         job.read_until("ready")
     job.press_ctrl_c()

@@ -1,7 +1,9 @@
-"""Job scripts: what `shardkit render` fills in and refuses, and what the scripts do with exit codes and signals.
+"""Job scripts: what `shardkit render` fills in and refuses, and what the scripts do with exit codes
+and signals.
 
 No batch system is needed: where a script calls one, a stand-in writes down what it was asked.
 """
+
 import itertools
 import os
 import re
@@ -20,19 +22,35 @@ from shardkit.errors import ConfigurationError, MeshError
 from shardkit.slurm import TEMPLATES, JobPlan, render
 
 JOBS = Path(__file__).parents[2] / "jobs"
-KINDS = [("slurm", template) for template in TEMPLATES] + [("pbs", "multi_node"), ("lsf", "multi_node")]
+KINDS = [("slurm", template) for template in TEMPLATES] + [
+    ("pbs", "multi_node"),
+    ("lsf", "multi_node"),
+]
 
 
 def rendered(scheduler="slurm", template="multi_node", settings=(), **changes):
     """A script for 1 node x 2 ranks, unless something else is said."""
     sweep = (("run.seed", ("0", "1")),) if template == "array" else ()
-    plan = {"template": template, "nodes": 1, "ranks_per_node": 2, "scheduler": scheduler, "sweep": sweep,
-            "launcher": "srun" if scheduler == "slurm" else "mpiexec", **changes}
+    plan = {
+        "template": template,
+        "nodes": 1,
+        "ranks_per_node": 2,
+        "scheduler": scheduler,
+        "sweep": sweep,
+        "launcher": "srun" if scheduler == "slurm" else "mpiexec",
+        **changes,
+    }
     configuration = RunConfiguration().replace({"run.folder": "runs/a b", **dict(settings)})
-    return render(JobPlan(**plan), configuration, [f"--{key}={value}" for key, value in dict(settings).items()], "job.sh")
+    return render(
+        JobPlan(**plan),
+        configuration,
+        [f"--{key}={value}" for key, value in dict(settings).items()],
+        "job.sh",
+    )
 
 
-# ---- rendering -----------------------------------------------------------------------------------------------------
+# ---- rendering -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("scheduler, template", KINDS)
 def test_every_placeholder_is_filled(scheduler, template):
@@ -42,36 +60,90 @@ def test_every_placeholder_is_filled(scheduler, template):
 
 
 def test_the_script_asks_for_what_the_configuration_needs():
-    script = rendered(nodes=2, ranks_per_node=4, time="1-02:03:04", name="mine", notice_seconds=90,
-                      settings={"run.threads": 3, "batch.sequences": 64, "mesh.pipeline": 2})
-    for line in ("--job-name=mine", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=3", "--time=26:03:04",
-                 "--signal=B:USR1@90", "--requeue", "--open-mode=append"):
+    script = rendered(
+        nodes=2,
+        ranks_per_node=4,
+        time="1-02:03:04",
+        name="mine",
+        notice_seconds=90,
+        settings={"run.threads": 3, "batch.sequences": 64, "mesh.pipeline": 2},
+    )
+    for line in (
+        "--job-name=mine",
+        "--nodes=2",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=3",
+        "--time=26:03:04",
+        "--signal=B:USR1@90",
+        "--requeue",
+        "--open-mode=append",
+    ):
         assert f"#SBATCH {line}\n" in script
     assert 'THREADS="3"' in script and '"--mesh.pipeline=2" "--run.folder=runs/a b"' in script
 
 
 def test_a_sweep_is_every_combination():
-    script = rendered(template="array", sweep=(("run.seed", ("0", "1")), ("optimizer.name", ("sgd", "adam"))), at_once=3)
+    script = rendered(
+        template="array",
+        sweep=(("run.seed", ("0", "1")), ("optimizer.name", ("sgd", "adam"))),
+        at_once=3,
+    )
     assert "--array=0-3%3" in script
     assert re.findall(r'^    "(--run.seed.*)"$', script, re.M) == [
-        f"--run.seed={seed} --optimizer.name={name}" for seed, name in itertools.product("01", ("sgd", "adam"))]
+        f"--run.seed={seed} --optimizer.name={name}"
+        for seed, name in itertools.product("01", ("sgd", "adam"))
+    ]
 
 
-@pytest.mark.parametrize("changes, settings, error, words", [
-    ({"nodes": 2}, {"mesh.pipeline": 3}, MeshError, "2 nodes x 2 ranks per node = 4 ranks do not fit: pipeline 3 x tensor 1"),
-    ({"ranks_per_node": 8}, {}, ConfigurationError, "8 ranks do not fit: batch.sequences = 16 does not divide"),
-    ({"template": "single_node", "nodes": 2}, {}, ConfigurationError, "--template multi_node"),
-    ({"template": "array", "sweep": ()}, {}, ConfigurationError, "--sweep"),
-    ({"template": "array", "sweep": (("run.sede", ("1",)),)}, {}, ConfigurationError, "did you mean run.seed"),
-    ({"template": "array", "sweep": (("mesh.pipeline", ("1", "3")),)}, {}, MeshError, "pipeline 3"),
-    ({"template": "array", "sweep": (("data.path", ("a b",)),)}, {}, ConfigurationError, "no spaces"),
-    ({"time": "90"}, {}, ConfigurationError, r"\[D-\]HH:MM:SS"),
-    ({"time": "00:01:00", "notice_seconds": 60}, {}, ConfigurationError, "not less than --time"),
-    ({"ranks_per_node": 0}, {}, ConfigurationError, "--ranks-per-node 0; wanted at least 1"),
-    ({"scheduler": "pbs", "template": "array"}, {}, ConfigurationError, "for pbs there is"),
-    ({}, {"parallel.device": "cuda"}, ConfigurationError, "gpu_node"),
-    ({}, {"run.folder": "a\nb"}, ConfigurationError, "line end"),
-], ids=lambda value: str(value)[:40] if isinstance(value, (str, dict)) else "")
+@pytest.mark.parametrize(
+    "changes, settings, error, words",
+    [
+        (
+            {"nodes": 2},
+            {"mesh.pipeline": 3},
+            MeshError,
+            "2 nodes x 2 ranks per node = 4 ranks do not fit: pipeline 3 x tensor 1",
+        ),
+        (
+            {"ranks_per_node": 8},
+            {},
+            ConfigurationError,
+            "8 ranks do not fit: batch.sequences = 16 does not divide",
+        ),
+        ({"template": "single_node", "nodes": 2}, {}, ConfigurationError, "--template multi_node"),
+        ({"template": "array", "sweep": ()}, {}, ConfigurationError, "--sweep"),
+        (
+            {"template": "array", "sweep": (("run.sede", ("1",)),)},
+            {},
+            ConfigurationError,
+            "did you mean run.seed",
+        ),
+        (
+            {"template": "array", "sweep": (("mesh.pipeline", ("1", "3")),)},
+            {},
+            MeshError,
+            "pipeline 3",
+        ),
+        (
+            {"template": "array", "sweep": (("data.path", ("a b",)),)},
+            {},
+            ConfigurationError,
+            "no spaces",
+        ),
+        ({"time": "90"}, {}, ConfigurationError, r"\[D-\]HH:MM:SS"),
+        (
+            {"time": "00:01:00", "notice_seconds": 60},
+            {},
+            ConfigurationError,
+            "not less than --time",
+        ),
+        ({"ranks_per_node": 0}, {}, ConfigurationError, "--ranks-per-node 0; wanted at least 1"),
+        ({"scheduler": "pbs", "template": "array"}, {}, ConfigurationError, "for pbs there is"),
+        ({}, {"parallel.device": "cuda"}, ConfigurationError, "gpu_node"),
+        ({}, {"run.folder": "a\nb"}, ConfigurationError, "line end"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, (str, dict)) else "",
+)
 def test_a_job_that_cannot_run_is_refused_on_the_login_node(changes, settings, error, words):
     with pytest.raises(error, match=words):
         rendered(settings=settings, **changes)
@@ -83,18 +155,33 @@ def test_a_script_that_submits_itself_must_know_its_name():
 
 
 def test_the_command_writes_a_script_that_can_be_run(tmp_path):
-    command = [sys.executable, "-m", "shardkit", "render", "--template=gpu_node", "--ranks-per-node=2", "--output=job.sh",
-               "--run.folder=it's a $RUN", "--run.seed", "3"]
+    command = [
+        sys.executable,
+        "-m",
+        "shardkit",
+        "render",
+        "--template=gpu_node",
+        "--ranks-per-node=2",
+        "--output=job.sh",
+        "--run.folder=it's a $RUN",
+        "--run.seed",
+        "3",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stdout == "", done.stderr
     script = (tmp_path / "job.sh").read_text()
     assert os.access(tmp_path / "job.sh", os.X_OK) and "#SBATCH --gpus-per-node=2\n" in script
     assert '"--run.seed=3" "--run.folder=it\'s a \\$RUN" "--parallel.device=cuda"' in script
-    refused = subprocess.run([*command, "--mesh.tensor=3"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    refused = subprocess.run(
+        [*command, "--mesh.tensor=3"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
     assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed; apt-get install shellcheck")
+@pytest.mark.skipif(
+    shutil.which("shellcheck") is None,
+    reason="shellcheck is not installed; apt-get install shellcheck",
+)
 def test_templates_and_rendered_scripts_are_shellcheck_clean(tmp_path):
     scripts = [*JOBS.rglob("*.sh")]
     for scheduler, template in KINDS:
@@ -104,37 +191,60 @@ def test_templates_and_rendered_scripts_are_shellcheck_clean(tmp_path):
     assert done.returncode == 0 and len(scripts) > 15, done.stdout
 
 
-# ---- running -------------------------------------------------------------------------------------------------------
+# ---- running -------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def site(tmp_path):
     """A folder with stand-ins for the batch system, and an env.sh whose mpiexec runs `ranks.sh`."""
     for name in ("qsub", "sbatch", "scontrol"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho {name} "LINK=$LINK" "$@" >> {tmp_path}/asked\n')
+        (tmp_path / name).write_text(
+            f'#!/bin/sh\necho {name} "LINK=$LINK" "$@" >> {tmp_path}/asked\n'
+        )
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 2033-05-18T03:33:20\n")
     for path in tmp_path.iterdir():
         path.chmod(0o755)
-    (tmp_path / "env.sh").write_text(f"PATH={tmp_path}:$PATH\nPYTHON=(python)\nSRUN=(bash ranks.sh)\nMPIEXEC=(bash ranks.sh)\n"
-                                     "LAUNCH_SECONDS=${LAUNCH_SECONDS_OF_TEST:-0}\n")
+    (tmp_path / "env.sh").write_text(
+        f"PATH={tmp_path}:$PATH\nPYTHON=(python)\nSRUN=(bash ranks.sh)\nMPIEXEC=(bash ranks.sh)\n"
+        "LAUNCH_SECONDS=${LAUNCH_SECONDS_OF_TEST:-0}\n"
+    )
     return tmp_path
 
 
 def start(site, scheduler, template, ranks, settings=(), **environment):
     """The rendered script with `ranks` (shell commands) in place of mpiexec or srun, running."""
     (site / "ranks.sh").write_text(ranks)
-    script = rendered(scheduler, template, settings=settings, env_file=str(site / "env.sh"), restarts=3)
+    script = rendered(
+        scheduler, template, settings=settings, env_file=str(site / "env.sh"), restarts=3
+    )
     (site / "job.sh").write_text(script)
-    here = {"SLURM_JOB_ID": "7", "PBS_JOBID": "7", "PBS_O_WORKDIR": str(site), "LSB_JOBID": "7", "SLURM_ARRAY_TASK_ID": "1"}
-    return subprocess.Popen(["bash", "job.sh"], cwd=site, env={**os.environ, **here, **environment}, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=hear_ctrl_c)
+    here = {
+        "SLURM_JOB_ID": "7",
+        "PBS_JOBID": "7",
+        "PBS_O_WORKDIR": str(site),
+        "LSB_JOBID": "7",
+        "SLURM_ARRAY_TASK_ID": "1",
+    }
+    return subprocess.Popen(
+        ["bash", "job.sh"],
+        cwd=site,
+        env={**os.environ, **here, **environment},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=hear_ctrl_c,
+    )
 
 
 def asked(site):
     return (site / "asked").read_text().strip() if (site / "asked").exists() else ""
 
 
-AGAIN = {("slurm", "chain"): r"sbatch LINK=2 --dependency=afterany:7 --export=ALL \S*/job.sh",
-         ("pbs", "multi_node"): r"qsub LINK=1 -W depend=afterany:7 -v LINK=2 \S*/job.sh", ("lsf", "multi_node"): ""}
+AGAIN = {
+    ("slurm", "chain"): r"sbatch LINK=2 --dependency=afterany:7 --export=ALL \S*/job.sh",
+    ("pbs", "multi_node"): r"qsub LINK=1 -W depend=afterany:7 -v LINK=2 \S*/job.sh",
+    ("lsf", "multi_node"): "",
+}
 
 
 @pytest.mark.parametrize("scheduler, template", KINDS)
@@ -181,11 +291,19 @@ def test_a_warning_is_repeated_until_the_ranks_listen(site):
 
 
 def test_a_warning_waits_until_the_launcher_is_no_longer_young(site):
-    with start(site, "slurm", "multi_node", RANKS.replace("got", "of $SECONDS s got"), LAUNCH_SECONDS_OF_TEST="3") as job:
+    with start(
+        site,
+        "slurm",
+        "multi_node",
+        RANKS.replace("got", "of $SECONDS s got"),
+        LAUNCH_SECONDS_OF_TEST="3",
+    ) as job:
         assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGUSR1)
         output = job.communicate(timeout=20)[0]
-    assert job.returncode == 75 and int(re.search(r"ranks of (\d+) s got USR1", output)[1]) >= 2, output
+    assert job.returncode == 75 and int(re.search(r"ranks of (\d+) s got USR1", output)[1]) >= 2, (
+        output
+    )
 
 
 def test_ctrl_c_in_a_script_that_runs_by_hand_lets_the_ranks_save_and_queues_nothing(site):
@@ -193,7 +311,9 @@ def test_ctrl_c_in_a_script_that_runs_by_hand_lets_the_ranks_save_and_queues_not
         assert job.stdout.readline() == "ready\n"
         job.send_signal(signal.SIGINT)
         output = job.communicate(timeout=20)[0]
-    assert job.returncode == 75 and output.count("ranks got USR1") == 1 and asked(site) == "", output
+    assert job.returncode == 75 and output.count("ranks got USR1") == 1 and asked(site) == "", (
+        output
+    )
 
 
 def test_a_cancelled_job_waits_for_its_ranks_and_is_not_queued_again(site):
@@ -204,7 +324,12 @@ def test_a_cancelled_job_waits_for_its_ranks_and_is_not_queued_again(site):
         time.sleep(0.2)
         job.send_signal(signal.SIGTERM)
         output = job.communicate(timeout=20)[0]
-    assert job.returncode == 75 and "ranks saved" in output and "the job was cancelled" in output and asked(site) == ""
+    assert (
+        job.returncode == 75
+        and "ranks saved" in output
+        and "the job was cancelled" in output
+        and asked(site) == ""
+    )
 
 
 DIES = """echo "start: $*" | sed 's/ python.*//' >> starts
@@ -223,17 +348,31 @@ def test_an_elastic_run_is_started_again_as_long_as_it_comes_on(site, scheduler,
     assert output.count("starting again with ") == 3 and asked(site) == ""
 
 
-@pytest.mark.parametrize("is_elastic, words", [(True, "no checkpoint was written since the last start"), (False, "")])
-def test_a_run_that_dies_without_progress_or_is_not_elastic_is_not_started_again(site, is_elastic, words):
+@pytest.mark.parametrize(
+    "is_elastic, words", [(True, "no checkpoint was written since the last start"), (False, "")]
+)
+def test_a_run_that_dies_without_progress_or_is_not_elastic_is_not_started_again(
+    site, is_elastic, words
+):
     (site / "stuck").touch()
     with start(site, "slurm", "multi_node", DIES, settings={"run.elastic": is_elastic}) as job:
         output = job.communicate(timeout=60)[0]
-    assert job.returncode == 137 and len((site / "starts").read_text().splitlines()) == 1 and words in output, output
+    assert (
+        job.returncode == 137
+        and len((site / "starts").read_text().splitlines()) == 1
+        and words in output
+    ), output
 
 
 @pytest.mark.parametrize("code", [0, 2, 75])
 def test_an_elastic_run_that_is_done_or_wrong_is_not_started_again(site, code):
-    with start(site, "slurm", "multi_node", f"{DIES.splitlines()[0]}\nexit {code}\n", settings={"run.elastic": True}) as job:
+    with start(
+        site,
+        "slurm",
+        "multi_node",
+        f"{DIES.splitlines()[0]}\nexit {code}\n",
+        settings={"run.elastic": True},
+    ) as job:
         assert job.wait(60) == code
     assert len((site / "starts").read_text().splitlines()) == 1
 
@@ -242,20 +381,40 @@ def test_an_elastic_run_leaves_the_nodes_that_were_lost(site):
     (site / "sinfo").write_text("#!/bin/sh\necho node1 alloc\necho node2 down*\necho node3 mix\n")
     (site / "sinfo").chmod(0o755)
     (site / "ranks.sh").write_text(DIES)
-    script = rendered(nodes=3, env_file=str(site / "env.sh"), settings={"run.elastic": True, "batch.sequences": 24})
+    script = rendered(
+        nodes=3,
+        env_file=str(site / "env.sh"),
+        settings={"run.elastic": True, "batch.sequences": 24},
+    )
     (site / "job.sh").write_text(script)
     here = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]"}
-    done = subprocess.run(["bash", "job.sh"], cwd=site, env={**os.environ, **here}, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["bash", "job.sh"],
+        cwd=site,
+        env={**os.environ, **here},
+        text=True,
+        capture_output=True,
+        timeout=60,
+    )
     assert done.returncode == 0 and "#SBATCH --no-kill\n" in script, done.stderr
     first, *others = (site / "starts").read_text().splitlines()
     assert first.startswith("start: --nodes=3 --ntasks=6 ") and "nodelist" not in first
-    assert all("--nodes=2 --ntasks=4 " in line and "--nodelist=node1,node3" in line for line in others) and len(others) == 3
+    assert (
+        all("--nodes=2 --ntasks=4 " in line and "--nodelist=node1,node3" in line for line in others)
+        and len(others) == 3
+    )
 
 
 @pytest.mark.parametrize("scheduler, end", [("slurm", "2000000000"), ("pbs", None), ("lsf", None)])
 def test_ranks_know_when_the_job_ends_and_how_many_threads_they_have(site, scheduler, end):
     began = int(time.time())
-    with start(site, scheduler, "multi_node", "echo end=$SHARDKIT_END_TIME threads=$OMP_NUM_THREADS: $*", TZ="UTC") as job:
+    with start(
+        site,
+        scheduler,
+        "multi_node",
+        "echo end=$SHARDKIT_END_TIME threads=$OMP_NUM_THREADS: $*",
+        TZ="UTC",
+    ) as job:
         output = job.communicate(timeout=20)[0]
     found, words = re.search(r"end=(\d+) threads=1: (.*)", output).groups()
     assert found == end if end else began <= int(found) - 3600 <= time.time()

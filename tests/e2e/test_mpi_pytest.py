@@ -1,4 +1,7 @@
-"""`pytest` and `mpiexec -n 2 pytest` in a small copy of this folder: what runs, who speaks, and the exit code."""
+"""`pytest` and `mpiexec -n 2 pytest` in a small copy of this folder: what runs, who speaks, and the
+exit code.
+"""
+
 import re
 import shutil
 import subprocess
@@ -53,20 +56,40 @@ def project(tmp_path):
 
 
 def on_ranks(library, project, *arguments, guilty="", fault="assert", num_ranks=2):
-    if subprocess.run([python_of(library), "-c", "import pytest_mpi, pytest_timeout, xdist"], capture_output=True).returncode:
+    if subprocess.run(
+        [python_of(library), "-c", "import pytest_mpi, pytest_timeout, xdist"], capture_output=True
+    ).returncode:
         pytest.skip(f"{python_of(library)} has no pytest; install shardkit[test] there")
-    return run_job(library, "-m", "pytest", "--color=no", *arguments, num_ranks=num_ranks, folder=project, FAULT=fault,
-                   GUILTY=guilty)
+    return run_job(
+        library,
+        "-m",
+        "pytest",
+        "--color=no",
+        *arguments,
+        num_ranks=num_ranks,
+        folder=project,
+        FAULT=fault,
+        GUILTY=guilty,
+    )
 
 
-@pytest.mark.parametrize("guilty, failures", [("", None), ("0", "1 on rank 0"), ("1", "1 on rank 1")])
+@pytest.mark.parametrize(
+    "guilty, failures", [("", None), ("0", "1 on rank 0"), ("1", "1 on rank 1")]
+)
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_mpi_tests_run_on_two_ranks_with_one_summary_and_the_exit_code_of_the_worst(project, library, guilty, failures):
+def test_the_mpi_tests_run_on_two_ranks_with_one_summary_and_the_exit_code_of_the_worst(
+    project, library, guilty, failures
+):
     done = on_ranks(library, project, guilty=guilty)
     assert done.returncode == (1 if guilty else 0), done.stdout + done.stderr
-    assert done.stdout.count("3 MPI tests ran on 2 ranks") == 1 and len(re.findall(r"=+ .*\d passed", done.stdout)) == 1
+    assert (
+        done.stdout.count("3 MPI tests ran on 2 ranks") == 1
+        and len(re.findall(r"=+ .*\d passed", done.stdout)) == 1
+    )
     assert re.findall("tests failed: (.*)", done.stdout) == ([failures] if failures else [])
-    assert ("rank 1: tests/mpi/test_small.py::test_that_may_fail failed" in done.stderr) == (guilty == "1"), done.stderr
+    assert ("rank 1: tests/mpi/test_small.py::test_that_may_fail failed" in done.stderr) == (
+        guilty == "1"
+    ), done.stderr
 
 
 def test_a_rank_that_dies_ends_the_run_with_an_exit_code(project):
@@ -76,22 +99,36 @@ def test_a_rank_that_dies_ends_the_run_with_an_exit_code(project):
 
 def test_ranks_that_collect_different_tests_run_none(project):
     done = on_ranks("MPICH", project, guilty="1", fault="import")
-    assert done.returncode == 2 and "rank 1 has other tests than rank 0" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 2 and "rank 1 has other tests than rank 0" in done.stdout, (
+        done.stdout + done.stderr
+    )
     assert "0 MPI tests ran on 2 ranks" in done.stdout and "could not be collected" in done.stderr
 
 
 def test_with_exitfirst_ranks_stop_together(project):
     done = on_ranks("MPICH", project, "-x", guilty="1")
-    assert done.returncode == 1 and "2 MPI tests ran on 2 ranks" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "2 MPI tests ran on 2 ranks" in done.stdout, (
+        done.stdout + done.stderr
+    )
 
 
 def test_workers_are_refused_under_a_launcher(project):
     done = on_ranks("MPICH", project, "-n", "2")
-    assert done.returncode == 4 and done.stderr.count("-n 2 shares tests among workers") == 1, done.stderr
+    assert done.returncode == 4 and done.stderr.count("-n 2 shares tests among workers") == 1, (
+        done.stderr
+    )
 
 
 def test_without_a_launcher_all_others_run_and_workers_may_share_them(project):
-    done = subprocess.run([sys.executable, "-m", "pytest", "-n", "2"], cwd=project, capture_output=True, text=True, timeout=100,
-                          env=environment_of_children())
-    assert done.returncode == 0 and re.search(r"=+ 1 passed in", done.stdout), done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-n", "2"],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment_of_children(),
+    )
+    assert done.returncode == 0 and re.search(r"=+ 1 passed in", done.stdout), (
+        done.stdout + done.stderr
+    )
     assert done.stdout.count("the MPI tests were left out: mpiexec -n 2 pytest") == 1

@@ -1,4 +1,5 @@
 """The command line that `shardkit plan` recommends, run as it stands."""
+
 import os
 import shlex
 import subprocess
@@ -26,15 +27,31 @@ path = ["text.txt"]
 
 
 def run(folder, *words):
-    return subprocess.run(list(map(str, words)), cwd=folder, capture_output=True, text=True, timeout=110,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        list(map(str, words)),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_recommended_run_trains(tmp_path, ranks):
     (tmp_path / "text.txt").write_text("a text that repeats itself\n" * 2000)
     (tmp_path / "run.toml").write_text(MODEL)
-    planned = run(tmp_path, sys.executable, "-m", "shardkit", "plan", "run.toml", "cpu-node", "--devices", ranks)
+    planned = run(
+        tmp_path,
+        sys.executable,
+        "-m",
+        "shardkit",
+        "plan",
+        "run.toml",
+        "cpu-node",
+        "--devices",
+        ranks,
+    )
     assert planned.returncode == 0, planned.stderr
     words = shlex.split(planned.stdout.split("run it: ")[1].splitlines()[0])
     assert words[:4] == ["mpiexec", "-n", str(ranks), "shardkit"]

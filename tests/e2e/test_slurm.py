@@ -1,7 +1,10 @@
-"""Rendered job scripts on a real SLURM: they train on two nodes, are queued again when time ends, and lose nothing.
+"""Rendered job scripts on a real SLURM: they train on two nodes, are queued again when time ends,
+and lose nothing.
 
-The cluster is made for these tests (slurm_cluster.py). It needs root and Debian's slurm-wlm and munge; else they are skipped.
+The cluster is made for these tests (slurm_cluster.py). It needs root and Debian's slurm-wlm and
+munge; else they are skipped.
 """
+
 import functools
 import json
 import re
@@ -20,19 +23,34 @@ from shardkit.checkpoint.find import find_checkpoint
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-SMALL = ["--model.width=16", "--model.layers=2", "--model.heads=2", "--model.sequence_length=32", "--batch.sequences=8",
-         "--batch.micro_batch=2", "--run.report_every=1", "--run.validate_every=100000", "--run.validation_batches=1",
-         "--run.checkpoint_every=100000", "--sample.tokens=0", "--optimizer.decay_steps=100000", "--data.path=text.txt"]
+SMALL = [
+    "--model.width=16",
+    "--model.layers=2",
+    "--model.heads=2",
+    "--model.sequence_length=32",
+    "--batch.sequences=8",
+    "--batch.micro_batch=2",
+    "--run.report_every=1",
+    "--run.validate_every=100000",
+    "--run.validation_batches=1",
+    "--run.checkpoint_every=100000",
+    "--sample.tokens=0",
+    "--optimizer.decay_steps=100000",
+    "--data.path=text.txt",
+]
 ENDLESS = "--run.steps=100000"
 TRIES, TRY_SECONDS = 6, 120
 
-pytestmark = [pytest.mark.skipif(why_not() is not None, reason=str(why_not())), pytest.mark.timeout(300),
-              pytest.mark.xdist_group("slurm")]
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("slurm"),
+]
 
 
 @pytest.fixture(scope="module")
 def own_cluster():
-    python_of("MPICH")                                  # whose ranks srun --mpi=pmi2 starts; else a skip
+    python_of("MPICH")  # whose ranks srun --mpi=pmi2 starts; else a skip
     with SlurmCluster(num_nodes=2) as cluster:
         yield cluster
 
@@ -45,8 +63,11 @@ def cluster(own_cluster):
 
 
 def again_after_a_start_fault(test):
-    """A test whose jobs meet the known fault of SLURM at their start begins again, with a run folder of its own: with some jobs
-    in a test, and a fault at every third start on a busy machine, twice is not enough."""
+    """A test whose jobs meet the known fault of SLURM at their start begins again, with a run
+    folder of its own: with some jobs in a test, and a fault at every third start on a busy machine,
+    twice is not enough.
+    """
+
     @functools.wraps(test)
     def tried(cluster, folder, **parameters):
         for _ in range(TRIES - 1):
@@ -58,44 +79,79 @@ def again_after_a_start_fault(test):
                 for output in folder.glob("*.out"):
                     output.unlink()
         test(cluster=cluster, folder=folder, **parameters)
+
     return pytest.mark.timeout(TRIES * TRY_SECONDS)(tried)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """With a text, and with the site's env.sh as this machine needs it."""
-    (tmp_path / "text.txt").write_text("".join(f"line {i} with the number {i * i}\n" for i in range(600)))
-    (tmp_path / "env.sh").write_text(f"export PYTHONPATH={ROOT}\nPYTHON=({sys.executable})\nLAUNCH_SECONDS=5\n"
-                                     f'SRUN=(srun --mpi=pmi2)\nMPIEXEC=({BIN}/mpiexec -ppn "$RANKS_PER_NODE")\n')
+    (tmp_path / "text.txt").write_text(
+        "".join(f"line {i} with the number {i * i}\n" for i in range(600))
+    )
+    (tmp_path / "env.sh").write_text(
+        f"export PYTHONPATH={ROOT}\nPYTHON=({sys.executable})\nLAUNCH_SECONDS=5\n"
+        f'SRUN=(srun --mpi=pmi2)\nMPIEXEC=({BIN}/mpiexec -ppn "$RANKS_PER_NODE")\n'
+    )
     return tmp_path
 
 
 def render(folder, template, *options):
     """The name of a script for two ranks, one on each of two nodes."""
-    subprocess.run([sys.executable, "-m", "shardkit", "render", "--template", template, "--nodes=2", "--ranks-per-node=1",
-                    "--time=00:05:00", "--env=env.sh", "--output=job.sh", *SMALL, "--run.folder=run", *options],
-                   cwd=folder, check=True, timeout=90)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shardkit",
+            "render",
+            "--template",
+            template,
+            "--nodes=2",
+            "--ranks-per-node=1",
+            "--time=00:05:00",
+            "--env=env.sh",
+            "--output=job.sh",
+            *SMALL,
+            "--run.folder=run",
+            *options,
+        ],
+        cwd=folder,
+        check=True,
+        timeout=90,
+    )
     return "job.sh"
 
 
 def steps_done(folder, run="run"):
     path = folder / run / "metrics.jsonl"
-    lines = [line for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    lines = (
+        [line for line in path.read_text().splitlines() if line.endswith("}")]
+        if path.exists()
+        else []
+    )
     return json.loads(lines[-1])["step"] if lines else 0
 
 
 def saved_steps(folder, run="run"):
-    return sorted(int(path.name[5:]) for path in (folder / run / "checkpoints").glob("step-*") if path.suffix == "")
+    return sorted(
+        int(path.name[5:])
+        for path in (folder / run / "checkpoints").glob("step-*")
+        if path.suffix == ""
+    )
 
 
 def bits_equal(one, other):
-    return compare(find_checkpoint(one)[0], find_checkpoint(other)[0], tolerance=0.0, model_only=False).is_equal
+    return compare(
+        find_checkpoint(one)[0], find_checkpoint(other)[0], tolerance=0.0, model_only=False
+    ).is_equal
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
 @again_after_a_start_fault
 def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
-    job = cluster.submit(render(folder, "multi_node", f"--launcher={launcher}", "--run.steps=5"), cwd=folder)
+    job = cluster.submit(
+        render(folder, "multi_node", f"--launcher={launcher}", "--run.steps=5"), cwd=folder
+    )
     cluster.wait(job, "COMPLETED")
     assert steps_done(folder) == 5 and "step 5/5  loss" in cluster.output_of(job)
     logs = [(folder / "run" / "logs" / f"rank-{rank:05d}.log").read_text() for rank in (0, 1)]
@@ -103,12 +159,19 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
 
 
 @again_after_a_start_fault
-def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(cluster, folder):
-    """SLURM itself sends the warning, 150 to 180 seconds before the limit of three minutes: at any time of the start, too.
+def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
+    cluster, folder
+):
+    """SLURM itself sends the warning, 150 to 180 seconds before the limit of three minutes: at any
+    time of the start, too.
 
-    With less between the warning and the limit, a busy machine starts the ranks too late to hear of it. The second start must
-    not be warned again before the test is done with it: it has a later limit."""
-    slow = ["--run.validate_every=1", "--run.validation_batches=20"]        # keeps a step busy, and changes no bits
+    With less between the warning and the limit, a busy machine starts the ranks too late to hear of
+    it. The second start must not be warned again before the test is done with it: it has a later
+    limit."""
+    slow = [
+        "--run.validate_every=1",
+        "--run.validation_batches=20",
+    ]  # keeps a step busy, and changes no bits
     script = render(folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, *slow)
     job = cluster.submit(script, cwd=folder)
 
@@ -117,53 +180,91 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
             raise StartFault("the warning came before the first line of the script")
         assert cluster.state(job) not in ENDED, cluster.output_of(job)
         return cluster.detail(job, "Restarts") == "1"
+
     cluster.wait_until(is_queued_again, 240)
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=00:30:00")
-    first, = saved_steps(folder)
+    (first,) = saved_steps(folder)
     assert first == steps_done(folder), "a step was lost"
     cluster.wait_until(lambda: steps_done(folder) >= first + 4)
     cluster.run("scancel", job)
     cluster.wait(job, "CANCELLED")
     output, last = cluster.output_of(job), saved_steps(folder)[-1]
-    assert output.count("stopping: SIGUSR1 on rank") == 1 and output.count(f"resumed at step {first}") == 1, output
+    assert (
+        output.count("stopping: SIGUSR1 on rank") == 1
+        and output.count(f"resumed at step {first}") == 1
+    ), output
     assert "exit code 75" in output and last >= first + 4
-    whole = [BIN / "mpiexec", "-n", "2", sys.executable, "-m", "shardkit", "train", *SMALL, f"--run.steps={last}",
-             "--run.folder=whole"]
+    whole = [
+        BIN / "mpiexec",
+        "-n",
+        "2",
+        sys.executable,
+        "-m",
+        "shardkit",
+        "train",
+        *SMALL,
+        f"--run.steps={last}",
+        "--run.folder=whole",
+    ]
     subprocess.run(whole, cwd=folder, check=True, timeout=120, capture_output=True)
     assert bits_equal(folder / "run", folder / "whole")
 
 
-@pytest.mark.parametrize("launcher, seconds", [("srun", 0.0), ("srun", 0.5), ("mpiexec", 0.0), ("mpiexec", 0.5)])
+@pytest.mark.parametrize(
+    "launcher, seconds", [("srun", 0.0), ("srun", 0.5), ("mpiexec", 0.0), ("mpiexec", 0.5)]
+)
 @again_after_a_start_fault
-def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(cluster, folder, launcher, seconds):
+def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(
+    cluster, folder, launcher, seconds
+):
     with open(folder / "env.sh", "a") as env:
         env.write("echo begun\n")
-    job = cluster.submit(render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder)
+    job = cluster.submit(
+        render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder
+    )
     cluster.wait_until(lambda: cluster.output_of(job))
     time.sleep(seconds)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     cluster.wait_until(lambda: cluster.detail(job, "Restarts") == "1")
     output = cluster.output_of(job)
-    assert "stopping: SIGUSR1 on rank" in output and "the ranks ended with exit code 75" in output, output
+    assert (
+        "stopping: SIGUSR1 on rank" in output and "the ranks ended with exit code 75" in output
+    ), output
 
 
 @again_after_a_start_fault
 def test_a_job_ends_in_time_when_no_signal_comes(cluster, folder):
-    """The run wants all but ten seconds of ten minutes to spare. SLURM warns from half a minute before the notice on: minutes
-    later, so that a slow start of the ranks does not hand them the signal first."""
-    job = cluster.submit(render(folder, "multi_node", "--time=00:10:00", "--notice-seconds=5", "--restarts=1", ENDLESS,
-                                "--run.stop_margin_seconds=590"), cwd=folder)
+    """The run wants all but ten seconds of ten minutes to spare. SLURM warns from half a minute
+    before the notice on: minutes later, so that a slow start of the ranks does not hand them the
+    signal first.
+    """
+    job = cluster.submit(
+        render(
+            folder,
+            "multi_node",
+            "--time=00:10:00",
+            "--notice-seconds=5",
+            "--restarts=1",
+            ENDLESS,
+            "--run.stop_margin_seconds=590",
+        ),
+        cwd=folder,
+    )
     cluster.wait_until(lambda: cluster.detail(job, "Restarts") == "1", 120)
     cluster.run("scancel", job)
     output = cluster.output_of(job)
-    assert re.search(r"stopping: \d+m\d\ds of the allocation left", output) and "SIGUSR1" not in output, output
+    assert (
+        re.search(r"stopping: \d+m\d\ds of the allocation left", output) and "SIGUSR1" not in output
+    ), output
     assert saved_steps(folder) == [steps_done(folder)]
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
 @again_after_a_start_fault
 def test_scancel_loses_no_step_and_the_job_does_not_come_back(cluster, folder, launcher):
-    job = cluster.submit(render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder)
+    job = cluster.submit(
+        render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder
+    )
     cluster.wait_until(lambda: steps_done(folder) >= 3)
     cluster.run("scancel", job)
     cluster.wait(job, "CANCELLED")
@@ -178,11 +279,14 @@ def test_a_chain_submits_its_next_link_until_the_run_is_done(cluster, folder):
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     submitted = cluster.wait_until(lambda: _match(cluster, job, "Submitted batch job \\d+\n"))
     link = re.search(r"Submitted batch job (\d+)", submitted)[1]
-    first, = saved_steps(folder)
+    (first,) = saved_steps(folder)
     cluster.wait_until(lambda: steps_done(folder) > first)
     cluster.run("scancel", "--batch", "--signal=USR1", link)
     cluster.wait_until(lambda: _match(cluster, link, "not done after 1 restarts"))
-    assert f"resumed at step {first}" in cluster.output_of(link) and cluster.run("squeue", "-h").stdout == ""
+    assert (
+        f"resumed at step {first}" in cluster.output_of(link)
+        and cluster.run("squeue", "-h").stdout == ""
+    )
 
 
 def _match(cluster, job, pattern):
@@ -192,22 +296,44 @@ def _match(cluster, job, pattern):
 
 @again_after_a_start_fault
 def test_an_array_is_one_run_for_each_setting(cluster, folder):
-    job = cluster.submit(render(folder, "array", "--nodes=1", "--sweep=optimizer.learning_rate=1e-3,2e-3", "--run.steps=3"),
-                         cwd=folder)
+    job = cluster.submit(
+        render(
+            folder,
+            "array",
+            "--nodes=1",
+            "--sweep=optimizer.learning_rate=1e-3,2e-3",
+            "--run.steps=3",
+        ),
+        cwd=folder,
+    )
     cluster.wait_until(lambda: cluster.run("squeue", "-h", "-j", job).stdout == "")
-    rates = [json.loads((folder / "run" / run / "configuration.json").read_text())["optimizer"]["learning_rate"] for run in "01"]
+    rates = [
+        json.loads((folder / "run" / run / "configuration.json").read_text())["optimizer"][
+            "learning_rate"
+        ]
+        for run in "01"
+    ]
     assert rates == [1e-3, 2e-3] and [steps_done(folder, f"run/{run}") for run in "01"] == [3, 3]
 
 
 def test_what_a_test_leaves_on_the_cluster_is_gone_before_the_next(own_cluster, folder):
-    """Two jobs: one that no signal but KILL ends, as in an MPI_Init that hangs, and one that waits for its nodes."""
-    (folder / "deaf.sh").write_text("#!/bin/bash\ntrap '' TERM USR1\necho deaf\n"
-                                    "srun -N 2 bash -c 'trap \"\" TERM USR1; for i in $(seq 1000); do sleep 0.1; done'\n")
-    deaf, waiting = (own_cluster.submit("deaf.sh", "--nodes=2", "--exclusive", cwd=folder) for _ in range(2))
+    """Two jobs: one that no signal but KILL ends, as in an MPI_Init that hangs, and one that waits
+    for its nodes.
+    """
+    (folder / "deaf.sh").write_text(
+        "#!/bin/bash\ntrap '' TERM USR1\necho deaf\n"
+        "srun -N 2 bash -c 'trap \"\" TERM USR1; for i in $(seq 1000); do sleep 0.1; done'\n"
+    )
+    deaf, waiting = (
+        own_cluster.submit("deaf.sh", "--nodes=2", "--exclusive", cwd=folder) for _ in range(2)
+    )
     own_cluster.wait_until(lambda: "deaf" in own_cluster.output_of(deaf))
     own_cluster.clear()
     assert {own_cluster.state(job) for job in (deaf, waiting)} == {"CANCELLED"}
-    assert own_cluster.run("squeue", "-h").stdout == "" and own_cluster.run("sinfo", "-h", "-o", "%t").stdout == "idle\n"
+    assert (
+        own_cluster.run("squeue", "-h").stdout == ""
+        and own_cluster.run("sinfo", "-h", "-o", "%t").stdout == "idle\n"
+    )
 
 
 def test_a_start_that_fails_in_the_known_way_is_noticed_and_tried_again(cluster, folder):
@@ -218,12 +344,26 @@ def test_a_start_that_fails_in_the_known_way_is_noticed_and_tried_again(cluster,
     def meets_it(cluster, folder):
         tries.append(cluster.submit("bad.sh", "--output=%j.out", cwd=folder))
         cluster.wait(tries[-1], "COMPLETED")
+
     with pytest.raises(StartFault):
         meets_it(cluster=cluster, folder=folder)
     assert len(tries) == TRIES and all(cluster.state(job) in ENDED for job in tries[:-1])
 
 
 def test_srun_without_a_protocol_for_mpi_is_refused_with_the_fix(cluster, folder):
-    done = cluster.run("srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "shardkit", "train", *SMALL, cwd=folder)
+    done = cluster.run(
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        sys.executable,
+        "-m",
+        "shardkit",
+        "train",
+        *SMALL,
+        cwd=folder,
+    )
     assert done.returncode == 1 and not (folder / "runs").exists()
-    assert "the launcher started 2 ranks, but MPI sees a world of 1" in done.stderr and "srun --mpi=pmi2" in done.stderr
+    assert (
+        "the launcher started 2 ranks, but MPI sees a world of 1" in done.stderr
+        and "srun --mpi=pmi2" in done.stderr
+    )

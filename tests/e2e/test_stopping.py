@@ -1,4 +1,7 @@
-"""A run that is told to stop, or whose time ends, saves the step at hand and ends with exit code 75; --resume goes on."""
+"""A run that is told to stop, or whose time ends, saves the step at hand and ends with exit code
+75; --resume goes on.
+"""
+
 import json
 import os
 import re
@@ -15,28 +18,62 @@ from shardkit.checkpoint.diff import compare
 from shardkit.checkpoint.find import find_checkpoint
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
-SMALL = ["--model.width=16", "--model.layers=2", "--model.heads=2", "--model.sequence_length=32", "--batch.sequences=8",
-         "--batch.micro_batch=2", "--run.report_every=1", "--run.validate_every=10000", "--run.validation_batches=1",
-         "--run.checkpoint_every=10000", "--run.keep_checkpoints=20", "--sample.tokens=0", "--optimizer.decay_steps=100000"]
+SMALL = [
+    "--model.width=16",
+    "--model.layers=2",
+    "--model.heads=2",
+    "--model.sequence_length=32",
+    "--batch.sequences=8",
+    "--batch.micro_batch=2",
+    "--run.report_every=1",
+    "--run.validate_every=10000",
+    "--run.validation_batches=1",
+    "--run.checkpoint_every=10000",
+    "--run.keep_checkpoints=20",
+    "--sample.tokens=0",
+    "--optimizer.decay_steps=100000",
+]
 pytestmark = pytest.mark.timeout(300)
-ENDLESS = 100_000       # steps, far more than any test takes
+ENDLESS = 100_000  # steps, far more than any test takes
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"line {i} with the number {i * i}\n" for i in range(600)))
+    (tmp_path / "text.txt").write_text(
+        "".join(f"line {i} with the number {i * i}\n" for i in range(600))
+    )
     return tmp_path
 
 
 class Job:
-    """mpiexec -n RANKS shardkit train, in the background; ended by the end of the `with` at the latest."""
+    """mpiexec -n RANKS shardkit train, in the background; ended by the end of the `with` at the
+    latest.
+    """
 
     def __init__(self, folder, *arguments, ranks=2, steps=ENDLESS, **environment):
-        command = [MPIEXEC, "-n", str(ranks), sys.executable, "-m", "shardkit", "train", *SMALL, "--data.path=text.txt",
-                   "--run.folder=run", f"--run.steps={steps}", *arguments]
+        command = [
+            MPIEXEC,
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "shardkit",
+            "train",
+            *SMALL,
+            "--data.path=text.txt",
+            "--run.folder=run",
+            f"--run.steps={steps}",
+            *arguments,
+        ]
         self.folder = folder
-        self._process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                         env={**os.environ, "OMP_NUM_THREADS": "1", **environment})
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        )
 
     def __enter__(self):
         return self
@@ -69,11 +106,19 @@ class Job:
 
 def last_step(folder):
     path = folder / "run" / "metrics.jsonl"
-    return json.loads(path.read_text().splitlines()[-1])["step"] if path.exists() and path.read_text().endswith("\n") else 0
+    return (
+        json.loads(path.read_text().splitlines()[-1])["step"]
+        if path.exists() and path.read_text().endswith("\n")
+        else 0
+    )
 
 
 def checkpoints(folder):
-    return sorted(int(path.name[5:]) for path in (folder / "run" / "checkpoints").glob("step-*") if path.suffix == "")
+    return sorted(
+        int(path.name[5:])
+        for path in (folder / "run" / "checkpoints").glob("step-*")
+        if path.suffix == ""
+    )
 
 
 def same_bits(one, other):
@@ -95,7 +140,7 @@ def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(folder, number):
 def test_a_stopped_run_goes_on_to_the_bits_of_one_that_was_not(folder, tmp_path_factory):
     with Job(folder) as job:
         job.wait_for_step(4)
-        job.signal_launcher(signal.SIGUSR1)                     # mpiexec passes it on to all ranks
+        job.signal_launcher(signal.SIGUSR1)  # mpiexec passes it on to all ranks
         assert job.end(60)[0] == 75
     steps = last_step(folder) + 6
     with Job(folder, "--resume-if-any", steps=steps) as job:
@@ -103,7 +148,7 @@ def test_a_stopped_run_goes_on_to_the_bits_of_one_that_was_not(folder, tmp_path_
     assert code == 0 and f"resumed at step {steps - 6}" in output, output
     whole = tmp_path_factory.mktemp("whole")
     (whole / "text.txt").write_text((folder / "text.txt").read_text())
-    with Job(whole, "--resume-if-any", steps=steps) as job:     # nothing to resume: it starts
+    with Job(whole, "--resume-if-any", steps=steps) as job:  # nothing to resume: it starts
         assert job.end()[0] == 0
     assert same_bits(folder, whole)
 
@@ -136,6 +181,7 @@ def test_signals_that_rain_on_all_ranks_while_they_save_do_no_harm(folder):
                             job.signal_rank(rank, number)
                         except ProcessLookupError:
                             return
+
         thread = threading.Thread(target=rain)
         thread.start()
         try:
@@ -144,7 +190,9 @@ def test_signals_that_rain_on_all_ranks_while_they_save_do_no_harm(folder):
             stopped.set()
             thread.join()
     assert code == 75, output
-    assert checkpoints(folder)[-1] == last_step(folder) and not list((folder / "run").rglob("*.tmp"))
+    assert checkpoints(folder)[-1] == last_step(folder) and not list(
+        (folder / "run").rglob("*.tmp")
+    )
     find_checkpoint(folder / "run" / "checkpoints" / f"step-{last_step(folder):08d}")[0].verify()
 
 
@@ -157,12 +205,24 @@ def test_a_run_that_does_not_improve_ends_early_and_well(folder):
 
 
 def test_losses_that_stay_infinite_end_the_run_with_one_sentence(folder):
-    with Job(folder, "--optimizer.name=sgd", "--optimizer.learning_rate=1e38", "--optimizer.max_gradient_norm=0",
-             "--run.stop_after_bad_steps=3") as job:
+    with Job(
+        folder,
+        "--optimizer.name=sgd",
+        "--optimizer.learning_rate=1e38",
+        "--optimizer.max_gradient_norm=0",
+        "--run.stop_after_bad_steps=3",
+    ) as job:
         code, output = job.end()
-    assert code == 1 and output.count("3 steps in a row were NaN or infinite") == 1 and "on all 2 ranks" in output, output
+    assert (
+        code == 1
+        and output.count("3 steps in a row were NaN or infinite") == 1
+        and "on all 2 ranks" in output
+    ), output
     assert output.count("skipped: ") >= 3 and "Traceback" not in output
-    skips = [json.loads(line).get("skipped_steps") for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    skips = [
+        json.loads(line).get("skipped_steps")
+        for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [count for count in skips if count] == [1, 2, 3]
 
 
@@ -171,6 +231,9 @@ def test_every_rank_has_a_log_with_its_place(folder):
         assert job.end()[0] == 0
     for rank in (0, 1):
         log = (folder / "run" / "logs" / f"rank-{rank:05d}.log").read_text()
-        stamp, place = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", f"rank {rank} of 2 at pipeline 0, data {rank}, tensor 0: host "
+        stamp, place = (
+            r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}",
+            f"rank {rank} of 2 at pipeline 0, data {rank}, tensor 0: host ",
+        )
         assert re.search(f"{stamp}  {place}", log, re.M)
         assert "step 2/2  loss" in log

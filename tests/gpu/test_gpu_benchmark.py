@@ -1,4 +1,5 @@
 """benchmarks/gpu.py runs from end to end, at sizes where nothing is fast."""
+
 import importlib.util
 import json
 import math
@@ -15,6 +16,7 @@ def benchmark(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(BENCHMARKS)
     import gpu as benchmark
     import report
+
     monkeypatch.setattr(report, "RESULTS", tmp_path)
     return benchmark
 
@@ -27,13 +29,20 @@ def cells(tmp_path):
 
 def test_every_part_is_measured_and_written(gpu, benchmark, tmp_path, capsys):
     """PyTorch on the CPU where there is no GPU: it is the code that is tried."""
-    where, has_torch = "cuda" if gpu.is_real else "cpu", importlib.util.find_spec("torch") is not None
-    assert benchmark.main(["--size", "tiny", "--repeats", "1", "--torch-device", where]) == 0, capsys.readouterr().out
+    where, has_torch = (
+        "cuda" if gpu.is_real else "cpu",
+        importlib.util.find_spec("torch") is not None,
+    )
+    assert benchmark.main(["--size", "tiny", "--repeats", "1", "--torch-device", where]) == 0, (
+        capsys.readouterr().out
+    )
     tables, result = cells(tmp_path)
     contestants = [row[0] for row in next(iter(tables.values()))]
     assert contestants[0] == "shardkit, float32" and ("torch, bfloat16" in contestants) == has_torch
     assert len(tables) == 5 and sum(map(len, tables.values())) > 40
-    numbers = [cell for rows in tables.values() for row in rows for cell in row[1:] if cell is not None]
+    numbers = [
+        cell for rows in tables.values() for row in rows for cell in row[1:] if cell is not None
+    ]
     assert all(math.isfinite(number) and number >= 0 for number in numbers)
     assert set(result["measured"]["losses"]) == set(contestants)
 

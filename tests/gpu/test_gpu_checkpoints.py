@@ -1,4 +1,7 @@
-"""Checkpoints from and to GPU memory: through page-locked blocks, beside the training, and no different from those of a CPU."""
+"""Checkpoints from and to GPU memory: through page-locked blocks, beside the training, and no
+different from those of a CPU.
+"""
+
 import numpy
 import pytest
 from builders import small_gpt, train
@@ -7,8 +10,14 @@ from hybrids import hybrid, step_once
 import shardkit as sk
 from shardkit.parallel.neighbours import Neighbours, restore
 
-WAYS = [("cuda", "cpu", "at once"), ("cuda", "cpu", "beside the training"), ("cuda", "cpu", "image"), ("cpu", "cuda", "at once"),
-        ("cpu", "cuda", "image"), ("cuda", "cuda", "beside the training")]
+WAYS = [
+    ("cuda", "cpu", "at once"),
+    ("cuda", "cpu", "beside the training"),
+    ("cuda", "cpu", "image"),
+    ("cpu", "cuda", "at once"),
+    ("cpu", "cuda", "image"),
+    ("cuda", "cuda", "beside the training"),
+]
 
 
 def saved(model, how, folder):
@@ -26,6 +35,7 @@ def saved(model, how, folder):
 @pytest.mark.parametrize("there, back, how", WAYS)
 def test_training_goes_on_from_a_checkpoint_of_the_other_device(gpu, tmp_path, there, back, how):
     """Another policy reads other boxes: rows, columns, and pieces of both."""
+
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2, model=small_gpt(dtype="float64"), device=there)
         load = saved(model, how, tmp_path)
@@ -34,8 +44,9 @@ def test_training_goes_on_from_a_checkpoint_of_the_other_device(gpu, tmp_path, t
         assert other.gather_full_parameters().tobytes() == model.gather_full_parameters().tobytes()
         for each in (model, other):
             x, y = sk.split_batch(each.mesh, *batch())
-            each.train(x, y)                        # a step more: the optimizer state came along too
+            each.train(x, y)  # a step more: the optimizer state came along too
         return model.gather_full_parameters(), other.gather_full_parameters()
+
     for one, other in sk.run_ranks(2, on_rank):
         numpy.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
 
@@ -50,13 +61,14 @@ def test_training_that_goes_on_does_not_change_what_is_being_written(gpu, tmp_pa
         model, _ = train("FSDP", backend, 1, device="cuda")
         before = model.gather_full_parameters()
         pending = model.save_model_async(tmp_path)
-        for _ in range(3):                          # the copies have to wait for nobody, but these steps for the copies
+        for _ in range(3):  # the copies have to wait for nobody, but these steps for the copies
             model.train(*sk.split_batch(model.mesh, *batch()))
         pending.wait()
         other, _ = train("DDP", backend, 0, device="cpu")
         other.load_model(tmp_path)
         numpy.testing.assert_array_equal(other.gather_full_parameters(), before)
         assert (model.gather_full_parameters() != before).any()
+
     sk.run_ranks(2, on_rank)
 
 
@@ -67,7 +79,10 @@ def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tm
         model.save_model(tmp_path)
         other = hybrid(backend, (1, 1, 2), device="cuda")
         other.load_model(tmp_path)
-        numpy.testing.assert_array_equal(other.gather_full_parameters(), model.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            other.gather_full_parameters(), model.gather_full_parameters()
+        )
+
     sk.run_ranks(2, on_rank)
 
 
@@ -80,6 +95,7 @@ def test_what_neighbours_keep_comes_from_the_gpu_and_goes_back(gpu):
         assert (model.gather_full_parameters() != before).any()
         assert restore(backend, [copies], model) == 2
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -96,4 +112,5 @@ def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path, mon
         assert device.bytes_in_use("checkpoint snapshot") == 0
         model.save_model_async(tmp_path).wait()
         assert device.bytes_in_use("checkpoint snapshot") >= 3 * 4 * model.parameter_count
+
     sk.run_ranks(1, on_rank)

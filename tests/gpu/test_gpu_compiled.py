@@ -1,4 +1,7 @@
-"""model.compile() on a GPU: steps replayed as CUDA graphs have the bits of plain ones, and what cannot be captured is told."""
+"""model.compile() on a GPU: steps replayed as CUDA graphs have the bits of plain ones, and what
+cannot be captured is told.
+"""
+
 import warnings
 
 import numpy
@@ -10,13 +13,15 @@ import shardkit as sk
 from shardkit.errors import ShapeError, ShardingError
 from shardkit.parallel import recorded
 
-STEPS = 6                       # plain, captured, compared, replayed three times
+STEPS = 6  # plain, captured, compared, replayed three times
 FSDP = (1, 2, 1), {"policy": "fsdp"}
 
 
 def layers(*between):
     """A small model, with these layers in the middle."""
-    return sk.nn.Sequential(sk.nn.Linear(4, 6), *between, sk.nn.Linear(6, 6), sk.nn.Linear(6, 6), sk.nn.Linear(6, 2))
+    return sk.nn.Sequential(
+        sk.nn.Linear(4, 6), *between, sk.nn.Linear(6, 6), sk.nn.Linear(6, 6), sk.nn.Linear(6, 2)
+    )
 
 
 def work(model, step):
@@ -35,12 +40,19 @@ def curve(mesh, settings, *, is_compiled, model=layers, work=work, steps=STEPS):
         if is_compiled:
             sharded.compile()
         losses = [work(sharded, step) for step in range(steps)]
-        return losses, sharded.gather_full_parameters().tobytes(), sharded.get_model_metadata()["compiled"]
+        return (
+            losses,
+            sharded.gather_full_parameters().tobytes(),
+            sharded.get_model_metadata()["compiled"],
+        )
+
     return sk.run_ranks(int(numpy.prod(mesh)), on_rank)
 
 
 def check_same_bits(mesh, settings, *, stays_compiled=True, **rest):
-    plain, compiled = [curve(mesh, settings, is_compiled=is_compiled, **rest) for is_compiled in (False, True)]
+    plain, compiled = [
+        curve(mesh, settings, is_compiled=is_compiled, **rest) for is_compiled in (False, True)
+    ]
     assert [rank[:2] for rank in compiled] == [rank[:2] for rank in plain]
     assert [rank[2] for rank in compiled] == [stays_compiled] * len(compiled)
 
@@ -50,29 +62,41 @@ def reason_of_refusal(mesh, settings, **rest):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         check_same_bits(mesh, settings, stays_compiled=False, **rest)
-    text, = [str(warning.message) for warning in caught if "uncompiled" in str(warning.message)]
+    (text,) = [str(warning.message) for warning in caught if "uncompiled" in str(warning.message)]
     return text
 
 
-@pytest.mark.parametrize("mesh, settings", [
-    ((1, 1, 1), {"policy": "ddp"}),
-    FSDP,
-    ((1, 2, 1), {"policy": "zero2", "deterministic": False}),
-    ((2, 1, 1), {"policy": "ddp", "schedule": "1f1b", "micro_batches": 3}),
-    ((2, 1, 1), {"policy": "fsdp", "schedule": "zb-h1", "activation_checkpointing": True}),
-], ids=str)
+@pytest.mark.parametrize(
+    "mesh, settings",
+    [
+        ((1, 1, 1), {"policy": "ddp"}),
+        FSDP,
+        ((1, 2, 1), {"policy": "zero2", "deterministic": False}),
+        ((2, 1, 1), {"policy": "ddp", "schedule": "1f1b", "micro_batches": 3}),
+        ((2, 1, 1), {"policy": "fsdp", "schedule": "zb-h1", "activation_checkpointing": True}),
+    ],
+    ids=str,
+)
 def test_replayed_steps_have_the_bits_of_plain_ones(gpu, mesh, settings):
     check_same_bits(mesh, settings)
 
 
 def test_from_the_fourth_step_on_nothing_is_computed_on_tapes(gpu):
     def on_rank(backend):
-        model = hybrid(backend, (1, 2, 1), policy="fsdp", model=layers(), device="cuda", loss=sk.nn.MeanSquaredError())
+        model = hybrid(
+            backend,
+            (1, 2, 1),
+            policy="fsdp",
+            model=layers(),
+            device="cuda",
+            loss=sk.nn.MeanSquaredError(),
+        )
         model.compile()
         for step in range(STEPS):
             if step == 3:
                 model.engine.runtime.plain_work.forward = None
             work(model, step)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -83,6 +107,7 @@ def test_a_gpt_is_replayed_and_bad_ids_are_found(gpu):
             with pytest.raises(ShapeError, match="ids from"):
                 model.train(numpy.full((4, 8), 1000), numpy.full((4, 8), 1))
         return model.train(*token_batch(step, 4))
+
     check_same_bits((1, 1, 1), {"loss": None}, model=small_gpt, work=train)
 
 
@@ -92,7 +117,10 @@ def test_gradients_that_are_accumulated(gpu):
         model.synchronize_gradients()
         model.step()
         return losses
-    check_same_bits((1, 2, 1), {"policy": "zero2", "auto_synchronize_gradients": False}, work=accumulate)
+
+    check_same_bits(
+        (1, 2, 1), {"policy": "zero2", "auto_synchronize_gradients": False}, work=accumulate
+    )
 
 
 def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
@@ -104,6 +132,7 @@ def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
             pool.give(taken)
             return loss
         return work(model, step)
+
     check_same_bits(*FSDP, work=train)
 
 
@@ -129,10 +158,15 @@ class Counts(sk.nn.Module):
         return x * (1.0 + self.calls % 3)
 
 
-@pytest.mark.parametrize("layer, reason", [
-    (Reads, "F of unit 1 of stage 0, micro-batch 0 cannot be recorded: CUDARuntimeError"),
-    (Counts, "it changes the attribute calls of Counts"),
-    (lambda: sk.nn.Dropout(0.2), "dropout has another key in each step")], ids=["reads", "counts", "dropout"])
+@pytest.mark.parametrize(
+    "layer, reason",
+    [
+        (Reads, "F of unit 1 of stage 0, micro-batch 0 cannot be recorded: CUDARuntimeError"),
+        (Counts, "it changes the attribute calls of Counts"),
+        (lambda: sk.nn.Dropout(0.2), "dropout has another key in each step"),
+    ],
+    ids=["reads", "counts", "dropout"],
+)
 def test_what_cannot_be_captured_is_told_and_trains_on(gpu, layer, reason):
     assert reason in reason_of_refusal(*FSDP, model=lambda: layers(layer()))
 
@@ -143,4 +177,5 @@ def test_tensor_parallel_models_are_refused_with_the_reason(gpu):
         assert not model.supports_compilation
         with pytest.raises(ShardingError, match="messages of tensor parallelism"):
             model.compile()
+
     sk.run_ranks(2, on_rank)

@@ -1,4 +1,7 @@
-"""The door to the GPU: what is counted, what is copied when, and what it says when something is missing."""
+"""The door to the GPU: what is counted, what is copied when, and what it says when something is
+missing.
+"""
+
 import gc
 
 import numpy
@@ -31,7 +34,7 @@ def test_the_pool_and_the_driver_are_asked_beside_the_accounts(gpu):
     after = gpu.device.memory()
     assert after.pool_used - before.pool_used == array.nbytes
     assert after.pool_used <= after.pool_held <= after.total and 0 < after.free < after.total
-    assert f"{after.total / 2 ** 30:.4g} GiB" in str(after)
+    assert f"{after.total / 2**30:.4g} GiB" in str(after)
     assert Device("cpu").memory().total == 0
 
 
@@ -40,21 +43,31 @@ def test_mixing_host_and_device_arrays_is_one_clear_error(gpu):
         xp_of(gpu.device.from_host(numpy.ones(2)), numpy.ones(2))
 
 
-@pytest.mark.parametrize("call", ["train", "predict", "evaluate", "set_parameters", "apply_gradients", "generate"])
+@pytest.mark.parametrize(
+    "call", ["train", "predict", "evaluate", "set_parameters", "apply_gradients", "generate"]
+)
 def test_arrays_of_the_gpu_at_the_door_of_a_model_are_one_clear_error(gpu, call):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1, device="cuda")
         x, y = token_batch(0)
         there = gpu.device.xp.asarray(x)
-        arguments = {"train": (there, y), "predict": (there,), "evaluate": (x, there), "set_parameters": (there,),
-                     "apply_gradients": (there, 0.1), "generate": (model.wrapped_model, there[0], 3)}[call]
+        arguments = {
+            "train": (there, y),
+            "predict": (there,),
+            "evaluate": (x, there),
+            "set_parameters": (there,),
+            "apply_gradients": (there, 0.1),
+            "generate": (model.wrapped_model, there[0], 3),
+        }[call]
         with pytest.raises(DeviceError, match="is on the GPU; wanted an array of the host"):
             (sk.nn.generation.generate if call == "generate" else getattr(model, call))(*arguments)
-        model.train(x, y)                       # nothing is broken
+        model.train(x, y)  # nothing is broken
+
     sk.run_ranks(1, on_rank)
 
 
-# ---- memory that runs out ----------------------------------------------------------------------------------------------
+# ---- memory that runs out ------------------------------------------------------------------------
+
 
 def test_out_of_memory_names_the_largest_holders(gpu):
     device = gpu.device
@@ -64,8 +77,14 @@ def test_out_of_memory_names_the_largest_holders(gpu):
         device.empty(1 << 50, "uint8", purpose="parameters")
     text = str(error.value)
     assert "ordinal=0) has no room for 1.049e+06 GiB of parameters" in text
-    assert "1.062 MiB there (gradients 1 MiB, optimizer state 64 KiB)" in text and "on the GPU" in text
-    assert isinstance(error.value, DeviceError) and isinstance(error.value, MemoryError) and "\n" not in text
+    assert (
+        "1.062 MiB there (gradients 1 MiB, optimizer state 64 KiB)" in text and "on the GPU" in text
+    )
+    assert (
+        isinstance(error.value, DeviceError)
+        and isinstance(error.value, MemoryError)
+        and "\n" not in text
+    )
     del held
 
 
@@ -77,11 +96,15 @@ def test_a_step_without_memory_changes_nothing_and_names_the_holders(gpu):
         before = model.gather_full_parameters()
         pool.free_all_blocks()
         pool.set_limit(size=pool.used_bytes() + (256 << 10))
-        with pytest.raises(sk.OutOfMemoryError, match="out of memory in .* of step 2: Out of memory allocating.*optimizer state"):
+        with pytest.raises(
+            sk.OutOfMemoryError,
+            match="out of memory in .* of step 2: Out of memory allocating.*optimizer state",
+        ):
             model.train(*token_batch(1, 240))
         pool.set_limit(size=0)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
         return model.train(*token_batch(1))
+
     try:
         assert 0 < sk.run_ranks(1, on_rank)[0] < 5
     finally:
@@ -91,19 +114,21 @@ def test_a_step_without_memory_changes_nothing_and_names_the_holders(gpu):
 def test_page_locked_memory_that_is_not_to_be_had_says_so(gpu, monkeypatch):
     def refuse(size):
         raise MemoryError("cudaErrorMemoryAllocation: out of memory")
+
     monkeypatch.setattr(gpu.device.xp.cuda, "alloc_pinned_memory", refuse)
     with pytest.raises(DeviceMemoryError, match="locks no 4 KiB of host memory for staging"):
         gpu.device.pinned(1024)
 
 
-# ---- copies beside the computation ---------------------------------------------------------------------------------------
+# ---- copies beside the computation ---------------------------------------------------------------
+
 
 def test_a_copy_to_the_host_has_the_values_of_when_it_was_asked_for(gpu):
     device = gpu.device
     array, target = device.from_host(numpy.arange(1000.0)), device.pinned(1000, "float64")
     done = device.copies.to_host(array, target)
     device.copies.hold_back(done)
-    array += 1                              # begins when the copy is done
+    array += 1  # begins when the copy is done
     done.wait()
     numpy.testing.assert_array_equal(target, numpy.arange(1000.0))
     assert to_host(array)[0] == 1
@@ -112,8 +137,10 @@ def test_a_copy_to_the_host_has_the_values_of_when_it_was_asked_for(gpu):
 def test_an_array_lives_until_its_copy_is_done(gpu):
     device = gpu.device
     target = device.pinned(1000, "float64")
-    done = device.copies.to_host(device.from_host(numpy.arange(1000.0)) + 0, target)        # nobody else has it
-    device.xp.full(1000, numpy.nan)         # would take its place in the pool
+    done = device.copies.to_host(
+        device.from_host(numpy.arange(1000.0)) + 0, target
+    )  # nobody else has it
+    device.xp.full(1000, numpy.nan)  # would take its place in the pool
     done.wait()
     numpy.testing.assert_array_equal(target, numpy.arange(1000.0))
 
@@ -127,8 +154,11 @@ def test_parts_come_in_order_through_two_blocks_that_are_used_again(gpu):
     numpy.testing.assert_array_equal(numpy.concatenate(seen), numpy.arange(1000.0))
     assert device.bytes_in_use("staging") == 2 * 300 * 8
     for part in device.copies.parts(array, spans):
-        break                               # a caller that gives up
-    assert len(list(device.copies.parts(array, spans))) == 4 and device.bytes_in_use("staging") == 2 * 300 * 8
+        break  # a caller that gives up
+    assert (
+        len(list(device.copies.parts(array, spans))) == 4
+        and device.bytes_in_use("staging") == 2 * 300 * 8
+    )
 
 
 def test_what_is_delivered_is_there_for_the_work_that_follows(gpu):
@@ -140,7 +170,7 @@ def test_what_is_delivered_is_there_for_the_work_that_follows(gpu):
         device.copies.deliver(window, target[row])
     window = device.copies.window(6 * 4).view("float32").reshape(6, 1)
     window[:] = 9
-    device.copies.deliver(window, target[:, 3:4])               # not contiguous on the GPU
+    device.copies.deliver(window, target[:, 3:4])  # not contiguous on the GPU
     device.copies.finish()
     wanted = numpy.repeat(numpy.arange(6, dtype="float32")[:, None], 8, 1)
     wanted[:, 3] = 9
@@ -157,12 +187,17 @@ def test_page_locked_buffers_are_taken_and_given_back(gpu):
     assert gpu.device.bytes_in_use("blocks") == 1000
 
 
-# ---- numbers -------------------------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("start, stop", [(0, 5), (3, 70001), (2 ** 34 - 3, 2 ** 34 + 9)])
+
+@pytest.mark.parametrize("start, stop", [(0, 5), (3, 70001), (2**34 - 3, 2**34 + 9)])
 def test_random_numbers_are_those_of_the_cpu_bit_for_bit(gpu, start, stop):
     xp, key = gpu.device.xp, random.key_of(7, "dropout", "blocks.0", 3)
-    for draw in (random.random_bits, random.uniform, lambda *a: random.integers(*a[:3], 1000, *a[3:])):
+    for draw in (
+        random.random_bits,
+        random.uniform,
+        lambda *a: random.integers(*a[:3], 1000, *a[3:]),
+    ):
         there = draw(key, start, stop, xp)
         assert xp_of(there) is xp
         numpy.testing.assert_array_equal(to_host(there), draw(key, start, stop))
@@ -199,4 +234,5 @@ def test_a_token_outside_of_the_vocabulary_is_found_before_the_gpu_reads_it(gpu,
             (bad_x if bad_y is y else bad_y)[2, 3] = wrong
             with pytest.raises(sk.ShapeError, match="wanted 0 <= (id|target) < 61"):
                 model.train(bad_x, bad_y)
+
     sk.run_ranks(1, on_rank)

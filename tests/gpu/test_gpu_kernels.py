@@ -1,10 +1,15 @@
-"""The CUDA twins on a GPU: the checks that the emulator makes in tests/pure/test_cuda_kernels.py, on the same table."""
+"""The CUDA twins on a GPU: the checks that the emulator makes in tests/pure/test_cuda_kernels.py,
+on the same table.
+"""
+
 import device_kernels as checks
 import pytest
 from kernel_table import CASES, TABLE, WITH_OUT, bits
 
 pytestmark = pytest.mark.real
-every_case = pytest.mark.parametrize("name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES])
+every_case = pytest.mark.parametrize(
+    "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
+)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
@@ -21,7 +26,9 @@ def test_the_cuda_twin_computes_what_the_plain_one_does(cupy, name, line, shape,
 
 @every_case
 def test_the_same_call_gives_the_same_bits_again(cupy, name, line, shape):
-    first, *rest = [bits(checks.device_results(cupy, name, line, shape, "float32")) for _ in range(4)]
+    first, *rest = [
+        bits(checks.device_results(cupy, name, line, shape, "float32")) for _ in range(4)
+    ]
     assert all(again == first for again in rest)
 
 

@@ -1,7 +1,10 @@
-"""What trains on NumPy trains on CuPy, to rounding in float64: every policy, schedule and kind of parallelism.
+"""What trains on NumPy trains on CuPy, to rounding in float64: every policy, schedule and kind of
+parallelism.
 
-Largest difference over the largest element: gradients of each step, parameters, losses and norms within TOLERANCE.
+Largest difference over the largest element: gradients of each step, parameters, losses and norms
+within TOLERANCE.
 """
+
 from functools import cache
 
 import numpy
@@ -29,13 +32,23 @@ RUNS = {
     "zb-v": ((2, 1, 2), "fsdp", "zb-v", {}),
     "all three": ((2, 2, 2), "fsdp", "1f1b", {"sequence_parallel": True}),
 }
-FORMS = {"llama": {"style": "llama", "heads": 12, "kv_heads": 2}, "tied": {"tied": True}, "dropout": {"dropout": 0.2}}
-OF_FORMS = {"llama": ("sequence", "zb-v"), "tied": ("gpipe", "fsdp"), "dropout": ("sequence", "zero2")}
+FORMS = {
+    "llama": {"style": "llama", "heads": 12, "kv_heads": 2},
+    "tied": {"tied": True},
+    "dropout": {"dropout": 0.2},
+}
+OF_FORMS = {
+    "llama": ("sequence", "zb-v"),
+    "tied": ("gpipe", "fsdp"),
+    "dropout": ("sequence", "zero2"),
+}
 
 
 @cache
 def on_cpu(layers, form=None):
-    return trained((1, 1, 1), "ddp", "gpipe", steps=2, model=lambda: gpt(layers, **FORMS.get(form, {})))
+    return trained(
+        (1, 1, 1), "ddp", "gpipe", steps=2, model=lambda: gpt(layers, **FORMS.get(form, {}))
+    )
 
 
 def relative(got, wanted):
@@ -45,7 +58,15 @@ def relative(got, wanted):
 def check(name, form=None):
     mesh, policy, schedule, settings = RUNS[name]
     layers = layers_for(mesh[0], schedule)
-    got = trained(mesh, policy, schedule, steps=2, model=lambda: gpt(layers, **FORMS.get(form, {})), device="cuda", **settings)
+    got = trained(
+        mesh,
+        policy,
+        schedule,
+        steps=2,
+        model=lambda: gpt(layers, **FORMS.get(form, {})),
+        device="cuda",
+        **settings,
+    )
     wanted = on_cpu(layers, form)
     numpy.testing.assert_allclose(got.losses, wanted.losses, rtol=TOLERANCE)
     numpy.testing.assert_allclose(got.norms, wanted.norms, rtol=TOLERANCE)
@@ -59,7 +80,9 @@ def test_gradients_and_parameters_are_those_of_the_cpu(gpu, name):
     check(name)
 
 
-@pytest.mark.parametrize("form, name", [(form, name) for form, names in OF_FORMS.items() for name in names])
+@pytest.mark.parametrize(
+    "form, name", [(form, name) for form, names in OF_FORMS.items() for name in names]
+)
 def test_every_form_of_model_follows_the_cpu(gpu, form, name):
     check(name, form)
 
@@ -67,12 +90,24 @@ def test_every_form_of_model_follows_the_cpu(gpu, form, name):
 @pytest.mark.emulated
 @pytest.mark.parametrize("changes", [{"dropout": 0.2, "tied": True}, {"style": "llama"}], ids=str)
 def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
-    """float32 and half precision have tolerances of their own (test_gpu_kernels); here all kernels work together."""
+    """float32 and half precision have tolerances of their own (test_gpu_kernels); here all kernels
+    work together.
+    """
+
     def run(device):
         def on_rank(backend):
-            model, losses = train("FSDP", backend, 1, samples=4, model=small_gpt(dtype="float64", **changes), device=device)
+            model, losses = train(
+                "FSDP",
+                backend,
+                1,
+                samples=4,
+                model=small_gpt(dtype="float64", **changes),
+                device=device,
+            )
             return losses, model.gather_full_parameters()
+
         return sk.run_ranks(2, on_rank)[0]
+
     (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
     numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-12)
     assert relative(gpu_parameters, parameters) < 1e-10
@@ -80,52 +115,94 @@ def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
 
 def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
     def bits(mesh, schedule="1f1b"):
-        run = trained(mesh, "fsdp", schedule, steps=2, model=lambda: gpt(2), micro_batches=8 // mesh[1], device="cuda")
+        run = trained(
+            mesh,
+            "fsdp",
+            schedule,
+            steps=2,
+            model=lambda: gpt(2),
+            micro_batches=8 // mesh[1],
+            device="cuda",
+        )
         return run.parameters.tobytes(), run.losses, run.norms
+
     serial = bits((1, 1, 1))
-    others = {(1, 2, 1): "1f1b", (1, 4, 1): "1f1b", (2, 1, 1): "zb-h1", (2, 2, 1): "1f1b", (4, 1, 1): "gpipe"}
-    for mesh, schedule in list(others.items())[:len(others) if gpu.is_real else 3]:
+    others = {
+        (1, 2, 1): "1f1b",
+        (1, 4, 1): "1f1b",
+        (2, 1, 1): "zb-h1",
+        (2, 2, 1): "1f1b",
+        (4, 1, 1): "gpipe",
+    }
+    for mesh, schedule in list(others.items())[: len(others) if gpu.is_real else 3]:
         assert bits(mesh, schedule) == serial, mesh
 
 
-@pytest.mark.parametrize("settings", [{"max_gradient_norm": None}, {"gradient_compression": "float16"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"max_gradient_norm": None}, {"gradient_compression": "float16"}], ids=str
+)
 def test_steps_that_do_not_clip_or_compress_follow_the_cpu(gpu, settings):
     """Sums of half floats: 11 bits, so a thousandth of the largest parameter change."""
+
     def run(device):
         def on_rank(backend):
-            model, losses = train("ZeRO-2", backend, 2, device=device, optimizer=sk.Momentum(lr=0.1), **settings)
+            model, losses = train(
+                "ZeRO-2", backend, 2, device=device, optimizer=sk.Momentum(lr=0.1), **settings
+            )
             return losses, model.gather_full_parameters()
+
         return sk.run_ranks(2, on_rank)[0]
+
     (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
     numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-5)
     numpy.testing.assert_allclose(gpu_parameters, parameters, atol=1e-6)
 
 
-@pytest.mark.parametrize("numerics, tolerance", [({"matmul_precision": "tf32"}, 1e-4),
-                                                 ({"compute_dtype": "float16"}, 1e-4),
-                                                 pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "numerics, tolerance",
+    [
+        ({"matmul_precision": "tf32"}, 1e-4),
+        ({"compute_dtype": "float16"}, 1e-4),
+        pytest.param({"compute_dtype": "bfloat16"}, 1e-3, marks=BFLOAT16.marks),
+    ],
+    ids=str,
+)
 def test_faster_arithmetic_follows_float32_on_the_cpu(gpu, numerics, tolerance):
     """Losses of three steps: half a last bit of what is rounded, averaged over 144 tokens."""
+
     def run(device, **settings):
-        return sk.run_ranks(2, lambda backend: train("FSDP", backend, 3, device=device, micro_batch=3, **settings)[1])[0]
+        return sk.run_ranks(
+            2,
+            lambda backend: train("FSDP", backend, 3, device=device, micro_batch=3, **settings)[1],
+        )[0]
+
     numpy.testing.assert_allclose(run("cuda", **numerics), run("cpu"), rtol=tolerance)
 
 
 def everything_else(device):
     """What a sharded model can do besides train(): numbers that CPU and GPU must agree on."""
+
     def on_rank(backend):
-        model, _ = train("FSDP", backend, 1, model=small_gpt(dtype="float64"), device=device, micro_batch=3)
+        model, _ = train(
+            "FSDP", backend, 1, model=small_gpt(dtype="float64"), device=device, micro_batch=3
+        )
         x, y = sk.split_batch(model.mesh, *token_batch(7))
-        told = {"predict": model.predict(x), "evaluate": model.evaluate(x, y), "gradients": model.compute_gradients(x, y),
-                "local": model.local_parameter_shard}
+        told = {
+            "predict": model.predict(x),
+            "evaluate": model.evaluate(x, y),
+            "gradients": model.compute_gradients(x, y),
+            "local": model.local_parameter_shard,
+        }
         model.apply_gradients(told["gradients"], learning_rate=0.1)
         told["applied"] = model.gather_full_parameters()
         told["copy"] = model.deep_copy().gather_full_parameters()
         model.set_parameters(2 * told["applied"])
         told["set"] = model.gather_full_parameters()
-        told["state"] = model.wrapped_model.state_dict()["head.norm.weight"] if backend.world_size == 1 else 0.0
+        told["state"] = (
+            model.wrapped_model.state_dict()["head.norm.weight"] if backend.world_size == 1 else 0.0
+        )
         return told
+
     return sk.run_ranks(2, on_rank)
 
 
@@ -139,14 +216,22 @@ def test_everything_else_that_a_model_does_agrees_with_the_cpu(gpu):
 def test_accumulated_steps_agree_with_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
-            model, _ = train("ZeRO-2", backend, 0, model=small_gpt(dtype="float64"), device=device,
-                             auto_synchronize_gradients=False)
+            model, _ = train(
+                "ZeRO-2",
+                backend,
+                0,
+                model=small_gpt(dtype="float64"),
+                device=device,
+                auto_synchronize_gradients=False,
+            )
             for step in range(2):
                 model.train(*sk.split_batch(model.mesh, *token_batch(step)))
             model.synchronize_gradients()
             model.step()
             return model.gather_full_parameters()
+
         return sk.run_ranks(2, on_rank)[0]
+
     numpy.testing.assert_allclose(run("cuda"), run("cpu"), rtol=1e-9, atol=1e-12)
 
 
@@ -156,12 +241,17 @@ def regression(device):
     y = 2 * x[:, 1:2] + 0.5 * x[:, 3:4]
 
     def on_rank(backend):
-        model = sk.FSDPModel(sk.models.MLP([4, 16, 1], dtype="float64"), sk.ShardingConfiguration(
-            backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=16, device=device))
+        model = sk.FSDPModel(
+            sk.models.MLP([4, 16, 1], dtype="float64"),
+            sk.ShardingConfiguration(
+                backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=16, device=device
+            ),
+        )
         model.set_active_feature_indices([1, 3])
         x[:, 0] = 1e9
         losses = [model.train(*sk.split_batch(model.mesh, x, y)) for _ in range(3)]
         return [*losses, *model.get_feature_importance(*sk.split_batch(model.mesh, x, y)).values()]
+
     return sk.run_ranks(2, on_rank)[0]
 
 
@@ -172,12 +262,23 @@ def test_features_matter_as_they_do_on_the_cpu(gpu):
 def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
     def run(device):
         def on_rank(backend):
-            optimizer = sk.ZeRO2Optimizer(sk.AdamW(lr=1e-2), sk.ShardingConfiguration(backend, device=device),
-                                          model=small_gpt(dtype="float64"))
-            given = sk.OptimizationInputData(*token_batch(0, 24), *token_batch(1, 10), epochs=2, batch_size=8)
+            optimizer = sk.ZeRO2Optimizer(
+                sk.AdamW(lr=1e-2),
+                sk.ShardingConfiguration(backend, device=device),
+                model=small_gpt(dtype="float64"),
+            )
+            given = sk.OptimizationInputData(
+                *token_batch(0, 24), *token_batch(1, 10), epochs=2, batch_size=8
+            )
             result = optimizer.optimize(given)
-            return [*result.fitness_history, result.training_result.loss, result.validation_result.loss]
+            return [
+                *result.fitness_history,
+                result.training_result.loss,
+                result.validation_result.loss,
+            ]
+
         return sk.run_ranks(2, on_rank)[0]
+
     numpy.testing.assert_allclose(run("cuda"), run("cpu"), rtol=1e-9)
 
 
@@ -185,9 +286,16 @@ def test_an_optimizer_finds_what_it_finds_on_the_cpu(gpu):
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_generated_text_is_that_of_the_cpu(gpu, style, temperature):
     """Longer than the window, so that it slides."""
+
     def run(device):
         def on_rank(backend):
-            model, _ = train("DDP", backend, 1, model=small_gpt(style=style, dtype="float64"), device=device)
-            return model.wrapped_model.generate(token_batch(0)[0][0, :5], 12, temperature=temperature, seed=3).tolist()
+            model, _ = train(
+                "DDP", backend, 1, model=small_gpt(style=style, dtype="float64"), device=device
+            )
+            return model.wrapped_model.generate(
+                token_batch(0)[0][0, :5], 12, temperature=temperature, seed=3
+            ).tolist()
+
         return sk.run_ranks(1, on_rank)[0]
+
     assert run("cuda") == run("cpu")

@@ -1,4 +1,5 @@
 """Tests under a launcher: mpiexec -n 4 pytest"""
+
 import pytest
 from mpi_run import MPIRun
 

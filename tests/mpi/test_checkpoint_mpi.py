@@ -1,4 +1,7 @@
-"""Checkpoints of ranks that are processes: each writes its file, or all write one through parallel HDF5."""
+"""Checkpoints of ranks that are processes: each writes its file, or all write one through parallel
+HDF5.
+"""
+
 import shutil
 import tempfile
 from pathlib import Path
@@ -53,7 +56,9 @@ def test_what_was_saved_is_gone_on_with_bit_for_bit(way, backend, folder):
 @pytest.mark.skipif(not IS_PARALLEL, reason="this h5py is serial")
 def test_the_file_of_all_ranks_has_the_same_content_as_theirs_have_together(backend, folder):
     model, _ = train("FSDP", backend, 2)
-    folders = [Path(model.save_model(folder / driver, driver=driver)) for driver in ("files", "mpio")]
+    folders = [
+        Path(model.save_model(folder / driver, driver=driver)) for driver in ("files", "mpio")
+    ]
     model.close()
     if backend.rank == 0:
         files, shared = map(Checkpoint, folders)
@@ -61,8 +66,13 @@ def test_the_file_of_all_ranks_has_the_same_content_as_theirs_have_together(back
         assert sorted(shared.manifest["files"]) == ["boxes.h5", "index.h5"]
         for tensor in files.shapes:
             numpy.testing.assert_array_equal(shared.read_whole(tensor), files.read_whole(tensor))
-            boxes = [sorted((box[2], box[3], box[5]) for box in checkpoint.manifest["tensors"][tensor]["boxes"])
-                     for checkpoint in (files, shared)]
+            boxes = [
+                sorted(
+                    (box[2], box[3], box[5])
+                    for box in checkpoint.manifest["tensors"][tensor]["boxes"]
+                )
+                for checkpoint in (files, shared)
+            ]
             assert boxes[0] == boxes[1]
             with h5py.File(shared.folder / "index.h5") as index:
                 numpy.testing.assert_array_equal(index[tensor][...], files.read_whole(tensor))
@@ -72,7 +82,7 @@ def test_the_file_of_all_ranks_has_the_same_content_as_theirs_have_together(back
 @pytest.mark.skipif(IS_PARALLEL, reason="this h5py is parallel")
 def test_one_file_of_all_ranks_needs_parallel_hdf5_and_says_so_on_all_ranks(backend, folder):
     model, _ = train("FSDP", backend, 1)
-    with pytest.raises(sk.CheckpointError, match="built with parallel HDF5.*driver=\"files\""):
+    with pytest.raises(sk.CheckpointError, match='built with parallel HDF5.*driver="files"'):
         model.save_model(folder, driver="mpio")
     assert not list(folder.iterdir())
     model.close()

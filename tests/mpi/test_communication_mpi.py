@@ -1,4 +1,5 @@
 """The communication contract on MPI, and what only the MPI backend does."""
+
 import sys
 import time
 
@@ -11,10 +12,14 @@ from shardkit.comm import MPICommunicationBackend, collectively, ordered_reduce_
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(params=[{"shares_cores": False}, {"shares_cores": True}, {"count_limit": 7}],
-                ids=["a core each", "shared cores", "calls of 7"])
+@pytest.fixture(
+    params=[{"shares_cores": False}, {"shares_cores": True}, {"count_limit": 7}],
+    ids=["a core each", "shared cores", "calls of 7"],
+)
 def varied(backend, request, monkeypatch):
-    """The backend as if it had cores for all or not, or as if arrays were beyond 2**31 - 1 elements."""
+    """The backend as if it had cores for all or not, or as if arrays were beyond 2**31 - 1
+    elements.
+    """
     for name, value in request.param.items():
         monkeypatch.setattr(backend, name, value)
     return backend
@@ -40,7 +45,9 @@ def test_a_rank_that_waits_leaves_a_shared_core_to_others(backend, verb, monkeyp
     elif verb == "all_reduce":
         backend.all_reduce(large[:8])
     elif other < backend.world_size:
-        (backend.send if (verb == "send") == (backend.rank % 2 == 0) else backend.receive)(large, other)
+        (backend.send if (verb == "send") == (backend.rank % 2 == 0) else backend.receive)(
+            large, other
+        )
     spent = time.thread_time() - began
     backend.barrier()
     assert spent < 0.25
@@ -48,6 +55,7 @@ def test_a_rank_that_waits_leaves_a_shared_core_to_others(backend, verb, monkeyp
 
 def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
     from mpi4py import MPI
+
     mine = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
     inner = MPICommunicationBackend(mine)
     inner.initialize()
@@ -60,7 +68,7 @@ def test_a_user_communicator_is_duplicated_so_that_messages_do_not_mix(backend):
     mine.Send(numpy.array([2.0]), after, tag=4)
     request.Wait()
     inner.shutdown()
-    mine.Barrier()                               # the user's communicator is still the user's
+    mine.Barrier()  # the user's communicator is still the user's
     mine.Free()
     assert (ours[0], theirs[0]) == (1.0, 2.0)
     assert inner.rank == backend.world_size - 1 - backend.rank
@@ -70,7 +78,9 @@ def test_every_rank_knows_its_place_on_the_node_in_groups_too(backend):
     group = backend.split(backend.rank % 2)
     places = backend.all_gather_object((backend.local_rank, group.local_rank))
     group.close()
-    assert places == [(rank, rank) for rank in range(backend.world_size)]      # the tests run on one machine
+    assert places == [
+        (rank, rank) for rank in range(backend.world_size)
+    ]  # the tests run on one machine
 
 
 def test_a_second_backend_leaves_the_exception_hook_alone(backend):
@@ -98,6 +108,7 @@ def test_a_time_limit_holds_from_when_it_is_set_on_all_groups(backend):
 @pytest.mark.mpi(min_size=2)
 def test_a_message_of_the_wrong_size_is_an_error_where_it_is_received(backend):
     from shardkit.errors import CommunicationError
+
     with collectively(backend):
         if backend.rank == 0:
             backend.send(numpy.zeros(3), 1)

@@ -1,20 +1,37 @@
-"""Ranks that are processes and share one GPU, or as many as there are: by MPI, on the real GPU or each on a stand-in of its own.
+"""Ranks that are processes and share one GPU, or as many as there are: by MPI, on the real GPU or
+each on a stand-in of its own.
 
-    bash tests/gpu/run.sh           runs these on 1, 2 and 4 ranks, on the stand-in on 2 only
+bash tests/gpu/run.sh           runs these on 1, 2 and 4 ranks, on the stand-in on 2 only
 """
+
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
 from gpus import gpu as any_gpu, missing  # noqa: F401
-from hybrids import GradientRecord, gpt, hybrid, layers_for, shapes_of, step_once, trained, whole_vector
+from hybrids import (
+    GradientRecord,
+    gpt,
+    hybrid,
+    layers_for,
+    shapes_of,
+    step_once,
+    trained,
+    whole_vector,
+)
 
 import shardkit as sk
 from shardkit.array.backend import Device, to_host
 
 pytestmark = pytest.mark.mpi
 TOLERANCE = 1e-11
-MESHES = [((1, 1, 1), "fsdp", "1f1b"), ((1, 2, 1), "fsdp", "1f1b"), ((2, 1, 1), "zero1", "zb-h1"), ((1, 1, 2), "ddp", "1f1b"),
-          ((2, 2, 1), "zero2", "1f1b"), ((1, 2, 2), "fsdp", "1f1b")]
+MESHES = [
+    ((1, 1, 1), "fsdp", "1f1b"),
+    ((1, 2, 1), "fsdp", "1f1b"),
+    ((2, 1, 1), "zero1", "zb-h1"),
+    ((1, 1, 2), "ddp", "1f1b"),
+    ((2, 2, 1), "zero2", "1f1b"),
+    ((1, 2, 2), "fsdp", "1f1b"),
+]
 
 
 @pytest.fixture
@@ -29,7 +46,9 @@ def relative(got, wanted):
 
 
 @pytest.mark.parametrize("mesh, policy, schedule", MESHES, ids=str)
-def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(gpu, backend, mesh, policy, schedule):
+def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(
+    gpu, backend, mesh, policy, schedule
+):
     if numpy.prod(mesh) != backend.world_size:
         pytest.skip("meshes of another number of ranks")
     layers, errors = layers_for(mesh[0], schedule), []
@@ -37,12 +56,15 @@ def test_gradients_and_parameters_are_those_of_one_rank_on_the_cpu(gpu, backend,
     model = hybrid(backend, mesh, policy, schedule, device="cuda")
     record = GradientRecord(model)
     for step in range(2):
-        errors += [step_once(model, step) / serial.losses[step] - 1, model.engine.gradient_norm / serial.norms[step] - 1]
+        errors += [
+            step_once(model, step) / serial.losses[step] - 1,
+            model.engine.gradient_norm / serial.norms[step] - 1,
+        ]
         boxes = sum(backend.all_gather_object(record.steps[step + 1]), [])
         errors.append(relative(whole_vector(shapes_of(model), boxes), serial.gradients[step]))
     errors.append(relative(model.gather_full_parameters(), serial.parameters))
     model.close()
-    assert numpy.abs(backend.all_gather_object(errors)).max() < TOLERANCE       # NaN is not below
+    assert numpy.abs(backend.all_gather_object(errors)).max() < TOLERANCE  # NaN is not below
 
 
 def test_arrays_of_the_gpu_travel_between_ranks(gpu, backend):
@@ -51,7 +73,9 @@ def test_arrays_of_the_gpu_travel_between_ranks(gpu, backend):
     array = device.from_host(numpy.arange(count, dtype="float32") % 97)
     array += backend.rank
     backend.all_reduce(array)
-    wanted = (numpy.arange(count, dtype="float32") % 97) * backend.world_size + sum(range(backend.world_size))
+    wanted = (numpy.arange(count, dtype="float32") % 97) * backend.world_size + sum(
+        range(backend.world_size)
+    )
     received = device.zeros(count, purpose="test")
     handle = backend.irecv(received, (backend.rank - 1) % backend.world_size)
     backend.isend(array, (backend.rank + 1) % backend.world_size).wait()
@@ -62,7 +86,9 @@ def test_arrays_of_the_gpu_travel_between_ranks(gpu, backend):
 
 def test_a_checkpoint_of_all_ranks_opens_on_the_cpu(gpu, backend, tmp_path):
     folder = backend.broadcast_object(str(tmp_path), 0)
-    model, _ = train("FSDP", backend, 1, device="cuda", model=small_gpt(), samples=4 * backend.world_size)
+    model, _ = train(
+        "FSDP", backend, 1, device="cuda", model=small_gpt(), samples=4 * backend.world_size
+    )
     model.save_model_async(folder)
     model.train(*sk.split_batch(model.mesh, *token_batch(5, 4 * backend.world_size)))
     other, _ = train("DDP", backend, 0, model=small_gpt())

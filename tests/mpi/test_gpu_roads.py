@@ -1,4 +1,7 @@
-"""GPU arrays between MPI ranks, on the stand-in for CuPy: MPI sees ordinary memory where it would see a GPU's."""
+"""GPU arrays between MPI ranks, on the stand-in for CuPy: MPI sees ordinary memory where it would
+see a GPU's.
+"""
+
 from math import inf
 
 import numpy
@@ -14,7 +17,9 @@ pytestmark = pytest.mark.mpi
 
 def test_staged_arrays_go_through_every_verb_as_host_arrays_do(backend):
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
-        assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(group, numpy.asarray, numpy.empty)
+        assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(
+            group, numpy.asarray, numpy.empty
+        )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -25,13 +30,22 @@ def test_staged_sums_have_the_bits_of_the_host(backend, dtype):
 
 
 def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(backend, monkeypatch):
-    monkeypatch.setattr("shardkit.comm.gpu_mpi.MESSAGE_BYTES", 1000)             # so that arrays go in several messages
+    monkeypatch.setattr(
+        "shardkit.comm.gpu_mpi.MESSAGE_BYTES", 1000
+    )  # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
         group.road = MPIRoad(group, Verdict.everything())
-        assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(group, numpy.asarray, numpy.empty)
+        assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(
+            group, numpy.asarray, numpy.empty
+        )
         machine.transfers.clear()
-        sums = [ordered_sums(group, cupy.asarray, cupy.empty, dtype) for dtype in ("float32", "float64", "float16")]
-        assert {transfer.kind for transfer in machine.transfers} == {"to device"}      # those of asarray
+        sums = [
+            ordered_sums(group, cupy.asarray, cupy.empty, dtype)
+            for dtype in ("float32", "float64", "float16")
+        ]
+        assert {transfer.kind for transfer in machine.transfers} == {
+            "to device"
+        }  # those of asarray
         for dtype, ours in zip(("float32", "float64", "float16"), sums):
             assert bits(ours) == bits(ordered_sums(group, numpy.asarray, numpy.empty, dtype))
 
@@ -45,9 +59,18 @@ def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
             machine.transfers.clear()
             verb(*arrays)
             return sum(transfer.num_bytes for transfer in machine.transfers)
-        small, large, whole = cupy.zeros(16, "float32"), cupy.zeros(17, "float32"), cupy.zeros(17 * group.world_size, "float32")
+
+        small, large, whole = (
+            cupy.zeros(16, "float32"),
+            cupy.zeros(17, "float32"),
+            cupy.zeros(17 * group.world_size, "float32"),
+        )
         is_alone = group.world_size == 1
-        assert staged_bytes(group.broadcast, small) == 0 == staged_bytes(group.all_gather, large, whole)
+        assert (
+            staged_bytes(group.broadcast, small)
+            == 0
+            == staged_bytes(group.all_gather, large, whole)
+        )
         assert is_alone or staged_bytes(group.broadcast, large) == 68
         assert is_alone or staged_bytes(group.all_reduce, whole) == 2 * whole.nbytes
         if group.rank < 2 <= group.world_size:
@@ -56,9 +79,17 @@ def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
             handle.wait()
 
 
-@pytest.mark.parametrize("word, takes, reason", [("no", False, "SHARDKIT_GPU_AWARE_MPI=no"), ("yes", True, ""),
-                                                 ("probe", False, "no GPU: device \"cuda\" needs a GPU")])
-def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(backend, monkeypatch, word, takes, reason):
+@pytest.mark.parametrize(
+    "word, takes, reason",
+    [
+        ("no", False, "SHARDKIT_GPU_AWARE_MPI=no"),
+        ("yes", True, ""),
+        ("probe", False, 'no GPU: device "cuda" needs a GPU'),
+    ],
+)
+def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(
+    backend, monkeypatch, word, takes, reason
+):
     """The last rank has another word than the others."""
     said = []
     monkeypatch.setenv("SHARDKIT_GPU_AWARE_MPI", word)
@@ -73,12 +104,18 @@ def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(backend
 
 
 def test_the_verdict_of_all_is_the_least_of_each(backend, monkeypatch):
-    mine = Verdict(tuple((verb, 100 * (1 + (place + backend.rank) % 4)) for place, verb in enumerate(VERBS)), f"{backend.rank}")
+    mine = Verdict(
+        tuple((verb, 100 * (1 + (place + backend.rank) % 4)) for place, verb in enumerate(VERBS)),
+        f"{backend.rank}",
+    )
     monkeypatch.setattr("shardkit.comm.probe._own_verdict", lambda world: mine)
     from shardkit.comm.probe import agreed_verdict
+
     with collectively(backend):
         verdict = agreed_verdict(backend)
         everyones = range(backend.world_size)
-        assert dict(verdict.limits) == {verb: min(100 * (1 + (place + rank) % 4) for rank in everyones)
-                                        for place, verb in enumerate(VERBS)}
+        assert dict(verdict.limits) == {
+            verb: min(100 * (1 + (place + rank) % 4) for rank in everyones)
+            for place, verb in enumerate(VERBS)
+        }
         assert verdict.reason == "0" and len(set(backend.all_gather_object(verdict))) == 1

@@ -1,19 +1,34 @@
-"""Meshes, schedules and policies under mpiexec against the serial run, as tests/threads/test_every_mesh.py does on threads.
+"""Meshes, schedules and policies under mpiexec against the serial run, as
+tests/threads/test_every_mesh.py does on threads.
 
-Every mesh of 1, 2, 3, 4, 6 and 8 ranks, on as many as were started, with policies and schedules going round. jobs/test.sh
-starts up to 4; the others by hand:
+Every mesh of 1, 2, 3, 4, 6 and 8 ranks, on as many as were started, with policies and schedules
+going round. jobs/test.sh starts up to 4; the others by hand:
 
     mpiexec -n 8 python -m pytest --only-mpi tests/mpi/test_meshes.py
 """
+
 import numpy
 import pytest
-from hybrids import (POLICIES, SCHEDULES, GradientRecord, gpt, hybrid, layers_for, meshes, shapes_of, step_once, trained,
-                     whole_vector)
+from hybrids import (
+    POLICIES,
+    SCHEDULES,
+    GradientRecord,
+    gpt,
+    hybrid,
+    layers_for,
+    meshes,
+    shapes_of,
+    step_once,
+    trained,
+    whole_vector,
+)
 from two_models import PAIRS, trained_alone, trained_in_turn
 
 pytestmark = pytest.mark.mpi
 STEPS, TOLERANCE = 3, 1e-12
-MESHES = [mesh for num_ranks in (1, 2, 3, 4) for mesh in 2 * meshes(num_ranks)] + meshes(6) + meshes(8)
+MESHES = (
+    [mesh for num_ranks in (1, 2, 3, 4) for mesh in 2 * meshes(num_ranks)] + meshes(6) + meshes(8)
+)
 COVERING = [(mesh, POLICIES[turn % 4], SCHEDULES[turn % 5]) for turn, mesh in enumerate(MESHES)]
 
 
@@ -23,7 +38,9 @@ def relative(got, wanted):
 
 @pytest.mark.parametrize("mesh, policy, schedule", COVERING, ids=str)
 def test_gradients_and_parameters_are_those_of_the_serial_run(backend, mesh, policy, schedule):
-    """float64, AdamW with active clipping: every step's gradient, norm and loss, and the parameters at the end."""
+    """float64, AdamW with active clipping: every step's gradient, norm and loss, and the parameters
+    at the end.
+    """
     if numpy.prod(mesh) != backend.world_size:
         pytest.skip("meshes of another number of ranks")
     layers = layers_for(mesh[0], schedule)
@@ -31,12 +48,15 @@ def test_gradients_and_parameters_are_those_of_the_serial_run(backend, mesh, pol
     model = hybrid(backend, mesh, policy, schedule)
     record, errors = GradientRecord(model), []
     for step in range(STEPS):
-        errors += [step_once(model, step) / serial.losses[step] - 1, model.engine.gradient_norm / serial.norms[step] - 1]
+        errors += [
+            step_once(model, step) / serial.losses[step] - 1,
+            model.engine.gradient_norm / serial.norms[step] - 1,
+        ]
         boxes = sum(backend.all_gather_object(record.steps[step + 1]), [])
         errors.append(relative(whole_vector(shapes_of(model), boxes), serial.gradients[step]))
     errors.append(relative(model.gather_full_parameters(), serial.parameters))
     model.close()
-    assert numpy.abs(backend.all_gather_object(errors)).max() < TOLERANCE       # NaN is not below
+    assert numpy.abs(backend.all_gather_object(errors)).max() < TOLERANCE  # NaN is not below
 
 
 @pytest.mark.mpi(min_size=4)

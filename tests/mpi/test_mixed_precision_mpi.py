@@ -1,4 +1,7 @@
-"""Half floats under mpiexec: parameters that a node has once, sums in shared memory, the bits of one rank."""
+"""Half floats under mpiexec: parameters that a node has once, sums in shared memory, the bits of
+one rank.
+"""
+
 import pytest
 from builders import sha256, token_batch, train
 from half_floats import EVERY_HALF
@@ -11,7 +14,9 @@ pytestmark = pytest.mark.mpi
 @EVERY_HALF
 @pytest.mark.parametrize("strategy", ["FSDP", "ZeRO-1"])
 def test_half_floats_end_in_the_bits_of_the_serial_run(backend, strategy, half):
-    """Predictions between the steps: where all ranks have the parameters once, nobody may round them while another reads."""
+    """Predictions between the steps: where all ranks have the parameters once, nobody may round
+    them while another reads.
+    """
     if 4 % backend.world_size:
         pytest.skip(f"4 micro-batches do not divide among {backend.world_size} ranks")
 
@@ -24,6 +29,7 @@ def test_half_floats_end_in_the_bits_of_the_serial_run(backend, strategy, half):
         shared = model.engine.units[0].is_common
         model.close()
         return full, shared
+
     serial = sk.run_ranks(1, lambda alone: run(alone, "DDP"))[0][0]
     found = backend.all_gather_object(run(backend, strategy))
     assert {bits for bits, _ in found} == {serial}

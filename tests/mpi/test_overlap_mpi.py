@@ -1,11 +1,18 @@
-"""Collectives that are begun and ended later, and training with them, where ranks do not all share memory."""
+"""Collectives that are begun and ended later, and training with them, where ranks do not all share
+memory.
+"""
+
 import numpy
 import pytest
 from builders import sha256, train
 from threads.communication_contract import rough, tree
 
 from shardkit.comm import MPICommunicationBackend
-from shardkit.comm.begun import begin_all_gather, begin_ordered_all_reduce, begin_ordered_reduce_scatter
+from shardkit.comm.begun import (
+    begin_all_gather,
+    begin_ordered_all_reduce,
+    begin_ordered_reduce_scatter,
+)
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 
@@ -26,34 +33,50 @@ def nodes(request, backend, monkeypatch):
 
 @pytest.mark.parametrize("shard", [1, 1000, 300_001])
 def test_what_is_begun_together_ends_in_the_tree_over_all_ranks(nodes, shard):
-    """Three at once, which ranks pump at different times; the last is a sum of half as many elements, not cut evenly."""
+    """Three at once, which ranks pump at different times; the last is a sum of half as many
+    elements, not cut evenly.
+    """
     n, rank = nodes.world_size, nodes.rank
     arrays = [rough(r, n * shard, "float32") for r in range(n)]
     total, own = tree(arrays), slice(rank * shard, (rank + 1) * shard)
-    scattered, reduced, whole = arrays[rank].copy(), arrays[rank][:n * shard // 2].copy(), numpy.zeros(n * shard, "float32")
+    scattered, reduced, whole = (
+        arrays[rank].copy(),
+        arrays[rank][: n * shard // 2].copy(),
+        numpy.zeros(n * shard, "float32"),
+    )
     scratch = [numpy.empty(n * shard, "float32") for _ in range(2)]
-    begun = [begin_ordered_reduce_scatter(nodes, scattered, scattered[own], scratch[0], 0),
-             begin_all_gather(nodes, arrays[rank][own].copy(), whole, 2),
-             begin_ordered_all_reduce(nodes, reduced, scratch[1], 4)]
+    begun = [
+        begin_ordered_reduce_scatter(nodes, scattered, scattered[own], scratch[0], 0),
+        begin_all_gather(nodes, arrays[rank][own].copy(), whole, 2),
+        begin_ordered_all_reduce(nodes, reduced, scratch[1], 4),
+    ]
     for _ in range(3 * rank):
         for each in reversed(begun):
             each.pump()
     for each in begun:
         each.end()
         each.end()
-    gathered = numpy.concatenate([array[r * shard:(r + 1) * shard] for r, array in enumerate(arrays)])
-    same = (scattered[own].tobytes() == total[own].tobytes(), reduced.tobytes() == total[:reduced.size].tobytes(),
-            whole.tobytes() == gathered.tobytes())
+    gathered = numpy.concatenate(
+        [array[r * shard : (r + 1) * shard] for r, array in enumerate(arrays)]
+    )
+    same = (
+        scattered[own].tobytes() == total[own].tobytes(),
+        reduced.tobytes() == total[: reduced.size].tobytes(),
+        whole.tobytes() == gathered.tobytes(),
+    )
     assert nodes.all_gather_object(same) == [(True, True, True)] * n
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "ZeRO-2", "FSDP"])
 def test_steps_with_overlap_end_in_the_bits_of_steps_without(nodes, strategy):
     def bits(overlap):
-        model, losses = train(strategy, nodes, 4, samples=4 * nodes.world_size, micro_batch=2, overlap=overlap)
+        model, losses = train(
+            strategy, nodes, 4, samples=4 * nodes.world_size, micro_batch=2, overlap=overlap
+        )
         parameters = sha256(model.gather_full_parameters())
         model.close()
         return parameters, losses
+
     assert len({str(bits(overlap)) for overlap in (False, True)}) == 1
 
 
@@ -62,7 +85,10 @@ def test_the_first_steps_are_taken_with_and_without_and_all_ranks_go_on_alike(no
     overlap = model.engine.overlap
     figures = nodes.all_gather_object((overlap.is_settled, overlap.is_on, overlap.medians))
     model.close()
-    assert figures == [(True, overlap.is_on, overlap.medians)] * nodes.world_size and min(overlap.medians.values()) > 0
+    assert (
+        figures == [(True, overlap.is_on, overlap.medians)] * nodes.world_size
+        and min(overlap.medians.values()) > 0
+    )
 
 
 def test_where_all_ranks_share_memory_nothing_is_tried(backend):

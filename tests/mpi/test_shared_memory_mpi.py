@@ -1,12 +1,20 @@
-"""Lanes against the MPI library: the same values, wherever arrays are; and when there are no lanes."""
+"""Lanes against the MPI library: the same values, wherever arrays are; and when there are no
+lanes.
+"""
+
 import numpy
 import pytest
 from builders import token_batch, train
 from threads.communication_contract import PROMISES, rough, tree
 
 import shardkit as sk
-from shardkit.comm import (MPICommunicationBackend, ReductionOperation, collectively, ordered_all_reduce,
-                           ordered_reduce_scatter)
+from shardkit.comm import (
+    MPICommunicationBackend,
+    ReductionOperation,
+    collectively,
+    ordered_all_reduce,
+    ordered_reduce_scatter,
+)
 from shardkit.comm.shared.verbs import CALLS_BEFORE_LANE
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
@@ -19,8 +27,10 @@ SIZES = (0, 1, 5, 2047, 40_000, 700_001)
 def lanes(backend):
     """The backend, if its ranks see each other's memory."""
     if backend.memory() is None:
-        pytest.skip("no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbours in")
-    backend.small_bytes = -1                    # empty arrays too go through the lane
+        pytest.skip(
+            "no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbours in"
+        )
+    backend.small_bytes = -1  # empty arrays too go through the lane
     yield backend
     backend.small_bytes = type(backend).small_bytes
 
@@ -52,16 +62,23 @@ def whole_numbers(rank, size, dtype):
 def placed(backend, array, where):
     """A copy in the heap on all ranks, on none, or on all but one."""
     is_private = {"heap": False, "private": True, "mixed": backend.rank == 1}[where]
-    copy = numpy.empty_like(array) if is_private else backend.memory().empty(array.shape, array.dtype)
+    copy = (
+        numpy.empty_like(array) if is_private else backend.memory().empty(array.shape, array.dtype)
+    )
     copy[...] = array
     return copy
 
 
 def verbs(backend, size, dtype, where):
     """The bytes that every verb leaves on this rank."""
+
     def own(length):
         return placed(backend, whole_numbers(backend.rank, length, dtype), where)
-    counts, equal = [size * (r % 2) + r for r in range(backend.world_size)], size * backend.world_size
+
+    counts, equal = (
+        [size * (r % 2) + r for r in range(backend.world_size)],
+        size * backend.world_size,
+    )
     for op in (SUM, PRODUCT, MIN, MAX):
         array = own(size)
         backend.all_reduce(array, op)
@@ -108,17 +125,22 @@ def test_sums_have_the_bits_of_the_tree_with_lanes_and_without(lanes, dtype, whe
                 ordered_reduce_scatter(lanes, array, out)
                 reduced = array.copy()
                 ordered_all_reduce(lanes, reduced)
-                own = array[rank * shard:(rank + 1) * shard]
+                own = array[rank * shard : (rank + 1) * shard]
                 ordered_reduce_scatter(lanes, array, own)
             finally:
                 lanes._lane = lane
-            same = (reduced.tobytes() == total.tobytes(), own.tobytes() == out.tobytes(),
-                    out.tobytes() == total[rank * shard:(rank + 1) * shard].tobytes())
+            same = (
+                reduced.tobytes() == total.tobytes(),
+                own.tobytes() == out.tobytes(),
+                out.tobytes() == total[rank * shard : (rank + 1) * shard].tobytes(),
+            )
             assert lanes.all_gather_object(same) == [(True, True, True)] * n
 
 
 def test_a_message_under_way_is_delivered_while_the_receiver_sits_in_a_lane(lanes):
-    """The sender's large message moves only inside of MPI calls: a rank that waits for its neighbours must make them."""
+    """The sender's large message moves only inside of MPI calls: a rank that waits for its
+    neighbours must make them.
+    """
     n, rank = lanes.world_size, lanes.rank
     mine, theirs = numpy.full(1 << 20, rank, "float32"), numpy.empty(1 << 20, "float32")
     ones = numpy.ones(10)
@@ -153,11 +175,14 @@ def test_a_desk_is_used_again_after_its_group_is_closed(lanes):
         lent = lanes.memory().lent_bytes
         group.close()
         return lent
+
     lent()
     assert len({lent() for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize("variable, value", [("SHARDKIT_SHARED", "0"), ("SHARDKIT_RANKS_PER_NODE", "1")])
+@pytest.mark.parametrize(
+    "variable, value", [("SHARDKIT_SHARED", "0"), ("SHARDKIT_RANKS_PER_NODE", "1")]
+)
 def test_without_lanes_everything_goes_through_mpi(backend, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     second = MPICommunicationBackend()
@@ -169,7 +194,8 @@ def test_without_lanes_everything_goes_through_mpi(backend, monkeypatch, variabl
     assert (ones == backend.world_size).all()
 
 
-# ---- several nodes, which are here parts of one -----------------------------------------------------------------------
+# ---- several nodes, which are here parts of one --------------------------------------------------
+
 
 @pytest.fixture
 def two_nodes(backend, monkeypatch):
@@ -191,7 +217,11 @@ def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(two_nodes):
         group.all_reduce(ones)
         assert (ones == group.world_size).all()
     assert [group.memory() is None for group in (two_nodes, near, far)] == [False, False, True]
-    assert [group.common(5, "float32") is None for group in (two_nodes, near, far)] == [True, False, True]
+    assert [group.common(5, "float32") is None for group in (two_nodes, near, far)] == [
+        True,
+        False,
+        True,
+    ]
     for group in (near, far):
         group.shutdown()
 
@@ -208,8 +238,11 @@ def test_the_contract_holds_on_two_nodes(two_nodes, promise):
 def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
     """The same bits as one node, and as numpy; every verb on equal and on other parts."""
     arrays = [rough(rank, size * 4, dtype) for rank in range(4)]
-    wide = "float32" if dtype == "float16" else dtype           # as which half floats are added
-    mine, whole = arrays[two_nodes.rank], tree([array.astype(wide) for array in arrays]).astype(dtype)
+    wide = "float32" if dtype == "float16" else dtype  # as which half floats are added
+    mine, whole = (
+        arrays[two_nodes.rank],
+        tree([array.astype(wide) for array in arrays]).astype(dtype),
+    )
     total, counts = mine.copy(), [size * 4 - 3, 0, 1, 2]
     ordered_all_reduce(two_nodes, total)
     assert total.tobytes() == whole.tobytes()
@@ -221,7 +254,7 @@ def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
     two_nodes.all_gather(part, everything)
     assert everything.tobytes() == whole.tobytes()
     if two_nodes.adds_in_tree_order(mine):
-        start = sum(counts[:two_nodes.rank])
+        start = sum(counts[: two_nodes.rank])
         own = slice(start, start + counts[two_nodes.rank])
         part = numpy.empty(counts[two_nodes.rank], dtype)
         two_nodes.reduce_scatter(mine, part, counts)
@@ -232,7 +265,9 @@ def test_two_nodes_add_the_tree_over_all_ranks(backend, two_nodes, size, dtype):
 
 
 def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
-    """The bytes that a rank hands to MPI in a reduce-scatter and an all-gather: half of what it needs without levels."""
+    """The bytes that a rank hands to MPI in a reduce-scatter and an all-gather: half of what it
+    needs without levels.
+    """
     sent = []
     far = two_nodes._levels.far
     isend = far._comm.Isend
@@ -240,12 +275,13 @@ def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
     def counted(array, *rest):
         sent.append(array.nbytes)
         return isend(array, *rest)
+
     whole, part = numpy.ones(400_000, "float32"), numpy.empty(100_000, "float32")
     with monkeypatch.context() as patch:
         patch.setattr(far, "_comm", _Recorder(far._comm, counted))
         ordered_reduce_scatter(two_nodes, whole, part)
         two_nodes.all_gather(part, whole)
-    assert sent == [part.nbytes, part.nbytes]                   # its node's sum of one slice; its own slice
+    assert sent == [part.nbytes, part.nbytes]  # its node's sum of one slice; its own slice
 
 
 class _Recorder:
@@ -258,12 +294,13 @@ class _Recorder:
         return getattr(self._own, name)
 
 
-# ---- parameters that a node has once -------------------------------------------------------------------------------
+# ---- parameters that a node has once -------------------------------------------------------------
+
 
 def test_a_common_array_is_the_same_memory_on_all_ranks(lanes):
     n = lanes.world_size
     array = lanes.common(3 * n, "float32")
-    array[3 * lanes.rank:3 * lanes.rank + 3] = lanes.rank
+    array[3 * lanes.rank : 3 * lanes.rank + 3] = lanes.rank
     lanes.barrier()
     assert (array == numpy.repeat(numpy.arange(n), 3)).all()
     lanes.barrier()
@@ -273,6 +310,7 @@ def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(lanes):
     def lent():
         lanes.common(1, "uint8")
         return lanes.memory().lent_bytes
+
     before = lent()
     arrays = [lanes.common(100_000, "float64") for _ in range(2)]
     if lanes.rank == 0:
@@ -298,7 +336,7 @@ def test_fsdp_in_common_memory_ends_in_the_bits_of_fsdp_by_messages(lanes, monke
                 model.train(x, y)
             else:
                 gradients = model.compute_gradients(x, y)
-                model.predict(x)                            # a rank may still read when another one writes
+                model.predict(x)  # a rank may still read when another one writes
                 model.apply_gradients(gradients, 1e-2)
         common += [unit.is_common for unit in model.engine.units]
         ends.append(model.gather_full_parameters())

@@ -1,4 +1,5 @@
 """Training under mpiexec: the same bits as a serial run, exact resume, memory."""
+
 import numpy
 import pytest
 from builders import STRATEGIES, full_gradient, sha256, small_gpt, token_batch, train
@@ -13,8 +14,10 @@ EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.fixture(scope="module")
 def serial_bits():
     """SHA-256 after 20 steps of 4 micro-batches on one rank."""
+
     def run(alone):
         return sha256(train("DDP", alone, 20, samples=8, micro_batch=2)[0].gather_full_parameters())
+
     return sk.run_ranks(1, run)[0]
 
 
@@ -37,8 +40,14 @@ def test_a_pipeline_ends_in_the_bits_of_the_serial_run(backend, schedule, stages
     if backend.world_size % stages or 4 % (backend.world_size // stages):
         pytest.skip(f"{backend.world_size} ranks are no {stages} stages")
     replicas = backend.world_size // stages
-    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, schedule=schedule,
-                                      minimum_parameter_group_size=64, micro_batches=4 // replicas)
+    config = sk.ShardingConfiguration(
+        backend,
+        optimizer=sk.AdamW(lr=1e-2),
+        max_gradient_norm=1.0,
+        schedule=schedule,
+        minimum_parameter_group_size=64,
+        micro_batches=4 // replicas,
+    )
     model = sk.HybridShardedModel(small_gpt(), config, stages)
     for step in range(20):
         model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
@@ -57,9 +66,13 @@ def test_compiled_steps_have_the_bits_of_plain_ones(backend, axis):
         if is_compiled:
             model.compile()
         losses = [step_once(model, step) for step in range(6)]
-        bits, is_still_compiled = sha256(model.gather_full_parameters()), model.get_model_metadata()["compiled"]
+        bits, is_still_compiled = (
+            sha256(model.gather_full_parameters()),
+            model.get_model_metadata()["compiled"],
+        )
         model.close()
         return losses, bits, is_still_compiled
+
     plain, compiled = run(False), run(True)
     results = backend.all_gather_object((plain[:2] == compiled[:2], compiled[2]))
     assert results == [(True, True)] * backend.world_size
@@ -74,14 +87,20 @@ def test_a_hybrid_mesh_follows_the_serial_run(backend, pipeline, tensor):
 
     def run(ranks, pipeline, tensor):
         data = ranks.world_size // pipeline // tensor
-        config = sk.ShardingConfiguration(ranks, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=0.5, micro_batches=4 // data,
-                                          minimum_parameter_group_size=64)
+        config = sk.ShardingConfiguration(
+            ranks,
+            optimizer=sk.AdamW(lr=1e-2),
+            max_gradient_norm=0.5,
+            micro_batches=4 // data,
+            minimum_parameter_group_size=64,
+        )
         gpt = sk.models.GPT(60, 12, width=24, layers=2, heads=12, dtype="float64")
         model = sk.HybridShardedModel(gpt, config, pipeline, tensor)
         for step in range(5):
             x, y = token_batch(step, 8)
             model.train(*sk.split_batch(model.mesh, x % 60, y % 60))
         return model.gather_full_parameters(), model
+
     expected, _ = sk.run_ranks(1, lambda alone: run(alone, 1, 1))[0]
     parameters, model = run(backend, pipeline, tensor)
     model.close()
@@ -93,11 +112,14 @@ def test_gradients_equal_a_float64_serial_run_to_rounding(backend, strategy):
     def serial(alone):
         model, _ = train("DDP", alone, 0, model=small_gpt(dtype="float64"))
         return full_gradient(model, *token_batch(0))
+
     expected = sk.run_ranks(1, serial)[0]
     model, _ = train(strategy, backend, 0, micro_batch=1)
     gradient = full_gradient(model, *sk.split_batch(model.mesh, *token_batch(0)))
     model.close()
-    errors = backend.all_gather_object(float(numpy.abs(gradient - expected).max() / numpy.abs(expected).max()))
+    errors = backend.all_gather_object(
+        float(numpy.abs(gradient - expected).max() / numpy.abs(expected).max())
+    )
     assert max(errors) < 1e-5
 
 
@@ -119,10 +141,11 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(backend, strateg
 
 @pytest.mark.mpi(min_size=2)
 def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_peak(backend):
-    """Bytes of parameters + gradients + optimizer state against ZeRO-3: 16 bytes x parameters / ranks.
+    """Bytes of parameters + gradients + optimizer state against ZeRO-3: 16 bytes x parameters /
+    ranks.
 
-    In backward one unit is whole: its parameters, unless the node has them once for all ranks, and its gradient on the way to
-    its owners.
+    In backward one unit is whole: its parameters, unless the node has them once for all ranks, and
+    its gradient on the way to its owners.
     """
     model, _ = train("FSDP", backend, 1, model=small_gpt(width=64, layers=6))
     accounts = model.engine.device.accounts
@@ -132,7 +155,9 @@ def test_fsdp_holds_the_formula_between_steps_and_one_gathered_unit_more_at_its_
     formula = model.policy.bytes_per_rank(model.parameter_count, backend.world_size)
     wholes = 1 if model.engine.units[0].is_common else 2
     unit = wholes * 4 * max(unit.layout.length for unit in model.engine.units)
-    peak = accounts.peak_bytes() - accounts.peak_bytes("activations")       # the arena does not grow any more
+    peak = accounts.peak_bytes() - accounts.peak_bytes(
+        "activations"
+    )  # the arena does not grow any more
     figures = backend.all_gather_object((between / formula, peak / (formula + unit)))
     model.close()
     for resident, peak in figures:

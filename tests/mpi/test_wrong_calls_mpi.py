@@ -1,4 +1,7 @@
-"""MPI ranks that make different calls: told in a sentence on all of them, in checked mode and in the first calls without it."""
+"""MPI ranks that make different calls: told in a sentence on all of them, in checked mode and in
+the first calls without it.
+"""
+
 import numpy
 import pytest
 from wrong_calls import IN_CHECKED_MODE, PIECES, REFUSED, WRONG
@@ -9,7 +12,9 @@ from shardkit.comm.mpi_verbs import COMPARED_CALLS
 
 @pytest.fixture(params=["1", "0"], ids=["memory of the node", "messages"])
 def open_backend(backend, request, monkeypatch):
-    """function (checked) -> a backend of all ranks, on a communicator of its own; with the node's memory or without."""
+    """function (checked) -> a backend of all ranks, on a communicator of its own; with the node's
+    memory or without.
+    """
     monkeypatch.setenv("SHARDKIT_SHARED", request.param)
     opened = []
 
@@ -19,13 +24,16 @@ def open_backend(backend, request, monkeypatch):
         one.initialize()
         opened.append(one)
         return one
+
     yield open_one
     for one in opened:
         one.shutdown()
 
 
 def assert_named(backend, call, odd, refusals=(), words=" called"):
-    """All ranks raise, and these that were not refused name the odd one; then they go on together."""
+    """All ranks raise, and these that were not refused name the odd one; then they go on
+    together.
+    """
     with pytest.raises((*refusals, sk.CommunicationError)) as caught:
         call(backend, backend.rank == odd)
     if refusals and backend.rank == odd:
@@ -59,7 +67,9 @@ def test_checked_mode_tells_all_ranks_of_arguments_that_are_refused_on_one(backe
 
 
 @pytest.mark.parametrize("num_before", [0, COMPARED_CALLS // 2])
-def test_the_first_calls_of_a_group_are_compared_without_checked_mode(backend, open_backend, num_before):
+def test_the_first_calls_of_a_group_are_compared_without_checked_mode(
+    backend, open_backend, num_before
+):
     needs_ranks(backend)
     for call in WRONG.values():
         one = open_backend(False)
@@ -76,5 +86,7 @@ def test_a_message_of_another_size_names_both_ranks(backend, open_backend):
     if one.rank == 0:
         one.send(numpy.ones(3, "float32"), 1)
     if one.rank == 1:
-        with pytest.raises(sk.CommunicationError, match="rank 0 sent rank 1 12 bytes, but that expected 16;"):
+        with pytest.raises(
+            sk.CommunicationError, match="rank 0 sent rank 1 12 bytes, but that expected 16;"
+        ):
             one.receive(numpy.ones(4, "float32"), 0)

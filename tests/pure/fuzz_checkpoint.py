@@ -1,11 +1,16 @@
-"""python fuzz_checkpoint.py FOLDER FIRST COUNT: damage copies of checkpoints and images, and see what loading says.
+"""python fuzz_checkpoint.py FOLDER FIRST COUNT: damage copies of checkpoints and images, and see
+what loading says.
 
-Prints a JSON object: how many of each outcome, and what went wrong. Mutation number N is the same in every run.
+Prints a JSON object: how many of each outcome, and what went wrong. Mutation number N is the same
+in every run.
 
-    accidents   flipped bits, lost ends, exchanged files, edited attributes and manifests: an error, or nothing changed
-    forgeries   the same on manifests and images whose checksum was made right again: an error, or a load without any other
-                exception and without taking memory for sizes that no file has
+    accidents   flipped bits, lost ends, exchanged files, edited attributes and manifests: an error,
+                or nothing changed
+    forgeries   the same on manifests and images whose checksum was made right again: an error, or a
+                load without any other exception and without taking memory for sizes that no file
+                has
 """
+
 import json
 import os
 import random
@@ -27,19 +32,30 @@ from shardkit.checkpoint.fit import Wanted
 from shardkit.checkpoint.image import image_of, read_image
 from shardkit.layout.box import Box
 
-MOST_MEMORY = 4 << 30           # of address space: taking memory for a forged size is a MemoryError
-SHAPES = {"model/a": (37, 21), "model/b": (5,), "model/large": (300, 1000), "optimizer/m/a": (37, 21), "optimizer/m/b": (5,),
-          "optimizer/m/large": (300, 1000)}
-WANTED = Wanted(SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True)
+MOST_MEMORY = 4 << 30  # of address space: taking memory for a forged size is a MemoryError
+SHAPES = {
+    "model/a": (37, 21),
+    "model/b": (5,),
+    "model/large": (300, 1000),
+    "optimizer/m/a": (37, 21),
+    "optimizer/m/b": (5,),
+    "optimizer/m/large": (300, 1000),
+}
+WANTED = Wanted(
+    SHAPES, "float32", described()["model"], None, {"rule": "SGD", "state": ["m"]}, can_be_late=True
+)
 FILES = ["rank-00000.h5", "rank-00001.h5", "index.h5", "manifest.json"]
 
 
-# ---- what is damaged ---------------------------------------------------------------------------------------------
+# ---- what is damaged -----------------------------------------------------------------------------
+
 
 def truth(step):
     """{tensor: its values} of the checkpoint of this step."""
-    return {tensor: numpy.random.default_rng([step, number]).random(shape, "float32")
-            for number, (tensor, shape) in enumerate(SHAPES.items())}
+    return {
+        tensor: numpy.random.default_rng([step, number]).random(shape, "float32")
+        for number, (tensor, shape) in enumerate(SHAPES.items())
+    }
 
 
 def originals(folder):
@@ -56,7 +72,8 @@ def originals(folder):
     return made, image_of(truth(1), described(1))
 
 
-# ---- mutations of bytes ------------------------------------------------------------------------------------------
+# ---- mutations of bytes --------------------------------------------------------------------------
+
 
 def flip(rng, content):
     for _ in range(rng.choice((1, 1, 2, 8, 64))):
@@ -64,7 +81,7 @@ def flip(rng, content):
 
 
 def cut_off(rng, content):
-    del content[rng.randrange(len(content)):]
+    del content[rng.randrange(len(content)) :]
 
 
 def append(rng, content):
@@ -79,31 +96,59 @@ def blank(rng, content):
 
 def repeat(rng, content):
     start, size = rng.randrange(len(content)), rng.choice((1, 8, 512))
-    content[start:start] = content[start:start + size]
+    content[start:start] = content[start : start + size]
 
 
 def move(rng, content):
     a, b = sorted(rng.sample(range(len(content)), 2))
     size = min(rng.choice((4, 512, 4096)), b - a, len(content) - b)
-    content[a:a + size], content[b:b + size] = content[b:b + size], content[a:a + size]
+    content[a : a + size], content[b : b + size] = content[b : b + size], content[a : a + size]
 
 
 BYTES = [flip, flip, flip, cut_off, append, blank, repeat, move]
 
-# ---- mutations of JSON -------------------------------------------------------------------------------------------
+# ---- mutations of JSON ---------------------------------------------------------------------------
 
-STRANGE = [None, True, -1, 0, 1, 2**31, 2**63, 2**70, 1.5, 1e308, float("nan"), "", "a", "../rank-00000.h5", "/etc/passwd",
-           ".", "rank-00001.h5", "model/b", [], {}, [0], [-1], [2**40, 2**40], "x" * 5000, "00000000", "float64", "object",
-           "<f4", "V8"]
+STRANGE = [
+    None,
+    True,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63,
+    2**70,
+    1.5,
+    1e308,
+    float("nan"),
+    "",
+    "a",
+    "../rank-00000.h5",
+    "/etc/passwd",
+    ".",
+    "rank-00001.h5",
+    "model/b",
+    [],
+    {},
+    [0],
+    [-1],
+    [2**40, 2**40],
+    "x" * 5000,
+    "00000000",
+    "float64",
+    "object",
+    "<f4",
+    "V8",
+]
 
 
-DEEP = "deep"                   # stands for more brackets than any parser should follow
+DEEP = "deep"  # stands for more brackets than any parser should follow
 
 
 def places(node):
     """(container, key) of everything inside."""
     found = []
-    for key, value in (node.items() if isinstance(node, dict) else enumerate(node)):
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
         found.append((node, key))
         if isinstance(value, (dict, list)):
             found += places(value)
@@ -142,7 +187,8 @@ def edited(rng, text, *, is_sealed):
     return seal(again) if is_sealed else again.replace("00000000", stated, 1)
 
 
-# ---- mutations of a checkpoint -----------------------------------------------------------------------------------
+# ---- mutations of a checkpoint -------------------------------------------------------------------
+
 
 def damage_bytes(rng, folder):
     path = folder / rng.choice(FILES)
@@ -201,30 +247,50 @@ def edit_manifest_with_malice(rng, folder):
     path.write_text(edited(rng, path.read_text(), is_sealed=True))
 
 
-ACCIDENTS = [damage_bytes] * 8 + [exchange_files, file_of_another_step, lose_a_file, link_instead_of_a_file, edit_hdf5, edit_hdf5,
-                                  edit_manifest_by_accident, edit_manifest_by_accident]
+ACCIDENTS = [damage_bytes] * 8 + [
+    exchange_files,
+    file_of_another_step,
+    lose_a_file,
+    link_instead_of_a_file,
+    edit_hdf5,
+    edit_hdf5,
+    edit_manifest_by_accident,
+    edit_manifest_by_accident,
+]
 
 
-# ---- what loading says -------------------------------------------------------------------------------------------
+# ---- what loading says ---------------------------------------------------------------------------
+
 
 def load(store):
-    """(manifest, {tensor: values}) of the checkpoint in the store; all the ways to look at it must agree that it is valid."""
+    """(manifest, {tensor: values}) of the checkpoint in the store; all the ways to look at it must
+    agree that it is valid.
+    """
     backend = sk.InMemoryCommunicationBackend(0, 1, environment_id="fuzz")
     backend.initialize()
     try:
-        tensors = {tensor: numpy.full(shape, numpy.nan, "float32") for tensor, shape in SHAPES.items()}
-        parts = [owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()]
+        tensors = {
+            tensor: numpy.full(shape, numpy.nan, "float32") for tensor, shape in SHAPES.items()
+        }
+        parts = [
+            owned_part(tensor, array, Box.whole(array.shape)) for tensor, array in tensors.items()
+        ]
         checkpoint = CheckpointStore(store).load_newest(
-            parts, backend, lambda checkpoint: checkpoint.fit(WANTED), expendable=True)
+            parts, backend, lambda checkpoint: checkpoint.fit(WANTED), expendable=True
+        )
         checkpoint.verify()
         describe(checkpoint.folder, verify=True)
-        return checkpoint.manifest, {tensor: values.reshape(SHAPES[tensor]) for tensor, _, values in parts}
+        return checkpoint.manifest, {
+            tensor: values.reshape(SHAPES[tensor]) for tensor, _, values in parts
+        }
     finally:
         backend.shutdown()
 
 
 def same(found, wanted):
-    return found.keys() == wanted.keys() and all(numpy.array_equal(found[tensor], wanted[tensor]) for tensor in wanted)
+    return found.keys() == wanted.keys() and all(
+        numpy.array_equal(found[tensor], wanted[tensor]) for tensor in wanted
+    )
 
 
 def fuzz_checkpoint(rng, original, scratch, mutation):
@@ -248,7 +314,7 @@ def fuzz_image(rng, image, is_forged):
     if is_forged and rng.random() < 0.5:
         end = image.index(b"\0")
         text = edited(rng, image[:end].decode(), is_sealed=False).encode().ljust(end)
-        content = bytearray(text) + image[len(text):]
+        content = bytearray(text) + image[len(text) :]
     if is_forged and len(content) > 40:
         content[11:19] = b"00000000"
         content[11:19] = f"{zlib.crc32(content):08x}".encode()
@@ -277,9 +343,16 @@ def main(folder, first, count):
         except Exception as error:
             outcome = "crashed"
             problems.append(f"{number}: {type(error).__name__} {error}")
-        is_version_1_manifest = target == 1 and mutation in (edit_manifest_by_accident, damage_bytes)
-        if outcome == "changed" and not is_forged and not is_version_1_manifest:        # version 1 had no checksum of that
-            problems.append(f"{number}: {target} {mutation.__name__} changed what was loaded, and nobody noticed")
+        is_version_1_manifest = target == 1 and mutation in (
+            edit_manifest_by_accident,
+            damage_bytes,
+        )
+        if (
+            outcome == "changed" and not is_forged and not is_version_1_manifest
+        ):  # version 1 had no checksum of that
+            problems.append(
+                f"{number}: {target} {mutation.__name__} changed what was loaded, and nobody noticed"
+            )
         outcomes["forgery " * is_forged + outcome] += 1
     print(json.dumps({"outcomes": outcomes, "problems": problems}))
 

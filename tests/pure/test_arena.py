@@ -1,4 +1,5 @@
 """Memory that comes back by itself, and operations whose results lie in it."""
+
 import threading
 
 import numpy
@@ -9,7 +10,7 @@ from shardkit.array import fresh
 from shardkit.array.arena import HUGE_PAGE_BYTES, SMALL_BYTES, Arena, empty
 from shardkit.array.backend import ALIGNMENT_BYTES, Device
 
-LARGE = SMALL_BYTES // 4 + 1            # float32 elements that do not count as small
+LARGE = SMALL_BYTES // 4 + 1  # float32 elements that do not count as small
 
 
 @pytest.fixture
@@ -72,7 +73,10 @@ def test_the_largest_free_block_is_kept_for_large_arrays(arena):
     small = arena.empty(LARGE, "float32")
     assert address(small) == where
     large = arena.empty(100 * LARGE, "float32")
-    assert arena.num_bytes == num_bytes and len({address(a) for a in (large, between, small, after)}) == 4
+    assert (
+        arena.num_bytes == num_bytes
+        and len({address(a) for a in (large, between, small, after)}) == 4
+    )
 
 
 def test_memory_grows_with_what_is_in_use_at_once_and_little_more(arena):
@@ -82,7 +86,9 @@ def test_memory_grows_with_what_is_in_use_at_once_and_little_more(arena):
         most = max(most, sum(array.nbytes for array in alive))
         if len(alive) > 60:
             del alive[rng.integers(len(alive))]
-    assert most <= arena.num_bytes < 1.4 * most         # an eighth, and what lies between blocks of random sizes
+    assert (
+        most <= arena.num_bytes < 1.4 * most
+    )  # an eighth, and what lies between blocks of random sizes
 
 
 def test_bytes_are_counted_lent_out_or_free_until_they_are_cleared(arena, device):
@@ -92,9 +98,9 @@ def test_bytes_are_counted_lent_out_or_free_until_they_are_cleared(arena, device
     assert arena.lent_bytes == 1 << 20
     arena.clear()
     assert device.bytes_in_use("activations") == arena.num_bytes == 0
-    assert (array == 3).all()                           # who uses it still has it
+    assert (array == 3).all()  # who uses it still has it
     other = arena.empty(1 << 18, "float32")
-    del array                                           # and it does not come back to an arena that begins anew
+    del array  # and it does not come back to an arena that begins anew
     assert arena.lent_bytes == 1 << 20 and other.size == 1 << 18
 
 
@@ -103,7 +109,7 @@ def test_segments_become_one_when_nothing_is_in_use(arena):
         arrays = [empty((1 << 20,), "float32") for _ in range(5)]
     num_bytes = arena.num_bytes
     with arena.in_use():
-        assert len(arena._segments) > 1                 # they are in use
+        assert len(arena._segments) > 1  # they are in use
     del arrays
     with arena.in_use():
         assert len(arena._segments) == 1 and arena.num_bytes == num_bytes
@@ -121,6 +127,7 @@ def test_it_is_used_inside_of_its_block_and_in_its_thread_only(arena):
     def lent():
         array = empty(LARGE, "float32")
         return arena.lent_bytes > 0 and array.size == LARGE
+
     found = []
     with arena.in_use():
         assert lent()
@@ -130,18 +137,25 @@ def test_it_is_used_inside_of_its_block_and_in_its_thread_only(arena):
     assert found == [False] and not lent()
 
 
-# ---- operations --------------------------------------------------------------------------------------------------
+# ---- operations ----------------------------------------------------------------------------------
 
 x = numpy.random.default_rng(2).standard_normal((64, 600)).astype("float32")
 y, row, positive = x[::-1], x[0], numpy.abs(x) + 1
 cases = {
-    "add": lambda: fresh.compute("add", x, y), "add a row": lambda: fresh.compute("add", x, row),
-    "a number": lambda: fresh.compute("multiply", 2, x), "log": lambda: fresh.compute("log", positive),
-    "two dtypes": lambda: fresh.compute("add", x, x.astype("float64")), "integers": lambda: fresh.compute("divide", 7, 2),
-    "outer": lambda: fresh.compute("maximum", x[:, :1], row), "choose": lambda: fresh.choose(x > y, x, y),
-    "choose a number": lambda: fresh.choose(x[:, :1] > 0, 0.0, y), "rows": lambda: fresh.rows(x, numpy.arange(300) % 64),
-    "total": lambda: fresh.total(x, (0,)), "total of a transposed one": lambda: fresh.total(x.T, (1,), True),
-    "copy": lambda: fresh.copy(x.T, "float64"), "zeros": lambda: fresh.zeros((300, 300), "int64"),
+    "add": lambda: fresh.compute("add", x, y),
+    "add a row": lambda: fresh.compute("add", x, row),
+    "a number": lambda: fresh.compute("multiply", 2, x),
+    "log": lambda: fresh.compute("log", positive),
+    "two dtypes": lambda: fresh.compute("add", x, x.astype("float64")),
+    "integers": lambda: fresh.compute("divide", 7, 2),
+    "outer": lambda: fresh.compute("maximum", x[:, :1], row),
+    "choose": lambda: fresh.choose(x > y, x, y),
+    "choose a number": lambda: fresh.choose(x[:, :1] > 0, 0.0, y),
+    "rows": lambda: fresh.rows(x, numpy.arange(300) % 64),
+    "total": lambda: fresh.total(x, (0,)),
+    "total of a transposed one": lambda: fresh.total(x.T, (1,), True),
+    "copy": lambda: fresh.copy(x.T, "float64"),
+    "zeros": lambda: fresh.zeros((300, 300), "int64"),
 }
 
 
@@ -151,7 +165,9 @@ def test_results_in_the_arena_are_those_of_the_plain_operation(arena, case, monk
     plain = cases[case]()
     with arena.in_use():
         result = cases[case]()
-        assert (arena.lent_bytes > 0) == (case not in ("two dtypes", "integers", "total of a transposed one"))
+        assert (arena.lent_bytes > 0) == (
+            case not in ("two dtypes", "integers", "total of a transposed one")
+        )
     assert type(result) is type(plain)
     numpy.testing.assert_array_equal(result, plain)
     assert result.dtype == plain.dtype and result.shape == plain.shape

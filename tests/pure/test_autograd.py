@@ -1,4 +1,5 @@
 """The tape: order, accumulation, memory, changes in place, the split backward."""
+
 import gc
 import threading
 import weakref
@@ -13,7 +14,9 @@ from shardkit.nn.autograd import Tensor, backward_inputs, is_grad_enabled, no_gr
 
 
 class FakeParameter(Tensor):
-    """A parameter as a sharded model has it: its array is a property, gone after release, in another buffer later."""
+    """A parameter as a sharded model has it: its array is a property, gone after release, in
+    another buffer later.
+    """
 
     is_parameter = True
 
@@ -28,10 +31,13 @@ class FakeParameter(Tensor):
 
 
 def leaf(*shape, seed=0, dtype="float32"):
-    return Tensor(numpy.random.default_rng(seed).standard_normal(shape).astype(dtype), requires_grad=True)
+    return Tensor(
+        numpy.random.default_rng(seed).standard_normal(shape).astype(dtype), requires_grad=True
+    )
 
 
 # Values and accumulation.
+
 
 def test_a_tensor_used_twice_gets_both_gradients():
     x = leaf(3)
@@ -46,6 +52,7 @@ def test_a_diamond_is_walked_once_per_node():
     def counted(gradient, wanted):
         calls.append(gradient.copy())
         return (gradient,)
+
     middle = record(x.array * 1, (x,), counted)
     (middle * 2 + middle * 3).sum().backward()
     assert len(calls) == 1
@@ -72,7 +79,9 @@ def test_a_new_grad_shares_memory_with_nothing():
     x, y = leaf(3), leaf(3)
     sent = numpy.ones(3, "float32")
     (x + y).backward(sent)
-    assert not any(numpy.shares_memory(a, b) for a, b in [(x.grad, y.grad), (x.grad, sent), (y.grad, sent)])
+    assert not any(
+        numpy.shares_memory(a, b) for a, b in [(x.grad, y.grad), (x.grad, sent), (y.grad, sent)]
+    )
     assert x.grad.flags.writeable
 
 
@@ -97,7 +106,16 @@ def test_the_seed_gradient_of_a_nan_loss_is_one():
 
 def test_python_numbers_and_arrays_keep_float32():
     x = leaf(3)
-    for y in (x + 1, 2.5 * x, x / 3, 1 - x, x ** 2, x * numpy.ones(3, "float32"), numpy.ones(3, "float32") - x, -x):
+    for y in (
+        x + 1,
+        2.5 * x,
+        x / 3,
+        1 - x,
+        x**2,
+        x * numpy.ones(3, "float32"),
+        numpy.ones(3, "float32") - x,
+        -x,
+    ):
         assert isinstance(y, Tensor) and y.dtype == numpy.float32
         y.sum().backward()
     assert x.grad.dtype == numpy.float32
@@ -117,10 +135,12 @@ def test_equal_programs_have_equal_bits():
             h = ops.gelu(h @ w) + h + ops.tanh(h)
         h.sum().backward()
         return x.grad.tobytes() + w.grad.tobytes()
+
     assert run() == run()
 
 
 # Deep tapes and memory.
+
 
 def test_a_chain_of_a_hundred_thousand_ops_runs_backward_without_recursion():
     x = leaf(1)
@@ -183,6 +203,7 @@ def test_activations_are_freed_while_the_backward_goes_on(no_garbage_collection)
     def look(gradient, wanted):
         seen.append(count_alive(alive))
         return (gradient,)
+
     start = record(x.array * 1, (x,), look)
     output, alive = activations(start, w)
     output.backward()
@@ -197,8 +218,20 @@ def test_ops_that_do_not_need_their_inputs_do_not_keep_them():
     def fresh():
         array = device.zeros((4, 4), purpose="activations")
         return record(array, (h,), lambda gradient, wanted: (gradient,))
-    kept = [fresh() + 1, fresh() - 1, fresh() * 2, -fresh(), fresh().sum(), fresh().mean(0), ops.cast(fresh(), "float64"),
-            ops.tanh(fresh()), ops.exp(fresh()), ops.softmax(fresh()), ops.concatenate([fresh(), fresh()])]
+
+    kept = [
+        fresh() + 1,
+        fresh() - 1,
+        fresh() * 2,
+        -fresh(),
+        fresh().sum(),
+        fresh().mean(0),
+        ops.cast(fresh(), "float64"),
+        ops.tanh(fresh()),
+        ops.exp(fresh()),
+        ops.softmax(fresh()),
+        ops.concatenate([fresh(), fresh()]),
+    ]
     assert device.bytes_in_use("activations") == x.array.nbytes
     sum((y.sum() for y in kept[1:]), kept[0].sum()).backward()
 
@@ -211,6 +244,7 @@ def test_no_grad_keeps_nothing(no_garbage_collection):
 
 
 # no_grad.
+
 
 def test_no_grad_ends_with_its_block_even_after_an_error():
     with pytest.raises(KeyError):
@@ -236,6 +270,7 @@ def test_no_grad_decorates_functions():
     @no_grad()
     def double(x):
         return x * 2
+
     x = leaf(2)
     assert not double(x).requires_grad and (x * 2).requires_grad
 
@@ -249,6 +284,7 @@ def test_detach_shares_memory_and_stops_the_gradient():
 
 
 # Misuse.
+
 
 def test_a_second_backward_over_a_freed_tape_is_refused():
     y = (leaf(2) * 2).sum()
@@ -336,8 +372,12 @@ def test_the_values_of_changes_in_place():
 
 def test_a_change_that_the_tape_would_miss_is_refused():
     w = leaf(3)
-    for change in (lambda: w.add_(1), lambda: Tensor(numpy.ones(3)).mul_(w), lambda: (w * 1).zero_(),
-                   lambda: w.__setitem__(0, 1)):
+    for change in (
+        lambda: w.add_(1),
+        lambda: Tensor(numpy.ones(3)).mul_(w),
+        lambda: (w * 1).zero_(),
+        lambda: w.__setitem__(0, 1),
+    ):
         with pytest.raises(AutogradError, match="no_grad"):
             change()
     with no_grad():
@@ -357,17 +397,31 @@ def test_a_view_of_memory_that_was_given_back_cannot_be_differentiated():
 
 # Parameters that come and go, and the split backward.
 
+
 def test_a_backward_reads_the_parameters_of_its_own_time():
-    """Between forward and backward a sharded model releases its parameters and gathers them into another buffer."""
+    """Between forward and backward a sharded model releases its parameters and gathers them into
+    another buffer.
+    """
     x = leaf(2, 3)
-    layers = {name: numpy.random.default_rng(1).standard_normal(shape).astype("float32")
-              for name, shape in {"w": (4, 3), "b": (4,), "n": (4,), "c": (4,), "r": (4,), "e": (5, 4), "s": (4,)}.items()}
+    layers = {
+        name: numpy.random.default_rng(1).standard_normal(shape).astype("float32")
+        for name, shape in {
+            "w": (4, 3),
+            "b": (4,),
+            "n": (4,),
+            "c": (4,),
+            "r": (4,),
+            "e": (5, 4),
+            "s": (4,),
+        }.items()
+    }
     p = {name: FakeParameter(array) for name, array in layers.items()}
 
     def forward():
         h = ops.layer_norm(ops.linear(x, p["w"], p["b"]), p["n"], p["c"])
         h = ops.rms_norm(h, p["r"]) * p["s"] / (p["s"] * p["s"] + 1) + ops.embedding(p["e"], [1, 3])
         return (h @ ops.transpose(p["e"], 0, 1)).sum()
+
     forward().backward()
     wanted = {name: parameter.grad for name, parameter in p.items()}
     output = forward()
@@ -386,12 +440,20 @@ def network(seed=0):
 
     def parameter(*shape):
         return FakeParameter(rng.standard_normal(shape).astype("float32"))
+
     x = leaf(2, 3, 4)
-    p = [parameter(4, 4), parameter(4), parameter(4), parameter(4), parameter(6, 4), parameter(4, 4)]
+    p = [
+        parameter(4, 4),
+        parameter(4),
+        parameter(4),
+        parameter(4),
+        parameter(6, 4),
+        parameter(4, 4),
+    ]
     h = x + ops.embedding(p[4], numpy.array([[1, 0, 1], [5, 5, 2]]))
-    for _ in range(3):                                                 # the same weights in every layer
+    for _ in range(3):  # the same weights in every layer
         h = h + ops.gelu(ops.linear(ops.layer_norm(h, p[2], p[3]), p[0], p[1]))
-        h = h @ ops.transpose(p[5], 0, 1) * p[2]                       # a parameter through a view
+        h = h @ ops.transpose(p[5], 0, 1) * p[2]  # a parameter through a view
     return x, p, ops.cross_entropy(ops.linear(h, p[4]), numpy.array([[1, 0, 1], [5, 5, 2]]))
 
 
@@ -423,6 +485,7 @@ def test_the_input_half_computes_no_weight_gradient():
     def backward(gradient, wanted):
         asked.append(wanted)
         return gradient if wanted[0] else None, gradient if wanted[1] else None
+
     backward_inputs(record(x.array * 1, (x, w), backward), numpy.ones(2, "float32")).run()
     assert asked == [(True, False), (False, True)]
 
@@ -432,7 +495,7 @@ def test_a_split_backward_may_wait_while_other_backwards_run():
     loss.backward()
     x, split, loss = network()
     weights = backward_inputs(loss)
-    ops.linear(x, split[0]).sum()                                      # another micro-batch passes meanwhile
+    ops.linear(x, split[0]).sum()  # another micro-batch passes meanwhile
     weights.run()
     for one, two in zip(plain, split, strict=True):
         numpy.testing.assert_array_equal(one.grad, two.grad)

@@ -1,4 +1,5 @@
 """Settings: where they come from, and what is refused."""
+
 import dataclasses
 import math
 
@@ -6,9 +7,20 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.config import (FIXED_IN_A_RUN, TAKEN_WHEN_A_RUN_GOES_ON, RunConfiguration, ShardingConfiguration,
-                             configuration_keys, gpu_aware_mpi, help_text, launched_ranks, parse_override, read_toml, resumed,
-                             settled)
+from shardkit.config import (
+    FIXED_IN_A_RUN,
+    TAKEN_WHEN_A_RUN_GOES_ON,
+    RunConfiguration,
+    ShardingConfiguration,
+    configuration_keys,
+    gpu_aware_mpi,
+    help_text,
+    launched_ranks,
+    parse_override,
+    read_toml,
+    resumed,
+    settled,
+)
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
 
@@ -19,8 +31,17 @@ def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
         assert RunConfiguration().replace({name: default}) == RunConfiguration()
 
 
-@pytest.mark.parametrize("unrelated", ["optimizer.xyz", "optimizer.lr", "parallel.mpi_flavour", "run.colour", "zzz",
-                                       "model.style.name.x"])
+@pytest.mark.parametrize(
+    "unrelated",
+    [
+        "optimizer.xyz",
+        "optimizer.lr",
+        "parallel.mpi_flavour",
+        "run.colour",
+        "zzz",
+        "model.style.name.x",
+    ],
+)
 def test_no_name_is_offered_for_a_key_that_is_near_none(unrelated):
     with pytest.raises(ConfigurationError) as caught:
         RunConfiguration().replace({unrelated: 1})
@@ -33,29 +54,58 @@ def test_help_names_every_key_with_its_default():
     assert any("run.steps" in line and "300 steps" in line for line in lines)
 
 
-@pytest.mark.parametrize("wrong, nearest", [("optimizer.learning_rat", "optimizer.learning_rate"), ("run.step", "run.steps"),
-                                            ("model.layer", "model.layers"), ("layers", "model.layers"),
-                                            ("optimiser.name", "optimizer.name"), ("run.layers", "model.layers")])
+@pytest.mark.parametrize(
+    "wrong, nearest",
+    [
+        ("optimizer.learning_rat", "optimizer.learning_rate"),
+        ("run.step", "run.steps"),
+        ("model.layer", "model.layers"),
+        ("layers", "model.layers"),
+        ("optimiser.name", "optimizer.name"),
+        ("run.layers", "model.layers"),
+    ],
+)
 def test_an_unknown_key_is_refused_with_the_nearest_name(wrong, nearest):
     with pytest.raises(ConfigurationError, match=f"did you mean {nearest}"):
         RunConfiguration().replace({wrong: 1})
 
 
-@pytest.mark.parametrize("settings", [{"run.steps": "many"}, {"run.steps": 1.5}, {"run.steps": 0}, {"model.style": "bert"},
-                                      {"model.dropout": 1.0}, {"data.validation_percent": 0.0}, {"model.tied": 1},
-                                      {"run.steps": True}, {"optimizer.learning_rate": math.inf},
-                                      {"optimizer.learning_rate": math.nan}, {"optimizer.max_gradient_norm": math.inf},
-                                      {"optimizer.weight_decay": math.nan}, {"optimizer.beta2": math.nan},
-                                      {"run.timeout": math.inf}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"run.steps": "many"},
+        {"run.steps": 1.5},
+        {"run.steps": 0},
+        {"model.style": "bert"},
+        {"model.dropout": 1.0},
+        {"data.validation_percent": 0.0},
+        {"model.tied": 1},
+        {"run.steps": True},
+        {"optimizer.learning_rate": math.inf},
+        {"optimizer.learning_rate": math.nan},
+        {"optimizer.max_gradient_norm": math.inf},
+        {"optimizer.weight_decay": math.nan},
+        {"optimizer.beta2": math.nan},
+        {"run.timeout": math.inf},
+    ],
+)
 def test_a_value_of_wrong_type_or_range_is_refused_by_name(settings):
     with pytest.raises(ConfigurationError, match=next(iter(settings))):
         RunConfiguration().replace(settings)
 
 
-@pytest.mark.parametrize("name, text, value", [
-    ("run.steps", "20", 20), ("optimizer.learning_rate", "1e-3", 1e-3), ("optimizer.learning_rate", "1", 1),
-    ("model.tied", "True", True), ("data.path", "a b.txt", ["a b.txt"]), ("data.path", '["a", "b"]', ["a", "b"]),
-    ("sample.prompt", "12", "12")])
+@pytest.mark.parametrize(
+    "name, text, value",
+    [
+        ("run.steps", "20", 20),
+        ("optimizer.learning_rate", "1e-3", 1e-3),
+        ("optimizer.learning_rate", "1", 1),
+        ("model.tied", "True", True),
+        ("data.path", "a b.txt", ["a b.txt"]),
+        ("data.path", '["a", "b"]', ["a", "b"]),
+        ("sample.prompt", "12", "12"),
+    ],
+)
 def test_overrides_take_the_type_of_their_key(name, text, value):
     assert parse_override(name, text) == value
 
@@ -75,18 +125,33 @@ def test_toml_that_cannot_be_used_is_refused_by_file_name(tmp_path, text):
         read_toml(tmp_path / "missing.toml")
 
 
-@pytest.mark.parametrize("variables, ranks", [({}, None), ({"PMI_SIZE": "4"}, 4), ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
-                                              ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
-                                              ({"SLURM_STEP_NUM_TASKS": "8"}, None)])
+@pytest.mark.parametrize(
+    "variables, ranks",
+    [
+        ({}, None),
+        ({"PMI_SIZE": "4"}, 4),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, 8),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, None),
+    ],
+)
 def test_the_launcher_says_how_many_ranks_it_started(monkeypatch, variables, ranks):
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"):
+    for name in (
+        "PMI_SIZE",
+        "OMPI_COMM_WORLD_SIZE",
+        "PMIX_SIZE",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched_ranks() == ranks
 
 
-@pytest.mark.parametrize("text, word", [(None, "probe"), ("", "probe"), ("NO", "no"), (" yes", "yes")])
+@pytest.mark.parametrize(
+    "text, word", [(None, "probe"), ("", "probe"), ("NO", "no"), (" yes", "yes")]
+)
 def test_the_environment_says_whether_mpi_is_given_gpu_arrays(monkeypatch, text, word):
     monkeypatch.delenv("SHARDKIT_GPU_AWARE_MPI", raising=False)
     if text is not None:
@@ -96,12 +161,16 @@ def test_the_environment_says_whether_mpi_is_given_gpu_arrays(monkeypatch, text,
 
 def test_a_wrong_word_about_gpu_arrays_is_refused(monkeypatch):
     monkeypatch.setenv("SHARDKIT_GPU_AWARE_MPI", "maybe")
-    with pytest.raises(ConfigurationError, match="SHARDKIT_GPU_AWARE_MPI = 'maybe'; wanted probe, yes or no"):
+    with pytest.raises(
+        ConfigurationError, match="SHARDKIT_GPU_AWARE_MPI = 'maybe'; wanted probe, yes or no"
+    ):
         gpu_aware_mpi()
 
 
 def test_a_transport_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigurationError, match="gpu_transport = 'gloo'; wanted staged or mpi or ipc or nccl"):
+    with pytest.raises(
+        ConfigurationError, match="gpu_transport = 'gloo'; wanted staged or mpi or ipc or nccl"
+    ):
         ShardingConfiguration(object(), gpu_transport="gloo")
     with pytest.raises(ConfigurationError, match="parallel.gpu_transport = 'gloo'"):
         RunConfiguration().replace({"parallel.gpu_transport": "gloo"})
@@ -134,10 +203,13 @@ WRONG = {
     "blas": ("atlas", None, 1),
     "gpu_transport": ("gloo", None, 0),
     "overlap": (1, None, "yes"),
-    "seed": ("x", None, 1.5, True)}
+    "seed": ("x", None, 1.5, True),
+}
 
 
-@pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
+@pytest.mark.parametrize(
+    "name, value", [(name, value) for name, values in WRONG.items() for value in values]
+)
 def test_a_sharding_setting_of_the_wrong_kind_is_refused_by_name(name, value):
     with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted ") as caught:
         ShardingConfiguration(object(), **{name: value})
@@ -145,44 +217,86 @@ def test_a_sharding_setting_of_the_wrong_kind_is_refused_by_name(name, value):
 
 
 def test_the_table_of_wrong_settings_has_every_setting():
-    assert set(WRONG) == {field.name for field in dataclasses.fields(ShardingConfiguration)} - {"backend"}
+    assert set(WRONG) == {field.name for field in dataclasses.fields(ShardingConfiguration)} - {
+        "backend"
+    }
 
 
 @pytest.mark.parametrize("backend", [None, "world", sk.MPICommunicationBackend])
 def test_what_is_no_backend_is_refused_with_an_example(backend):
-    with pytest.raises(TypeError, match=r"needs a backend, for example MPICommunicationBackend\(\); got"):
+    with pytest.raises(
+        TypeError, match=r"needs a backend, for example MPICommunicationBackend\(\); got"
+    ):
         ShardingConfiguration(backend)
 
 
-@pytest.mark.parametrize("settings", [
-    {"micro_batches": numpy.int64(2)}, {"learning_rate": numpy.float32(0.1)}, {"blocks_per_stage": [2, 1]}, {"seed": -1},
-    {"stage_balance": (1, 2.5)}, {"loss": lambda prediction, y: prediction}, {"optimizer": sk.SGD(lr=0.1)},
-    {"initial_loss_scale": 0.5}, {"schedule": "a name that the model's constructor looks up"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro_batches": numpy.int64(2)},
+        {"learning_rate": numpy.float32(0.1)},
+        {"blocks_per_stage": [2, 1]},
+        {"seed": -1},
+        {"stage_balance": (1, 2.5)},
+        {"loss": lambda prediction, y: prediction},
+        {"optimizer": sk.SGD(lr=0.1)},
+        {"initial_loss_scale": 0.5},
+        {"schedule": "a name that the model's constructor looks up"},
+    ],
+)
 def test_a_sharding_setting_of_the_right_kind_is_taken(settings):
     assert ShardingConfiguration(object(), **settings)
 
 
-@pytest.mark.parametrize("make, wrong", [
-    (sk.models.MLP, {"seed": "x"}), (sk.models.MLP, {"seed": None}), (sk.models.MLP, {"seed": 1.5}),
-    (sk.models.MLP, {"activation": ["gelu"]}), (sk.models.MLP, {"task": None}),
-    (sk.models.GPT, {"seed": "x"}), (sk.models.GPT, {"seed": True}), (sk.models.GPT, {"tied": "no"}),
-    (sk.models.GPT, {"style": ["llama"]}), (sk.models.GPT, {"norm_eps": "x"}), (sk.models.GPT, {"dropout": "x"})])
+@pytest.mark.parametrize(
+    "make, wrong",
+    [
+        (sk.models.MLP, {"seed": "x"}),
+        (sk.models.MLP, {"seed": None}),
+        (sk.models.MLP, {"seed": 1.5}),
+        (sk.models.MLP, {"activation": ["gelu"]}),
+        (sk.models.MLP, {"task": None}),
+        (sk.models.GPT, {"seed": "x"}),
+        (sk.models.GPT, {"seed": True}),
+        (sk.models.GPT, {"tied": "no"}),
+        (sk.models.GPT, {"style": ["llama"]}),
+        (sk.models.GPT, {"norm_eps": "x"}),
+        (sk.models.GPT, {"dropout": "x"}),
+    ],
+)
 def test_a_model_refuses_an_argument_of_the_wrong_kind_by_name(make, wrong):
-    right = {"sizes": [4, 1]} if make is sk.models.MLP else {
-        "vocabulary_size": 8, "sequence_length": 8, "width": 8, "layers": 1, "heads": 2}
+    right = (
+        {"sizes": [4, 1]}
+        if make is sk.models.MLP
+        else {"vocabulary_size": 8, "sequence_length": 8, "width": 8, "layers": 1, "heads": 2}
+    )
     name = "dropout with p" if "dropout" in wrong else next(iter(wrong))
     with pytest.raises(ConfigurationError, match=f"{name} = .*; wanted "):
         make(**right, **wrong)
 
 
-@pytest.mark.parametrize("sizes", [{"pipeline": 1.0}, {"tensor": True}, {"data": "2"}, {"pipeline": None}])
+@pytest.mark.parametrize(
+    "sizes", [{"pipeline": 1.0}, {"tensor": True}, {"data": "2"}, {"pipeline": None}]
+)
 def test_sizes_of_a_mesh_are_integers(sizes):
-    with pytest.raises(sk.MeshError, match=f"^{next(iter(sizes))} .* is not a size; it must be an integer"):
+    with pytest.raises(
+        sk.MeshError, match=f"^{next(iter(sizes))} .* is not a size; it must be an integer"
+    ):
         MeshShape.infer(4, **sizes)
 
 
-@pytest.mark.parametrize("name, value", [("make_model", "a name"), ("work", None), ("every", 0), ("every", 2.5),
-                                         ("timeout", 0), ("timeout", NAN), ("timeout", "10")])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("make_model", "a name"),
+        ("work", None),
+        ("every", 0),
+        ("every", 2.5),
+        ("timeout", 0),
+        ("timeout", NAN),
+        ("timeout", "10"),
+    ],
+)
 def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(name, value):
     given = {"make_model": lambda ranks: None, "work": lambda model, commit: None, name: value}
     with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
@@ -199,7 +313,13 @@ def changed(name):
     default, f = configuration_keys()[name]
     if "among" in f.metadata:
         return next(value for value in f.metadata["among"] if value != default)
-    by_type = {bool: not default, int: 7, float: 0.5, str: "another", list: [f.metadata.get("of", str)(3)]}
+    by_type = {
+        bool: not default,
+        int: 7,
+        float: 0.5,
+        str: "another",
+        list: [f.metadata.get("of", str)(3)],
+    }
     return by_type[type(default)]
 
 
@@ -212,12 +332,16 @@ def test_a_run_that_goes_on_takes_a_setting_or_refuses_it_with_both_values(name)
     else:
         with pytest.raises(ConfigurationError) as error:
             resumed(stored, {name: value})
-        assert f"{name} = {value!r}, but this run goes on with {stored.value(name)!r}: " in str(error.value)
+        assert f"{name} = {value!r}, but this run goes on with {stored.value(name)!r}: " in str(
+            error.value
+        )
 
 
 def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    stored = settled(RunConfiguration().replace({"data.path": "text.txt", "model.initial": "start"}))
+    stored = settled(
+        RunConfiguration().replace({"data.path": "text.txt", "model.initial": "start"})
+    )
     assert stored.data.path == [str(tmp_path / "text.txt")]
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
@@ -228,4 +352,6 @@ def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypat
 
 def test_no_decay_steps_means_the_steps_of_the_first_start_in_a_longer_run_too():
     stored = settled(RunConfiguration().replace({"run.steps": 40}))
-    assert resumed(stored, {"run.steps": 80, "optimizer.decay_steps": 0}).optimizer.decay_steps == 40
+    assert (
+        resumed(stored, {"run.steps": 80, "optimizer.decay_steps": 0}).optimizer.decay_steps == 40
+    )

@@ -1,4 +1,7 @@
-"""The CUDA twins of the kernels, run by the emulator on the CPU: the plain twins' values, bits that depend on content alone."""
+"""The CUDA twins of the kernels, run by the emulator on the CPU: the plain twins' values, bits that
+depend on content alone.
+"""
+
 import inspect
 
 import device_kernels as checks
@@ -11,15 +14,33 @@ from stand_in.emulator import compiler, thread_order
 from shardkit.array import kernels
 from shardkit.array.kernels import cuda, reference
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found")
-every_dtype = pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.sweep)])
-# float64 compiles other code, which takes g++ as long again: by default what has to be exact, the rest in the sweep
-PARITY = [pytest.param(name, line, shape, dtype, id=f"{name}-{'x'.join(map(str, shape))}-{dtype}",
-                       marks=[pytest.mark.sweep] * (dtype == "float64" and name not in EXACT - {"embedding_backward", "dropout"}))
-          for name, line, shape in CASES for dtype in ("float32", "float64")]
+pytestmark = pytest.mark.skipif(
+    compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"
+)
+every_dtype = pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.sweep)]
+)
+# float64 compiles other code, which takes g++ as long again: by default what has to be exact, the
+# rest in the sweep
+PARITY = [
+    pytest.param(
+        name,
+        line,
+        shape,
+        dtype,
+        id=f"{name}-{'x'.join(map(str, shape))}-{dtype}",
+        marks=[pytest.mark.sweep]
+        * (dtype == "float64" and name not in EXACT - {"embedding_backward", "dropout"}),
+    )
+    for name, line, shape in CASES
+    for dtype in ("float32", "float64")
+]
 SOME_HALVES = {("layer_norm", "bfloat16"), ("dropout", "float16")}
-HALVES = [pytest.param(name, dtype, marks=[pytest.mark.sweep] * ((name, dtype) not in SOME_HALVES))
-          for name in checks.OF_HALVES for dtype in checks.HALVES]
+HALVES = [
+    pytest.param(name, dtype, marks=[pytest.mark.sweep] * ((name, dtype) not in SOME_HALVES))
+    for name in checks.OF_HALVES
+    for dtype in checks.HALVES
+]
 every_kernel = pytest.mark.parametrize("name", TABLE)
 
 
@@ -27,19 +48,26 @@ every_kernel = pytest.mark.parametrize("name", TABLE)
 def cupy():
     with pretended_gpu():
         import cupy
+
         yield cupy
 
 
 def small(name):
     """(line, shape) of the table that are not large: for what is not about size."""
-    return [(line, shape) for line in TABLE[name] for shape in line.shapes
-            if max(shape) < 700 and numpy.prod(shape) < 20_000 or len(shape) == 2 and max(shape) > 1000]
+    return [
+        (line, shape)
+        for line in TABLE[name]
+        for shape in line.shapes
+        if max(shape) < 700 and numpy.prod(shape) < 20_000 or len(shape) == 2 and max(shape) > 1000
+    ]
 
 
 def test_every_kernel_has_a_cuda_twin_of_the_same_signature():
     assert set(cuda.__all__) == set(reference.__all__) == set(TABLE)
     for name in cuda.__all__:
-        assert str(inspect.signature(getattr(cuda, name))) == str(inspect.signature(getattr(reference, name))), name
+        assert str(inspect.signature(getattr(cuda, name))) == str(
+            inspect.signature(getattr(reference, name))
+        ), name
 
 
 @pytest.mark.parametrize("name, line, shape, dtype", PARITY)
@@ -53,7 +81,10 @@ def test_the_order_in_which_threads_run_changes_no_bit(cupy, name):
         wanted = bits(checks.device_results(cupy, name, line, shape, "float32"))
         for order in ("backward", 2):
             with thread_order(order):
-                assert bits(checks.device_results(cupy, name, line, shape, "float32")) == wanted, (shape, order)
+                assert bits(checks.device_results(cupy, name, line, shape, "float32")) == wanted, (
+                    shape,
+                    order,
+                )
 
 
 @every_kernel
@@ -84,9 +115,30 @@ def test_each_row_has_the_bits_it_has_alone(cupy, width):
     checks.check_rows_alone(cupy, width)
 
 
-@pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "softmax", "swiglu", "bias_gelu", "layer_norm", "rms_norm",
-                                  "cross_entropy", "gelu_backward", "silu_backward", "softmax_backward", "tree_sum",
-                                  "block_squares", "sgd", "adam", "momentum", "causal_attention", "largest_magnitude"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gelu",
+        "silu",
+        "sigmoid",
+        "softmax",
+        "swiglu",
+        "bias_gelu",
+        "layer_norm",
+        "rms_norm",
+        "cross_entropy",
+        "gelu_backward",
+        "silu_backward",
+        "softmax_backward",
+        "tree_sum",
+        "block_squares",
+        "sgd",
+        "adam",
+        "momentum",
+        "causal_attention",
+        "largest_magnitude",
+    ],
+)
 def test_a_nan_that_goes_in_comes_out(cupy, name):
     checks.check_nan(cupy, name)
 
@@ -96,10 +148,20 @@ def test_huge_inputs_do_not_overflow_to_nan(cupy, dtype):
     checks.check_huge(cupy, dtype)
 
 
-@pytest.mark.parametrize("head_dim, dtype", [
-    (40, "float32"), (400, "float32"),
-    *[pytest.param(*case, marks=pytest.mark.sweep) for case in ((96, "float32"), (200, "float32"), (64, "float64"))]])
-def test_attention_of_wide_heads_goes_by_smaller_tiles_and_the_widest_to_the_plain_twin(cupy, head_dim, dtype):
+@pytest.mark.parametrize(
+    "head_dim, dtype",
+    [
+        (40, "float32"),
+        (400, "float32"),
+        *[
+            pytest.param(*case, marks=pytest.mark.sweep)
+            for case in ((96, "float32"), (200, "float32"), (64, "float64"))
+        ],
+    ],
+)
+def test_attention_of_wide_heads_goes_by_smaller_tiles_and_the_widest_to_the_plain_twin(
+    cupy, head_dim, dtype
+):
     checks.check_attention(cupy, head_dim, dtype)
 
 
@@ -113,23 +175,37 @@ def test_half_floats_are_computed_in_float32_and_rounded(cupy, name, dtype):
 def test_a_sum_of_more_buffers_than_a_launch_takes_is_the_same_tree(cupy):
     for count in (9, 16, 17, 21):
         line = TABLE["tree_sum"][0]
-        buffers = [made(line, (257,), "float32")[0][0] * (1 + number) ** 0.5 for number in range(count)]
+        buffers = [
+            made(line, (257,), "float32")[0][0] * (1 + number) ** 0.5 for number in range(count)
+        ]
         got = cuda.tree_sum([cupy.asarray(buffer) for buffer in buffers])
         assert got.get().tobytes() == reference.tree_sum(buffers).tobytes()
 
 
 def test_a_gradient_of_another_dtype_is_taken_by_its_numbers(cupy):
-    x, g = [numpy.random.default_rng(seed).standard_normal((5, 8)).astype("float32") for seed in range(2)]
-    for name, rest in (("softmax_backward", ()), ("bias_gelu_backward", (x[0],)), ("swiglu_backward", (x,))):
+    x, g = [
+        numpy.random.default_rng(seed).standard_normal((5, 8)).astype("float32")
+        for seed in range(2)
+    ]
+    for name, rest in (
+        ("softmax_backward", ()),
+        ("bias_gelu_backward", (x[0],)),
+        ("swiglu_backward", (x,)),
+    ):
         wanted = checks.call(cupy, name, checks.on_device(cupy, (g, x, *rest)))
         got = checks.call(cupy, name, checks.on_device(cupy, (g.astype("float64"), x, *rest)))
         assert bits(checks.on_host(list(got))) == bits(checks.on_host(list(wanted)))
 
 
-# ---- the door ----------------------------------------------------------------------------------------------------------
+# ---- the door ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("dtype, is_taken", [("float32", True), ("float16", True), ("int32", False)])
-def test_the_door_takes_the_cuda_twin_for_the_dtypes_that_it_computes(cupy, monkeypatch, dtype, is_taken):
+
+@pytest.mark.parametrize(
+    "dtype, is_taken", [("float32", True), ("float16", True), ("int32", False)]
+)
+def test_the_door_takes_the_cuda_twin_for_the_dtypes_that_it_computes(
+    cupy, monkeypatch, dtype, is_taken
+):
     taken = []
     monkeypatch.setattr(cuda, "block_squares", lambda x, block: taken.append(x))
     x = cupy.asarray(numpy.arange(512, dtype=dtype))
@@ -138,12 +214,22 @@ def test_the_door_takes_the_cuda_twin_for_the_dtypes_that_it_computes(cupy, monk
 
 
 def test_what_is_too_wide_for_a_gpu_goes_to_the_plain_twin(cupy):
-    for dtype, widest_head, widest_row in (("float32", 368, 8192), ("float64", 176, 4096), ("bfloat16", 368, 8192)):
+    for dtype, widest_head, widest_row in (
+        ("float32", 368, 8192),
+        ("float64", 176, 4096),
+        ("bfloat16", 368, 8192),
+    ):
         if dtype == "bfloat16":
             pytest.importorskip("ml_dtypes", reason="NumPy has no bfloat16 without ml_dtypes")
         for extra, fits in ((0, True), (1, False)):
-            assert cuda.computes("causal_attention", cupy.empty((1, 1, 1, widest_head + extra), dtype)) is fits
-            assert cuda.computes("layer_norm_backward", cupy.empty((1, widest_row + extra), dtype)) is fits
+            assert (
+                cuda.computes("causal_attention", cupy.empty((1, 1, 1, widest_head + extra), dtype))
+                is fits
+            )
+            assert (
+                cuda.computes("layer_norm_backward", cupy.empty((1, widest_row + extra), dtype))
+                is fits
+            )
 
 
 def test_the_door_gives_the_mask_of_the_cpu_on_the_device(cupy):
@@ -155,6 +241,7 @@ def test_the_door_gives_the_mask_of_the_cpu_on_the_device(cupy):
 def test_only_the_kernel_that_returns_a_number_copies_to_the_host():
     with pretended_gpu() as machine:
         import cupy
+
         for name in TABLE:
             line, shape = small(name)[-1]
             arguments = checks.on_device(cupy, made(line, shape, "float32"))

@@ -1,4 +1,5 @@
 """The CUDA sources as NVIDIA's compiler sees them, and as they are packed."""
+
 import re
 import shutil
 import subprocess
@@ -11,26 +12,40 @@ from shardkit.array.kernels.cuda.launch import FOLDER, STORED, options, source
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 ARCHITECTURES = ("80", "90")
-TILES = [(64, 64), (128, 32), (256, 16)]                              # head dim, tile
+TILES = [(64, 64), (128, 32), (256, 16)]  # head dim, tile
 MOST_PACKS = {"float32": 4, "float64": 4, "float16": 2, "bfloat16": 2}
-CASES = [("float32", *TILES[0]), *[pytest.param(dtype, *tile, marks=pytest.mark.sweep) for dtype in STORED for tile in TILES]]
+CASES = [
+    ("float32", *TILES[0]),
+    *[pytest.param(dtype, *tile, marks=pytest.mark.sweep) for dtype in STORED for tile in TILES],
+]
 MOST_SPILLED_BYTES = 16
 
 
 def all_sources():
     """Every source in a namespace of its own, for one run of the compiler."""
-    return "\n".join(f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}" for file in FILES)
+    return "\n".join(
+        f"namespace in_{file.removesuffix('.cu')} {{\n{source(file)}\n}}" for file in FILES
+    )
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="compiling for GPUs needs nvcc, which was not found")
+@pytest.mark.skipif(
+    shutil.which("nvcc") is None, reason="compiling for GPUs needs nvcc, which was not found"
+)
 @pytest.mark.parametrize("dtype, dim, tile", CASES)
-def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(tmp_path, dtype, dim, tile):
+def test_every_source_compiles_for_gpus_and_keeps_its_numbers_in_registers(
+    tmp_path, dtype, dim, tile
+):
     (tmp_path / "all.cu").write_text(all_sources())
     code = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in ARCHITECTURES]
     macros = options(dtype, DIM=dim, TILE=tile, PACKS=MOST_PACKS[dtype])
     flags = ["-fatbin", "--threads", "2", *code, "-Xptxas=-v", *macros]
-    done = subprocess.run(["nvcc", *flags, "all.cu", "-o", "all.bin"], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=100)
+    done = subprocess.run(
+        ["nvcc", *flags, "all.cu", "-o", "all.bin"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
     kernels = set(re.findall(r"Compiling entry function '(\w+)' for 'sm_90'", done.stderr))
@@ -44,11 +59,15 @@ def test_sources_need_no_header():
 
 def test_no_number_of_floating_point_is_added_by_an_atomic():
     """Only the largest bits of magnitudes are, whose order does not matter."""
-    assert [call for file in FILES for call in re.findall(r"atomic\w+\(.*", source(file))] == ["atomicMax(largest, most);"]
+    assert [call for file in FILES for call in re.findall(r"atomic\w+\(.*", source(file))] == [
+        "atomicMax(largest, most);"
+    ]
 
 
 def test_sources_are_packed():
     project = Path(__file__).parents[2] / "pyproject.toml"
-    patterns = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"]["shardkit.array.kernels.cuda"]
+    patterns = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"][
+        "shardkit.array.kernels.cuda"
+    ]
     packed = {path for pattern in patterns for path in FOLDER.glob(pattern)}
     assert packed == {path for path in FOLDER.iterdir() if path.suffix in (".cu", ".cuh")}

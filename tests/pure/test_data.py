@@ -1,11 +1,19 @@
 """Text on disk, and batches that are a pure function of (seed, step)."""
+
 import json
 
 import numpy
 import pytest
 
 from shardkit.errors import CorpusError
-from shardkit.train.data import Windows, build_corpus, corpus_fingerprint, find_files, read_texts, split_corpus
+from shardkit.train.data import (
+    Windows,
+    build_corpus,
+    corpus_fingerprint,
+    find_files,
+    read_texts,
+    split_corpus,
+)
 
 
 def text_file(folder, name="text.txt", size=5000):
@@ -17,19 +25,31 @@ def text_file(folder, name="text.txt", size=5000):
 def test_the_default_corpus_is_the_standard_library():
     names = {path.name for path in find_files([])}
     assert "argparse.py" in names and "json" not in names
-    assert not any("site-packages" in path.parts or "test" in path.parts[-2:-1] for path in find_files([]))
+    assert not any(
+        "site-packages" in path.parts or "test" in path.parts[-2:-1] for path in find_files([])
+    )
 
 
 def test_a_folder_is_read_in_sorted_order_without_hidden_and_binary_files(tmp_path):
-    for name, content in (("b.txt", b"two"), ("a.txt", b"one"), (".hidden", b"no"), ("c.bin", b"\0\1")):
+    for name, content in (
+        ("b.txt", b"two"),
+        ("a.txt", b"one"),
+        (".hidden", b"no"),
+        ("c.bin", b"\0\1"),
+    ):
         (tmp_path / name).write_bytes(content)
     assert read_texts([str(tmp_path)], 100) == [b"one", b"two"]
     assert read_texts([str(tmp_path)], 2) == [b"on"]
 
 
-SIZES = {"one text": [5000], "two texts": [3000, 2000], "many texts": [100 + 37 * i % 90 for i in range(200)],
-         "a long text among short ones": [100] * 30 + [50_000] + [100] * 30, "twenty of one size": [100] * 20,
-         "texts that grow": list(range(1, 120))}
+SIZES = {
+    "one text": [5000],
+    "two texts": [3000, 2000],
+    "many texts": [100 + 37 * i % 90 for i in range(200)],
+    "a long text among short ones": [100] * 30 + [50_000] + [100] * 30,
+    "twenty of one size": [100] * 20,
+    "texts that grow": list(range(1, 120)),
+}
 
 
 @pytest.mark.parametrize("percent", [1.0, 5.0, 50.0])
@@ -40,7 +60,9 @@ def test_training_and_validation_text_make_the_whole_and_none_is_empty(case, per
     assert training and validation
     whole = {text for text in training + validation if text in texts}
     cut = {text for text in texts if text not in whole}
-    assert all(any(text == a + b for a in training for b in validation) for text in cut), "held out is not an end"
+    assert all(any(text == a + b for a in training for b in validation) for text in cut), (
+        "held out is not an end"
+    )
     assert sum(map(len, training + validation)) == sum(map(len, texts))
     held_out = sum(map(len, validation)) / sum(map(len, texts))
     assert percent / 200 < held_out <= percent / 100 + len(texts) / sum(map(len, texts))
@@ -50,21 +72,30 @@ def test_what_is_held_out_of_many_texts_is_whole_texts_from_everywhere():
     texts = [b"%d" % i * (50 + 7 * i % 40) for i in range(400)]
     _, validation = split_corpus(texts, 5.0)
     places = [texts.index(text) for text in validation]
-    assert all(any(start <= place < start + 100 for place in places) for start in (0, 100, 200, 300))
+    assert all(
+        any(start <= place < start + 100 for place in places) for start in (0, 100, 200, 300)
+    )
 
 
 def test_no_text_stands_in_both_parts_though_it_stands_in_two_files(tmp_path):
     for i in range(60):
-        (tmp_path / f"{i}.txt").write_bytes(numpy.random.default_rng(i % 20).bytes(300).replace(b"\0", b"x"))
+        (tmp_path / f"{i}.txt").write_bytes(
+            numpy.random.default_rng(i % 20).bytes(300).replace(b"\0", b"x")
+        )
     texts = read_texts([str(tmp_path)], 10**6)
     training, validation = split_corpus(texts, 10.0)
     assert len(texts) == 20 and not set(training) & set(validation)
 
 
-NO_TEXT = {"tokens.bin": (numpy.arange(300, dtype="uint16").tobytes(), "it holds NUL bytes, like .* nanoGPT"),
-           "data.h5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "it is an HDF5 file"),
-           "late.txt": (b"a" * 5000 + b"\0", "it holds NUL bytes"),
-           "wide.txt": ("text".encode("utf-16"), "it is UTF-16")}
+NO_TEXT = {
+    "tokens.bin": (
+        numpy.arange(300, dtype="uint16").tobytes(),
+        "it holds NUL bytes, like .* nanoGPT",
+    ),
+    "data.h5": (b"\x89HDF\r\n\x1a\n" + bytes(100), "it is an HDF5 file"),
+    "late.txt": (b"a" * 5000 + b"\0", "it holds NUL bytes"),
+    "wide.txt": ("text".encode("utf-16"), "it is UTF-16"),
+}
 
 
 @pytest.mark.parametrize("name", NO_TEXT)
@@ -89,8 +120,10 @@ def test_text_that_cannot_be_used_is_one_sentence(tmp_path, problem, monkeypatch
     if problem != "missing":
         path.write_bytes(b"")
     if problem == "unreadable":
+
         def refuse(path, mode):
             raise PermissionError(13, "Permission denied", str(path))
+
         monkeypatch.setattr("builtins.open", refuse)
     with pytest.raises(CorpusError) as error:
         build_corpus(tmp_path / "data", [str(path)], 5.0, 1000)
@@ -109,7 +142,11 @@ def test_a_corpus_is_described_and_built_again_from_what_is_asked_for(tmp_path):
     build_corpus(tmp_path / "data", [str(first)], 5.0, 10**6)
     assert json.loads((tmp_path / "data" / "corpus.json").read_text())["bytes"] == 5000
     fingerprint = corpus_fingerprint(tmp_path / "data")
-    for paths, percent, maximum in (([second], 5.0, 10**6), ([first], 10.0, 10**6), ([first], 5.0, 4000)):
+    for paths, percent, maximum in (
+        ([second], 5.0, 10**6),
+        ([first], 10.0, 10**6),
+        ([first], 5.0, 4000),
+    ):
         build_corpus(tmp_path / "data", list(map(str, paths)), percent, maximum)
         assert corpus_fingerprint(tmp_path / "data") != fingerprint, (paths, percent, maximum)
     build_corpus(tmp_path / "data", [str(first)], 5.0, 10**6)

@@ -1,4 +1,5 @@
 """The door to NumPy and CuPy, without a GPU."""
+
 import gc
 import sys
 
@@ -6,7 +7,14 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array.backend import ALIGNMENT_BYTES, BufferPool, Device, is_device_array, to_host, xp_of
+from shardkit.array.backend import (
+    ALIGNMENT_BYTES,
+    BufferPool,
+    Device,
+    is_device_array,
+    to_host,
+    xp_of,
+)
 from shardkit.errors import DeviceError
 
 
@@ -15,8 +23,12 @@ class FakeDeviceArray:
 
     def __init__(self, array):
         self.array, self.shape, self.ndim, self.dtype = array, array.shape, array.ndim, array.dtype
-        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "version": 3,
-                                         "data": (array.ctypes.data, False)}
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "version": 3,
+            "data": (array.ctypes.data, False),
+        }
 
     def get(self):
         return self.array.copy()
@@ -24,10 +36,18 @@ class FakeDeviceArray:
 
 def test_every_array_starts_on_a_cache_line_and_has_the_shape_asked_for():
     device = Device("cpu")
-    for shape, dtype in (((3, 5), "float32"), (7, "float64"), ((), "float32"), (0, "float32"), ((2, 0), "int64")):
+    for shape, dtype in (
+        ((3, 5), "float32"),
+        (7, "float64"),
+        ((), "float32"),
+        (0, "float32"),
+        ((2, 0), "int64"),
+    ):
         array = device.zeros(shape, dtype, purpose="test")
         assert array.size == 0 or array.ctypes.data % ALIGNMENT_BYTES == 0
-        assert array.dtype == dtype and array.shape == (shape if isinstance(shape, tuple) else (shape,))
+        assert array.dtype == dtype and array.shape == (
+            shape if isinstance(shape, tuple) else (shape,)
+        )
         assert not array.any()
 
 
@@ -106,6 +126,7 @@ def test_cuda_without_its_libraries_says_how_to_get_them(monkeypatch, library):
         @property
         def getVersion(self):
             raise ImportError(f'Failure finding "lib{library}.so.12"\nNo such file')
+
     with pretended_gpu():
         monkeypatch.setattr(sys.modules["cupy"].cuda, library, Missing())
         with pytest.raises(DeviceError, match=f"lib{library}.so.12.*pip install") as error:
@@ -114,11 +135,15 @@ def test_cuda_without_its_libraries_says_how_to_get_them(monkeypatch, library):
 
 
 def test_cupy_that_cannot_be_loaded_is_one_clear_sentence(monkeypatch, tmp_path):
-    (tmp_path / "cupy.py").write_text("raise ImportError('libfoo.so.1:\\n cannot open shared object file')")
+    (tmp_path / "cupy.py").write_text(
+        "raise ImportError('libfoo.so.1:\\n cannot open shared object file')"
+    )
     for name in [name for name in sys.modules if name.partition(".")[0] == "cupy"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(DeviceError, match="installed but cannot be loaded: libfoo.so.1: cannot open") as error:
+    with pytest.raises(
+        DeviceError, match="installed but cannot be loaded: libfoo.so.1: cannot open"
+    ) as error:
         Device("cuda")
     assert "\n" not in str(error.value)
 

@@ -1,4 +1,7 @@
-"""GPU arrays travel through host scratch: tested without a GPU, on fakes whose "GPU addresses" are ordinary memory."""
+"""GPU arrays travel through host scratch: tested without a GPU, on fakes whose "GPU addresses" are
+ordinary memory.
+"""
+
 import ctypes
 
 import numpy
@@ -18,18 +21,26 @@ class FakeDeviceArray:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.memory.shape, "typestr": self.memory.dtype.str, "version": self._version, "stream": self._stream,
-                "data": (self.memory.ctypes.data, not self.memory.flags.writeable),
-                "strides": None if self.memory.flags.c_contiguous else self.memory.strides}
+        return {
+            "shape": self.memory.shape,
+            "typestr": self.memory.dtype.str,
+            "version": self._version,
+            "stream": self._stream,
+            "data": (self.memory.ctypes.data, not self.memory.flags.writeable),
+            "strides": None if self.memory.flags.c_contiguous else self.memory.strides,
+        }
 
 
 class FakeCopies:
-    """Stands for CudaCopies; remembers in which order it was asked for what. A copy is made as late as a GPU may make it: when
-    its end is waited for."""
+    """Stands for CudaCopies; remembers in which order it was asked for what. A copy is made as late
+    as a GPU may make it: when its end is waited for.
+    """
 
     def __init__(self):
         self.calls = []
-        self._to_host, self._to_device, self._within = (FakeStream(self.calls, word) for word in ("loaded", "stored", "copied"))
+        self._to_host, self._to_device, self._within = (
+            FakeStream(self.calls, word) for word in ("loaded", "stored", "copied")
+        )
 
     def synchronize(self, stream):
         self.calls.append(("synchronize", stream))
@@ -94,10 +105,12 @@ class FakeEvent:
 
 def on_fake_device(world_size, work):
     """work(backend, copies) on ranks whose staging is fake; the results in rank order."""
+
     def run(backend):
         copies = FakeCopies()
         backend.staging = Staging(window_bytes=WINDOW_BYTES, copies=copies)
         return work(backend, copies)
+
     return run_ranks(world_size, run, timeout=20)
 
 
@@ -114,11 +127,20 @@ def test_all_reduce_goes_window_by_window_after_the_stream_is_synchronized():
         array = device(numpy.arange(20) + backend.rank)
         backend.all_reduce(array)
         return array.memory.tolist(), copies.calls
+
     for values, calls in on_fake_device(3, work):
         assert values == [3 * i + 3 for i in range(20)]
         assert calls[0] == ("synchronize", 7)
-        assert [call for call in calls if call[0] == "to_host"] == [("to_host", 32), ("to_host", 32), ("to_host", 16)]
-        assert [call for call in calls if call[0] == "pinned"] == [("pinned", 32), ("pinned", 32), ("pinned", 16)]
+        assert [call for call in calls if call[0] == "to_host"] == [
+            ("to_host", 32),
+            ("to_host", 32),
+            ("to_host", 16),
+        ]
+        assert [call for call in calls if call[0] == "pinned"] == [
+            ("pinned", 32),
+            ("pinned", 32),
+            ("pinned", 16),
+        ]
 
 
 def messages_noted(backend, verb, calls):
@@ -129,6 +151,7 @@ def messages_noted(backend, verb, calls):
         calls.append(("begin message", None))
         carry(*arguments)
         calls.append(("end message", None))
+
     setattr(backend, verb, noted)
 
 
@@ -142,13 +165,24 @@ def test_the_next_window_is_loaded_and_the_last_one_stored_while_one_is_in_its_m
         array = device(numpy.arange(40) + backend.rank)
         backend.all_reduce(array)
         return array.memory.tolist(), copies.calls, copies.num_waiting
+
     for values, calls, num_waiting in on_fake_device(2, work):
         begun, ended = places(calls, "begin message"), places(calls, "end message")
-        loads, stores, stored = places(calls, "to_host"), places(calls, "to_device"), places(calls, "stored")
+        loads, stores, stored = (
+            places(calls, "to_host"),
+            places(calls, "to_device"),
+            places(calls, "stored"),
+        )
         assert values == [2 * i + 1 for i in range(40)] and num_waiting == 0 and len(begun) == 5
-        assert all(loads[k + 1] < begun[k] for k in range(4))               # begun before the message of the window before
-        assert all(stores[k] < begun[k + 1] < stored[k] for k in range(4))      # not waited for before the next message
-        assert all(loads[k + 3] < ended[k + 2] < begun[k + 3] for k in range(2))    # and no further ahead than scratch allows
+        assert all(
+            loads[k + 1] < begun[k] for k in range(4)
+        )  # begun before the message of the window before
+        assert all(
+            stores[k] < begun[k + 1] < stored[k] for k in range(4)
+        )  # not waited for before the next message
+        assert all(
+            loads[k + 3] < ended[k + 2] < begun[k + 3] for k in range(2)
+        )  # and no further ahead than scratch allows
 
 
 def test_an_exchange_overlaps_its_copies_too_and_never_uses_scratch_that_is_still_stored():
@@ -157,9 +191,17 @@ def test_an_exchange_overlaps_its_copies_too_and_never_uses_scratch_that_is_stil
         receive = empty(80)
         backend.all_to_all(device(numpy.arange(80) + 100 * backend.rank), receive)
         return receive.memory.tolist(), copies.calls, copies.num_waiting
+
     for rank, (values, calls, num_waiting) in enumerate(on_fake_device(2, work)):
-        begun, loads, stored = places(calls, "begin message"), places(calls, "to_host"), places(calls, "stored")
-        assert values == [*range(40 * rank, 40 * rank + 40), *range(40 * rank + 100, 40 * rank + 140)] and num_waiting == 0
+        begun, loads, stored = (
+            places(calls, "begin message"),
+            places(calls, "to_host"),
+            places(calls, "stored"),
+        )
+        assert (
+            values == [*range(40 * rank, 40 * rank + 40), *range(40 * rank + 100, 40 * rank + 140)]
+            and num_waiting == 0
+        )
         assert len(begun) == 10 and all(loads[2 * k + 2] < begun[k] for k in range(9))
         assert all(begun[k + 1] < stored[2 * k] for k in range(9))
         assert sum(size for call, size in calls if call == "pinned") == 4 * WINDOW_BYTES
@@ -171,6 +213,7 @@ def test_a_message_that_fails_leaves_no_copy_under_way():
         with pytest.raises(RuntimeError, match="network"):
             backend.all_reduce(device(numpy.arange(40)))
         return copies.num_waiting
+
     assert on_fake_device(2, work) == [0, 0]
 
 
@@ -182,14 +225,18 @@ def test_what_a_verb_does_not_read_or_change_is_not_copied():
         else:
             backend.receive(empty(4), 0)
         return [call for call, _ in copies.calls if call.startswith("to_")]
+
     assert on_fake_device(2, work) == [["to_host", "to_host"], ["to_device", "to_device"]]
 
 
-@pytest.mark.parametrize("stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, ["all"])])
+@pytest.mark.parametrize(
+    "stream, version, expected", [(7, 3, [7]), (None, 3, []), (None, 2, ["all"])]
+)
 def test_a_stream_is_waited_for_as_the_interface_asks(stream, version, expected):
     def work(backend, copies):
         backend.broadcast(FakeDeviceArray(numpy.zeros(3), stream, version))
         return [argument for call, argument in copies.calls if call == "synchronize"]
+
     assert on_fake_device(2, work) == [expected] * 2
 
 
@@ -201,23 +248,40 @@ def test_every_verb_moves_device_arrays_like_host_arrays(num_ranks):
         n, rank = backend.world_size, backend.rank
         whole = numpy.arange(sum(counts), dtype="float32") + 100 * rank
         starts = [sum(counts[:r]) for r in range(n)]
-        own = whole[starts[rank]:starts[rank] + counts[rank]]
+        own = whole[starts[rank] : starts[rank] + counts[rank]]
         results = []
-        for make, make_empty in ((numpy.array, lambda size: numpy.full(size, -1, "float32")), (device, empty)):
-            gathered, reduced, scattered = make_empty(sum(counts)), make_empty(counts[rank]), make_empty(counts[rank])
+        for make, make_empty in (
+            (numpy.array, lambda size: numpy.full(size, -1, "float32")),
+            (device, empty),
+        ):
+            gathered, reduced, scattered = (
+                make_empty(sum(counts)),
+                make_empty(counts[rank]),
+                make_empty(counts[rank]),
+            )
             collected, exchanged, passed = make_empty(sum(counts)), make_empty(n * 9), make_empty(9)
             backend.all_gather(make(own), gathered, counts)
             backend.reduce_scatter(make(whole), reduced, counts)
             backend.scatter(make(whole) if rank == n - 1 else None, scattered, n - 1, counts)
             backend.gather(make(own), collected if rank == 0 else None, 0, counts)
-            backend.all_to_all(make(numpy.arange(n * 20, dtype="float32") + rank), exchanged, [9] * n, [9] * n,
-                               [20 * r + 3 for r in range(n)])
+            backend.all_to_all(
+                make(numpy.arange(n * 20, dtype="float32") + rank),
+                exchanged,
+                [9] * n,
+                [9] * n,
+                [20 * r + 3 for r in range(n)],
+            )
             handle = backend.irecv(passed, (rank - 1) % n)
             backend.isend(make(numpy.full(9, rank, "float32")), (rank + 1) % n).wait()
             handle.wait()
-            results.append([getattr(array, "memory", array).tolist()
-                            for array in (gathered, reduced, scattered, collected, exchanged, passed)])
+            results.append(
+                [
+                    getattr(array, "memory", array).tolist()
+                    for array in (gathered, reduced, scattered, collected, exchanged, passed)
+                ]
+            )
         return results
+
     for host, on_device in on_fake_device(num_ranks, work):
         assert host == on_device
 
@@ -227,8 +291,11 @@ def test_uneven_all_to_all_goes_through_the_same_number_of_windows_on_all_ranks(
         n, rank = backend.world_size, backend.rank
         send_counts, receive_counts = [30 if rank == 0 else 1] * n, [30] + [1] * (n - 1)
         receive = empty(sum(receive_counts))
-        backend.all_to_all(device(numpy.full(sum(send_counts), rank)), receive, send_counts, receive_counts)
+        backend.all_to_all(
+            device(numpy.full(sum(send_counts), rank)), receive, send_counts, receive_counts
+        )
         return receive.memory.tolist() == numpy.repeat(numpy.arange(n), receive_counts).tolist()
+
     assert on_fake_device(3, work) == [True] * 3
 
 
@@ -239,27 +306,35 @@ def test_half_floats_on_the_device_are_summed_as_float32():
         handle = backend.iall_reduce(array)
         handle.wait()
         return array.memory.tolist()
-    assert on_fake_device(3, work) == [[2050.0, 1.0] * 10] * 3       # (2048 + 1 + 1) / 3 * 3, in float16: 683.5 * 3
+
+    assert (
+        on_fake_device(3, work) == [[2050.0, 1.0] * 10] * 3
+    )  # (2048 + 1 + 1) / 3 * 3, in float16: 683.5 * 3
 
 
 def test_non_blocking_verbs_bring_their_result_back_to_the_device():
     def work(backend, copies):
         n, rank = backend.world_size, backend.rank
         reduced, gathered, mine = device([rank] * 20), empty(n * 20), empty(5)
-        handles = [backend.iall_reduce(reduced), backend.iall_gather(device([rank] * 20), gathered),
-                   backend.ireduce_scatter(device([rank] * 5 * n), mine, op=ReductionOperation.AVERAGE)]
+        handles = [
+            backend.iall_reduce(reduced),
+            backend.iall_gather(device([rank] * 20), gathered),
+            backend.ireduce_scatter(device([rank] * 5 * n), mine, op=ReductionOperation.AVERAGE),
+        ]
         for handle in handles:
             handle.wait()
         return reduced.memory.tolist(), gathered.memory.tolist(), mine.memory.tolist()
+
     assert on_fake_device(2, work) == [([1.0] * 20, [0.0] * 20 + [1.0] * 20, [0.5] * 5)] * 2
 
 
 def test_an_own_slice_on_the_device_is_gathered_in_place():
     def work(backend, copies):
         memory = numpy.full(20, backend.rank, "float32")
-        own = FakeDeviceArray(memory[10 * backend.rank:10 * backend.rank + 10])
+        own = FakeDeviceArray(memory[10 * backend.rank : 10 * backend.rank + 10])
         backend.all_gather(own, FakeDeviceArray(memory))
         return memory.tolist()
+
     assert on_fake_device(2, work) == [[0.0] * 10 + [1.0] * 10] * 2
 
 
@@ -273,6 +348,7 @@ def test_a_device_array_that_is_not_contiguous_or_writable_is_a_value_error():
             backend.all_reduce(FakeDeviceArray(frozen))
         backend.broadcast(FakeDeviceArray(numpy.zeros(0)))
         return copies.calls
+
     assert ("to_host", 24) not in on_fake_device(1, work)[0]
 
 
@@ -281,10 +357,14 @@ def test_host_arrays_never_touch_the_copies():
         backend.all_reduce(numpy.zeros(100, "float32"))
         ordered_sum(backend, [1.0, 2.0])
         return copies.calls
+
     assert on_fake_device(2, work) == [[], []]
 
 
-@pytest.mark.parametrize("begins, ends", [("isend", "receive"), ("send", "irecv"), ("isend", "irecv"), ("send", "receive")])
+@pytest.mark.parametrize(
+    "begins, ends",
+    [("isend", "receive"), ("send", "irecv"), ("isend", "irecv"), ("send", "receive")],
+)
 @pytest.mark.parametrize("size", [0, 5, 20])
 def test_a_message_of_several_windows_is_received_however_it_was_sent(begins, ends, size):
     def work(backend, copies):
@@ -294,4 +374,5 @@ def test_a_message_of_several_windows_is_received_however_it_was_sent(begins, en
             handle.wait()
             assert handle.test()
         return array.memory.tolist(), copies.num_waiting
+
     assert on_fake_device(2, work) == [(list(range(size)), 0)] * 2

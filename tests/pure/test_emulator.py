@@ -1,11 +1,14 @@
 """The emulator runs CUDA kernels as a GPU would, and says what would hang or be undefined there."""
+
 import threading
 
 import numpy
 import pytest
 from stand_in.emulator import EmulatedModule, EmulationError, compiler, thread_order
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="the emulator needs g++, which was not found")
+pytestmark = pytest.mark.skipif(
+    compiler() is None, reason="the emulator needs g++, which was not found"
+)
 
 SOURCE = r"""
 #define ALL 0xffffffffu
@@ -64,26 +67,36 @@ def run():
         with thread_order(order):
             module.function(name)(grid, block, (x.ctypes.data, *extra), shared_mem)
         return x
+
     run.module = module
     return run
 
 
 def test_every_thread_of_the_grid_runs_once(run):
-    numpy.testing.assert_array_equal(run("scale", numpy.int32(60), 2.0, grid=(2, 3), block=(10,)), NUMBERS * (1 + (NUMBERS < 60)))
+    numpy.testing.assert_array_equal(
+        run("scale", numpy.int32(60), 2.0, grid=(2, 3), block=(10,)), NUMBERS * (1 + (NUMBERS < 60))
+    )
 
 
 @pytest.mark.parametrize("order", ["forward", "backward", 2, 3])
 def test_barriers_and_shuffles_do_what_they_do_on_a_gpu_in_any_order(run, order):
     numpy.testing.assert_array_equal(run("reverse", order=order), NUMBERS[::-1])
-    numpy.testing.assert_array_equal(run("warp_sums", order=order), numpy.repeat(NUMBERS.reshape(2, 32).sum(1), 32))
+    numpy.testing.assert_array_equal(
+        run("warp_sums", order=order), numpy.repeat(NUMBERS.reshape(2, 32).sum(1), 32)
+    )
     below = numpy.where(NUMBERS % 8 == 7, NUMBERS, NUMBERS + 1)
     above = numpy.where(NUMBERS % 32 == 0, NUMBERS, NUMBERS - 1)
-    numpy.testing.assert_array_equal(run("lanes", order=order) - below - 100 * above,
-                                     numpy.where(NUMBERS < 32, 10000 * (NUMBERS // 16 * 16 + 2), 0))
+    numpy.testing.assert_array_equal(
+        run("lanes", order=order) - below - 100 * above,
+        numpy.where(NUMBERS < 32, 10000 * (NUMBERS // 16 * 16 + 2), 0),
+    )
 
 
 def test_a_race_shows_as_a_dependence_on_the_order(run):
-    assert run("reverse_without_barrier").tobytes() != run("reverse_without_barrier", order="backward").tobytes()
+    assert (
+        run("reverse_without_barrier").tobytes()
+        != run("reverse_without_barrier", order="backward").tobytes()
+    )
 
 
 def test_shared_memory_that_nobody_wrote_is_nan(run):
@@ -91,7 +104,9 @@ def test_shared_memory_that_nobody_wrote_is_nan(run):
 
 
 def test_dynamic_shared_memory_is_as_large_as_asked_for(run):
-    numpy.testing.assert_array_equal(run("turn", numpy.int32(0), shared_mem=256), numpy.roll(NUMBERS, -1))
+    numpy.testing.assert_array_equal(
+        run("turn", numpy.int32(0), shared_mem=256), numpy.roll(NUMBERS, -1)
+    )
     with pytest.raises(EmulationError, match="past the end of 256 bytes"):
         run("turn", numpy.int32(1), shared_mem=256)
     with pytest.raises(EmulationError, match="50000 bytes of dynamic shared memory"):
@@ -107,18 +122,31 @@ def test_atomics_count_everything(run):
     assert counts.tolist() == [35, 28]
 
 
-@pytest.mark.parametrize("name, arguments, words", [
-    ("some_at_a_barrier", (), "5 of 64 threads wait at the barrier"), ("two_barriers", (), "different barriers"),
-    ("half_a_warp", (NUMBERS.ctypes.data,), "has ended|never come"), ("misaligned", (NUMBERS.ctypes.data,), "misaligned"),
-    ("too_far", (numpy.int32(20),), "outside its array"), ("too_large", (), "80000 bytes of shared memory"),
-    ("reverse", (), "0 arguments; the kernel takes 1"), ("too_far", (3,), "argument 0 has 8 bytes; the kernel takes 4")])
-def test_what_would_hang_or_be_undefined_is_an_error_and_the_next_launch_works(run, name, arguments, words):
+@pytest.mark.parametrize(
+    "name, arguments, words",
+    [
+        ("some_at_a_barrier", (), "5 of 64 threads wait at the barrier"),
+        ("two_barriers", (), "different barriers"),
+        ("half_a_warp", (NUMBERS.ctypes.data,), "has ended|never come"),
+        ("misaligned", (NUMBERS.ctypes.data,), "misaligned"),
+        ("too_far", (numpy.int32(20),), "outside its array"),
+        ("too_large", (), "80000 bytes of shared memory"),
+        ("reverse", (), "0 arguments; the kernel takes 1"),
+        ("too_far", (3,), "argument 0 has 8 bytes; the kernel takes 4"),
+    ],
+)
+def test_what_would_hang_or_be_undefined_is_an_error_and_the_next_launch_works(
+    run, name, arguments, words
+):
     with pytest.raises(EmulationError, match=words):
         run.module.function(name)((1,), (64,), arguments)
     numpy.testing.assert_array_equal(run("reverse"), NUMBERS[::-1])
 
 
-@pytest.mark.parametrize("grid, block", [((0,), (1,)), ((1, 70000), (1,)), ((1,), (2048,)), ((1,), (64, 32)), ((1,), (1, 1, 65))])
+@pytest.mark.parametrize(
+    "grid, block",
+    [((0,), (1,)), ((1, 70000), (1,)), ((1,), (2048,)), ((1,), (64, 32)), ((1,), (1, 1, 65))],
+)
 def test_a_grid_that_no_gpu_takes_is_refused(run, grid, block):
     with pytest.raises(EmulationError, match="wanted a grid"):
         run("reverse", grid=grid, block=block)
@@ -132,7 +160,9 @@ def test_a_source_that_does_not_compile_and_a_name_that_is_not_there_are_errors(
 
 
 def test_macros_come_from_the_options():
-    module = EmulatedModule('extern "C" __global__ void f(T* x) { *x = N; }', ("-DT=double", "-DN=7"))
+    module = EmulatedModule(
+        'extern "C" __global__ void f(T* x) { *x = N; }', ("-DT=double", "-DN=7")
+    )
     x = numpy.zeros(1)
     module.function("f")((1,), (1,), (x.ctypes.data,))
     assert x[0] == 7
@@ -145,6 +175,7 @@ def test_threads_of_one_process_may_launch_the_same_kernel_together(run):
         for _ in range(50):
             if run("reverse").tobytes() != NUMBERS[::-1].tobytes():
                 wrong.append(1)
+
     threads = [threading.Thread(target=launch) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,7 @@
-"""Half floats: casts, kernels, products and operations against float64, to a few roundings of the dtype."""
+"""Half floats: casts, kernels, products and operations against float64, to a few roundings of the
+dtype.
+"""
+
 import sys
 
 import numpy
@@ -25,18 +28,27 @@ def exact(x):
     return numpy.asarray(x, "float64") if is_floating(x.dtype) else x
 
 
-# ---- casts -------------------------------------------------------------------------------------------------------
+# ---- casts ---------------------------------------------------------------------------------------
+
 
 @EVERY_HALF
 def test_a_cast_there_and_back_is_within_half_a_last_bit(half):
     x = numpy.random.default_rng(1).standard_normal((5, 77)).astype("float32")
     back = widened(rounded(x, dtype_named(half)))
-    assert back.dtype == "float32" and (abs(back - x) <= HALF_A_LAST_BIT[half] * abs(x)).all() and (back != x).any()
+    assert (
+        back.dtype == "float32"
+        and (abs(back - x) <= HALF_A_LAST_BIT[half] * abs(x)).all()
+        and (back != x).any()
+    )
     numpy.testing.assert_array_equal(widened(rounded(back, dtype_named(half))), back)
 
 
 @EVERY_HALF
-@pytest.mark.parametrize("view", [lambda x: x.T, lambda x: x[::2], lambda x: x[:0]], ids=["transposed", "strided", "empty"])
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.T, lambda x: x[::2], lambda x: x[:0]],
+    ids=["transposed", "strided", "empty"],
+)
 def test_casts_of_views_are_those_of_their_elements(half, view):
     x = numbers((6, 8), half)
     numpy.testing.assert_array_equal(widened(view(x)), view(x.astype("float32")))
@@ -45,20 +57,32 @@ def test_casts_of_views_are_those_of_their_elements(half, view):
 
 def test_what_is_too_large_for_float16_is_infinite_and_no_warning():
     with numpy.errstate(all="raise"):
-        assert rounded(numpy.float32([[1e6, -1e6, 65504]]).T, numpy.dtype("float16")).ravel().tolist() == [
-            numpy.inf, -numpy.inf, 65504]
+        assert rounded(
+            numpy.float32([[1e6, -1e6, 65504]]).T, numpy.dtype("float16")
+        ).ravel().tolist() == [numpy.inf, -numpy.inf, 65504]
 
 
 def test_bfloat16_is_cast_as_its_package_casts_it():
-    """All of them to float32; to them random bits, NaN and infinity among them, and numbers in the middle between two."""
+    """All of them to float32; to them random bits, NaN and infinity among them, and numbers in the
+    middle between two.
+    """
     bfloat16 = dtype_named("bfloat16")
     every = numpy.arange(1 << 16, dtype="uint16").view(bfloat16)
-    numpy.testing.assert_array_equal(widened(every).view("uint32"), numpy.arange(1 << 16, dtype="uint32") << 16)
+    numpy.testing.assert_array_equal(
+        widened(every).view("uint32"), numpy.arange(1 << 16, dtype="uint32") << 16
+    )
     middles = (numpy.arange(1 << 16, dtype="uint32") << 16) | 0x8000
-    for bits in (numpy.random.default_rng(0).integers(0, 1 << 32, 1 << 18, "uint32"), middles, middles + 1, middles - 1):
+    for bits in (
+        numpy.random.default_rng(0).integers(0, 1 << 32, 1 << 18, "uint32"),
+        middles,
+        middles + 1,
+        middles - 1,
+    ):
         with numpy.errstate(all="ignore"):
             right = bits.view("float32").astype(bfloat16)
-        numpy.testing.assert_array_equal(rounded(bits.view("float32"), bfloat16).view("uint16"), right.view("uint16"))
+        numpy.testing.assert_array_equal(
+            rounded(bits.view("float32"), bfloat16).view("uint16"), right.view("uint16")
+        )
 
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
@@ -68,7 +92,9 @@ def test_casts_keep_the_order_of_dims_in_memory(half):
     wide_x = widened(x)
     assert wide_x.strides == tuple(2 * stride for stride in x.strides)
     assert rounded(wide_x, x.dtype).strides == x.strides
-    numpy.testing.assert_array_equal(rounded(wide_x, x.dtype).astype("float32"), x.astype("float32"))
+    numpy.testing.assert_array_equal(
+        rounded(wide_x, x.dtype).astype("float32"), x.astype("float32")
+    )
 
 
 def test_what_is_no_half_float_is_left_alone():
@@ -90,37 +116,61 @@ def test_bfloat16_on_a_gpu_needs_cupy_14():
         dtype_named("bfloat16", cupy)
 
 
-# ---- kernels -----------------------------------------------------------------------------------------------------
+# ---- kernels -------------------------------------------------------------------------------------
+
 
 def arguments(half):
     """{kernel: arguments}, small ones, whose numbers the half float has exactly."""
     x, g, d = numbers((6, 8), half), numbers((6, 8), half, 1), numbers(8, half, 2)
     q, k, v, y = [numbers((2, 4, 5, 6), half, seed) for seed in range(4)]
-    per_row, per_query = numpy.float32([1, 2, .5, 1, 2, 1]), numpy.full((2, 4, 5), 3, "float32")
+    per_row, per_query = numpy.float32([1, 2, 0.5, 1, 2, 1]), numpy.full((2, 4, 5), 3, "float32")
     ids = numpy.array([3, 0, 3, 3, 5, 0])
-    angles = [function(numpy.linspace(0, 9, 15, dtype="float32")).reshape(5, 3) for function in (numpy.cos, numpy.sin)]
+    angles = [
+        function(numpy.linspace(0, 9, 15, dtype="float32")).reshape(5, 3)
+        for function in (numpy.cos, numpy.sin)
+    ]
     probabilities = abs(x)
-    return {"bias_gelu": (x, d),
-            "bias_gelu_backward": (g, x, d), "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
-            "causal_attention_backward": (y, q, k[:, :2], v[:, :2], y, per_query, 0.3, 0), "cross_entropy": (x, ids),
-            "cross_entropy_backward": (numpy.float32(2), x, ids, per_row), "dropout": (x, 7, 3, 0.25),
-            "embedding_backward": (x, ids, 7), "gelu": (x,), "gelu_backward": (g, x), "layer_norm": (x, d, d, 1e-5),
-            "layer_norm_backward": (g, x, d, per_row, per_row), "rms_norm": (x, d, 1e-5),
-            "rms_norm_backward": (g, x, d, per_row), "rotary": (q, *angles), "sigmoid": (x,), "silu": (x,),
-            "silu_backward": (g, x), "softmax": (x,), "softmax_backward": (g, probabilities), "swiglu": (g, x),
-            "swiglu_backward": (g, x, d + x)}
+    return {
+        "bias_gelu": (x, d),
+        "bias_gelu_backward": (g, x, d),
+        "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
+        "causal_attention_backward": (y, q, k[:, :2], v[:, :2], y, per_query, 0.3, 0),
+        "cross_entropy": (x, ids),
+        "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
+        "dropout": (x, 7, 3, 0.25),
+        "embedding_backward": (x, ids, 7),
+        "gelu": (x,),
+        "gelu_backward": (g, x),
+        "layer_norm": (x, d, d, 1e-5),
+        "layer_norm_backward": (g, x, d, per_row, per_row),
+        "rms_norm": (x, d, 1e-5),
+        "rms_norm_backward": (g, x, d, per_row),
+        "rotary": (q, *angles),
+        "sigmoid": (x,),
+        "silu": (x,),
+        "silu_backward": (g, x),
+        "softmax": (x,),
+        "softmax_backward": (g, probabilities),
+        "swiglu": (g, x),
+        "swiglu_backward": (g, x, d + x),
+    }
 
 
 @EVERY_HALF
 @pytest.mark.parametrize("name", sorted(wide_kernels.ROUNDED))
 def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
     given = arguments(half)[name]
-    results, wanted = getattr(kernels, name)(*given), getattr(kernels.reference, name)(*map(exact_argument, given))
-    results, wanted = [found if isinstance(found, tuple) else (found,) for found in (results, wanted)]
+    results, wanted = (
+        getattr(kernels, name)(*given),
+        getattr(kernels.reference, name)(*map(exact_argument, given)),
+    )
+    results, wanted = [
+        found if isinstance(found, tuple) else (found,) for found in (results, wanted)
+    ]
     for result, right, is_rounded in zip(results, wanted, wide_kernels.ROUNDED[name], strict=True):
         assert result.dtype == (half if is_rounded else "float32")
-        tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0 ** -24
-        numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0 ** -24)
+        tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0**-24
+        numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0**-24)
 
 
 def exact_argument(value):
@@ -128,15 +178,35 @@ def exact_argument(value):
 
 
 def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
-    on_flat_buffers = {"adam", "block_squares", "dropout_mask", "from_half", "largest_magnitude", "momentum", "rotary_tables",
-                       "sgd", "to_half", "tree_sum"}
-    assert set(kernels.__all__) == {*wide_kernels.ROUNDED, *wide_kernels.AFTER_ADDING, *on_flat_buffers}
+    on_flat_buffers = {
+        "adam",
+        "block_squares",
+        "dropout_mask",
+        "from_half",
+        "largest_magnitude",
+        "momentum",
+        "rotary_tables",
+        "sgd",
+        "to_half",
+        "tree_sum",
+    }
+    assert set(kernels.__all__) == {
+        *wide_kernels.ROUNDED,
+        *wide_kernels.AFTER_ADDING,
+        *on_flat_buffers,
+    }
 
 
 @EVERY_HALF
-@pytest.mark.parametrize("name, norm, num_parameters", [("add_layer_norm", "layer_norm", 2), ("add_rms_norm", "rms_norm", 1)])
+@pytest.mark.parametrize(
+    "name, norm, num_parameters",
+    [("add_layer_norm", "layer_norm", 2), ("add_rms_norm", "rms_norm", 1)],
+)
 def test_a_norm_after_an_addition_reads_the_sum_as_it_is_stored(name, norm, num_parameters, half):
-    x, branch = numbers((6, 8), half), rounded(widened(numbers((6, 8), half, 1)) / 3, dtype_named(half))
+    x, branch = (
+        numbers((6, 8), half),
+        rounded(widened(numbers((6, 8), half, 1)) / 3, dtype_named(half)),
+    )
     parameters = [numbers(8, half, seed) for seed in range(num_parameters)]
     exact_sum, y = exact(x) + exact(branch), numpy.empty_like(x)
     total, *found = getattr(kernels, name)(x, branch, *parameters, 1e-5, out=(x, y))
@@ -148,13 +218,17 @@ def test_a_norm_after_an_addition_reads_the_sum_as_it_is_stored(name, norm, num_
 @EVERY_HALF
 def test_kernels_write_into_buffers_that_they_are_given(half):
     x, table = numbers((6, 8), half), numpy.full((7, 8), numpy.nan, "float32")
-    assert kernels.embedding_backward(x, numpy.array([3, 0, 3, 3, 5, 0]), 7, out=table) is table and numpy.isfinite(table).all()
+    assert (
+        kernels.embedding_backward(x, numpy.array([3, 0, 3, 3, 5, 0]), 7, out=table) is table
+        and numpy.isfinite(table).all()
+    )
     y = numpy.empty_like(x)
     assert kernels.gelu(x, out=y) is y
     numpy.testing.assert_array_equal(y, kernels.gelu(x))
 
 
-# ---- products ----------------------------------------------------------------------------------------------------
+# ---- products ------------------------------------------------------------------------------------
+
 
 @EVERY_HALF
 @pytest.mark.parametrize("in_arena", [False, True])
@@ -179,20 +253,37 @@ def test_sums_of_half_floats_do_not_stop_growing(half):
     assert huge.dtype == "float32" and huge[0] == 4096 * 64
 
 
-# ---- operations --------------------------------------------------------------------------------------------------
+# ---- operations ----------------------------------------------------------------------------------
 
 OPERATIONS = {
-    "add": lambda x, y: x + y, "add a number": lambda x, y: x + 0.3, "subtract": lambda x, y: x - y,
-    "divide": lambda x, y: x / (y * y + 1), "scale": lambda x, y: 0.7 * x, "negative": lambda x, y: -x,
-    "square": lambda x, y: x ** 2.0, "exp": lambda x, y: ops.exp(x), "sqrt": lambda x, y: ops.sqrt(x * x + 1.0),
-    "log": lambda x, y: ops.log(x * x + 1.0), "relu": lambda x, y: ops.relu(x), "tanh": lambda x, y: ops.tanh(x),
-    "sigmoid": lambda x, y: ops.sigmoid(x), "gelu": lambda x, y: ops.gelu(x), "softmax": lambda x, y: ops.softmax(x),
-    "log_softmax": lambda x, y: ops.log_softmax(x), "maximum": lambda x, y: ops.maximum(x, 0.1),
-    "where": lambda x, y: ops.where(numpy.arange(8) % 2 == 0, x, 0.0), "mean": lambda x, y: ops.mean(x, 1),
-    "variance": lambda x, y: ops.variance(x, 1), "max": lambda x, y: ops.max(x, 1), "product": lambda x, y: x @ y.transpose(0, 1),
-    "rows": lambda x, y: x[numpy.array([0, 0, 3])], "slice": lambda x, y: x[1:3] * y[0],
-    "parts": lambda x, y: ops.concatenate([y, x], 1), "permute": lambda x, y: ops.permute(x, (1, 0)),
-    "cast": lambda x, y: ops.cast(ops.cast(x, "float32") * 2.0, x.dtype), "swiglu": lambda x, y: ops.swiglu(x, y),
+    "add": lambda x, y: x + y,
+    "add a number": lambda x, y: x + 0.3,
+    "subtract": lambda x, y: x - y,
+    "divide": lambda x, y: x / (y * y + 1),
+    "scale": lambda x, y: 0.7 * x,
+    "negative": lambda x, y: -x,
+    "square": lambda x, y: x**2.0,
+    "exp": lambda x, y: ops.exp(x),
+    "sqrt": lambda x, y: ops.sqrt(x * x + 1.0),
+    "log": lambda x, y: ops.log(x * x + 1.0),
+    "relu": lambda x, y: ops.relu(x),
+    "tanh": lambda x, y: ops.tanh(x),
+    "sigmoid": lambda x, y: ops.sigmoid(x),
+    "gelu": lambda x, y: ops.gelu(x),
+    "softmax": lambda x, y: ops.softmax(x),
+    "log_softmax": lambda x, y: ops.log_softmax(x),
+    "maximum": lambda x, y: ops.maximum(x, 0.1),
+    "where": lambda x, y: ops.where(numpy.arange(8) % 2 == 0, x, 0.0),
+    "mean": lambda x, y: ops.mean(x, 1),
+    "variance": lambda x, y: ops.variance(x, 1),
+    "max": lambda x, y: ops.max(x, 1),
+    "product": lambda x, y: x @ y.transpose(0, 1),
+    "rows": lambda x, y: x[numpy.array([0, 0, 3])],
+    "slice": lambda x, y: x[1:3] * y[0],
+    "parts": lambda x, y: ops.concatenate([y, x], 1),
+    "permute": lambda x, y: ops.permute(x, (1, 0)),
+    "cast": lambda x, y: ops.cast(ops.cast(x, "float32") * 2.0, x.dtype),
+    "swiglu": lambda x, y: ops.swiglu(x, y),
     "loss": lambda x, y: ops.mse(x, y.detach(), reduction="sum"),
 }
 
@@ -200,7 +291,9 @@ OPERATIONS = {
 @EVERY_HALF
 @pytest.mark.parametrize("in_arena", [False, True])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_operations_and_their_gradients_are_those_of_float64_to_a_few_roundings(name, half, in_arena):
+def test_operations_and_their_gradients_are_those_of_float64_to_a_few_roundings(
+    name, half, in_arena
+):
     arrays = numbers((6, 8), half), numbers((6, 8), half, 1)
 
     def run(arrays):
@@ -208,18 +301,26 @@ def test_operations_and_their_gradients_are_those_of_float64_to_a_few_roundings(
         out = OPERATIONS[name](x, y)
         out.backward(numpy.ones(out.shape, out.dtype))
         return out, x.grad
+
     with Arena(Device("cpu"), purpose="test").in_use() if in_arena else numpy.errstate():
-        (out, gradient), (right, right_gradient) = run(arrays), run([exact(array) for array in arrays])
+        (out, gradient), (right, right_gradient) = (
+            run(arrays),
+            run([exact(array) for array in arrays]),
+        )
     assert gradient.dtype == half and out.dtype == ("float32" if name == "loss" else half)
     tolerance = 6 * HALF_A_LAST_BIT[half]
     numpy.testing.assert_allclose(exact(out.array), right.array, rtol=tolerance, atol=tolerance)
-    numpy.testing.assert_allclose(exact(gradient), right_gradient, rtol=tolerance, atol=2 * tolerance)
+    numpy.testing.assert_allclose(
+        exact(gradient), right_gradient, rtol=tolerance, atol=2 * tolerance
+    )
 
 
 @EVERY_HALF
 def test_gradients_of_lent_half_floats_are_float32(half):
     layer = nn.Linear(8, 5).finish(0)
-    weights = [rounded(parameter.array.copy(), dtype_named(half)) for parameter in layer.parameters()]
+    weights = [
+        rounded(parameter.array.copy(), dtype_named(half)) for parameter in layer.parameters()
+    ]
     for parameter, array in zip(layer.parameters(), weights):
         parameter.bind(array)
         assert parameter.dtype == half and parameter.gradient_dtype == "float32"
@@ -227,7 +328,9 @@ def test_gradients_of_lent_half_floats_are_float32(half):
     out = layer(Tensor(x))
     gradient = numbers((40, 5), half, 1)
     out.backward(gradient)
-    assert out.dtype == half and all(parameter.grad.dtype == "float32" for parameter in layer.parameters())
+    assert out.dtype == half and all(
+        parameter.grad.dtype == "float32" for parameter in layer.parameters()
+    )
     assert relative_distance(layer.weight.grad, exact(gradient).T @ exact(x)) < 1e-6
     assert relative_distance(layer.bias.grad, exact(gradient).sum(0)) < 1e-6
     layer.weight.release()

@@ -1,4 +1,5 @@
 """Initializers: a value depends on (seed, name, element index) and on nothing else."""
+
 import numpy
 import pytest
 from hypothesis import given
@@ -12,7 +13,9 @@ ids = [repr(i) for i in INITIALIZERS]
 
 
 @pytest.mark.parametrize("init", INITIALIZERS, ids=ids)
-@given(cuts=st.lists(st.integers(0, 100), max_size=5), dtype=st.sampled_from(["float32", "float64"]))
+@given(
+    cuts=st.lists(st.integers(0, 100), max_size=5), dtype=st.sampled_from(["float32", "float64"])
+)
 def test_spans_put_together_are_the_whole_bit_for_bit(init, cuts, dtype):
     edges = [0, *sorted(cuts), 100]
     parts = [init.span(3, "a.weight", start, stop, dtype) for start, stop in zip(edges, edges[1:])]
@@ -22,7 +25,7 @@ def test_spans_put_together_are_the_whole_bit_for_bit(init, cuts, dtype):
 @pytest.mark.parametrize("init", INITIALIZERS, ids=ids)
 def test_a_span_over_a_chunk_boundary_is_the_slice_of_the_whole(init):
     whole = init.span(0, "a", 0, CHUNK + 9)
-    assert numpy.array_equal(init.span(0, "a", CHUNK - 5, CHUNK + 7), whole[CHUNK - 5:CHUNK + 7])
+    assert numpy.array_equal(init.span(0, "a", CHUNK - 5, CHUNK + 7), whole[CHUNK - 5 : CHUNK + 7])
 
 
 @pytest.mark.parametrize("init", [Normal(0.02), Uniform(0.5)], ids=["Normal", "Uniform"])
@@ -33,12 +36,14 @@ def test_another_seed_or_another_name_gives_other_values(init):
 
 @pytest.mark.parametrize("init", INITIALIZERS, ids=ids)
 def test_float32_values_are_the_float64_values_rounded(init):
-    assert numpy.array_equal(init.span(0, "a", 0, 50, "float32"), init.span(0, "a", 0, 50, "float64").astype("float32"))
+    assert numpy.array_equal(
+        init.span(0, "a", 0, 50, "float32"), init.span(0, "a", 0, 50, "float64").astype("float32")
+    )
 
 
 def test_normal_has_the_standard_deviation_asked_for():
     values = Normal(0.02).span(0, "a", 0, 100_000, "float64")
-    assert abs(values.mean()) < 0.02 * 4 / 100_000 ** 0.5              # four standard errors
+    assert abs(values.mean()) < 0.02 * 4 / 100_000**0.5  # four standard errors
     assert values.std() == pytest.approx(0.02, rel=0.01)
 
 

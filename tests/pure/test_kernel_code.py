@@ -1,4 +1,7 @@
-"""Compiled code is kept where it can be, read back by the next process, and never a reason not to start."""
+"""Compiled code is kept where it can be, read back by the next process, and never a reason not to
+start.
+"""
+
 import os
 import shutil
 import subprocess
@@ -15,7 +18,7 @@ from shardkit.array.kernels.cpu import compiled
 from shardkit.array.kernels.cpu.compiled import CodeFiles, candidate_folders, inlined
 from shardkit.array.kernels.cpu.scalar import exp, larger, like, logistic, plus
 
-NO_FOLDER = "/dev/null/folder"          # nobody can make it, not even root
+NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
 
 def doubled(x):
@@ -33,7 +36,9 @@ def test_the_second_process_reads_what_the_first_has_compiled(tmp_path):
     first, second = fresh(tmp_path), fresh(tmp_path)
     assert first(1.5) == 3.0 and not first.stats.cache_hits
     assert second(1.5) == 3.0 and second.stats.cache_hits
-    assert first(2) == 4 and len(list(tmp_path.iterdir())) == 2          # a file for each signature, no leftovers
+    assert (
+        first(2) == 4 and len(list(tmp_path.iterdir())) == 2
+    )  # a file for each signature, no leftovers
 
 
 def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):
@@ -51,6 +56,7 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_the_next_folder_is_taken(tmp_p
         if path.parent.name == "full":
             raise OSError(28, "No space left on device")
         return write(path, content)
+
     monkeypatch.setattr(Path, "write_bytes", full)
     assert fresh(tmp_path / "full", tmp_path / "free")(1.5) == 3.0
     assert not list((tmp_path / "full").iterdir()) and len(list((tmp_path / "free").iterdir())) == 1
@@ -61,11 +67,18 @@ def test_without_any_folder_the_code_is_compiled_and_runs():
     assert function(1.5) == 3.0 and function(1) == 2 and not function.stats.cache_hits
 
 
-@pytest.mark.parametrize("damage", [lambda content: content[:-100], lambda content: b"", lambda content: b"x" + content[1:],
-                                    lambda content: content[:200] + b"?" + content[201:]])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-100],
+        lambda content: b"",
+        lambda content: b"x" + content[1:],
+        lambda content: content[:200] + b"?" + content[201:],
+    ],
+)
 def test_a_damaged_file_is_compiled_again(tmp_path, damage):
     fresh(tmp_path)(1.5)
-    file, = tmp_path.iterdir()
+    (file,) = tmp_path.iterdir()
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     again = fresh(tmp_path)
@@ -94,11 +107,18 @@ def test_code_is_never_read_from_a_folder_that_others_can_write_to(tmp_path, mon
         candidate_folders.cache_clear()
 
 
-# ---- in a process of its own ---------------------------------------------------------------------------------------
+# ---- in a process of its own ---------------------------------------------------------------------
+
 
 def run(code, folder=".", **environment):
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **environment}, cwd=folder, capture_output=True,
-                          text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -106,21 +126,43 @@ def run(code, folder=".", **environment):
 GELU = "import numpy, shardkit; from shardkit.array import kernels; y = kernels.gelu(numpy.ones(3, 'float32')); "
 
 
-def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(tmp_path):
+def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(
+    tmp_path,
+):
     package = tmp_path / "installed" / "shardkit"
-    shutil.copytree(Path(shardkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "array/kernels/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
+    shutil.copytree(
+        Path(shardkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (package / "array/kernels/cpu/__pycache__").write_text(
+        "a file, where even root cannot make a folder"
+    )
     (tmp_path / "temporary").mkdir()
-    code = GELU + "print(shardkit.__file__, y[0], sum(kernels.cpu.activation._gelu.stats.cache_hits.values()))"
+    code = (
+        GELU
+        + "print(shardkit.__file__, y[0], sum(kernels.cpu.activation._gelu.stats.cache_hits.values()))"
+    )
     for hits in "01":
-        assert run(code, tmp_path / "installed", NUMBA_CACHE_DIR=NO_FOLDER, HOME=NO_FOLDER, PYTHONPATH="",
-                   TMPDIR=str(tmp_path / "temporary")) == [str(package / "__init__.py"), "0.841192", hits]
+        assert run(
+            code,
+            tmp_path / "installed",
+            NUMBA_CACHE_DIR=NO_FOLDER,
+            HOME=NO_FOLDER,
+            PYTHONPATH="",
+            TMPDIR=str(tmp_path / "temporary"),
+        ) == [str(package / "__init__.py"), "0.841192", hits]
     assert (tmp_path / "temporary" / f"shardkit-kernels-{os.getuid()}").is_dir()
 
 
 def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
     plain = ["shardkit.array.kernels.reference", "0.841192"]
-    assert run("import sys; sys.modules['numba'] = None; " + GELU + "print(kernels.fast_twins().__name__, y[0])") == plain
+    assert (
+        run(
+            "import sys; sys.modules['numba'] = None; "
+            + GELU
+            + "print(kernels.fast_twins().__name__, y[0])"
+        )
+        == plain
+    )
     assert run(GELU + "print(kernels.fast_twins().__name__, y[0])", NUMBA_DISABLE_JIT="1") == plain
 
 
@@ -128,7 +170,8 @@ def test_importing_shardkit_does_not_import_numba():
     assert run("import sys, shardkit; print('numba' in sys.modules)") == ["False"]
 
 
-# ---- which twin ----------------------------------------------------------------------------------------------------
+# ---- which twin ----------------------------------------------------------------------------------
+
 
 def test_other_dtypes_and_byte_orders_go_to_the_plain_twin():
     x = numpy.linspace(-1, 1, 7)
@@ -146,6 +189,7 @@ def test_threads_that_call_a_kernel_for_the_first_time_together_agree(tmp_path):
     def call():
         start.wait()
         seen.append(function(x).tobytes())
+
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -154,7 +198,8 @@ def test_threads_that_call_a_kernel_for_the_first_time_together_agree(tmp_path):
     assert len(seen) == 4 and set(seen) == {(2 * x).tobytes()}
 
 
-# ---- numbers -------------------------------------------------------------------------------------------------------
+# ---- numbers -------------------------------------------------------------------------------------
+
 
 @inlined
 def map_exp(x, out):
@@ -162,12 +207,14 @@ def map_exp(x, out):
         out[i] = exp(x[i])
 
 
-@pytest.mark.parametrize("dtype, lowest, highest", [("float32", -87.3, 88.3), ("float64", -708.3, 709.4)])
+@pytest.mark.parametrize(
+    "dtype, lowest, highest", [("float32", -87.3, 88.3), ("float64", -708.3, 709.4)]
+)
 def test_exp_is_right_to_two_units_in_the_last_place(dtype, lowest, highest):
     x = numpy.linspace(lowest, highest, 200_003).astype(dtype)
     y, wanted = numpy.empty_like(x), numpy.exp(x.astype("longdouble"))
     map_exp(x, y)
-    assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps           # a unit is eps/2 to eps
+    assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps  # a unit is eps/2 to eps
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -175,7 +222,9 @@ def test_exp_of_what_is_not_finite_and_beyond_the_range(dtype):
     x = numpy.array([-numpy.inf, -1e9, -0.0, 0.0, 1e9, numpy.inf, numpy.nan], dtype)
     y = numpy.empty_like(x)
     map_exp(x, y)
-    numpy.testing.assert_array_equal(y, numpy.array([0, 0, 1, 1, numpy.inf, numpy.inf, numpy.nan], dtype))
+    numpy.testing.assert_array_equal(
+        y, numpy.array([0, 0, 1, 1, numpy.inf, numpy.inf, numpy.nan], dtype)
+    )
 
 
 @inlined

@@ -1,30 +1,52 @@
-"""The fast twins against the plain ones, over one table of shapes; and bits that depend on content alone.
+"""The fast twins against the plain ones, over one table of shapes; and bits that depend on content
+alone.
 
-Tolerance: 100 units in the last place of the largest value, since sums go in another order. What is said to have the same
-bits is compared bit by bit.
+Tolerance: 100 units in the last place of the largest value, since sums go in another order. What is
+said to have the same bits is compared bit by bit.
 """
+
 import inspect
 
 import numpy
 import pytest
-from kernel_table import (CASES, EXACT, IN_PLACE_RULES, TABLE, WITH_OUT, as_tuple, bits, buffers_like, flat, made, mapped,
-                          read_only, results, strided, turned)
+from kernel_table import (
+    CASES,
+    EXACT,
+    IN_PLACE_RULES,
+    TABLE,
+    WITH_OUT,
+    as_tuple,
+    bits,
+    buffers_like,
+    flat,
+    made,
+    mapped,
+    read_only,
+    results,
+    strided,
+    turned,
+)
 
 from shardkit.array import kernels
 from shardkit.array.halves import dtype_named
 from shardkit.array.kernels import cpu, reference
 from shardkit.array.kernels.cpu.compiled import CodeFiles
 
-every_case = pytest.mark.parametrize("name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES])
+every_case = pytest.mark.parametrize(
+    "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
+)
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
-# ---- the same values ---------------------------------------------------------------------------------------------
+# ---- the same values -----------------------------------------------------------------------------
+
 
 def test_every_kernel_has_both_twins_one_signature_and_a_line_in_the_table():
     assert set(reference.__all__) == set(cpu.__all__) == set(kernels.__all__) == set(TABLE)
     for name in TABLE:
-        plain, fast, door = [inspect.signature(getattr(module, name)) for module in (reference, cpu, kernels)]
+        plain, fast, door = [
+            inspect.signature(getattr(module, name)) for module in (reference, cpu, kernels)
+        ]
         assert str(plain) == str(fast) == str(door), name
 
 
@@ -33,7 +55,9 @@ def test_every_kernel_has_both_twins_one_signature_and_a_line_in_the_table():
 def test_the_fast_twin_computes_what_the_plain_one_does(name, line, shape, dtype):
     wanted = results(getattr(reference, name), made(line, shape, dtype), line)
     got = results(getattr(cpu, name), made(line, shape, dtype), line)
-    assert [(array.shape, array.dtype) for array in got] == [(array.shape, array.dtype) for array in wanted]
+    assert [(array.shape, array.dtype) for array in got] == [
+        (array.shape, array.dtype) for array in wanted
+    ]
     if name in EXACT:
         assert bits(got) == bits(wanted)
         return
@@ -53,10 +77,14 @@ def test_each_gradient_has_the_bits_it_has_alone_and_the_rest_is_none(name, dtyp
         for twin in (cpu, reference):
             got = getattr(twin, name)(*arguments, wanted=wanted)
             assert [array is not None for array in got] == list(wanted)
-        assert getattr(cpu, name)(*arguments, wanted=wanted)[alone].tobytes() == together[alone].tobytes()
+        assert (
+            getattr(cpu, name)(*arguments, wanted=wanted)[alone].tobytes()
+            == together[alone].tobytes()
+        )
 
 
-# ---- the same bits -------------------------------------------------------------------------------------------------
+# ---- the same bits -------------------------------------------------------------------------------
+
 
 @every_case
 @pytest.mark.parametrize("change", [strided, turned, read_only])
@@ -71,27 +99,46 @@ def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name, lin
 def test_the_bits_do_not_depend_on_where_in_memory_the_inputs_lie(name):
     for line in TABLE[name]:
         for shape in line.shapes[:-1]:
+
             def moved(x):
                 memory = numpy.empty(x.size + 32, x.dtype)
-                view = memory[offset:offset + x.size].reshape(x.shape)
+                view = memory[offset : offset + x.size].reshape(x.shape)
                 view[...] = x
                 return view
+
             seen = set()
             for offset in (0, 1, 3, 8, 15):
-                seen.add(str(bits(results(getattr(kernels, name), mapped(moved, made(line, shape, "float32")), line))))
+                seen.add(
+                    str(
+                        bits(
+                            results(
+                                getattr(kernels, name),
+                                mapped(moved, made(line, shape, "float32")),
+                                line,
+                            )
+                        )
+                    )
+                )
             assert len(seen) == 1
 
 
 def test_every_loop_is_compiled_once_for_a_dtype_whatever_the_strides():
     for dtype in ("float32", "float64"):
         for name, line, shape in CASES:
-            for change in (strided, read_only)[:1 if name in IN_PLACE_RULES else 2]:
+            for change in (strided, read_only)[: 1 if name in IN_PLACE_RULES else 2]:
                 results(getattr(cpu, name), mapped(change, made(line, shape, dtype)), line)
-    halves = cpu.to_half(numpy.ones(5, "float32"), out=numpy.empty(5, dtype_named("bfloat16")))    # loops without twins on GPUs
+    halves = cpu.to_half(
+        numpy.ones(5, "float32"), out=numpy.empty(5, dtype_named("bfloat16"))
+    )  # loops without twins on GPUs
     halves.flags.writeable = False
     assert (cpu.from_half(halves[::2], "float32") == 1).all()
-    loops = [loop for module in vars(cpu).values() if inspect.ismodule(module) for loop in vars(module).values()
-             if isinstance(getattr(loop, "_cache", None), CodeFiles)]
+    loops = [
+        loop
+        for module in vars(cpu).values()
+        if inspect.ismodule(module)
+        for loop in vars(module).values()
+        if isinstance(getattr(loop, "_cache", None), CodeFiles)
+    ]
     assert len(loops) > 30 and all(1 <= len(loop.signatures) <= 2 for loop in loops)
 
 
@@ -124,7 +171,9 @@ def test_results_may_overwrite_an_input_with_the_same_bits(name, twin):
                 arguments = made(line, shape, "float32")
                 _, buffers, _ = buffers_like(name, returned)
                 buffers = (arguments[number], *buffers[1:])
-                again = as_tuple(kernel(*arguments, out=buffers if len(buffers) > 1 else buffers[0]))
+                again = as_tuple(
+                    kernel(*arguments, out=buffers if len(buffers) > 1 else buffers[0])
+                )
                 assert again[0] is arguments[number]
                 assert bits(again) == bits(returned)
 
@@ -136,11 +185,32 @@ def test_both_results_of_swiglu_may_overwrite_inputs():
     assert bits(cpu.swiglu_backward(g, x, y, out=(x, y))) == wanted
 
 
-# ---- numbers that are not finite -----------------------------------------------------------------------------------
+# ---- numbers that are not finite -----------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["gelu", "silu", "sigmoid", "softmax", "swiglu", "bias_gelu", "layer_norm", "rms_norm",
-                                  "cross_entropy", "gelu_backward", "silu_backward", "softmax_backward", "tree_sum",
-                                  "block_squares", "sgd", "adam", "momentum", "causal_attention"])
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gelu",
+        "silu",
+        "sigmoid",
+        "softmax",
+        "swiglu",
+        "bias_gelu",
+        "layer_norm",
+        "rms_norm",
+        "cross_entropy",
+        "gelu_backward",
+        "silu_backward",
+        "softmax_backward",
+        "tree_sum",
+        "block_squares",
+        "sgd",
+        "adam",
+        "momentum",
+        "causal_attention",
+    ],
+)
 def test_a_nan_that_goes_in_comes_out(name):
     line = TABLE[name][-1] if name in ("adam", "sgd") else TABLE[name][0]
     shape = line.shapes[1] if name == "causal_attention" else line.shapes[3]

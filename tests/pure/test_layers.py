@@ -1,4 +1,5 @@
 """Layers and losses against PyTorch with the same weights; dropout is a function of the sample."""
+
 import numpy
 import pytest
 from torch_or_skip import torch
@@ -27,7 +28,9 @@ def randomize(module):
 
 
 def assert_same_as_torch(ours, theirs, x, dtype):
-    """Equal forward; equal gradients of x and of all parameters, which have the same order in both."""
+    """Equal forward; equal gradients of x and of all parameters, which have the same order in
+    both.
+    """
     randomize(ours)
     theirs = theirs.to(getattr(torch, dtype))
     with torch.no_grad():
@@ -36,23 +39,32 @@ def assert_same_as_torch(ours, theirs, x, dtype):
     x_ours = Tensor(x.astype(dtype), requires_grad=True)
     x_theirs = torch.tensor(x.astype(dtype), requires_grad=True)
     y_ours, y_theirs = ours(x_ours), theirs(x_theirs)
-    weight = random(*y_ours.shape, seed=99).astype(dtype)              # some gradient of the output
+    weight = random(*y_ours.shape, seed=99).astype(dtype)  # some gradient of the output
     y_ours.backward(weight)
     y_theirs.backward(torch.from_numpy(weight))
     pairs = [(y_ours.array, y_theirs.detach()), (x_ours.grad, x_theirs.grad)]
-    pairs += [(mine.grad, other.grad) for mine, other in zip(ours.parameters(), theirs.parameters())]
+    pairs += [
+        (mine.grad, other.grad) for mine, other in zip(ours.parameters(), theirs.parameters())
+    ]
     for mine, other in pairs:
         assert mine.dtype == dtype
-        numpy.testing.assert_allclose(mine, other.numpy(), rtol=TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+        numpy.testing.assert_allclose(
+            mine, other.numpy(), rtol=TOLERANCE[dtype], atol=10 * TOLERANCE[dtype]
+        )
 
 
 LAYERS = {
     "linear": (lambda d: Linear(5, 7, dtype=d), lambda: torch.nn.Linear(5, 7)),
-    "linear without bias": (lambda d: Linear(5, 7, bias=False, dtype=d), lambda: torch.nn.Linear(5, 7, bias=False)),
+    "linear without bias": (
+        lambda d: Linear(5, 7, bias=False, dtype=d),
+        lambda: torch.nn.Linear(5, 7, bias=False),
+    ),
     "layer norm": (lambda d: LayerNorm(5, dtype=d), lambda: torch.nn.LayerNorm(5)),
     "rms norm": (lambda d: RMSNorm(5, dtype=d), lambda: torch.nn.RMSNorm(5, eps=1e-6)),
-    "sequential": (lambda d: Sequential(Linear(5, 3, dtype=d), LayerNorm(3, dtype=d)),
-                   lambda: torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3))),
+    "sequential": (
+        lambda d: Sequential(Linear(5, 3, dtype=d), LayerNorm(3, dtype=d)),
+        lambda: torch.nn.Sequential(torch.nn.Linear(5, 3), torch.nn.LayerNorm(3)),
+    ),
 }
 
 
@@ -81,17 +93,30 @@ def test_an_embedding_and_its_gradient_equal_those_of_torch(dtype):
 def test_initial_norms_do_nothing_but_normalise_and_initial_biases_are_zero():
     norm = LayerNorm(4).finish()
     assert (norm.weight.array == 1).all() and (norm.bias.array == 0).all()
-    assert (RMSNorm(4).finish().weight.array == 1).all() and (Linear(4, 2).finish().bias.array == 0).all()
+    assert (RMSNorm(4).finish().weight.array == 1).all() and (
+        Linear(4, 2).finish().bias.array == 0
+    ).all()
 
 
-@pytest.mark.parametrize("make", [lambda: Linear(0, 3), lambda: Linear(3, -1), lambda: Embedding(2.5, 3),
-                                  lambda: LayerNorm(0), lambda: RMSNorm(True), lambda: Dropout(1.0), lambda: Dropout(-0.1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Linear(0, 3),
+        lambda: Linear(3, -1),
+        lambda: Embedding(2.5, 3),
+        lambda: LayerNorm(0),
+        lambda: RMSNorm(True),
+        lambda: Dropout(1.0),
+        lambda: Dropout(-0.1),
+    ],
+)
 def test_sizes_and_probabilities_that_mean_nothing_are_refused(make):
     with pytest.raises(ConfigurationError, match="wanted"):
         make()
 
 
-# ---- dropout -----------------------------------------------------------------------------------------------------
+# ---- dropout -------------------------------------------------------------------------------------
+
 
 class TwoDropouts(Module):
     def __init__(self, p=0.5):
@@ -109,14 +134,22 @@ ONES = numpy.ones((8, 16), "float32")
 @pytest.mark.parametrize("num_parts", [1, 2, 4, 8])
 def test_the_dropout_of_a_sample_is_the_same_however_the_batch_is_cut(num_parts):
     layer, size = TwoDropouts().finish().first, 8 // num_parts
-    parts = [dropped(layer, ONES[start:start + size], first_sample=start) for start in range(0, 8, size)]
+    parts = [
+        dropped(layer, ONES[start : start + size], first_sample=start)
+        for start in range(0, 8, size)
+    ]
     assert numpy.array_equal(numpy.concatenate(parts), dropped(layer, ONES))
 
 
 def test_dropout_depends_on_seed_step_path_and_sample():
     layers = TwoDropouts().finish()
-    masks = [dropped(layers.first, ONES), dropped(layers.second, ONES), dropped(layers.first, ONES, seed=5),
-             dropped(layers.first, ONES, step=5), dropped(layers.first, ONES, first_sample=5)]
+    masks = [
+        dropped(layers.first, ONES),
+        dropped(layers.second, ONES),
+        dropped(layers.first, ONES, seed=5),
+        dropped(layers.first, ONES, step=5),
+        dropped(layers.first, ONES, first_sample=5),
+    ]
     assert len({mask.tobytes() for mask in masks}) == len(masks)
     assert numpy.array_equal(dropped(layers.first, ONES), masks[0])
 
@@ -136,11 +169,14 @@ def test_dropout_without_a_path_asks_for_finish():
         dropped(Dropout(0.5), ONES)
 
 
-# ---- losses ------------------------------------------------------------------------------------------------------
+# ---- losses --------------------------------------------------------------------------------------
+
 
 def test_cross_entropy_equals_that_of_torch_with_ignored_targets():
     logits, y = random(2, 3, 5), numpy.array([[1, -1, 4], [0, 2, -1]])
-    theirs = torch.nn.functional.cross_entropy(torch.tensor(logits).reshape(6, 5), torch.tensor(y).reshape(6), ignore_index=-1)
+    theirs = torch.nn.functional.cross_entropy(
+        torch.tensor(logits).reshape(6, 5), torch.tensor(y).reshape(6), ignore_index=-1
+    )
     loss = CrossEntropy(ignore_index=-1)
     assert loss.count(y) == 4
     assert loss(Tensor(logits), y).item() == pytest.approx(theirs.item(), rel=1e-12)
@@ -150,7 +186,9 @@ def test_mean_squared_error_equals_that_of_torch_and_counts_elements():
     prediction, y = random(4, 2), random(4, 2, seed=1)
     theirs = torch.nn.functional.mse_loss(torch.tensor(prediction), torch.tensor(y))
     assert MeanSquaredError().count(y) == 8
-    assert MeanSquaredError()(Tensor(prediction), y).item() == pytest.approx(theirs.item(), rel=1e-12)
+    assert MeanSquaredError()(Tensor(prediction), y).item() == pytest.approx(
+        theirs.item(), rel=1e-12
+    )
 
 
 def test_a_float32_prediction_gives_a_float32_loss_whatever_y_is():
@@ -160,15 +198,21 @@ def test_a_float32_prediction_gives_a_float32_loss_whatever_y_is():
     assert loss.dtype == prediction.grad.dtype == numpy.float32
 
 
-@pytest.mark.parametrize("loss, prediction, y", [
-    (CrossEntropy(ignore_index=0), random(6, 5), numpy.array([0, 1, 2, 0, 0, 4])),
-    (MeanSquaredError(), random(6, 2), random(6, 2, seed=1)),
-    (as_loss(lambda p, y: ops.mean(ops.power(p - y, 2.0))), random(6, 2), random(6, 2, seed=1)),
-], ids=["cross entropy", "mse", "function"])
+@pytest.mark.parametrize(
+    "loss, prediction, y",
+    [
+        (CrossEntropy(ignore_index=0), random(6, 5), numpy.array([0, 1, 2, 0, 0, 4])),
+        (MeanSquaredError(), random(6, 2), random(6, 2, seed=1)),
+        (as_loss(lambda p, y: ops.mean(ops.power(p - y, 2.0))), random(6, 2), random(6, 2, seed=1)),
+    ],
+    ids=["cross entropy", "mse", "function"],
+)
 def test_totals_over_counts_of_the_parts_give_the_loss_of_the_whole(loss, prediction, y):
     cuts = [slice(0, 1), slice(1, 4), slice(4, 6)]
     total = sum(loss.total(Tensor(prediction[c]), y[c]).item() for c in cuts)
-    assert total / sum(loss.count(y[c]) for c in cuts) == pytest.approx(loss(Tensor(prediction), y).item(), rel=1e-12)
+    assert total / sum(loss.count(y[c]) for c in cuts) == pytest.approx(
+        loss(Tensor(prediction), y).item(), rel=1e-12
+    )
 
 
 def test_a_loss_of_nothing_is_zero_and_not_nan():

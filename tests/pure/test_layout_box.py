@@ -1,4 +1,7 @@
-"""Boxes: arithmetic, the fewest boxes of a flat range, and tilings that hold or are refused by name."""
+"""Boxes: arithmetic, the fewest boxes of a flat range, and tilings that hold or are refused by
+name.
+"""
+
 from functools import cache
 from itertools import product
 from math import prod
@@ -35,9 +38,12 @@ def tilings(draw):
         box = boxes.pop(draw(st.integers(0, len(boxes) - 1)))
         dim = draw(st.integers(0, len(shape) - 1))
         at = draw(st.integers(0, box.shape[dim]))
-        low = box.shape[:dim] + (at,) + box.shape[dim + 1:]
-        high = box.shape[:dim] + (box.shape[dim] - at,) + box.shape[dim + 1:]
-        boxes += [Box(box.offset, low), Box(box.offset[:dim] + (box.offset[dim] + at,) + box.offset[dim + 1:], high)]
+        low = box.shape[:dim] + (at,) + box.shape[dim + 1 :]
+        high = box.shape[:dim] + (box.shape[dim] - at,) + box.shape[dim + 1 :]
+        boxes += [
+            Box(box.offset, low),
+            Box(box.offset[:dim] + (box.offset[dim] + at,) + box.offset[dim + 1 :], high),
+        ]
     return shape, draw(st.permutations(boxes))
 
 
@@ -46,7 +52,7 @@ def indices(box):
 
 
 def flat_indices(shape, box):
-    strides = [prod(shape[d + 1:]) for d in range(len(shape))]
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
     return [sum(i * s for i, s in zip(index, strides)) for index in indices(box)]
 
 
@@ -91,7 +97,9 @@ def test_flat_range_boxes_hold_exactly_the_range_in_flat_order(case):
 
 
 def fewest_contiguous_boxes(shape, start, stop):
-    """Brute force: the fewest runs that cut [start, stop) such that every run fills its bounding box."""
+    """Brute force: the fewest runs that cut [start, stop) such that every run fills its bounding
+    box.
+    """
     index = list(product(*map(range, shape)))
 
     def is_box(low, high):
@@ -100,16 +108,24 @@ def fewest_contiguous_boxes(shape, start, stop):
 
     @cache
     def fewest(low):
-        return 0 if low == stop else 1 + min(fewest(high) for high in range(low + 1, stop + 1) if is_box(low, high))
+        return (
+            0
+            if low == stop
+            else 1 + min(fewest(high) for high in range(low + 1, stop + 1) if is_box(low, high))
+        )
 
     return fewest(start)
 
 
-@pytest.mark.parametrize("shape", [(), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 2), (2, 1, 3), (2, 2, 1, 3)])
+@pytest.mark.parametrize(
+    "shape", [(), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 2), (2, 1, 3), (2, 2, 1, 3)]
+)
 def test_flat_range_boxes_are_the_fewest_possible(shape):
     for start in range(prod(shape) + 1):
         for stop in range(start, prod(shape) + 1):
-            assert len(flat_range_to_boxes(shape, start, stop)) == fewest_contiguous_boxes(shape, start, stop)
+            assert len(flat_range_to_boxes(shape, start, stop)) == fewest_contiguous_boxes(
+                shape, start, stop
+            )
 
 
 def test_a_flat_range_outside_the_tensor_is_refused():
@@ -139,7 +155,9 @@ def test_a_tiling_with_one_box_lost_or_repeated_is_refused(case, data):
 def test_tiles_exactly_agrees_with_counting_every_element(data):
     shape = data.draw(st.lists(st.integers(0, 3), max_size=3).map(tuple))
     boxes = data.draw(st.lists(boxes_in(shape), max_size=5))
-    counts = {index: sum(index in indices(box) for box in boxes) for index in indices(Box.whole(shape))}
+    counts = {
+        index: sum(index in indices(box) for box in boxes) for index in indices(Box.whole(shape))
+    }
     if all(count == 1 for count in counts.values()):
         tiles_exactly(shape, boxes)
     else:
@@ -153,7 +171,9 @@ def test_the_error_names_the_first_missing_region():
 
 
 def test_the_error_names_the_region_covered_twice_and_both_boxes():
-    with pytest.raises(LayoutError, match=r"\[1:2, 0:4\] is covered 2 times, by \[0:2, 0:4\] and \[1:4, 0:4\]"):
+    with pytest.raises(
+        LayoutError, match=r"\[1:2, 0:4\] is covered 2 times, by \[0:2, 0:4\] and \[1:4, 0:4\]"
+    ):
         tiles_exactly((4, 4), [Box((0, 0), (2, 4)), Box((1, 0), (3, 4))])
 
 
@@ -177,7 +197,9 @@ def test_scalars_and_zero_size_tensors_tile_as_they_should():
 def test_four_thousand_boxes_tile_within_the_time_limit_and_one_less_does_not(cuts):
     """Comparing each box with each other would take minutes."""
     shape = (4099, 4101)
-    spans = [[even_span(size, parts, part) for part in range(parts)] for size, parts in zip(shape, cuts)]
+    spans = [
+        [even_span(size, parts, part) for part in range(parts)] for size, parts in zip(shape, cuts)
+    ]
     boxes = [Box((a, c), (b - a, d - c)) for a, b in spans[0] for c, d in spans[1]]
     tiles_exactly(shape, boxes)
     with pytest.raises(LayoutError):

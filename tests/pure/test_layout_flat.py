@@ -1,4 +1,5 @@
 """FlatLayout: slots without gaps, equal shards, and pieces that tile every tensor exactly once."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,9 +8,14 @@ from shardkit.errors import LayoutError
 from shardkit.layout import Box, FlatLayout, Piece, tiles_exactly
 
 tensors = st.lists(st.lists(st.integers(0, 6), max_size=3).map(tuple), max_size=6).map(
-    lambda shapes: {f"tensor{i}": shape for i, shape in enumerate(shapes)})
-layouts = st.builds(lambda shapes, num_shards, alignment: FlatLayout.of(shapes, num_shards, alignment=alignment),
-                    tensors, st.integers(1, 9), st.sampled_from([1, 2, 3, 8, 256]))
+    lambda shapes: {f"tensor{i}": shape for i, shape in enumerate(shapes)}
+)
+layouts = st.builds(
+    lambda shapes, num_shards, alignment: FlatLayout.of(shapes, num_shards, alignment=alignment),
+    tensors,
+    st.integers(1, 9),
+    st.sampled_from([1, 2, 3, 8, 256]),
+)
 
 
 @given(layouts)
@@ -46,7 +52,9 @@ def test_a_piece_lies_where_its_slot_lies(layout):
 def test_shards_are_equal_aligned_and_as_small_as_that_allows(layout):
     assert layout.shard % layout.alignment == 0 and layout.size == layout.shard * layout.num_shards
     assert layout.size >= layout.length
-    assert (layout.shard - layout.alignment) * layout.num_shards < layout.length or layout.shard == 0
+    assert (
+        layout.shard - layout.alignment
+    ) * layout.num_shards < layout.length or layout.shard == 0
 
 
 @given(layouts)
@@ -61,8 +69,10 @@ def test_slots_follow_each_other_and_padding_is_only_at_the_end(layout):
 def test_the_example_in_the_docstring_is_what_the_layout_says():
     layout = FlatLayout.of({"weight": (3, 4), "bias": (3,)}, 2, alignment=4)
     assert (layout.length, layout.shard, layout.size, layout.span(1)) == (15, 8, 16, (8, 15))
-    assert layout.pieces(1) == [Piece("weight", Box((2, 0), (1, 4)), 0, 4, (3, 4)),
-                                Piece("bias", Box((0,), (3,)), 4, 7, (3,))]
+    assert layout.pieces(1) == [
+        Piece("weight", Box((2, 0), (1, 4)), 0, 4, (3, 4)),
+        Piece("bias", Box((0,), (3,)), 4, 7, (3,)),
+    ]
     assert str(layout.pieces(1)[0]) == "weight[2:3, 0:4] of (3, 4) at [0, 4)"
 
 
@@ -74,7 +84,10 @@ def test_more_ranks_than_elements_leaves_the_last_ranks_with_nothing():
 
 def test_a_layout_of_nothing_has_no_bytes():
     layout = FlatLayout.of({}, 3)
-    assert layout.length == layout.shard == layout.size == layout.size_bytes == 0 and layout.pieces(2) == []
+    assert (
+        layout.length == layout.shard == layout.size == layout.size_bytes == 0
+        and layout.pieces(2) == []
+    )
 
 
 def test_bytes_follow_the_dtype():
@@ -89,13 +102,16 @@ def test_layouts_are_equal_by_value_and_pairs_are_as_good_as_a_dictionary():
     assert one != FlatLayout.of({"b": (3,), "a": (2,)}, 2)
 
 
-@pytest.mark.parametrize("shapes, settings, message", [
-    ([("a", (1,)), ("a", (2,))], {}, "two tensors are named 'a'"),
-    ({"a": (2, -1)}, {}, "'a' has shape"),
-    ({"a": (2,)}, {"dtype": "int7"}, "dtype 'int7' is not one of float64"),
-    ({"a": (2,)}, {"alignment": 0}, "alignment 0"),
-    ({"a": (2,)}, {"num_shards": 0}, "num_shards 0"),
-])
+@pytest.mark.parametrize(
+    "shapes, settings, message",
+    [
+        ([("a", (1,)), ("a", (2,))], {}, "two tensors are named 'a'"),
+        ({"a": (2, -1)}, {}, "'a' has shape"),
+        ({"a": (2,)}, {"dtype": "int7"}, "dtype 'int7' is not one of float64"),
+        ({"a": (2,)}, {"alignment": 0}, "alignment 0"),
+        ({"a": (2,)}, {"num_shards": 0}, "num_shards 0"),
+    ],
+)
 def test_a_layout_that_makes_no_sense_is_refused_by_name(shapes, settings, message):
     with pytest.raises(LayoutError, match=message):
         FlatLayout.of(shapes, **{"num_shards": 2, **settings})

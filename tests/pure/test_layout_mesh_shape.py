@@ -1,4 +1,7 @@
-"""MeshShape: rank and coordinates are each other's inverse, groups partition the ranks, wrong sizes are refused."""
+"""MeshShape: rank and coordinates are each other's inverse, groups partition the ranks, wrong sizes
+are refused.
+"""
+
 from itertools import permutations
 
 import pytest
@@ -14,7 +17,9 @@ meshes = st.builds(MeshShape, sizes, sizes, sizes, st.sampled_from(list(permutat
 
 @given(meshes)
 def test_rank_and_coordinates_are_each_others_inverse(mesh):
-    assert [mesh.rank(mesh.coordinates(rank)) for rank in range(mesh.size)] == list(range(mesh.size))
+    assert [mesh.rank(mesh.coordinates(rank)) for rank in range(mesh.size)] == list(
+        range(mesh.size)
+    )
     assert len({mesh.coordinates(rank) for rank in range(mesh.size)}) == mesh.size
 
 
@@ -25,7 +30,9 @@ def test_groups_along_an_axis_hold_every_rank_once(mesh, axis):
     assert groups == sorted(groups)
     for group in groups:
         assert all(mesh.group(axis, rank) == group for rank in group)
-        assert [getattr(mesh.coordinates(rank), axis) for rank in group] == list(range(getattr(mesh, axis)))
+        assert [getattr(mesh.coordinates(rank), axis) for rank in group] == list(
+            range(getattr(mesh, axis))
+        )
 
 
 @given(meshes)
@@ -36,7 +43,11 @@ def test_the_last_axis_of_the_order_varies_fastest(mesh):
 
 def test_the_default_order_puts_tensor_peers_side_by_side():
     mesh = MeshShape(2, 2, 2)
-    assert mesh.group("tensor", 0) == [0, 1] and mesh.group("data", 0) == [0, 2] and mesh.group("pipeline", 0) == [0, 4]
+    assert (
+        mesh.group("tensor", 0) == [0, 1]
+        and mesh.group("data", 0) == [0, 2]
+        and mesh.group("pipeline", 0) == [0, 4]
+    )
     assert mesh.coordinates(6) == Coordinates(pipeline=1, data=1, tensor=0)
     assert str(mesh) == "pipeline 2 x data 2 x tensor 2"
 
@@ -51,17 +62,31 @@ def test_data_is_what_is_left_over(pipeline, data, tensor):
     assert mesh == MeshShape(pipeline, data, tensor)
 
 
-@pytest.mark.parametrize("world_size, settings, message", [
-    (8, dict(pipeline=2, data=3, tensor=2),
-     "pipeline 2 x data 3 x tensor 2 = 12 ranks, but 8 were started; set data = 2 or run mpiexec -n 12"),
-    (6, dict(pipeline=2, data=2, tensor=2), "= 8 ranks, but 6 were started; run mpiexec -n 8"),
-    (6, dict(pipeline=2, tensor=2), "pipeline 2 x tensor 2 = 4 ranks per data replica do not divide the 6 .* -n 8"),
-    (2, dict(tensor=4), "do not divide the 2 that were started; run mpiexec -n 4"),
-    (4, dict(tensor=0), "tensor 0 is not a size"),
-    (4, dict(data=0), "data 0 is not a size"),
-    (4, dict(pipeline=-2), "pipeline -2 is not a size"),
-    (4, dict(order=("pipeline", "data", "data")), "order .* must name each of pipeline, data, tensor once"),
-])
+@pytest.mark.parametrize(
+    "world_size, settings, message",
+    [
+        (
+            8,
+            dict(pipeline=2, data=3, tensor=2),
+            "pipeline 2 x data 3 x tensor 2 = 12 ranks, but 8 were started; set data = 2 or run mpiexec -n 12",
+        ),
+        (6, dict(pipeline=2, data=2, tensor=2), "= 8 ranks, but 6 were started; run mpiexec -n 8"),
+        (
+            6,
+            dict(pipeline=2, tensor=2),
+            "pipeline 2 x tensor 2 = 4 ranks per data replica do not divide the 6 .* -n 8",
+        ),
+        (2, dict(tensor=4), "do not divide the 2 that were started; run mpiexec -n 4"),
+        (4, dict(tensor=0), "tensor 0 is not a size"),
+        (4, dict(data=0), "data 0 is not a size"),
+        (4, dict(pipeline=-2), "pipeline -2 is not a size"),
+        (
+            4,
+            dict(order=("pipeline", "data", "data")),
+            "order .* must name each of pipeline, data, tensor once",
+        ),
+    ],
+)
 def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(world_size, settings, message):
     with pytest.raises(MeshError, match=message) as caught:
         MeshShape.infer(world_size, **settings)

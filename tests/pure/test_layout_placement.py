@@ -1,4 +1,5 @@
 """Placements: parts of a tensor over one mesh axis, and over several at once."""
+
 from itertools import product
 
 import pytest
@@ -22,15 +23,21 @@ def test_even_spans_are_adjacent_and_the_first_ones_are_longer_by_one(length, nu
 def test_shards_over_two_axes_tile_the_tensor_even_when_they_cut_the_same_dim(shape, data):
     first, second = (data.draw(st.integers(0, len(shape) - 1)) for _ in range(2))
     num_first, num_second = (data.draw(st.integers(1, 5)) for _ in range(2))
-    boxes = [compose([Shard(first, num_first, i), Shard(second, num_second, j)], shape)
-             for i, j in product(range(num_first), range(num_second))]
+    boxes = [
+        compose([Shard(first, num_first, i), Shard(second, num_second, j)], shape)
+        for i, j in product(range(num_first), range(num_second))
+    ]
     tiles_exactly(shape, boxes)
 
 
 def test_composition_cuts_what_the_placement_before_left():
     assert compose([Shard(0, 2, 1), Shard(0, 2, 0)], (10,)) == Box((5,), (3,))
     assert compose([Shard(1, 2, 0), Shard(0, 4, 3)], (10, 6)) == Box((8, 0), (2, 3))
-    assert compose([Replicate(), Shard(0, 3, 2)], (4,)) == Shard(0, 3, 2).local_box((4,)) == Box((3,), (1,))
+    assert (
+        compose([Replicate(), Shard(0, 3, 2)], (4,))
+        == Shard(0, 3, 2).local_box((4,))
+        == Box((3,), (1,))
+    )
 
 
 def test_replicas_have_everything():

@@ -1,4 +1,5 @@
 """The ledger of one rank, and the report that is made of all."""
+
 import os
 import signal
 import subprocess
@@ -17,7 +18,9 @@ from shardkit.comm.watchdog import Watchdog
 RANKS = (0, 1, 2)
 
 
-def rank_ledger(folder, rank, num_calls, *, verb="all_reduce", is_stuck=True, count=10, group="world"):
+def rank_ledger(
+    folder, rank, num_calls, *, verb="all_reduce", is_stuck=True, count=10, group="world"
+):
     """A ledger of a rank that has made some calls and is stuck in the last, or has left it."""
     ledger = Ledger(folder / LEDGER_NAME.format(rank), rank, len(RANKS))
     for number in range(1, num_calls + 1):
@@ -35,9 +38,18 @@ def test_what_is_written_is_read_back(tmp_path):
     found = read_ledger(ledger.path)
     assert (found.rank, found.world_size, found.pid) == (1, 3, os.getpid())
     first, second, message = found.calls
-    assert (first.verb, first.group, first.ranks, first.number_on_group) == ("all_reduce", "world", RANKS, 1)
+    assert (first.verb, first.group, first.ranks, first.number_on_group) == (
+        "all_reduce",
+        "world",
+        RANKS,
+        1,
+    )
     assert second.number == 2 and first.began <= first.ended <= second.began
-    assert (message.carries, message.ranks, message.number_on_group) == ("isend of 7 int64", (2,), None)
+    assert (message.carries, message.ranks, message.number_on_group) == (
+        "isend of 7 int64",
+        (2,),
+        None,
+    )
     assert found.under_way == message
     ledger.end()
     assert read_ledger(ledger.path).under_way is None
@@ -62,9 +74,12 @@ def test_a_call_is_noted_with_the_place_outside_of_the_room_that_made_it(tmp_pat
         backend.all_reduce(numpy.ones(4, "float32"))
         backend.all_gather_object("x")
         return read_ledger(tmp_path / LEDGER_NAME.format(backend.rank)).calls
+
     for calls in sk.run_ranks(2, run):
         assert [call.carries for call in calls] == ["all_reduce of 4 float32", "all_gather_object"]
-        assert all("test_ledger.py" in call.site and call.site.endswith(" in run") for call in calls)
+        assert all(
+            "test_ledger.py" in call.site and call.site.endswith(" in run") for call in calls
+        )
         assert all(call.ended for call in calls)
 
 
@@ -72,7 +87,7 @@ def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     program = textwrap.dedent(f"""
         import os, signal
         from shardkit.comm.ledger import Ledger
-        ledger = Ledger({str(tmp_path / 'killed')!r}, 0, 2)
+        ledger = Ledger({str(tmp_path / "killed")!r}, 0, 2)
         ledger.begin("broadcast", "world", (0, 1), 1)
         os.kill(os.getpid(), signal.SIGKILL)
     """)
@@ -80,8 +95,11 @@ def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     assert read_ledger(tmp_path / "killed").under_way.verb == "broadcast"
 
 
-@pytest.mark.parametrize("spoil", [lambda data: b"", lambda data: data[:-1], lambda data: b"x" + data[1:]],
-                         ids=["empty", "cut", "foreign"])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda data: b"", lambda data: data[:-1], lambda data: b"x" + data[1:]],
+    ids=["empty", "cut", "foreign"],
+)
 def test_another_file_is_refused(tmp_path, spoil):
     path = rank_ledger(tmp_path, 0, 1).path
     path.write_bytes(spoil(path.read_bytes()))
@@ -127,12 +145,23 @@ def test_a_folder_without_ledgers_is_an_error(tmp_path):
         hang_report(tmp_path)
 
 
-@pytest.mark.parametrize("waited, seconds_left, is_over", [
-    (5, 1000, False), (30, 1000, True), (15, 1000, False), (15, 4, True), (5, 4, False)])
-def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(tmp_path, waited, seconds_left, is_over):
+@pytest.mark.parametrize(
+    "waited, seconds_left, is_over",
+    [(5, 1000, False), (30, 1000, True), (15, 1000, False), (15, 4, True), (5, 4, False)],
+)
+def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(
+    tmp_path, waited, seconds_left, is_over
+):
     progress = Progress()
-    watchdog = Watchdog(progress, tmp_path, 0, 1, seconds=lambda: 20.0, abort=lambda message: None,
-                        seconds_left=lambda: seconds_left)
+    watchdog = Watchdog(
+        progress,
+        tmp_path,
+        0,
+        1,
+        seconds=lambda: 20.0,
+        abort=lambda message: None,
+        seconds_left=lambda: seconds_left,
+    )
     progress.begin_collective("barrier", "world", (0,))
     progress.began -= waited
     assert watchdog._has_outlived() == is_over
@@ -140,15 +169,26 @@ def test_a_call_has_less_time_when_the_batch_system_is_about_to_kill_the_job(tmp
     watchdog.close()
 
 
-@pytest.mark.parametrize("begun, suspects", [
-    ({0: "barrier", 1: None, 2: "barrier"}, "rank 1 is missing"), ({0: "barrier", 1: None, 2: None}, "ranks 1, 2 are missing"),
-    ({0: "barrier", 1: "barrier", 2: "barrier"}, "all ranks are there"), ({0: "barrier"}, "ranks 1, 2 are missing"),
-    ({0: "barrier", 1: "message", 2: "barrier"}, "rank 1 is missing")])
+@pytest.mark.parametrize(
+    "begun, suspects",
+    [
+        ({0: "barrier", 1: None, 2: "barrier"}, "rank 1 is missing"),
+        ({0: "barrier", 1: None, 2: None}, "ranks 1, 2 are missing"),
+        ({0: "barrier", 1: "barrier", 2: "barrier"}, "all ranks are there"),
+        ({0: "barrier"}, "ranks 1, 2 are missing"),
+        ({0: "barrier", 1: "message", 2: "barrier"}, "rank 1 is missing"),
+    ],
+)
 def test_those_who_are_missing_are_named_in_a_few_words(tmp_path, begun, suspects):
     for rank, call in begun.items():
         ledger = Ledger(tmp_path / f"rank-{rank:05d}.ledger", rank, 3)
         if call is not None:
-            ledger.begin(call, "world", (2,) if call == "message" else (0, 1, 2), None if call == "message" else 1)
+            ledger.begin(
+                call,
+                "world",
+                (2,) if call == "message" else (0, 1, 2),
+                None if call == "message" else 1,
+            )
         ledger.close()
     assert hang_suspects(tmp_path) == suspects
 
@@ -162,12 +202,18 @@ def test_who_neither_sends_nor_calls_is_missing_for_who_waits_for_its_message(tm
 
 
 def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
-    stopped = subprocess.Popen([sys.executable, "-c", textwrap.dedent(f"""
+    stopped = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
         from shardkit.comm.ledger import Ledger
         Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3).begin("all_reduce", "world", (0, 1, 2), 3)
-        os.kill(os.getpid(), signal.SIGSTOP)""")])
+        os.kill(os.getpid(), signal.SIGSTOP)"""),
+        ]
+    )
     try:
         os.waitid(os.P_PID, stopped.pid, os.WSTOPPED | os.WNOWAIT)
         for rank in (0, 2):

@@ -1,11 +1,18 @@
 """Parameters are made late and lent their memory; modules name what they are made of."""
+
 import copy
 
 import numpy
 import pytest
 from checkpoints import edit_manifest, rows, save_boxes
 
-from shardkit.errors import AutogradError, CheckpointError, ConfigurationError, ShapeError, ShardingError
+from shardkit.errors import (
+    AutogradError,
+    CheckpointError,
+    ConfigurationError,
+    ShapeError,
+    ShardingError,
+)
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
 from shardkit.nn.init import Normal
@@ -20,7 +27,9 @@ class Tree(Module):
     def __init__(self):
         self.scale = Parameter((3,), Normal(1.0), "float64")
         self.first = Linear(3, 4, dtype="float64")
-        self.rest = ModuleList([LayerNorm(4, dtype="float64"), Linear(4, 3, bias=False, dtype="float64")])
+        self.rest = ModuleList(
+            [LayerNorm(4, dtype="float64"), Linear(4, 3, bias=False, dtype="float64")]
+        )
         self.shift = Parameter((), Normal(1.0), "float64")
 
     def forward(self, x):
@@ -30,7 +39,15 @@ class Tree(Module):
         return x + self.shift
 
 
-TREE_NAMES = ["scale", "first.weight", "first.bias", "rest.0.weight", "rest.0.bias", "rest.1.weight", "shift"]
+TREE_NAMES = [
+    "scale",
+    "first.weight",
+    "first.bias",
+    "rest.0.weight",
+    "rest.0.bias",
+    "rest.1.weight",
+    "shift",
+]
 
 
 def parameter(shape=(2, 3), *, name="a.weight", seed=1, dtype="float32"):
@@ -39,10 +56,11 @@ def parameter(shape=(2, 3), *, name="a.weight", seed=1, dtype="float32"):
     return made
 
 
-# ---- one parameter -----------------------------------------------------------------------------------------------
+# ---- one parameter -------------------------------------------------------------------------------
+
 
 def test_asking_what_a_parameter_is_does_not_make_its_array():
-    p = parameter((1 << 40, 1 << 10))           # could never be made
+    p = parameter((1 << 40, 1 << 10))  # could never be made
     assert (p.shape, p.ndim, p.size, p.dtype) == ((1 << 40, 1 << 10), 2, 1 << 50, numpy.float32)
     assert "fresh" in repr(p) and p.is_fresh and p.requires_grad and p.is_parameter and p.is_leaf
 
@@ -74,11 +92,13 @@ def test_a_bound_parameter_is_exactly_the_view_it_was_lent():
     buffer = numpy.zeros(10, "float32")
     p = parameter()
     p.bind(buffer[2:8].reshape(2, 3))
-    p.array = numpy.ones((2, 3))                # copied into the view
+    p.array = numpy.ones((2, 3))  # copied into the view
     assert buffer.tolist() == [0, 0] + [1] * 6 + [0, 0] and p.array.base is buffer
 
 
-@pytest.mark.parametrize("view", [numpy.zeros((3, 2), "float32"), numpy.zeros(6, "float32"), numpy.zeros((2, 3))])
+@pytest.mark.parametrize(
+    "view", [numpy.zeros((3, 2), "float32"), numpy.zeros(6, "float32"), numpy.zeros((2, 3))]
+)
 def test_binding_a_view_of_another_shape_or_dtype_is_refused(view):
     with pytest.raises(ShapeError, match="a.weight is \\(2, 3\\) float32"):
         parameter().bind(view)
@@ -105,7 +125,7 @@ def test_a_backward_uses_the_values_bound_between_forward_and_backward():
     w.bind(numpy.ones((2, 3), "float32"))
     y = ops.sum(ops.linear(x, w))
     w.release()
-    w.bind(numpy.ones((2, 3), "float32"))       # gathered again into another buffer
+    w.bind(numpy.ones((2, 3), "float32"))  # gathered again into another buffer
     y.backward()
     assert x.grad.tolist() == [[2, 2, 2]]
 
@@ -116,7 +136,7 @@ def test_a_backward_through_a_view_of_a_released_parameter_raises():
     z = ops.sum(ops.power(ops.transpose(w, 0, 1), 2.0))
     w.release()
     w.bind(numpy.ones((2, 3), "float32"))
-    y.backward()                                # needs nothing of the view
+    y.backward()  # needs nothing of the view
     with pytest.raises(AutogradError, match="changed in place"):
         z.backward()
 
@@ -161,7 +181,8 @@ def test_gradients_are_added_to_the_view_that_was_bound():
     assert buffer.tolist() == [0] + [5] * 6 + [0]
 
 
-# ---- names -------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
+
 
 def test_names_follow_the_order_of_assignment_depth_first():
     assert list(Tree().named_parameters()) == TREE_NAMES
@@ -195,7 +216,14 @@ def test_a_parameter_with_two_names_is_listed_once_under_the_first():
     tree = Tree()
     tree.twice = tree.first
     tree.rest[1].weight = tree.first.weight
-    assert list(tree.named_parameters()) == ["scale", "first.weight", "first.bias", "rest.0.weight", "rest.0.bias", "shift"]
+    assert list(tree.named_parameters()) == [
+        "scale",
+        "first.weight",
+        "first.bias",
+        "rest.0.weight",
+        "rest.0.bias",
+        "shift",
+    ]
     assert list(tree.rest.named_parameters()) == ["0.weight", "0.bias", "1.weight"]
 
 
@@ -203,6 +231,7 @@ def test_a_plain_list_of_modules_is_refused_because_it_would_not_be_trained():
     class Wrong(Module):
         def __init__(self):
             self.layers = [Linear(2, 2), Linear(2, 2)]
+
     with pytest.raises(ConfigurationError, match="Wrong.layers is a plain list.*ModuleList"):
         Wrong().finish()
 
@@ -231,7 +260,8 @@ def test_a_module_is_one_block_unless_it_says_otherwise_and_a_sequential_is_its_
     assert row.blocks() == [("0", row[0]), ("1", row[1])]
 
 
-# ---- values ------------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
+
 
 def test_a_state_dict_loads_into_a_model_of_another_seed_bit_for_bit():
     source, target, x = Tree().finish(1), Tree().finish(2), numpy.ones((2, 3))
@@ -247,11 +277,14 @@ def test_a_state_dict_is_a_copy():
     assert list(state) == TREE_NAMES and not (tree.scale.array == 99).any()
 
 
-@pytest.mark.parametrize("change, error, message", [
-    (lambda s: s.pop("shift"), CheckpointError, "1 names missing \\(shift\\)"),
-    (lambda s: s.update(extra=numpy.zeros(1)), CheckpointError, "1 unknown \\(extra\\)"),
-    (lambda s: s.update(shift=numpy.zeros(2)), ShapeError, "parameter shift has shape \\(\\)"),
-])
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (lambda s: s.pop("shift"), CheckpointError, "1 names missing \\(shift\\)"),
+        (lambda s: s.update(extra=numpy.zeros(1)), CheckpointError, "1 unknown \\(extra\\)"),
+        (lambda s: s.update(shift=numpy.zeros(2)), ShapeError, "parameter shift has shape \\(\\)"),
+    ],
+)
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(change, error, message):
     tree = Tree().finish(1)
     before, state = tree.state_dict(), Tree().finish(2).state_dict()
@@ -274,7 +307,11 @@ def test_a_deep_copy_has_memory_of_its_own_and_keeps_ties_and_states():
     tree.shift.release()
     twin = copy.deepcopy(tree)
     tree.scale.array = numpy.ones(3)
-    assert twin.scale.array.tolist() == [0, 0, 0] and twin.first.weight.is_fresh and twin.first.weight.name == "first.weight"
+    assert (
+        twin.scale.array.tolist() == [0, 0, 0]
+        and twin.first.weight.is_fresh
+        and twin.first.weight.name == "first.weight"
+    )
     assert twin.rest[1].weight is twin.first.weight is not tree.first.weight
     with pytest.raises(ShardingError):
         twin.shift.array
@@ -287,7 +324,8 @@ def test_predict_neither_records_nor_drops():
     assert numpy.array_equal(row.predict(x), row[0].predict(x))
 
 
-# ---- built from a checkpoint -------------------------------------------------------------------------------------
+# ---- built from a checkpoint ---------------------------------------------------------------------
+
 
 def write_checkpoint(store, model, step=1):
     """A checkpoint of one number, which says that this is its model; its folder."""
@@ -300,19 +338,27 @@ def described(model):
     return {"class": type(model).__name__, "configuration": model.configuration()}
 
 
-MODELS = [GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3), MLP([2, 3, 1], activation="relu", seed=4, dtype="float64")]
+MODELS = [
+    GPT(8, 4, 8, 1, 2, style="llama", tied=True, seed=3),
+    MLP([2, 3, 1], activation="relu", seed=4, dtype="float64"),
+]
 
 
 @pytest.mark.parametrize("model", MODELS, ids=["GPT", "MLP"])
 def test_a_checkpoint_folder_rebuilds_the_model_without_its_weights(model, tmp_path):
     built = type(model).from_checkpoint(write_checkpoint(tmp_path, described(model)))
     assert built.configuration() == model.configuration()
-    assert [(p.name, p.shape, p.dtype) for p in built.parameters()] == [(p.name, p.shape, p.dtype) for p in model.parameters()]
+    assert [(p.name, p.shape, p.dtype) for p in built.parameters()] == [
+        (p.name, p.shape, p.dtype) for p in model.parameters()
+    ]
     for parameter in built.parameters():
         with pytest.raises(ShardingError, match="no weights yet.*load_model"):
             parameter.array
     built.load_state_dict(model.state_dict())
-    assert all(numpy.array_equal(a, b) for a, b in zip(built.state_dict().values(), model.state_dict().values()))
+    assert all(
+        numpy.array_equal(a, b)
+        for a, b in zip(built.state_dict().values(), model.state_dict().values())
+    )
 
 
 @pytest.mark.parametrize("folder", ["", "checkpoints"])
@@ -329,14 +375,20 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
         GPT.from_checkpoint(tmp_path / "missing")
 
 
-@pytest.mark.parametrize("model, message", [
-    ({"class": "MLP", "configuration": {"sizes": [1, 1]}}, "is of a MLP, not of a GPT"),
-    ({"class": "GPT", "configuration": {"colour": 3}}, "does not describe a GPT.*colour"),
-    ({"class": "GPT", "configuration": {}}, "no configuration"),
-    ({"configuration": {}}, "has model = "),
-    (None, "has model = "),
-    ({**described(MODELS[0]), "configuration": MODELS[0].configuration() | {"heads": 3}}, "does not describe a GPT.*3 heads"),
-])
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ({"class": "MLP", "configuration": {"sizes": [1, 1]}}, "is of a MLP, not of a GPT"),
+        ({"class": "GPT", "configuration": {"colour": 3}}, "does not describe a GPT.*colour"),
+        ({"class": "GPT", "configuration": {}}, "no configuration"),
+        ({"configuration": {}}, "has model = "),
+        (None, "has model = "),
+        (
+            {**described(MODELS[0]), "configuration": MODELS[0].configuration() | {"heads": 3}},
+            "does not describe a GPT.*3 heads",
+        ),
+    ],
+)
 def test_a_foreign_description_is_refused(model, message, tmp_path):
     with pytest.raises(CheckpointError, match=message):
         GPT.from_checkpoint(write_checkpoint(tmp_path, model))

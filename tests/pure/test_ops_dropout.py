@@ -1,4 +1,7 @@
-"""Dropout depends on the global sample alone; the forward context belongs to its thread and block."""
+"""Dropout depends on the global sample alone; the forward context belongs to its thread and
+block.
+"""
+
 import threading
 
 import numpy
@@ -52,7 +55,7 @@ def test_the_gradient_passes_where_the_value_passed():
     y = ops.dropout(x, 0.5, "d", ForwardContext(training=True))
     y.sum().backward()
     assert y.dtype == numpy.float32
-    numpy.testing.assert_array_equal(x.grad, y.array)                  # for ones, both are mask / (1 - p)
+    numpy.testing.assert_array_equal(x.grad, y.array)  # for ones, both are mask / (1 - p)
 
 
 def test_an_empty_batch_is_dropped_to_an_empty_batch():

@@ -1,4 +1,7 @@
-"""What does not fit is refused at the door, with what was got and what was wanted; legal edge cases are not."""
+"""What does not fit is refused at the door, with what was got and what was wanted; legal edge cases
+are not.
+"""
+
 import numpy
 import pytest
 
@@ -38,7 +41,10 @@ REFUSED = {
     "split": (lambda: ops.split(t(2, 3), [1, 1], 1), "add up to 3"),
     "split equal": (lambda: ops.split(t(2, 3), 2, 1), "divisor"),
     "getitem": (lambda: t(2, 3)[2], "out of bounds"),
-    "gather": (lambda: ops.gather(t(2, 3), 1, numpy.zeros((3, 1), int)), r"index of shape \(3, 1\)"),
+    "gather": (
+        lambda: ops.gather(t(2, 3), 1, numpy.zeros((3, 1), int)),
+        r"index of shape \(3, 1\)",
+    ),
     "gather range": (lambda: ops.gather(t(2, 3), 1, numpy.full((2, 1), 3)), "out of bounds"),
     "gather dtype": (lambda: ops.gather(t(2, 3), 1, numpy.zeros((2, 1))), "integers"),
     "embedding": (lambda: ops.embedding(t(5, 2), [0, 5]), r"ids from 0 to 5; wanted 0 <= id < 5"),
@@ -52,28 +58,46 @@ REFUSED = {
     "rms_norm dtype": (lambda: ops.rms_norm(t(2, 3), t(3, dtype="float64")), "one dtype"),
     "dropout p": (lambda: ops.dropout(t(2, 3), 1.0, "d", TRAINING), "0 <= p < 1"),
     "dropout number": (lambda: ops.dropout(t(), 0.5, "d", TRAINING), "samples"),
-    "attention shape": (lambda: ops.causal_attention(t(1, 2, 3, 4), t(1, 2, 3, 5), t(1, 2, 3, 5)), "wanted q"),
-    "attention heads": (lambda: ops.causal_attention(t(1, 3, 3, 4), t(1, 2, 3, 4), t(1, 2, 3, 4)), "3 heads.*2 key heads"),
-    "attention position": (lambda: ops.causal_attention(t(1, 1, 3, 4), t(1, 1, 3, 4), t(1, 1, 3, 4), first_query=1),
-                           r"positions 1 .. 3, keys at 0 .. 2"),
+    "attention shape": (
+        lambda: ops.causal_attention(t(1, 2, 3, 4), t(1, 2, 3, 5), t(1, 2, 3, 5)),
+        "wanted q",
+    ),
+    "attention heads": (
+        lambda: ops.causal_attention(t(1, 3, 3, 4), t(1, 2, 3, 4), t(1, 2, 3, 4)),
+        "3 heads.*2 key heads",
+    ),
+    "attention position": (
+        lambda: ops.causal_attention(t(1, 1, 3, 4), t(1, 1, 3, 4), t(1, 1, 3, 4), first_query=1),
+        r"positions 1 .. 3, keys at 0 .. 2",
+    ),
     "rotary odd": (lambda: ops.rotary(t(1, 1, 2, 3), numpy.arange(2)), "D even"),
     "rotary positions": (lambda: ops.rotary(t(1, 1, 2, 4), numpy.arange(3)), "one position"),
     "cross_entropy": (lambda: ops.cross_entropy(t(2, 3), [0, 1, 2]), r"targets \(3,\)"),
     "cross_entropy range": (lambda: ops.cross_entropy(t(2, 3), [0, 3]), "ids from 0 to 3"),
-    "cross_entropy ignored elsewhere": (lambda: ops.cross_entropy(t(2, 3), [0, -100], ignore_index=-1), "from -100"),
-    "cross_entropy reduction": (lambda: ops.cross_entropy(t(2, 3), [0, 1], reduction="none"), '"mean" or "sum"'),
+    "cross_entropy ignored elsewhere": (
+        lambda: ops.cross_entropy(t(2, 3), [0, -100], ignore_index=-1),
+        "from -100",
+    ),
+    "cross_entropy reduction": (
+        lambda: ops.cross_entropy(t(2, 3), [0, 1], reduction="none"),
+        '"mean" or "sum"',
+    ),
     "mse": (lambda: ops.mse(t(3, 1), t(3)), "hides mistakes"),
 }
 
 
-@pytest.mark.parametrize("call, message", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED])
+@pytest.mark.parametrize(
+    "call, message", REFUSED.values(), ids=[name.replace(" ", "-") for name in REFUSED]
+)
 def test_what_does_not_fit_is_refused_with_a_message(call, message):
     with pytest.raises(ShapeError, match=message):
         call()
 
 
 def test_ignored_targets_may_be_out_of_range_and_count_nothing():
-    logits = Tensor(numpy.random.default_rng(0).standard_normal((3, 4)).astype("float32"), requires_grad=True)
+    logits = Tensor(
+        numpy.random.default_rng(0).standard_normal((3, 4)).astype("float32"), requires_grad=True
+    )
     ops.cross_entropy(logits, [2, -100, 1], ignore_index=-100).backward()
     assert not logits.grad[1].any() and logits.grad[0].any()
 
@@ -86,12 +110,17 @@ def test_a_loss_over_nothing_is_zero_and_so_is_its_gradient():
 
 
 def test_huge_logits_give_finite_losses_and_probabilities():
-    logits = Tensor(numpy.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], "float32"), requires_grad=True)
+    logits = Tensor(
+        numpy.array([[1e4, -1e4, 0], [-3e38, -3e38, -3e38]], "float32"), requires_grad=True
+    )
     loss = ops.cross_entropy(logits, [0, 1])
     loss.backward()
     assert numpy.isfinite(loss.array) and numpy.isfinite(logits.grad).all()
     assert ops.softmax(logits).array.sum() == pytest.approx(2)
-    assert numpy.isfinite(ops.sigmoid(logits).array).all() and numpy.isfinite(ops.silu(logits).array).all()
+    assert (
+        numpy.isfinite(ops.sigmoid(logits).array).all()
+        and numpy.isfinite(ops.silu(logits).array).all()
+    )
     assert numpy.isfinite(ops.gelu(Tensor(numpy.array([-1e4, 1e4], "float32"))).array).all()
 
 
@@ -111,6 +140,11 @@ def test_cast_sends_the_gradient_back_in_the_dtype_it_came_from():
 
 def test_ops_take_index_tensors_and_lists():
     weight = Tensor(numpy.arange(6, dtype="float32").reshape(3, 2))
-    for ids in ([2, 0], numpy.array([2, 0]), Tensor(numpy.array([2, 0])), numpy.array([2, 0], "uint8")):
+    for ids in (
+        [2, 0],
+        numpy.array([2, 0]),
+        Tensor(numpy.array([2, 0])),
+        numpy.array([2, 0], "uint8"),
+    ):
         assert ops.embedding(weight, ids).array.tolist() == [[4, 5], [0, 1]]
     assert weight[Tensor(numpy.array([2]))].array.tolist() == [[4, 5]]

@@ -1,8 +1,10 @@
-"""Every op, from one table: its gradient against finite differences, itself and its gradient against PyTorch.
+"""Every op, from one table: its gradient against finite differences, itself and its gradient
+against PyTorch.
 
-float64 finite differences: the step is 1e-6, so truncation and rounding leave about 1e-9; allowed is 1e-6.
-PyTorch: float64 to 1e-12, float32 to 2e-5, relative to the largest value.
+float64 finite differences: the step is 1e-6, so truncation and rounding leave about 1e-9; allowed
+is 1e-6. PyTorch: float64 to 1e-12, float32 to 2e-5, relative to the largest value.
 """
+
 from dataclasses import dataclass, field
 from typing import Callable
 
@@ -21,7 +23,9 @@ except ImportError:
 
 IDS = numpy.array([[1, 0, 3], [3, 3, 2]])
 TARGETS = numpy.array([0, 4, 4, 1, 2, 0])
-MASK = numpy.array([[True, False, True, True], [False, False, True, False], [True, True, False, True]])
+MASK = numpy.array(
+    [[True, False, True, True], [False, False, True, False], [True, True, False, True]]
+)
 GATHERED = numpy.array([[0, 3], [1, 1], [2, 0]])
 
 
@@ -39,8 +43,11 @@ def torch_rms_norm(x, w):
 
 def torch_attention(first_query=0, scale=None):
     def attend(q, k, v):
-        mask = torch.arange(k.shape[2]) <= torch.arange(first_query, first_query + q.shape[2])[:, None]
+        mask = (
+            torch.arange(k.shape[2]) <= torch.arange(first_query, first_query + q.shape[2])[:, None]
+        )
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
     return attend
 
 
@@ -55,7 +62,9 @@ def torch_rotary(x, positions=(3, 0, 700, 5, 1), base=10000.0):
 
 @dataclass
 class Case:
-    """op and (torch) twin on Tensors of these shapes, filled with normal numbers (or positive ones)."""
+    """op and (torch) twin on Tensors of these shapes, filled with normal numbers (or positive
+    ones).
+    """
 
     name: str
     op: Callable
@@ -84,10 +93,10 @@ CASES = [
     Case("divide", ops.divide, lambda a, b: a / b, [(3, 4), (4,)], positive=True),
     Case("divide number", lambda a: 1 / a, lambda a: 1 / a, [(7,)], positive=True),
     Case("negative", lambda a: -a, lambda a: -a, [(3, 4)]),
-    Case("power", lambda a: a ** 3, lambda a: a ** 3, [(3, 4)]),
-    Case("power fraction", lambda a: a ** -1.5, lambda a: a ** -1.5, [(3, 4)], positive=True),
-    Case("power tensor", ops.power, lambda a, b: a ** b, [(3, 4), (4,)], positive=True),
-    Case("power of number", lambda a: 2.0 ** a, lambda a: 2.0 ** a, [(3,)]),
+    Case("power", lambda a: a**3, lambda a: a**3, [(3, 4)]),
+    Case("power fraction", lambda a: a**-1.5, lambda a: a**-1.5, [(3, 4)], positive=True),
+    Case("power tensor", ops.power, lambda a, b: a**b, [(3, 4), (4,)], positive=True),
+    Case("power of number", lambda a: 2.0**a, lambda a: 2.0**a, [(3,)]),
     Case("exp", ops.exp, lambda a: a.exp(), [(3, 4)]),
     Case("log", ops.log, lambda a: a.log(), [(3, 4)], positive=True),
     Case("sqrt", ops.sqrt, lambda a: a.sqrt(), [(3, 4)], positive=True),
@@ -95,26 +104,53 @@ CASES = [
     Case("sigmoid", ops.sigmoid, lambda a: a.sigmoid(), [(3, 4)]),
     Case("relu", ops.relu, lambda a: a.relu(), [(5, 7)]),
     Case("maximum", ops.maximum, lambda a, b: torch.maximum(a, b), [(3, 4), (4,)]),
-    Case("where", lambda a, b: ops.where(MASK, a, b), lambda a, b: torch.where(ints(MASK), a, b), [(3, 4), (3, 1)]),
+    Case(
+        "where",
+        lambda a, b: ops.where(MASK, a, b),
+        lambda a, b: torch.where(ints(MASK), a, b),
+        [(3, 4), (3, 1)],
+    ),
     Case("matmul", ops.matmul, lambda a, b: a @ b, [(3, 5), (5, 2)]),
     Case("matmul batched", ops.matmul, lambda a, b: a @ b, [(2, 1, 3, 5), (4, 5, 2)]),
     Case("matmul times one matrix", ops.matmul, lambda a, b: a @ b, [(2, 3, 5), (5, 1)]),
     Case("matmul empty", ops.matmul, lambda a, b: a @ b, [(0, 5), (5, 2)]),
     Case("matmul over nothing", ops.matmul, lambda a, b: a @ b, [(3, 0), (0, 2)]),
     Case("linear", ops.linear, lambda x, w, b: F.linear(x, w, b), [(2, 3, 5), (4, 5), (4,)]),
-    Case("linear no bias", lambda x, w: ops.linear(x, w), lambda x, w: F.linear(x, w), [(3, 5), (4, 5)]),
+    Case(
+        "linear no bias",
+        lambda x, w: ops.linear(x, w),
+        lambda x, w: F.linear(x, w),
+        [(3, 5), (4, 5)],
+    ),
     Case("linear of a vector", ops.linear, lambda x, w, b: F.linear(x, w, b), [(5,), (4, 5), (4,)]),
-    Case("linear with gelu", lambda x, w, b: ops.linear(x, w, b, ops.gelu),
-         lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"), [(2, 3, 5), (4, 5), (4,)]),
-    Case("linear with gelu, no bias", lambda x, w: ops.linear(x, w, None, ops.gelu),
-         lambda x, w: F.gelu(F.linear(x, w), approximate="tanh"), [(3, 5), (4, 5)]),
-    Case("linear with tanh", lambda x, w, b: ops.linear(x, w, b, ops.tanh),
-         lambda x, w, b: F.linear(x, w, b).tanh(), [(3, 5), (4, 5), (4,)]),
+    Case(
+        "linear with gelu",
+        lambda x, w, b: ops.linear(x, w, b, ops.gelu),
+        lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
+        [(2, 3, 5), (4, 5), (4,)],
+    ),
+    Case(
+        "linear with gelu, no bias",
+        lambda x, w: ops.linear(x, w, None, ops.gelu),
+        lambda x, w: F.gelu(F.linear(x, w), approximate="tanh"),
+        [(3, 5), (4, 5)],
+    ),
+    Case(
+        "linear with tanh",
+        lambda x, w, b: ops.linear(x, w, b, ops.tanh),
+        lambda x, w, b: F.linear(x, w, b).tanh(),
+        [(3, 5), (4, 5), (4,)],
+    ),
     Case("add_bias", ops.add_bias, lambda x, b: x + b, [(2, 3, 5), (5,)]),
     Case("linear empty", ops.linear, lambda x, w, b: F.linear(x, w, b), [(0, 5), (4, 5), (4,)]),
     Case("sum", lambda a: ops.sum(a), lambda a: a.sum(), [(3, 4)]),
     Case("sum dim", lambda a: ops.sum(a, 1), lambda a: a.sum(1), [(3, 4, 2)]),
-    Case("sum dims", lambda a: ops.sum(a, (0, -1), keepdim=True), lambda a: a.sum((0, -1), keepdim=True), [(3, 4, 2)]),
+    Case(
+        "sum dims",
+        lambda a: ops.sum(a, (0, -1), keepdim=True),
+        lambda a: a.sum((0, -1), keepdim=True),
+        [(3, 4, 2)],
+    ),
     Case("sum of nothing", lambda a: ops.sum(a, 0), lambda a: a.sum(0), [(0, 4)]),
     Case("mean", lambda a: ops.mean(a), lambda a: a.mean(), [(3, 4)]),
     Case("mean dim", lambda a: ops.mean(a, -2, True), lambda a: a.mean(-2, True), [(3, 4, 2)]),
@@ -124,23 +160,56 @@ CASES = [
     Case("variance dim", lambda a: ops.variance(a, 0), lambda a: a.var(0, correction=0), [(3, 4)]),
     Case("reshape", lambda a: a.reshape(2, -1), lambda a: a.reshape(2, -1), [(3, 4)]),
     Case("transpose", lambda a: ops.transpose(a, 0, -1), lambda a: a.transpose(0, -1), [(3, 4, 2)]),
-    Case("permute", lambda a: ops.permute(a, (2, 0, -2)), lambda a: a.permute(2, 0, -2), [(3, 4, 2)]),
+    Case(
+        "permute", lambda a: ops.permute(a, (2, 0, -2)), lambda a: a.permute(2, 0, -2), [(3, 4, 2)]
+    ),
     Case("squeeze", lambda a: ops.squeeze(a, 1), lambda a: a.squeeze(1), [(3, 1, 4)]),
     Case("unsqueeze", lambda a: ops.unsqueeze(a, -1), lambda a: a.unsqueeze(-1), [(3, 4)]),
     Case("expand", lambda a: ops.expand(a, (5, 3, 4)), lambda a: a.expand(5, 3, 4), [(3, 1)]),
-    Case("split", lambda a: ops.concatenate([2 * p for p in reversed(ops.split(a, [1, 0, 3], 1))], 1),
-         lambda a: torch.cat([2 * p for p in reversed(a.split([1, 0, 3], 1))], 1), [(3, 4)]),
-    Case("split equal", lambda a: ops.multiply(*ops.split(a, 2, -1)), lambda a: torch.mul(*a.chunk(2, -1)), [(3, 4)]),
-    Case("concatenate", lambda a, b: ops.concatenate([a, b, a], -1), lambda a, b: torch.cat([a, b, a], -1), [(3, 4), (3, 2)]),
+    Case(
+        "split",
+        lambda a: ops.concatenate([2 * p for p in reversed(ops.split(a, [1, 0, 3], 1))], 1),
+        lambda a: torch.cat([2 * p for p in reversed(a.split([1, 0, 3], 1))], 1),
+        [(3, 4)],
+    ),
+    Case(
+        "split equal",
+        lambda a: ops.multiply(*ops.split(a, 2, -1)),
+        lambda a: torch.mul(*a.chunk(2, -1)),
+        [(3, 4)],
+    ),
+    Case(
+        "concatenate",
+        lambda a, b: ops.concatenate([a, b, a], -1),
+        lambda a, b: torch.cat([a, b, a], -1),
+        [(3, 4), (3, 2)],
+    ),
     Case("getitem slice", lambda a: a[1:, ..., ::2], lambda a: a[1:, ..., ::2], [(3, 4, 5)]),
     Case("getitem number", lambda a: a[1, None, -1], lambda a: a[1, None, -1], [(3, 4)]),
     Case("getitem array", lambda a: a[IDS], lambda a: a[ints(IDS)], [(5, 2)]),
     Case("getitem mixed", lambda a: a[:, IDS[0]], lambda a: a[:, ints(IDS[0])], [(2, 5)]),
     Case("getitem mask", lambda a: a[MASK], lambda a: a[ints(MASK)], [(3, 4)]),
-    Case("gather", lambda a: ops.gather(a, 1, GATHERED), lambda a: a.gather(1, ints(GATHERED)), [(3, 4)]),
-    Case("gather dim 0", lambda a: ops.gather(a, 0, GATHERED), lambda a: a.gather(0, ints(GATHERED)), [(4, 2)]),
-    Case("embedding", lambda w: ops.embedding(w, IDS), lambda w: F.embedding(ints(IDS), w), [(5, 3)]),
-    Case("embedding of nothing", lambda w: ops.embedding(w, IDS[:0]), lambda w: F.embedding(ints(IDS[:0]), w), [(5, 3)]),
+    Case(
+        "gather",
+        lambda a: ops.gather(a, 1, GATHERED),
+        lambda a: a.gather(1, ints(GATHERED)),
+        [(3, 4)],
+    ),
+    Case(
+        "gather dim 0",
+        lambda a: ops.gather(a, 0, GATHERED),
+        lambda a: a.gather(0, ints(GATHERED)),
+        [(4, 2)],
+    ),
+    Case(
+        "embedding", lambda w: ops.embedding(w, IDS), lambda w: F.embedding(ints(IDS), w), [(5, 3)]
+    ),
+    Case(
+        "embedding of nothing",
+        lambda w: ops.embedding(w, IDS[:0]),
+        lambda w: F.embedding(ints(IDS[:0]), w),
+        [(5, 3)],
+    ),
     Case("softmax", lambda a: ops.softmax(a), lambda a: a.softmax(-1), [(3, 5)]),
     Case("softmax dim", lambda a: ops.softmax(a, 0), lambda a: a.softmax(0), [(3, 5)]),
     Case("softmax empty", lambda a: ops.softmax(a), lambda a: a.softmax(-1), [(0, 5)]),
@@ -148,37 +217,93 @@ CASES = [
     Case("layer_norm", ops.layer_norm, torch_layer_norm, [(2, 3, 7), (7,), (7,)]),
     Case("layer_norm empty", ops.layer_norm, torch_layer_norm, [(0, 7), (7,), (7,)]),
     Case("rms_norm", ops.rms_norm, torch_rms_norm, [(2, 3, 7), (7,)]),
-    Case("add_layer_norm", lambda x, y, w, b: ops.multiply(*ops.add_layer_norm(x, y, w, b)),
-         lambda x, y, w, b: (x + y) * torch_layer_norm(x + y, w, b), [(2, 3, 7), (2, 3, 7), (7,), (7,)]),
-    Case("add_rms_norm", lambda x, y, w: ops.multiply(*ops.add_rms_norm(x, y, w)),
-         lambda x, y, w: (x + y) * torch_rms_norm(x + y, w), [(2, 3, 7), (2, 3, 7), (7,)]),
+    Case(
+        "add_layer_norm",
+        lambda x, y, w, b: ops.multiply(*ops.add_layer_norm(x, y, w, b)),
+        lambda x, y, w, b: (x + y) * torch_layer_norm(x + y, w, b),
+        [(2, 3, 7), (2, 3, 7), (7,), (7,)],
+    ),
+    Case(
+        "add_rms_norm",
+        lambda x, y, w: ops.multiply(*ops.add_rms_norm(x, y, w)),
+        lambda x, y, w: (x + y) * torch_rms_norm(x + y, w),
+        [(2, 3, 7), (2, 3, 7), (7,)],
+    ),
     Case("gelu", ops.gelu, lambda a: F.gelu(a, approximate="tanh"), [(5, 7)]),
     Case("gelu empty", ops.gelu, lambda a: F.gelu(a, approximate="tanh"), [(0, 7)]),
-    Case("bias_gelu", ops.bias_gelu, lambda a, b: F.gelu(a + b, approximate="tanh"), [(2, 3, 7), (7,)]),
-    Case("bias_gelu empty", ops.bias_gelu, lambda a, b: F.gelu(a + b, approximate="tanh"), [(0, 7), (7,)]),
+    Case(
+        "bias_gelu",
+        ops.bias_gelu,
+        lambda a, b: F.gelu(a + b, approximate="tanh"),
+        [(2, 3, 7), (7,)],
+    ),
+    Case(
+        "bias_gelu empty",
+        ops.bias_gelu,
+        lambda a, b: F.gelu(a + b, approximate="tanh"),
+        [(0, 7), (7,)],
+    ),
     Case("silu", ops.silu, lambda a: F.silu(a), [(5, 7)]),
     Case("swiglu", ops.swiglu, lambda a, b: F.silu(a) * b, [(3, 7), (3, 7)]),
     Case("attention", ops.causal_attention, torch_attention(), [(2, 3, 5, 4)] * 3),
-    Case("attention grouped", ops.causal_attention, torch_attention(), [(2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)]),
-    Case("attention one key head", lambda q, k, v: ops.causal_attention(q, k, v, scale=0.3), torch_attention(scale=0.3),
-         [(1, 2, 3, 4), (1, 1, 3, 4), (1, 1, 3, 4)]),
-    Case("attention last queries", lambda q, k, v: ops.causal_attention(q, k, v, first_query=3), torch_attention(3),
-         [(2, 4, 2, 4), (2, 2, 5, 4), (2, 2, 5, 4)]),
+    Case(
+        "attention grouped",
+        ops.causal_attention,
+        torch_attention(),
+        [(2, 6, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)],
+    ),
+    Case(
+        "attention one key head",
+        lambda q, k, v: ops.causal_attention(q, k, v, scale=0.3),
+        torch_attention(scale=0.3),
+        [(1, 2, 3, 4), (1, 1, 3, 4), (1, 1, 3, 4)],
+    ),
+    Case(
+        "attention last queries",
+        lambda q, k, v: ops.causal_attention(q, k, v, first_query=3),
+        torch_attention(3),
+        [(2, 4, 2, 4), (2, 2, 5, 4), (2, 2, 5, 4)],
+    ),
     Case("attention one token", ops.causal_attention, torch_attention(), [(1, 1, 1, 2)] * 3),
-    Case("rotary", lambda x: ops.rotary(x, numpy.array([3, 0, 700, 5, 1])), torch_rotary, [(2, 3, 5, 4)]),
-    Case("cross_entropy", lambda x: ops.cross_entropy(x, TARGETS), lambda x: F.cross_entropy(x, ints(TARGETS)), [(6, 5)]),
-    Case("cross_entropy sum", lambda x: ops.cross_entropy(x, TARGETS.reshape(2, 3), reduction="sum"),
-         lambda x: F.cross_entropy(x.reshape(6, 5), ints(TARGETS), reduction="sum"), [(2, 3, 5)]),
-    Case("cross_entropy ignore", lambda x: ops.cross_entropy(x, TARGETS, ignore_index=4),
-         lambda x: F.cross_entropy(x, ints(TARGETS), ignore_index=4), [(6, 5)]),
+    Case(
+        "rotary",
+        lambda x: ops.rotary(x, numpy.array([3, 0, 700, 5, 1])),
+        torch_rotary,
+        [(2, 3, 5, 4)],
+    ),
+    Case(
+        "cross_entropy",
+        lambda x: ops.cross_entropy(x, TARGETS),
+        lambda x: F.cross_entropy(x, ints(TARGETS)),
+        [(6, 5)],
+    ),
+    Case(
+        "cross_entropy sum",
+        lambda x: ops.cross_entropy(x, TARGETS.reshape(2, 3), reduction="sum"),
+        lambda x: F.cross_entropy(x.reshape(6, 5), ints(TARGETS), reduction="sum"),
+        [(2, 3, 5)],
+    ),
+    Case(
+        "cross_entropy ignore",
+        lambda x: ops.cross_entropy(x, TARGETS, ignore_index=4),
+        lambda x: F.cross_entropy(x, ints(TARGETS), ignore_index=4),
+        [(6, 5)],
+    ),
     Case("mse", ops.mse, lambda a, b: F.mse_loss(a, b), [(3, 4), (3, 4)]),
-    Case("mse sum", lambda a, b: ops.mse(a, b, "sum"), lambda a, b: F.mse_loss(a, b, reduction="sum"), [(3, 4), (3, 4)]),
+    Case(
+        "mse sum",
+        lambda a, b: ops.mse(a, b, "sum"),
+        lambda a, b: F.mse_loss(a, b, reduction="sum"),
+        [(3, 4), (3, 4)],
+    ),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 
 
 def strided(array):
-    """The same numbers, every other element of a larger array, the last dimension first in memory."""
+    """The same numbers, every other element of a larger array, the last dimension first in
+    memory.
+    """
     if array.ndim == 0:
         return array
     wide = numpy.full(tuple(2 * size for size in array.shape[::-1]), numpy.nan, array.dtype).T
@@ -198,9 +323,11 @@ def gradients(case, arrays):
 
 def difference_quotients(case, arrays, sent, step=1e-6):
     """d sum(output sent) / d input, one element of the inputs at a time."""
+
     def value():
         with no_grad():
             return float((case.op(*[Tensor(a) for a in arrays]).numpy() * sent).sum())
+
     for array in arrays:
         quotient = numpy.empty_like(array)
         for index in numpy.ndindex(array.shape):
@@ -233,7 +360,9 @@ def test_values_and_gradients_are_those_of_pytorch(case, dtype, tolerance):
     assert output.shape == tuple(twin.shape)
     for found, wanted in zip([output, *got], [twin, *[t.grad for t in twins]], strict=True):
         wanted = wanted.detach().numpy()
-        numpy.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance * max(1, abs(wanted).max(initial=0)))
+        numpy.testing.assert_allclose(
+            found, wanted, rtol=0, atol=tolerance * max(1, abs(wanted).max(initial=0))
+        )
 
 
 @every_case
@@ -243,7 +372,11 @@ def test_results_and_gradients_keep_dtype_and_shape_and_are_arrays(case, dtype):
     output, _, got = gradients(case, arrays)
     assert output.dtype == dtype and isinstance(output, numpy.ndarray)
     for array, gradient in zip(arrays, got, strict=True):
-        assert isinstance(gradient, numpy.ndarray) and gradient.dtype == dtype and gradient.shape == array.shape
+        assert (
+            isinstance(gradient, numpy.ndarray)
+            and gradient.dtype == dtype
+            and gradient.shape == array.shape
+        )
 
 
 @every_case
@@ -307,9 +440,13 @@ def test_each_gradient_has_the_same_bits_when_it_alone_is_wanted(case):
     arrays = case.inputs("float32")
     _, sent, together = gradients(case, arrays)
     for alone in range(len(arrays)):
-        tensors = [Tensor(array, requires_grad=number == alone) for number, array in enumerate(arrays)]
+        tensors = [
+            Tensor(array, requires_grad=number == alone) for number, array in enumerate(arrays)
+        ]
         case.op(*tensors).backward(sent)
-        assert [tensor.grad is not None for tensor in tensors] == [number == alone for number in range(len(arrays))]
+        assert [tensor.grad is not None for tensor in tensors] == [
+            number == alone for number in range(len(arrays))
+        ]
         numpy.testing.assert_array_equal(tensors[alone].grad, together[alone])
 
 

@@ -1,4 +1,5 @@
 """Rules, clipping and learning rates against their definitions and PyTorch."""
+
 import math
 
 import numpy
@@ -8,12 +9,23 @@ from shardkit.errors import ConfigurationError
 from shardkit.optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum, clip_factor
 
 RULES = {
-    "SGD": (SGD(lr=0.1, weight_decay=0.01), lambda t, p: t.optim.SGD([p], lr=0.1, weight_decay=0.01)),
+    "SGD": (
+        SGD(lr=0.1, weight_decay=0.01),
+        lambda t, p: t.optim.SGD([p], lr=0.1, weight_decay=0.01),
+    ),
     "Momentum": (Momentum(lr=0.1, beta=0.8), lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8)),
-    "Nesterov": (Momentum(lr=0.1, beta=0.8, nesterov=True),
-                 lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8, nesterov=True)),
-    "Adam": (Adam(lr=0.1, weight_decay=0.1), lambda t, p: t.optim.Adam([p], lr=0.1, weight_decay=0.1)),
-    "AdamW": (AdamW(lr=0.1, beta2=0.99), lambda t, p: t.optim.AdamW([p], lr=0.1, betas=(0.9, 0.99))),
+    "Nesterov": (
+        Momentum(lr=0.1, beta=0.8, nesterov=True),
+        lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8, nesterov=True),
+    ),
+    "Adam": (
+        Adam(lr=0.1, weight_decay=0.1),
+        lambda t, p: t.optim.Adam([p], lr=0.1, weight_decay=0.1),
+    ),
+    "AdamW": (
+        AdamW(lr=0.1, beta2=0.99),
+        lambda t, p: t.optim.AdamW([p], lr=0.1, betas=(0.9, 0.99)),
+    ),
 }
 
 
@@ -24,7 +36,9 @@ def gradients(step, size=1000):
 def run(rule, spans, size=1000, steps=5):
     """Parameters after some steps, each span of them updated by itself."""
     parameters = numpy.linspace(-1, 1, size)
-    states = [{name: numpy.zeros(stop - start) for name in rule.state_names} for start, stop in spans]
+    states = [
+        {name: numpy.zeros(stop - start) for name in rule.state_names} for start, stop in spans
+    ]
     for step in range(1, steps + 1):
         for (start, stop), state in zip(spans, states):
             rule.update(parameters[start:stop], gradients(step, size)[start:stop], state, step)
@@ -40,7 +54,9 @@ def test_a_rule_follows_pytorch(name):
     for step in range(1, 6):
         parameter.grad = torch.from_numpy(gradients(step))
         optimizer.step()
-    numpy.testing.assert_allclose(run(rule, [(0, 1000)]), parameter.detach().numpy(), rtol=1e-12, atol=1e-14)
+    numpy.testing.assert_allclose(
+        run(rule, [(0, 1000)]), parameter.detach().numpy(), rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -72,11 +88,22 @@ def test_rules_are_values():
 
 def test_a_learning_rate_can_be_a_function_of_the_step_or_be_overridden():
     rule = SGD(lr=Linear(1.0, decay_steps=10, floor=0.0))
-    assert rule.rate(1) == 1.0 and rule.rate(6) == pytest.approx(0.5) and rule.rate(11) == 0.0 and rule.rate(1, 7.0) == 7.0
+    assert (
+        rule.rate(1) == 1.0
+        and rule.rate(6) == pytest.approx(0.5)
+        and rule.rate(11) == 0.0
+        and rule.rate(1, 7.0) == 7.0
+    )
 
 
-@pytest.mark.parametrize("kind, ending", [(Constant, {}), (Linear, {"decay_steps": 20, "floor": 0.1}),
-                                          (Cosine, {"decay_steps": 20, "floor": 0.1})])
+@pytest.mark.parametrize(
+    "kind, ending",
+    [
+        (Constant, {}),
+        (Linear, {"decay_steps": 20, "floor": 0.1}),
+        (Cosine, {"decay_steps": 20, "floor": 0.1}),
+    ],
+)
 def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind, ending):
     rate = kind(2.0, warmup_steps=4, **ending)
     assert [rate(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
@@ -87,7 +114,9 @@ def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind, ending):
 def test_without_a_floor_the_rate_comes_down_to_zero(kind):
     rate = kind(2.0, decay_steps=10)
     rates = [rate(step) for step in range(12)]
-    assert rates[0] == 2.0 and rates == sorted(rates, reverse=True) and rates[10] == rates[11] == 0.0
+    assert (
+        rates[0] == 2.0 and rates == sorted(rates, reverse=True) and rates[10] == rates[11] == 0.0
+    )
     assert [kind(2.0, decay_steps=1)(step) for step in (0, 1, 2)] == [2.0, 0.0, 0.0]
 
 
@@ -96,8 +125,15 @@ def test_cosine_and_linear_follow_pytorch(floor):
     torch = pytest.importorskip("torch")
     schedulers = torch.optim.lr_scheduler
     for ours, theirs in (
-            (Cosine(0.1, decay_steps=10, floor=floor), lambda o: schedulers.CosineAnnealingLR(o, 10, eta_min=0.1 * floor)),
-            (Linear(0.1, decay_steps=10, floor=floor), lambda o: schedulers.LinearLR(o, 1.0, floor, total_iters=10))):
+        (
+            Cosine(0.1, decay_steps=10, floor=floor),
+            lambda o: schedulers.CosineAnnealingLR(o, 10, eta_min=0.1 * floor),
+        ),
+        (
+            Linear(0.1, decay_steps=10, floor=floor),
+            lambda o: schedulers.LinearLR(o, 1.0, floor, total_iters=10),
+        ),
+    ):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         scheduler = theirs(optimizer)
         for step in range(11):
@@ -109,14 +145,26 @@ def test_cosine_and_linear_follow_pytorch(floor):
 NAN, INF = math.nan, math.inf
 
 
-@pytest.mark.parametrize("kind, given, name", [
-    (Constant, {"peak": NAN}, "peak"), (Constant, {"peak": -0.1}, "peak"), (Constant, {"peak": INF}, "peak"),
-    (Constant, {"peak": "0.1"}, "peak"), (Constant, {"warmup_steps": -1}, "warmup_steps"),
-    (Constant, {"warmup_steps": 2.5}, "warmup_steps"), (Constant, {"warmup_steps": True}, "warmup_steps"),
-    (Cosine, {}, "decay_steps"), (Linear, {}, "decay_steps"), (Cosine, {"decay_steps": 10.5}, "decay_steps"),
-    (Cosine, {"decay_steps": NAN}, "decay_steps"), (Linear, {"warmup_steps": 5, "decay_steps": 5}, "decay_steps"),
-    (Cosine, {"decay_steps": 10, "floor": -0.1}, "floor"), (Cosine, {"decay_steps": 10, "floor": 1.1}, "floor"),
-    (Linear, {"decay_steps": 10, "floor": NAN}, "floor")])
+@pytest.mark.parametrize(
+    "kind, given, name",
+    [
+        (Constant, {"peak": NAN}, "peak"),
+        (Constant, {"peak": -0.1}, "peak"),
+        (Constant, {"peak": INF}, "peak"),
+        (Constant, {"peak": "0.1"}, "peak"),
+        (Constant, {"warmup_steps": -1}, "warmup_steps"),
+        (Constant, {"warmup_steps": 2.5}, "warmup_steps"),
+        (Constant, {"warmup_steps": True}, "warmup_steps"),
+        (Cosine, {}, "decay_steps"),
+        (Linear, {}, "decay_steps"),
+        (Cosine, {"decay_steps": 10.5}, "decay_steps"),
+        (Cosine, {"decay_steps": NAN}, "decay_steps"),
+        (Linear, {"warmup_steps": 5, "decay_steps": 5}, "decay_steps"),
+        (Cosine, {"decay_steps": 10, "floor": -0.1}, "floor"),
+        (Cosine, {"decay_steps": 10, "floor": 1.1}, "floor"),
+        (Linear, {"decay_steps": 10, "floor": NAN}, "floor"),
+    ],
+)
 def test_a_schedule_that_means_nothing_is_refused_by_name(kind, given, name):
     with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
         kind(**{"peak": 0.1, **given})
@@ -125,12 +173,28 @@ def test_a_schedule_that_means_nothing_is_refused_by_name(kind, given, name):
 WRONG_RATES = (NAN, INF, -1e-3, "0.1", None, True, Cosine)
 
 
-@pytest.mark.parametrize("kind, name, wrong", [
-    *((kind, "lr", WRONG_RATES) for kind in (SGD, Momentum, Adam, AdamW)),
-    *((kind, "weight_decay", (NAN, INF, -0.1, "0", False)) for kind in (SGD, Momentum, Adam, AdamW)),
-    *((kind, name, (NAN, INF, -0.1, 1.0, 2, "0.9")) for kind, name in (
-        (Momentum, "beta"), (Adam, "beta1"), (Adam, "beta2"), (AdamW, "beta1"), (AdamW, "beta2"))),
-    *((kind, "eps", (NAN, INF, 0.0, -1e-8)) for kind in (Adam, AdamW)), (Momentum, "nesterov", (1, "yes"))])
+@pytest.mark.parametrize(
+    "kind, name, wrong",
+    [
+        *((kind, "lr", WRONG_RATES) for kind in (SGD, Momentum, Adam, AdamW)),
+        *(
+            (kind, "weight_decay", (NAN, INF, -0.1, "0", False))
+            for kind in (SGD, Momentum, Adam, AdamW)
+        ),
+        *(
+            (kind, name, (NAN, INF, -0.1, 1.0, 2, "0.9"))
+            for kind, name in (
+                (Momentum, "beta"),
+                (Adam, "beta1"),
+                (Adam, "beta2"),
+                (AdamW, "beta1"),
+                (AdamW, "beta2"),
+            )
+        ),
+        *((kind, "eps", (NAN, INF, 0.0, -1e-8)) for kind in (Adam, AdamW)),
+        (Momentum, "nesterov", (1, "yes")),
+    ],
+)
 def test_a_rule_refuses_by_name_what_would_spoil_parameters(kind, name, wrong):
     for value in wrong:
         with pytest.raises(ConfigurationError, match=f"^{name} = .*; wanted "):
@@ -148,7 +212,10 @@ def test_rules_take_numbers_of_numpy_and_a_rate_of_zero():
 
 @pytest.mark.parametrize("rate", [NAN, INF, -1.0, None, "fast"])
 def test_a_function_that_gives_no_learning_rate_is_refused_with_its_step(rate):
-    with pytest.raises(ConfigurationError, match=r"learning rate of step 3, lr\(2\) .*; wanted a finite number, at least 0"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"learning rate of step 3, lr\(2\) .*; wanted a finite number, at least 0",
+    ):
         SGD(lr=lambda step: rate if step == 2 else 0.1).rate(3)
 
 

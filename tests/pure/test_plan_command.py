@@ -1,4 +1,5 @@
 """`shardkit plan` as a command: its table, its reasons, its files, its exit codes."""
+
 import json
 import shlex
 import subprocess
@@ -46,7 +47,9 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
         words = shlex.split(said.split("run it: ")[1].splitlines()[0])
         assert words[:6] == ["mpiexec", "-n", str(devices), "shardkit", "train", "model.toml"]
         given = dict(word[2:].split("=", 1) for word in words[6:])
-        settings = RunConfiguration().replace({key: parse_override(key, text) for key, text in given.items()})
+        settings = RunConfiguration().replace(
+            {key: parse_override(key, text) for key, text in given.items()}
+        )
         check_batch(settings, devices)
         assert settings.batch.sequences == 16
 
@@ -63,16 +66,28 @@ def test_json_has_what_the_table_says(capsys):
     found = json.loads(said)
     assert code == 0 and len(found["rows"]) == 3 and found["devices"] == 4
     best = found["rows"][0]
-    assert best["why"] == "best" and best["seconds"] == pytest.approx(sum(best["seconds_by_part"].values()))
+    assert best["why"] == "best" and best["seconds"] == pytest.approx(
+        sum(best["seconds_by_part"].values())
+    )
     assert best["bytes"] == pytest.approx(sum(best["bytes_by_part"].values()))
     assert best["device_hours"] == pytest.approx(best["days"] * 24 * 4)
-    assert set(best["layout"]) >= {"pipeline", "data", "tensor", "policy", "schedule", "micro_batch", "recomputation"}
+    assert set(best["layout"]) >= {
+        "pipeline",
+        "data",
+        "tensor",
+        "policy",
+        "schedule",
+        "micro_batch",
+        "recomputation",
+    }
 
 
 def test_a_row_is_explained_with_its_timeline(capsys, folder):
     code, said, _ = plan(capsys, "--devices", 8, "--explain", 3)
     assert code == 0 and "gradients until they are reduced" in said and "pipeline bubble" in said
-    assert (folder / "plan-3.svg").read_text().startswith("<svg") and "plan-3.svg: the timeline" in said
+    assert (folder / "plan-3.svg").read_text().startswith(
+        "<svg"
+    ) and "plan-3.svg: the timeline" in said
     plan(capsys, "--devices", 8, "--explain", 1, "--svg", "mine.svg")
     assert (folder / "mine.svg").exists()
 
@@ -83,7 +98,9 @@ def test_a_row_that_is_not_there_is_refused(capsys):
 
 
 def test_the_job_script_is_for_as_many_nodes_as_the_layout_takes(capsys, folder):
-    code, said, _ = plan(capsys, "--devices", 256, "--batch", 512, "--script", "job.sh", "--time", "02:00:00")
+    code, said, _ = plan(
+        capsys, "--devices", 256, "--batch", 512, "--script", "job.sh", "--time", "02:00:00"
+    )
     script = (folder / "job.sh").read_text()
     assert code == 0 and "sbatch job.sh" in said
     assert "#SBATCH --nodes=2" in script and "02:00:00" in script and "--mesh.pipeline=" in script
@@ -97,20 +114,49 @@ def test_ranks_that_do_not_fill_their_nodes_get_no_script(capsys):
 
 @pytest.fixture
 def large(folder):
-    (folder / "large.toml").write_text('[model]\nstyle = "gpt2"\nwidth = 12288\nlayers = 96\nheads = 96\n'
-                                       "sequence_length = 2048\nvocabulary_size = 51200\n")
+    (folder / "large.toml").write_text(
+        '[model]\nstyle = "gpt2"\nwidth = 12288\nlayers = 96\nheads = 96\n'
+        "sequence_length = 2048\nvocabulary_size = 51200\n"
+    )
     return "large.toml"
 
 
 def test_where_nothing_fits_it_says_so_and_what_would(capsys, large):
-    code, said, _ = plan(capsys, "--devices", 16, "--batch", 16, "--software", "mixed", model=large, cluster="a100-80gb-hdr")
-    assert code == 1 and "no layout fits" in said and "GB would hold it" in said and "devices would: pipeline" in said
+    code, said, _ = plan(
+        capsys,
+        "--devices",
+        16,
+        "--batch",
+        16,
+        "--software",
+        "mixed",
+        model=large,
+        cluster="a100-80gb-hdr",
+    )
+    assert (
+        code == 1
+        and "no layout fits" in said
+        and "GB would hold it" in said
+        and "devices would: pipeline" in said
+    )
 
 
 def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, large):
-    code, said, _ = plan(capsys, "--devices", 256, "--batch", 512, model=large, cluster="h200-141gb-ndr")
+    code, said, _ = plan(
+        capsys, "--devices", 256, "--batch", 512, model=large, cluster="h200-141gb-ndr"
+    )
     assert code == 0 and "HybridShardedModel(gpt, config" in said and "run it: mpiexec" not in said
-    code, _, said = plan(capsys, "--devices", 256, "--batch", 512, "--script", "job.sh", model=large, cluster="h200-141gb-ndr")
+    code, _, said = plan(
+        capsys,
+        "--devices",
+        256,
+        "--batch",
+        512,
+        "--script",
+        "job.sh",
+        model=large,
+        cluster="h200-141gb-ndr",
+    )
     assert code == 2 and "256 tokens" in said
 
 
@@ -137,42 +183,89 @@ def test_every_optimizer_of_the_settings_is_a_rule_and_the_other_way_round():
 
 
 def test_the_masters_of_a_mixed_run_are_state_beside_that_of_the_rule(capsys):
-    sgd, adamw = (planned(capsys, f"--optimizer.name={name}", "--parallel.compute_dtype=bfloat16", cluster="h100-80gb-ndr")
-                  for name in ("sgd", "adamw"))
-    assert (sgd["checkpoint_bytes"], adamw["checkpoint_bytes"]) == (sgd["parameter_count"] * 4, sgd["parameter_count"] * 12)
+    sgd, adamw = (
+        planned(
+            capsys,
+            f"--optimizer.name={name}",
+            "--parallel.compute_dtype=bfloat16",
+            cluster="h100-80gb-ndr",
+        )
+        for name in ("sgd", "adamw")
+    )
+    assert (sgd["checkpoint_bytes"], adamw["checkpoint_bytes"]) == (
+        sgd["parameter_count"] * 4,
+        sgd["parameter_count"] * 12,
+    )
 
 
 def test_a_model_of_float64_takes_twice_the_bytes(capsys):
     single, double = planned(capsys), planned(capsys, "--model.dtype=float64")
     assert double["checkpoint_bytes"] == 2 * single["checkpoint_bytes"]
-    code, _, said = plan(capsys, "--devices", 2, "--model.dtype=float64", "--parallel.compute_dtype=float32")
+    code, _, said = plan(
+        capsys, "--devices", 2, "--model.dtype=float64", "--parallel.compute_dtype=float32"
+    )
     assert code == 2 and "parallel.compute_dtype = 'float32'; wanted" in said
 
 
 # another value than the default of each setting of these sections, and what the plan does with it
-COUNTED = {"optimizer.name": "sgd", "optimizer.max_gradient_norm": 0.0, "parallel.gradient_compression": "float16",
-           "model.dtype": "float64", "parallel.minimum_parameter_group_size": 70_000, "parallel.compute_dtype": "bfloat16"}
-SEARCHED = {"parallel.policy": "zero2", "parallel.schedule": "zb-v", "parallel.virtual_stages": 3,
-            "parallel.sequence_parallel": True, "parallel.activation_checkpointing": True, "mesh.pipeline": 5, "mesh.tensor": 5,
-            "batch.micro_batch": 3}
-SAID = {"parallel.overlap": "on", "parallel.deterministic": False, "parallel.stage_balance": "uniform",
-        "parallel.blocks_per_stage": [4, 4], "parallel.compile": True, "parallel.gpu_transport": "nccl", "run.elastic": True,
-        "parallel.matmul_precision": "tf32", "parallel.blas": "mkl", "parallel.device": "cuda",
-        "run.asynchronous_checkpoints": True}
-WITHOUT_EFFECT = {"parallel.initial_loss_scale", "parallel.loss_scale_interval", "optimizer.learning_rate",
-                  "optimizer.warmup_steps", "optimizer.decay", "optimizer.decay_steps", "optimizer.floor",
-                  "optimizer.weight_decay", "optimizer.momentum", "optimizer.beta1", "optimizer.beta2", "batch.sequences"}
+COUNTED = {
+    "optimizer.name": "sgd",
+    "optimizer.max_gradient_norm": 0.0,
+    "parallel.gradient_compression": "float16",
+    "model.dtype": "float64",
+    "parallel.minimum_parameter_group_size": 70_000,
+    "parallel.compute_dtype": "bfloat16",
+}
+SEARCHED = {
+    "parallel.policy": "zero2",
+    "parallel.schedule": "zb-v",
+    "parallel.virtual_stages": 3,
+    "parallel.sequence_parallel": True,
+    "parallel.activation_checkpointing": True,
+    "mesh.pipeline": 5,
+    "mesh.tensor": 5,
+    "batch.micro_batch": 3,
+}
+SAID = {
+    "parallel.overlap": "on",
+    "parallel.deterministic": False,
+    "parallel.stage_balance": "uniform",
+    "parallel.blocks_per_stage": [4, 4],
+    "parallel.compile": True,
+    "parallel.gpu_transport": "nccl",
+    "run.elastic": True,
+    "parallel.matmul_precision": "tf32",
+    "parallel.blas": "mkl",
+    "parallel.device": "cuda",
+    "run.asynchronous_checkpoints": True,
+}
+WITHOUT_EFFECT = {
+    "parallel.initial_loss_scale",
+    "parallel.loss_scale_interval",
+    "optimizer.learning_rate",
+    "optimizer.warmup_steps",
+    "optimizer.decay",
+    "optimizer.decay_steps",
+    "optimizer.floor",
+    "optimizer.weight_decay",
+    "optimizer.momentum",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "batch.sequences",
+}
 
 
 def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
     sections = ("parallel.", "optimizer.", "mesh.", "batch.")
     assert {name for name in configuration_keys() if name.startswith(sections)} == {
-        name for name in {*COUNTED, *SEARCHED, *SAID, *WITHOUT_EFFECT} if name.startswith(sections)}
+        name for name in {*COUNTED, *SEARCHED, *SAID, *WITHOUT_EFFECT} if name.startswith(sections)
+    }
     layout, shape = Layout(data=4, policy="fsdp", micro_batch=2), ModelShape(6, 64, 4, 256, 32)
 
     def software(**changes):
         settings = RunConfiguration().replace(changes)
         return software_of(OWN[settings.parallel.compute_dtype], settings)
+
     for name, value in COUNTED.items():
         assert software(**{name: value}) != software(), name
     for name, value in {**SEARCHED, **SAID}.items():
@@ -185,7 +278,15 @@ def test_what_is_not_counted_is_said(capsys):
     _, said, _ = plan(capsys, "--devices", 4, "--parallel.deterministic=false", "--mesh.pipeline=3")
     assert "- parallel.deterministic = False is not counted: off keeps one sum" in said
     assert "- mesh.pipeline = 3 is searched for: here " in said
-    _, said, _ = plan(capsys, "--devices", 4, "--optimizer.name=sgd", "--software", "mixed", cluster="a100-80gb-hdr")
+    _, said, _ = plan(
+        capsys,
+        "--devices",
+        4,
+        "--optimizer.name=sgd",
+        "--software",
+        "mixed",
+        cluster="a100-80gb-hdr",
+    )
     assert "- optimizer.name = 'sgd' is not counted: mixed is planned as it was published" in said
 
 
@@ -197,23 +298,49 @@ def test_settings_on_the_command_line_count(capsys):
 
 
 def test_half_floats_of_the_settings_are_planned_for(capsys):
-    plain, from_settings, chosen = [json.loads(plan(capsys, "--devices", 8, "--json", *more, cluster="a100-80gb-hdr")[1])
-                                    for more in ([], ["--parallel.compute_dtype=bfloat16"], ["--software", "shardkit-bf16"])]
-    assert plain["software"] == "shardkit" and from_settings["software"] == chosen["software"] == "shardkit-bf16"
-    assert from_settings["rows"][0] == chosen["rows"][0] and chosen["rows"][0]["bytes"] < plain["rows"][0]["bytes"]
-    _, said, _ = plan(capsys, "--devices", 8, "--software", "shardkit-fp16", cluster="a100-80gb-hdr")
+    plain, from_settings, chosen = [
+        json.loads(plan(capsys, "--devices", 8, "--json", *more, cluster="a100-80gb-hdr")[1])
+        for more in ([], ["--parallel.compute_dtype=bfloat16"], ["--software", "shardkit-bf16"])
+    ]
+    assert (
+        plain["software"] == "shardkit"
+        and from_settings["software"] == chosen["software"] == "shardkit-bf16"
+    )
+    assert (
+        from_settings["rows"][0] == chosen["rows"][0]
+        and chosen["rows"][0]["bytes"] < plain["rows"][0]["bytes"]
+    )
+    _, said, _ = plan(
+        capsys, "--devices", 8, "--software", "shardkit-fp16", cluster="a100-80gb-hdr"
+    )
     assert "--parallel.compute_dtype=float16" in said
-    _, said, _ = plan(capsys, "--devices", 8, "--parallel.compute_dtype=bfloat16", "--software", "shardkit")
+    _, said, _ = plan(
+        capsys, "--devices", 8, "--parallel.compute_dtype=bfloat16", "--software", "shardkit"
+    )
     assert "--parallel.compute_dtype=model" in said
     code, _, said = plan(capsys, "--devices", 8, "--software", "shardkit-bf16")
     assert code == 2 and "no peak for bfloat16" in said
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (["--software", "megatron"], "wanted one of shardkit"), (["--devices", "0"], "at least 1"), (["--tokens", "many"], "300e9")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--software", "megatron"], "wanted one of shardkit"),
+        (["--devices", "0"], "at least 1"),
+        (["--tokens", "many"], "300e9"),
+    ],
+)
 def test_wrong_arguments_are_refused(capsys, arguments, message):
     try:
-        code = main(["plan", "model.toml", "cpu-node", *(["--devices", "2"] if "--devices" not in arguments else []), *arguments])
+        code = main(
+            [
+                "plan",
+                "model.toml",
+                "cpu-node",
+                *(["--devices", "2"] if "--devices" not in arguments else []),
+                *arguments,
+            ]
+        )
     except SystemExit as stopped:
         code = stopped.code
     assert code == 2 and message in capsys.readouterr().err

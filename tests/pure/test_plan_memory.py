@@ -1,4 +1,5 @@
 """The planner's bytes: against published formulas, against the tape, against the schedules."""
+
 import types
 
 import numpy
@@ -19,27 +20,40 @@ from shardkit.schedule import ORDERS, order_named
 GB = 1e9
 
 
-@pytest.mark.parametrize("policy, gigabytes", [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)])
+@pytest.mark.parametrize(
+    "policy, gigabytes", [("ddp", 120), ("zero1", 31.4), ("zero2", 16.6), ("fsdp", 1.9)]
+)
 def test_the_figure_of_the_zero_paper(policy, gigabytes):
     """7.5e9 parameters on 64 devices, Adam in mixed precision: figure 1 of arXiv 1910.02054."""
-    bytes_per_rank = POLICIES[policy].bytes_per_rank(7.5e9, 64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12)
+    bytes_per_rank = POLICIES[policy].bytes_per_rank(
+        7.5e9, 64, parameter_bytes=2, gradient_bytes=2, optimizer_bytes=12
+    )
     assert round(bytes_per_rank / GB, 1) == gigabytes
 
 
-@pytest.mark.parametrize("recomputation, sequence, formula", [
-    ("none", False, lambda s, h, a, t: 10 + 24 / t + 5 * a * s / (h * t)),
-    ("none", True, lambda s, h, a, t: (34 + 5 * a * s / h) / t),
-    ("selective", False, lambda s, h, a, t: 10 + 24 / t),
-    ("selective", True, lambda s, h, a, t: 34 / t),
-    ("full", False, lambda s, h, a, t: 2)])
-def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(recomputation, sequence, formula):
+@pytest.mark.parametrize(
+    "recomputation, sequence, formula",
+    [
+        ("none", False, lambda s, h, a, t: 10 + 24 / t + 5 * a * s / (h * t)),
+        ("none", True, lambda s, h, a, t: (34 + 5 * a * s / h) / t),
+        ("selective", False, lambda s, h, a, t: 10 + 24 / t),
+        ("selective", True, lambda s, h, a, t: 34 / t),
+        ("full", False, lambda s, h, a, t: 2),
+    ],
+)
+def test_activations_of_a_layer_by_table_2_of_the_recomputation_paper(
+    recomputation, sequence, formula
+):
     """arXiv 2205.05198, table 2, in units of s b h bytes."""
     shape, tensor, micro_batch = ModelShape(96, 12288, 96, 51200, 2048), 8, 2
-    kept = block_bytes(shape, MEGATRON_2022, "layer", micro_batch, tensor, recomputation, sequence).kept
+    kept = block_bytes(
+        shape, MEGATRON_2022, "layer", micro_batch, tensor, recomputation, sequence
+    ).kept
     assert kept == 2048 * micro_batch * 12288 * formula(2048, 12288, 96, tensor)
 
 
-# ---- what the tape of nn holds ----------------------------------------------------------------------------------------
+# ---- what the tape of nn holds -------------------------------------------------------------------
+
 
 def owner(array):
     while isinstance(array.base, numpy.ndarray):
@@ -48,7 +62,9 @@ def owner(array):
 
 
 def held_bytes(what, without):
-    """Of all arrays that can be reached from a tensor or a list, through nodes and closures; parameters do not count."""
+    """Of all arrays that can be reached from a tensor or a list, through nodes and closures;
+    parameters do not count.
+    """
     seen, arrays, coming = set(), {}, [what]
     while coming:
         found = coming.pop()
@@ -68,7 +84,9 @@ def held_bytes(what, without):
     return sum(array.nbytes for key, array in arrays.items() if key not in without)
 
 
-@pytest.mark.parametrize("changes", [{}, {"style": "llama"}, {"kv_heads": 1}, {"dropout": 0.1}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{}, {"style": "llama"}, {"kv_heads": 1}, {"dropout": 0.1}], ids=str
+)
 def test_a_layer_keeps_what_its_tape_holds(changes):
     shape, batch = ModelShape(1, 96, 4, 50, 64, **changes), 6
     model = gpt_of(shape)
@@ -95,12 +113,23 @@ def test_a_head_keeps_what_its_tape_holds():
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.01)
 
 
-# ---- schedules --------------------------------------------------------------------------------------------------------
+# ---- schedules -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 5, 8, 12])
 @pytest.mark.parametrize("pipeline", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("schedule, virtual", [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 1),
-                                               ("interleaved", 2), ("interleaved", 3)])
+@pytest.mark.parametrize(
+    "schedule, virtual",
+    [
+        ("gpipe", 1),
+        ("1f1b", 1),
+        ("zb-h1", 1),
+        ("zb-v", 2),
+        ("interleaved", 1),
+        ("interleaved", 2),
+        ("interleaved", 3),
+    ],
+)
 def test_micro_batches_alive_are_those_of_the_schedule(schedule, virtual, pipeline, micro_batches):
     order = order_named(schedule)(pipeline, micro_batches, virtual)
     for rank in range(pipeline):
@@ -118,18 +147,23 @@ def test_every_schedule_is_known():
     assert set(SHARDKIT.schedules) == set(ORDERS)
 
 
-# ---- how the parts move ------------------------------------------------------------------------------------------------
+# ---- how the parts move --------------------------------------------------------------------------
 
 LARGE = ModelShape(96, 12288, 96, 51200, 2048)
 
 
 def test_more_sharding_never_needs_more_state():
-    states = [memory_of(Layout(8, 16, 8, policy, micro_batches=16), LARGE, MIXED).state for policy in POLICIES]
+    states = [
+        memory_of(Layout(8, 16, 8, policy, micro_batches=16), LARGE, MIXED).state
+        for policy in POLICIES
+    ]
     assert states == sorted(states, reverse=True) and states[0] > 1.5 * states[-1]
 
 
-@pytest.mark.parametrize("data, tensor, sharing, gathers", [
-    (4, 1, 1, True), (4, 1, 4, False), (4, 2, 4, True), (4, 2, 8, False)])
+@pytest.mark.parametrize(
+    "data, tensor, sharing, gathers",
+    [(4, 1, 1, True), (4, 1, 4, False), (4, 2, 4, True), (4, 2, 8, False)],
+)
 def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing, gathers):
     layout = Layout(1, data, tensor, "fsdp", micro_batches=1, micro_batch=4)
     alone, shared = (memory_of(layout, LARGE, SHARDKIT, ranks) for ranks in (1, sharing))
@@ -139,15 +173,32 @@ def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing,
 
 
 def test_a_single_data_rank_shards_nothing():
-    under_policies = {memory_of(Layout(1, 1, 4, policy, micro_batches=1, micro_batch=4), LARGE, SHARDKIT) for policy in POLICIES}
+    under_policies = {
+        memory_of(Layout(1, 1, 4, policy, micro_batches=1, micro_batch=4), LARGE, SHARDKIT)
+        for policy in POLICIES
+    }
     assert len(under_policies) == 1
 
 
 def test_recomputation_and_sequence_parallelism_need_less():
     def activations(*choice):
-        return memory_of(Layout(8, 16, 8, micro_batches=16, recomputation=choice[0], is_sequence_parallel=choice[1]), LARGE,
-                         MEGATRON_2022).activations
-    none, sequence, selective, both, full = (activations(*choice) for choice in (
-        ("none", False), ("none", True), ("selective", False), ("selective", True), ("full", False)))
+        return memory_of(
+            Layout(
+                8, 16, 8, micro_batches=16, recomputation=choice[0], is_sequence_parallel=choice[1]
+            ),
+            LARGE,
+            MEGATRON_2022,
+        ).activations
+
+    none, sequence, selective, both, full = (
+        activations(*choice)
+        for choice in (
+            ("none", False),
+            ("none", True),
+            ("selective", False),
+            ("selective", True),
+            ("full", False),
+        )
+    )
     assert none > sequence > selective > both > full
-    assert none > 4 * both                          # the five times of the abstract of arXiv 2205.05198, less the head
+    assert none > 4 * both  # the five times of the abstract of arXiv 2205.05198, less the head

@@ -1,4 +1,5 @@
 """The planner's sizes are those of the model, and its stages those of the runtime."""
+
 import pytest
 from planned import gpt_of
 
@@ -9,8 +10,12 @@ from shardkit.parallel.partition import plan_units
 from shardkit.plan import SHARDKIT, Layout, ModelShape, read_model, why_not
 from shardkit.plan.stages import stage_units
 
-SHAPES = [ModelShape(2, 24, 4, 48, 8), ModelShape(3, 32, 4, 50, 8, kv_heads=2, style="llama"),
-          ModelShape(1, 24, 12, 36, 8, kv_heads=3, tied=True), ModelShape(2, 24, 6, 48, 8, hidden=36, style="llama", tied=True)]
+SHAPES = [
+    ModelShape(2, 24, 4, 48, 8),
+    ModelShape(3, 32, 4, 50, 8, kv_heads=2, style="llama"),
+    ModelShape(1, 24, 12, 36, 8, kv_heads=3, tied=True),
+    ModelShape(2, 24, 6, 48, 8, hidden=36, style="llama", tied=True),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -35,11 +40,14 @@ def test_a_tensor_rank_has_the_elements_that_the_default_plan_leaves_it(shape, t
             owned |= set(new)
             sizes.append(sum(new.values()))
         return sizes
+
     if reason is not None:
         with pytest.raises(sk.ShardkitError):
             sk.run_ranks(tensor, run)
     else:
-        assert sk.run_ranks(tensor, run)[-1] == [shape.block_elements(block, tensor) for block in shape.blocks]
+        assert sk.run_ranks(tensor, run)[-1] == [
+            shape.block_elements(block, tensor) for block in shape.blocks
+        ]
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
@@ -51,7 +59,9 @@ def test_stages_are_those_of_the_runtime(shape, num_stages):
         assert planned is None
     else:
         ranges = stage_ranges(units, num_stages)
-        assert [[len(unit) for unit in stage] for stage in planned] == [[len(units[at].blocks) for at in run] for run in ranges]
+        assert [[len(unit) for unit in stage] for stage in planned] == [
+            [len(units[at].blocks) for at in run] for run in ranges
+        ]
 
 
 def test_blocks_are_merged_until_there_are_enough():
@@ -63,25 +73,46 @@ def test_blocks_are_merged_until_there_are_enough():
 
 def test_the_worst_stage_is_as_cheap_as_any_cut_makes_it():
     def cuts(length, parts):
-        return [[length]] if parts == 1 else [[first, *rest] for first in range(1, length - parts + 2)
-                                              for rest in cuts(length - first, parts - 1)]
+        return (
+            [[length]]
+            if parts == 1
+            else [
+                [first, *rest]
+                for first in range(1, length - parts + 2)
+                for rest in cuts(length - first, parts - 1)
+            ]
+        )
+
     costs = [3, 1, 4, 1, 5, 9, 2, 6]
     for parts in range(1, len(costs) + 1):
-        best = min(max(sum(costs[sum(cut[:at]):sum(cut[:at + 1])]) for at in range(parts)) for cut in cuts(len(costs), parts))
-        assert max(sum(costs[run.start:run.stop]) for run in balanced_stages(costs, parts)) == best
+        best = min(
+            max(sum(costs[sum(cut[:at]) : sum(cut[: at + 1])]) for at in range(parts))
+            for cut in cuts(len(costs), parts)
+        )
+        assert (
+            max(sum(costs[run.start : run.stop]) for run in balanced_stages(costs, parts)) == best
+        )
 
 
 def test_a_settings_file_of_train_is_a_model(tmp_path):
     path = tmp_path / "run.toml"
-    path.write_text('[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 3\nheads = 4\nvocabulary_size = 300\nhidden = 100\n'
-                    "sequence_length = 16\n[batch]\nsequences = 32\n")
+    path.write_text(
+        '[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 3\nheads = 4\nvocabulary_size = 300\nhidden = 100\n'
+        "sequence_length = 16\n[batch]\nsequences = 32\n"
+    )
     shape, settings = read_model(path)
     assert shape == ModelShape(3, 64, 4, 300, 16, hidden=100, style="gpt2")
     assert settings.batch.sequences == 32
 
 
-@pytest.mark.parametrize("text, message", [("[model]\nwidht = 3", "did you mean model.width"),
-                                           ("[model]\nhidden = -1", "minimum 0"), ("[model]\nheads = 3", "heads")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[model]\nwidht = 3", "did you mean model.width"),
+        ("[model]\nhidden = -1", "minimum 0"),
+        ("[model]\nheads = 3", "heads"),
+    ],
+)
 def test_a_model_that_is_none_is_refused(tmp_path, text, message):
     path = tmp_path / "run.toml"
     path.write_text(text)

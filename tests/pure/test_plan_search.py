@@ -1,9 +1,20 @@
 """The search: complete, quick, and plain about what it did not take."""
+
 import time
 
 import pytest
 
-from shardkit.plan import MIXED, SHARDKIT, Layout, ModelShape, memory_of, read_cluster, search, step_cost, why_not
+from shardkit.plan import (
+    MIXED,
+    SHARDKIT,
+    Layout,
+    ModelShape,
+    memory_of,
+    read_cluster,
+    search,
+    step_cost,
+    why_not,
+)
 from shardkit.plan.hardware import cluster_from
 from shardkit.plan.search import divisors
 from shardkit.plan.validation import gpt
@@ -13,11 +24,13 @@ CPU = read_cluster("cpu-node")
 
 
 def test_a_trillion_parameters_on_3072_devices_take_less_than_ten_seconds():
-    began = time.process_time()                     # of this process, since others may use the machine
+    began = time.process_time()  # of this process, since others may use the machine
     found = search(gpt(128, 25600, 160), MIXED, read_cluster("a100-80gb-hdr"), 3072, 3072)
     assert time.process_time() - began < 10
     assert found.considered > 5000 and found.best.layout.devices == 3072
-    assert found.best.layout.tensor == 8 and found.best.layout.pipeline >= 8        # what such runs are known to take
+    assert (
+        found.best.layout.tensor == 8 and found.best.layout.pipeline >= 8
+    )  # what such runs are known to take
 
 
 @pytest.mark.parametrize("devices, batch", [(1, 4), (4, 8), (6, 12), (8, 24)])
@@ -28,12 +41,30 @@ def test_no_layout_that_fits_is_quicker_than_the_best(devices, batch):
         for pipeline in divisors(devices // tensor):
             data = devices // tensor // pipeline
             for policy in SHARDKIT.policies:
-                for schedule, virtual in (("1f1b", 1), ("gpipe", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 2)):
+                for schedule, virtual in (
+                    ("1f1b", 1),
+                    ("gpipe", 1),
+                    ("zb-h1", 1),
+                    ("zb-v", 2),
+                    ("interleaved", 2),
+                ):
                     for size in divisors(batch // data) if batch % data == 0 else ():
-                        layout = Layout(pipeline, data, tensor, policy, schedule, virtual, size, batch // data // size)
+                        layout = Layout(
+                            pipeline,
+                            data,
+                            tensor,
+                            policy,
+                            schedule,
+                            virtual,
+                            size,
+                            batch // data // size,
+                        )
                         if why_not(layout, SHAPE, SHARDKIT) is None:
                             others += 1
-                            assert step_cost(layout, SHAPE, SHARDKIT, CPU).seconds > 0.93 * found.best.cost.seconds, str(layout)
+                            assert (
+                                step_cost(layout, SHAPE, SHARDKIT, CPU).seconds
+                                > 0.93 * found.best.cost.seconds
+                            ), str(layout)
     assert others > 3
 
 
@@ -42,7 +73,9 @@ def test_every_layout_that_is_recommended_uses_all_devices_and_the_whole_batch_a
     assert len(found.fitting) > 50
     for candidate in found.fitting:
         layout = candidate.layout
-        assert layout.devices == 8 and layout.batch == 24 and why_not(layout, SHAPE, SHARDKIT) is None
+        assert (
+            layout.devices == 8 and layout.batch == 24 and why_not(layout, SHAPE, SHARDKIT) is None
+        )
         assert candidate.memory == memory_of(layout, SHAPE, SHARDKIT) and candidate.fits
 
 
@@ -57,17 +90,30 @@ def test_rows_are_the_best_of_each_mesh_in_order_and_say_why_they_lost():
 
 def small(memory_bytes):
     """A node of eight cores with so much memory each."""
-    return cluster_from({
-        "name": "small", "devices": 8, "inside": {"bytes_per_second": 2e9}, "between": {"bytes_per_second": 1e9},
-        "device": {"name": "core", "memory_bytes": memory_bytes, "bytes_per_second": 5e9, "peak": {"float32": 5e10},
-                   "products": {"edges": [100], "fractions": [0.8]}}})
+    return cluster_from(
+        {
+            "name": "small",
+            "devices": 8,
+            "inside": {"bytes_per_second": 2e9},
+            "between": {"bytes_per_second": 1e9},
+            "device": {
+                "name": "core",
+                "memory_bytes": memory_bytes,
+                "bytes_per_second": 5e9,
+                "peak": {"float32": 5e10},
+                "products": {"edges": [100], "fractions": [0.8]},
+            },
+        }
+    )
 
 
 def test_recomputation_is_taken_where_nothing_fits_without_it():
     shape = ModelShape(12, 64, 4, 64, 256)
     plenty = search(shape, SHARDKIT, small(4e9), 1, 16)
     assert plenty.best.layout.recomputation == "none"
-    least = memory_of(Layout(policy="ddp", schedule="gpipe", micro_batches=1, micro_batch=16), shape, SHARDKIT).total
+    least = memory_of(
+        Layout(policy="ddp", schedule="gpipe", micro_batches=1, micro_batch=16), shape, SHARDKIT
+    ).total
     tight = search(shape, SHARDKIT, small(0.55 * least), 1, 16, micro_batch=16)
     assert tight.best.layout.recomputation == "full"
     assert not tight.what_would_fit()
@@ -78,7 +124,11 @@ def test_where_nothing_fits_it_says_how_far_it_is_and_what_would():
     found = search(shape, SHARDKIT, small(60e6), 2, 64)
     assert found.best is None and not found.rows(5)
     text = "\n".join(found.what_would_fit())
-    assert "GB per device, 0.06 are there" in text and "would hold it" in text and "devices would: pipeline" in text
+    assert (
+        "GB per device, 0.06 are there" in text
+        and "would hold it" in text
+        and "devices would: pipeline" in text
+    )
     number = int(text.split(" devices would")[0].split()[-1])
     assert search(shape, SHARDKIT, small(60e6), number, 64).best is not None
     nowhere = "\n".join(search(shape, SHARDKIT, small(1e6), 2, 64).what_would_fit())

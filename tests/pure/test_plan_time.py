@@ -1,32 +1,69 @@
-"""The planner's seconds: schedules as they are simulated, collectives by topology, hardware files, parts that add up."""
+"""The planner's seconds: schedules as they are simulated, collectives by topology, hardware files,
+parts that add up.
+"""
+
 import random
 
 import pytest
 
 import shardkit as sk
-from shardkit.plan import MIXED, SHARDKIT, Layout, ModelShape, known_clusters, read_cluster, step_cost
-from shardkit.plan.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Group, collective_seconds
+from shardkit.plan import (
+    MIXED,
+    SHARDKIT,
+    Layout,
+    ModelShape,
+    known_clusters,
+    read_cluster,
+    step_cost,
+)
+from shardkit.plan.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    REDUCE_SCATTER,
+    SEND,
+    Group,
+    collective_seconds,
+)
 from shardkit.plan.hardware import cluster_from
 from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
 
-SCHEDULES = [("gpipe", 1), ("1f1b", 1), ("zb-h1", 1), ("zb-v", 2), ("interleaved", 1), ("interleaved", 2), ("interleaved", 3)]
+SCHEDULES = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("zb-h1", 1),
+    ("zb-v", 2),
+    ("interleaved", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+]
 SHAPE = ModelShape(8, 256, 8, 512, 128)
 
 
 def stage_seconds(num_stages, seed=None):
     """Equal stages, or of random lengths."""
     draw = random.Random(seed)
-    return StageSeconds(*(tuple(length * (1 if seed is None else draw.uniform(0.5, 1.5)) for _ in range(num_stages))
-                          for length in (1.0, 1.25, 0.75)))
+    return StageSeconds(
+        *(
+            tuple(
+                length * (1 if seed is None else draw.uniform(0.5, 1.5)) for _ in range(num_stages)
+            )
+            for length in (1.0, 1.25, 0.75)
+        )
+    )
 
 
-# ---- pipelines --------------------------------------------------------------------------------------------------------
+# ---- pipelines -----------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("transfer_seconds", [0.0, 0.2])
 @pytest.mark.parametrize("seed", [None, 1])
-@pytest.mark.parametrize("pipeline, micro_batches", [(1, 1), (1, 3), (2, 4), (3, 3), (3, 7), (4, 8)])
+@pytest.mark.parametrize(
+    "pipeline, micro_batches", [(1, 1), (1, 3), (2, 4), (3, 3), (3, 7), (4, 8)]
+)
 @pytest.mark.parametrize("schedule, virtual", SCHEDULES)
-def test_a_replay_is_the_simulation(schedule, virtual, pipeline, micro_batches, seed, transfer_seconds):
+def test_a_replay_is_the_simulation(
+    schedule, virtual, pipeline, micro_batches, seed, transfer_seconds
+):
     seconds = stage_seconds(pipeline * virtual, seed)
     arguments = schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds
     assert _replay(*arguments) == pytest.approx(simulated(*arguments).seconds, rel=1e-12)
@@ -36,11 +73,20 @@ def test_a_replay_is_the_simulation(schedule, virtual, pipeline, micro_batches, 
 def test_a_replay_that_is_continued_is_the_whole_one(schedule, virtual):
     for pipeline, micro_batches in ((2, 40), (3, 35), (4, 64)):
         for seed in (None, 2):
-            arguments = schedule, pipeline, virtual, micro_batches, stage_seconds(pipeline * virtual, seed), 0.1
+            arguments = (
+                schedule,
+                pipeline,
+                virtual,
+                micro_batches,
+                stage_seconds(pipeline * virtual, seed),
+                0.1,
+            )
             assert replayed(*arguments) == pytest.approx(_replay(*arguments), rel=0.01)
 
 
-@pytest.mark.parametrize("schedule, virtual", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
+@pytest.mark.parametrize(
+    "schedule, virtual", [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)]
+)
 def test_the_closed_form_is_exact_for_equal_stages(schedule, virtual):
     for pipeline, micro_batches in ((1, 4), (2, 4), (3, 6), (4, 16), (8, 16)):
         arguments = schedule, pipeline, virtual, micro_batches, stage_seconds(pipeline * virtual)
@@ -50,51 +96,82 @@ def test_the_closed_form_is_exact_for_equal_stages(schedule, virtual):
 @pytest.mark.parametrize("schedule, virtual", SCHEDULES)
 def test_the_closed_form_is_near_for_unequal_stages(schedule, virtual):
     for pipeline, micro_batches in ((2, 8), (4, 16), (8, 32)):
-        arguments = schedule, pipeline, virtual, micro_batches, stage_seconds(pipeline * virtual, 3), 0.05
+        arguments = (
+            schedule,
+            pipeline,
+            virtual,
+            micro_batches,
+            stage_seconds(pipeline * virtual, 3),
+            0.05,
+        )
         assert estimated(*arguments) == pytest.approx(replayed(*arguments), rel=0.2)
 
 
-# ---- collectives --------------------------------------------------------------------------------------------------------
+# ---- collectives ---------------------------------------------------------------------------------
+
 
 def test_a_ring_moves_its_bytes_over_the_slowest_link():
     cluster = read_cluster("a100-80gb-hdr")
     big = 8e9
     inside = collective_seconds(cluster, ALL_REDUCE, big, Group(8, 1))
     assert inside == pytest.approx(2 * big * 7 / 8 / (0.78 * 300e9), rel=0.01)
-    alone = collective_seconds(cluster, ALL_REDUCE, big, Group(16, 8))          # one rank per node: one port of 25 GB/s
+    alone = collective_seconds(
+        cluster, ALL_REDUCE, big, Group(16, 8)
+    )  # one rank per node: one port of 25 GB/s
     assert alone == pytest.approx(2 * big * 15 / 16 / (0.8 * 25e9), rel=0.01)
-    whole_nodes = collective_seconds(cluster, ALL_REDUCE, big, Group(16, 1))    # all eight ports
+    whole_nodes = collective_seconds(cluster, ALL_REDUCE, big, Group(16, 1))  # all eight ports
     assert whole_nodes == pytest.approx(2 * big * 15 / 16 / (0.8 * 200e9), rel=0.01)
     for operation in (ALL_GATHER, REDUCE_SCATTER):
-        assert collective_seconds(cluster, operation, big, Group(8, 1)) == pytest.approx(inside / 2, rel=0.01)
+        assert collective_seconds(cluster, operation, big, Group(8, 1)) == pytest.approx(
+            inside / 2, rel=0.01
+        )
 
 
 def test_small_messages_cost_hops_and_a_tree_saves_some():
     cluster = read_cluster("a100-80gb-hdr")
     many, few = (collective_seconds(cluster, ALL_REDUCE, 8, Group(size, 8)) for size in (512, 8))
-    assert 2 * few < many < 2 * 511 * 14e-6             # logarithmic, not linear
-    assert collective_seconds(cluster, ALL_GATHER, 8, Group(512, 8)) == pytest.approx(511 * 14e-6, rel=0.01)
+    assert 2 * few < many < 2 * 511 * 14e-6  # logarithmic, not linear
+    assert collective_seconds(cluster, ALL_GATHER, 8, Group(512, 8)) == pytest.approx(
+        511 * 14e-6, rel=0.01
+    )
 
 
 def test_nobody_to_talk_to_takes_no_time():
     cluster = read_cluster("cpu-node")
-    assert all(collective_seconds(cluster, operation, 1e6, Group(1, 4)) == 0
-               for operation in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND))
+    assert all(
+        collective_seconds(cluster, operation, 1e6, Group(1, 4)) == 0
+        for operation in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND)
+    )
 
 
-MINIMAL = {"name": "two cores", "devices": 2, "inside": {"bytes_per_second": 1e9}, "between": {"bytes_per_second": 1e9},
-           "device": {"name": "core", "memory_bytes": 1e9, "bytes_per_second": 1e10, "peak": {"float32": 1e10},
-                      "products": {"edges": [10, 1000], "fractions": [0.5, 1.0]}}}
+MINIMAL = {
+    "name": "two cores",
+    "devices": 2,
+    "inside": {"bytes_per_second": 1e9},
+    "between": {"bytes_per_second": 1e9},
+    "device": {
+        "name": "core",
+        "memory_bytes": 1e9,
+        "bytes_per_second": 1e10,
+        "peak": {"float32": 1e10},
+        "products": {"edges": [10, 1000], "fractions": [0.5, 1.0]},
+    },
+}
 
 
 def test_a_measured_collective_counts_where_it_was_measured():
-    rows = [{"operation": "all_reduce", "ranks": 2, "latency_seconds": 1e-3, "bytes_per_second": 1e6}]
+    rows = [
+        {"operation": "all_reduce", "ranks": 2, "latency_seconds": 1e-3, "bytes_per_second": 1e6}
+    ]
     cluster = cluster_from({**MINIMAL, "measured": rows})
     assert collective_seconds(cluster, ALL_REDUCE, 1e6, Group(2, 1)) == pytest.approx(1.001)
-    assert collective_seconds(cluster, ALL_REDUCE, 1e6, Group(2, 2)) < 0.1              # between nodes: by the links
+    assert (
+        collective_seconds(cluster, ALL_REDUCE, 1e6, Group(2, 2)) < 0.1
+    )  # between nodes: by the links
 
 
-# ---- hardware files -----------------------------------------------------------------------------------------------------
+# ---- hardware files ------------------------------------------------------------------------------
+
 
 def test_the_files_that_come_with_shardkit_can_be_read():
     assert {"a100-80gb-hdr", "h100-80gb-ndr", "h200-141gb-ndr", "cpu-node"} <= set(known_clusters())
@@ -110,11 +187,28 @@ def test_a_fraction_lies_between_its_neighbours_and_stays_level_beyond_the_ends(
     assert device.fraction(100) == pytest.approx(0.75)
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"devises": 2}, "unknown key devises; did you mean devices"), ({"devices": "two"}, "wanted a finite number"),
-    ({"storage_bytes_per_second": float("nan")}, "storage_bytes_per_second = nan; wanted a finite number"),
-    ({"inside": 3}, r"no table \[inside\]"), ({"between": {}}, "bytes_per_second missing"),
-    ({"device": {**MINIMAL["device"], "products": {"edges": [10, 5], "fractions": [0.1, 0.2]}}}, "ascending")])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"devises": 2}, "unknown key devises; did you mean devices"),
+        ({"devices": "two"}, "wanted a finite number"),
+        (
+            {"storage_bytes_per_second": float("nan")},
+            "storage_bytes_per_second = nan; wanted a finite number",
+        ),
+        ({"inside": 3}, r"no table \[inside\]"),
+        ({"between": {}}, "bytes_per_second missing"),
+        (
+            {
+                "device": {
+                    **MINIMAL["device"],
+                    "products": {"edges": [10, 5], "fractions": [0.1, 0.2]},
+                }
+            },
+            "ascending",
+        ),
+    ],
+)
 def test_a_file_that_is_wrong_is_refused(change, message):
     with pytest.raises(sk.ConfigurationError, match=message):
         cluster_from({**MINIMAL, **change})
@@ -130,12 +224,21 @@ def test_a_dtype_without_a_peak_is_refused():
         step_cost(Layout(), SHAPE, MIXED, cluster_from(MINIMAL))
 
 
-# ---- a step -------------------------------------------------------------------------------------------------------------
+# ---- a step --------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("software", [SHARDKIT, MIXED], ids=lambda software: software.name)
-@pytest.mark.parametrize("layout", [Layout(), Layout(1, 4, 1, "fsdp", micro_batches=4), Layout(2, 2, 2, "zero1", micro_batches=4),
-                                    Layout(4, 1, 2, "ddp", "interleaved", 2, micro_batches=8, is_sequence_parallel=True),
-                                    Layout(2, 1, 4, "ddp", micro_batches=8, recomputation="full")], ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(1, 4, 1, "fsdp", micro_batches=4),
+        Layout(2, 2, 2, "zero1", micro_batches=4),
+        Layout(4, 1, 2, "ddp", "interleaved", 2, micro_batches=8, is_sequence_parallel=True),
+        Layout(2, 1, 4, "ddp", micro_batches=8, recomputation="full"),
+    ],
+    ids=str,
+)
 def test_the_parts_of_a_step_add_up(layout, software):
     cost = step_cost(layout, SHAPE, software, read_cluster("a100-80gb-hdr"))
     assert sum(cost.parts.values()) == pytest.approx(cost.seconds)
@@ -146,14 +249,23 @@ def test_the_parts_of_a_step_add_up(layout, software):
 
 def test_recomputation_costs_time_and_more_data_ranks_save_it():
     def seconds(**changes):
-        return step_cost(Layout(**{"micro_batches": 8, "policy": "ddp", **changes}), SHAPE, SHARDKIT,
-                         read_cluster("cpu-node")).seconds
+        return step_cost(
+            Layout(**{"micro_batches": 8, "policy": "ddp", **changes}),
+            SHAPE,
+            SHARDKIT,
+            read_cluster("cpu-node"),
+        ).seconds
+
     assert 1.2 < seconds(recomputation="full") / seconds() < 1.5
     assert seconds(data=4, micro_batches=2) < seconds() / 3
 
 
 def test_more_ranks_than_cores_take_the_time_of_the_cores():
     alone = cluster_from({**MINIMAL, "cores": 2, "devices": 4})
-    one, four = (step_cost(Layout(data=ranks, policy="ddp", micro_batches=8 // ranks), SHAPE, SHARDKIT, alone)
-                 for ranks in (1, 4))
+    one, four = (
+        step_cost(
+            Layout(data=ranks, policy="ddp", micro_batches=8 // ranks), SHAPE, SHARDKIT, alone
+        )
+        for ranks in (1, 4)
+    )
     assert four.parts["compute"] + four.parts["bubble"] > one.seconds / 2 * 0.9

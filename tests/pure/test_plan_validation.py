@@ -1,8 +1,16 @@
 """Published runs, and what the planner says about them: as near as VALIDATION.md claims."""
+
 import pytest
 
-from shardkit.plan.validation import (korthikanti, largest_error, layer_milliseconds, mean_error, narayanan, zero3_against_ptd,
-                                      zero_paper)
+from shardkit.plan.validation import (
+    korthikanti,
+    largest_error,
+    layer_milliseconds,
+    mean_error,
+    narayanan,
+    zero3_against_ptd,
+    zero_paper,
+)
 from shardkit.plan.validation_page import PAGE, validation_page
 
 
@@ -11,7 +19,9 @@ def test_the_zero_paper_is_met_to_rounding():
 
 
 def test_the_milliseconds_of_a_layer_are_met():
-    assert all(abs(predicted / published - 1) < 0.03 for _, published, predicted in layer_milliseconds())
+    assert all(
+        abs(predicted / published - 1) < 0.03 for _, published, predicted in layer_milliseconds()
+    )
 
 
 def test_the_recomputation_paper_is_met_to_four_percent():
@@ -38,7 +48,9 @@ def test_every_run_fits_into_the_memory_that_it_had():
 
 
 def test_the_page_is_what_the_command_writes():
-    assert PAGE.read_text(encoding="utf-8") == validation_page(), "python -m shardkit.plan.validation_page"
+    assert PAGE.read_text(encoding="utf-8") == validation_page(), (
+        "python -m shardkit.plan.validation_page"
+    )
 
 
 @pytest.mark.parametrize("points", [korthikanti, narayanan, zero3_against_ptd])

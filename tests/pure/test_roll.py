@@ -1,4 +1,5 @@
 """The folder of a job, the roll of its ranks, and what a warden reads in it."""
+
 import multiprocessing
 import os
 import subprocess
@@ -28,8 +29,11 @@ time.sleep(60)
 
 
 def held_by_another(path):
-    process = subprocess.Popen([sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parent], stdout=subprocess.PIPE,
-                               text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", HOLDER, path, Path(comm.__file__).parent],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "held\n"
     return process
 
@@ -43,11 +47,15 @@ def test_the_folder_of_a_killed_job_is_removed_by_the_next_and_that_of_a_living_
     dead, living = (tmp_path / f"{PREFIX}{os.getuid()}-{name}" for name in ("dead", "living"))
     killed, alive = held_by_another(dead), held_by_another(living)
     kill(killed)
-    (tmp_path / f"{PREFIX}{os.getuid()}-other").mkdir()                # without a lock: nobody knows whose it is
+    (tmp_path / f"{PREFIX}{os.getuid()}-other").mkdir()  # without a lock: nobody knows whose it is
     (tmp_path / "shardkit-kernels-0").mkdir()
     remove_abandoned(tmp_path)
     kill(alive)
-    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == ["0", "living", "other"]
+    assert sorted(path.name.rpartition("-")[2] for path in tmp_path.iterdir()) == [
+        "0",
+        "living",
+        "other",
+    ]
     assert (living / "roll").exists()
 
 
@@ -75,24 +83,38 @@ def test_a_link_to_somebody_elses_folder_is_refused(tmp_path):
         JobFolder.open(tmp_path / "job")
 
 
-def test_shared_memory_that_a_killed_job_left_goes_with_its_folder_unless_it_is_anothers(tmp_path, monkeypatch):
+def test_shared_memory_that_a_killed_job_left_goes_with_its_folder_unless_it_is_anothers(
+    tmp_path, monkeypatch
+):
     from shardkit.comm.watch import folder as module
+
     monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path)
     names = ["mpich_shm_1", "mpich_shm_2", "mine"]
     for name in names:
         (tmp_path / name).touch()
     job = JobFolder.open(tmp_path / "job")
     inodes = {name: (tmp_path / name).stat().st_ino for name in names}
-    inodes["mpich_shm_2"] += 1_000_000                                  # the name was used again
-    (job.path / "segments-7").write_text("".join(f"{inode} {name}\n" for name, inode in inodes.items()))
-    note_segments(job.path)                                             # this process has none
+    inodes["mpich_shm_2"] += 1_000_000  # the name was used again
+    (job.path / "segments-7").write_text(
+        "".join(f"{inode} {name}\n" for name, inode in inodes.items())
+    )
+    note_segments(job.path)  # this process has none
     job.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "mpich_shm_2"]
 
 
 def test_an_entry_comes_back_as_it_was_written_and_one_that_was_not_written_is_none(tmp_path):
     roll = Roll(tmp_path)
-    entry = Entry(123, 4, is_waiting=True, has_left=True, survives=True, since=1.5, seconds=6.0, doing="initialize()")
+    entry = Entry(
+        123,
+        4,
+        is_waiting=True,
+        has_left=True,
+        survives=True,
+        since=1.5,
+        seconds=6.0,
+        doing="initialize()",
+    )
     roll.write(2, entry)
     assert [roll.read(rank) for rank in range(4)] == [None, None, entry, None]
     roll.close()
@@ -109,7 +131,15 @@ def test_one_process_of_a_node_has_the_word(tmp_path):
 
 
 def waits(number=2, **changes):
-    return Entry(**{"process": os.getpid(), "number": number, "is_waiting": True, "doing": "initialize()", **changes})
+    return Entry(
+        **{
+            "process": os.getpid(),
+            "number": number,
+            "is_waiting": True,
+            "doing": "initialize()",
+            **changes,
+        }
+    )
 
 
 def dead_process():
@@ -118,23 +148,34 @@ def dead_process():
     return process.pid
 
 
-@pytest.mark.parametrize("others, words", [
-    ({1: waits(), 2: waits()}, "all ranks are there"),
-    ({1: waits(1, is_waiting=False, doing="its own code after MPI_Init"), 2: waits()},
-     "rank 1 is missing, its own code after MPI_Init (process"),
-    ({1: None, 2: waits()}, "all 2 ranks of this node are there"),
-    ({1: None, 2: waits(1, is_waiting=False)}, "rank 2 is missing, initialize() (process"),
-    ({1: waits(), 2: waits(1, has_left=True)}, "rank 2 is missing, at the end of its program"),
-    ({1: waits(3), 2: waits(3)}, "rank 0 itself is the one that all wait for"),
-])
+@pytest.mark.parametrize(
+    "others, words",
+    [
+        ({1: waits(), 2: waits()}, "all ranks are there"),
+        (
+            {1: waits(1, is_waiting=False, doing="its own code after MPI_Init"), 2: waits()},
+            "rank 1 is missing, its own code after MPI_Init (process",
+        ),
+        ({1: None, 2: waits()}, "all 2 ranks of this node are there"),
+        ({1: None, 2: waits(1, is_waiting=False)}, "rank 2 is missing, initialize() (process"),
+        ({1: waits(), 2: waits(1, has_left=True)}, "rank 2 is missing, at the end of its program"),
+        ({1: waits(3), 2: waits(3)}, "rank 0 itself is the one that all wait for"),
+    ],
+)
 def test_whoever_has_not_come_is_named(others, words):
     assert whom(0, waits(), others).startswith(words)
 
 
-@pytest.mark.parametrize("others, words", [
-    ({1: None, 2: waits(1)}, "rank 1 is missing, which has not come to MPI_Init, or is on another node"),
-    ({1: None, 2: None}, "of the 2 other ranks none has come to MPI_Init on this node"),
-])
+@pytest.mark.parametrize(
+    "others, words",
+    [
+        (
+            {1: None, 2: waits(1)},
+            "rank 1 is missing, which has not come to MPI_Init, or is on another node",
+        ),
+        ({1: None, 2: None}, "of the 2 other ranks none has come to MPI_Init on this node"),
+    ],
+)
 def test_at_the_start_nobody_knows_whether_a_rank_is_on_another_node(others, words):
     assert whom(0, waits(1, doing="MPI_Init"), others) == words
 
@@ -147,13 +188,23 @@ def test_whoever_has_died_is_named_and_so_is_whoever_is_stopped():
     words = whom(0, waits(), {1: waits(1, process=dead_process()), 2: waits(process=sleeper.pid)})
     own = whom(2, waits(process=sleeper.pid), {0: waits(), 1: waits()})
     kill(sleeper)
-    assert "rank 1 is missing, which has died" in words and "rank 2 is missing, stopped in initialize()" in words
+    assert (
+        "rank 1 is missing, which has died" in words
+        and "rank 2 is missing, stopped in initialize()" in words
+    )
     assert own == "rank 2 itself is stopped"
 
 
 def test_at_the_end_of_the_program_those_are_missing_who_have_not_left():
     own = waits(has_left=True, doing="MPI_Finalize")
-    words = whom(0, own, {1: waits(9, has_left=True), 2: waits(9, is_waiting=False, doing="its own code after shutdown()")})
+    words = whom(
+        0,
+        own,
+        {
+            1: waits(9, has_left=True),
+            2: waits(9, is_waiting=False, doing="its own code after shutdown()"),
+        },
+    )
     assert words.startswith("rank 2 is missing, its own code after shutdown()")
 
 
@@ -161,6 +212,7 @@ def test_ranks_of_one_launcher_have_one_key_and_a_rank_alone_its_own():
     def keys():
         with multiprocessing.get_context("fork").Pool(1) as rank:
             return rank.map(job_key, [2, 1])
+
     first, second = keys(), keys()
     assert first[0] == second[0] and first[1] != second[1]
 
@@ -170,7 +222,7 @@ def test_a_call_that_an_exception_ended_is_not_one_that_the_rank_made():
     progress.begin_collective("barrier", "world", (0, 1))
     progress.end()
     progress.begin_collective("all_reduce", "world", (0, 1))
-    assert progress.calls_made() == {"world": 1}                        # it is in it
+    assert progress.calls_made() == {"world": 1}  # it is in it
     progress.fail()
     assert progress.calls_made() == {"world": 1} and progress.current is None
     progress.begin_collective("all_reduce", "world", (0, 1))
@@ -198,5 +250,14 @@ os.kill(os.getpid(), signal.SIGSTOP)
 
 def test_a_rank_that_is_stopped_when_mpi_is_finalized_is_ended_by_its_warden(tmp_path):
     environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2", "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", STOPS_AT_THE_END], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == -9 and "shardkit: rank 1 of 2 has been stopped for 0.3 s at the end" in done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", STOPS_AT_THE_END],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (
+        done.returncode == -9
+        and "shardkit: rank 1 of 2 has been stopped for 0.3 s at the end" in done.stderr
+    )

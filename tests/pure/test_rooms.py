@@ -1,4 +1,5 @@
 """The house rules of DESIGN: imports go one way, and each library has one door."""
+
 import ast
 import re
 import sys
@@ -8,15 +9,38 @@ from pathlib import Path
 import shardkit
 
 PACKAGE = Path(shardkit.__file__).parent
-LEVEL = {"errors": -2, "arguments": -1, "config": 0, "layout": 1, "schedule": 1, "array": 1, "comm": 2, "nn": 2, "optim": 2,
-         "checkpoint": 3, "parallel": 4, "plan": 4, "train": 5, "slurm": 6, "doctor": 6, "__init__": 6, "__main__": 7}
-DOORS = {"cupy": ("array/", "comm/device.py"), "mpi4py": ("comm/",), "h5py": ("checkpoint/hdf5.py",),
-         "xxhash": ("checkpoint/files.py",)}
-PACKAGED_AS = {"cupy": "cupy-cuda12x"}                  # where the name to import is not that of the package
+LEVEL = {
+    "errors": -2,
+    "arguments": -1,
+    "config": 0,
+    "layout": 1,
+    "schedule": 1,
+    "array": 1,
+    "comm": 2,
+    "nn": 2,
+    "optim": 2,
+    "checkpoint": 3,
+    "parallel": 4,
+    "plan": 4,
+    "train": 5,
+    "slurm": 6,
+    "doctor": 6,
+    "__init__": 6,
+    "__main__": 7,
+}
+DOORS = {
+    "cupy": ("array/", "comm/device.py"),
+    "mpi4py": ("comm/",),
+    "h5py": ("checkpoint/hdf5.py",),
+    "xxhash": ("checkpoint/files.py",),
+}
+PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package
 
 
 def files_and_imports():
-    """(path relative to the package, imported module, level of a relative import) for every import of the package."""
+    """(path relative to the package, imported module, level of a relative import) for every import
+    of the package.
+    """
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -42,23 +66,34 @@ def test_a_room_imports_only_what_stands_left_of_it():
 
 
 def test_each_library_has_one_door():
-    wrong = [f"{path} imports {module}" for path, module, level in files_and_imports()
-             if level == 0 and not str(path).startswith(DOORS.get(module.split(".")[0], ("",)))]
+    wrong = [
+        f"{path} imports {module}"
+        for path, module, level in files_and_imports()
+        if level == 0 and not str(path).startswith(DOORS.get(module.split(".")[0], ("",)))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_each_library_is_declared_with_its_lowest_version():
     project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    declared = {re.match(r"[\w-]+(?=>=\d)", requirement)[0]
-                for part in (project["dependencies"], *project["optional-dependencies"].values()) for requirement in part}
-    imported = {module.split(".")[0] for _, module, level in files_and_imports() if level == 0} - sys.stdlib_module_names
+    declared = {
+        re.match(r"[\w-]+(?=>=\d)", requirement)[0]
+        for part in (project["dependencies"], *project["optional-dependencies"].values())
+        for requirement in part
+    }
+    imported = {
+        module.split(".")[0] for _, module, level in files_and_imports() if level == 0
+    } - sys.stdlib_module_names
     assert "numpy" in imported and not {PACKAGED_AS.get(name, name) for name in imported} - declared
 
 
 def test_only_config_reads_the_environment():
     reads = ("os.environ", "environ[", "environ.get", "getenv")
-    wrong = [str(path.relative_to(PACKAGE)) for path in sorted(PACKAGE.rglob("*.py"))
-             if path.name != "config.py" and any(word in path.read_text() for word in reads)]
+    wrong = [
+        str(path.relative_to(PACKAGE))
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "config.py" and any(word in path.read_text() for word in reads)
+    ]
     assert not wrong
 
 
@@ -72,16 +107,25 @@ def test_every_matrix_product_goes_through_its_one_place():
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
-            is_call = (isinstance(node, ast.Attribute) and node.attr in ("matmul", "dot", "einsum", "tensordot", "inner")
-                       and not (isinstance(node.value, ast.Name) and node.value.id in ("products", "ops")))
+            is_call = (
+                isinstance(node, ast.Attribute)
+                and node.attr in ("matmul", "dot", "einsum", "tensordot", "inner")
+                and not (isinstance(node.value, ast.Name) and node.value.id in ("products", "ops"))
+            )
             if (is_operator or is_call) and path.name not in ("products.py", "blas.py"):
                 wrong.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
     assert not wrong, "use products.matmul, which is counted and timed: " + ", ".join(wrong)
 
 
 def test_files_of_tests_have_names_of_their_own():
-    """pytest imports them by name, and they import what stands beside them by name: two of one name are an error."""
+    """pytest imports them by name, and they import what stands beside them by name: two of one name
+    are an error.
+    """
     tests = Path(__file__).parents[1]
-    names = [path.name for folder in ("", "pure", "threads", "gpu", "mpi", "e2e") for path in (tests / folder).glob("*.py")
-             if path.name != "conftest.py"]
+    names = [
+        path.name
+        for folder in ("", "pure", "threads", "gpu", "mpi", "e2e")
+        for path in (tests / folder).glob("*.py")
+        if path.name != "conftest.py"
+    ]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})

@@ -1,4 +1,7 @@
-"""The safetensors format: read and written as the reference implementation does, and damage noticed before memory is taken."""
+"""The safetensors format: read and written as the reference implementation does, and damage noticed
+before memory is taken.
+"""
+
 import json
 
 import numpy
@@ -23,7 +26,9 @@ def test_what_is_written_is_read_again_whole_and_in_parts(dtype, tmp_path):
     assert {name: tensor.shape for name, tensor in stored.items()} == SHAPES
     for name, array in values.items():
         numpy.testing.assert_array_equal(stored[name].read(dtype), array)
-        numpy.testing.assert_array_equal(stored[name].read(dtype, (..., slice(1, 2))), array[..., 1:2])
+        numpy.testing.assert_array_equal(
+            stored[name].read(dtype, (..., slice(1, 2))), array[..., 1:2]
+        )
     assert stored["a"].read("float32").dtype == "float32"
 
 
@@ -34,14 +39,17 @@ def test_values_of_another_byte_order_and_stride_are_written_the_same(tmp_path):
 
 
 def test_the_reference_implementation_reads_what_is_written_and_writes_what_is_read(tmp_path):
-    reference, safe_open = pytest.importorskip("safetensors.numpy"), pytest.importorskip("safetensors").safe_open
+    reference, safe_open = (
+        pytest.importorskip("safetensors.numpy"),
+        pytest.importorskip("safetensors").safe_open,
+    )
     values = arrays("float32")
     write_tensors(tmp_path / "ours", SHAPES, "float32", values.values())
     reference.save_file(values, tmp_path / "theirs", {"made": "by the reference"})
     loaded, stored = reference.load_file(tmp_path / "ours"), read_header(tmp_path / "theirs")
     assert loaded.keys() == stored.keys() == values.keys()
     with safe_open(tmp_path / "ours", "np") as file:
-        assert file.metadata() == {"format": "pt"}          # without it, transformers 4 refuses the file
+        assert file.metadata() == {"format": "pt"}  # without it, transformers 4 refuses the file
     for name, array in values.items():
         numpy.testing.assert_array_equal(loaded[name], array)
         numpy.testing.assert_array_equal(stored[name].read("float32"), array)
@@ -57,15 +65,23 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
 
 
 DAMAGED = {
-    "empty": b"", "a few bytes": b"abc", "a header longer than the file": header({}, length=100),
-    "a header longer than memory": header({}, length=2 ** 63), "no JSON": header(b"{{{{"), "a list": header([1]),
-    "deep JSON": header(b"[" * 100_000), "no UTF-8": header(b'{"\xff": 1}'), "an entry that is a number": header({"a": 1}),
+    "empty": b"",
+    "a few bytes": b"abc",
+    "a header longer than the file": header({}, length=100),
+    "a header longer than memory": header({}, length=2**63),
+    "no JSON": header(b"{{{{"),
+    "a list": header([1]),
+    "deep JSON": header(b"[" * 100_000),
+    "no UTF-8": header(b'{"\xff": 1}'),
+    "an entry that is a number": header({"a": 1}),
     "a shape that is text": header({"a": entry(shape="ab")}, bytes(8)),
     "a negative shape": header({"a": entry(shape=[-2])}, bytes(8)),
     "a shape of booleans": header({"a": entry(shape=[True, True], offsets=(0, 4))}, bytes(4)),
-    "a shape that is too large": header({"a": entry(shape=[2 ** 62])}, bytes(8)),
-    "offsets backwards": header({"a": entry(offsets=(8, 0))}, bytes(8)), "numbers cut short": header({"a": entry()}, bytes(7)),
-    "numbers too long": header({"a": entry()}, bytes(9)), "a hole": header({"a": entry(offsets=(4, 12))}, bytes(12)),
+    "a shape that is too large": header({"a": entry(shape=[2**62])}, bytes(8)),
+    "offsets backwards": header({"a": entry(offsets=(8, 0))}, bytes(8)),
+    "numbers cut short": header({"a": entry()}, bytes(7)),
+    "numbers too long": header({"a": entry()}, bytes(9)),
+    "a hole": header({"a": entry(offsets=(4, 12))}, bytes(12)),
     "two tensors in one place": header({"a": entry(), "b": entry()}, bytes(8)),
     "a name twice": header(b'{"a": %s, "a": %s}' % ((json.dumps(entry()).encode(),) * 2), bytes(8)),
     "three offsets": header({"a": entry(offsets=(0, 4, 8))}, bytes(8)),

@@ -1,4 +1,7 @@
-"""Actions and programs: one text form each, which can be read back; what is no action is refused."""
+"""Actions and programs: one text form each, which can be read back; what is no action is
+refused.
+"""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +11,15 @@ from shardkit.schedule import COMPUTE, Action, Kind, from_text, receive_of, to_t
 
 numbers = st.integers(0, 300)
 per_unit = st.sampled_from([Kind.GATHER, Kind.RELEASE, Kind.REDUCE, Kind.STEP])
-transfers = st.sampled_from([Kind.SEND_F, Kind.RECV_F, Kind.WAIT_F, Kind.SEND_B, Kind.RECV_B, Kind.WAIT_B])
-actions = st.one_of(st.builds(Action, st.sampled_from(COMPUTE), numbers, st.none() | numbers, numbers),
-                    st.builds(Action, transfers, numbers, st.none(), numbers),
-                    st.builds(Action, per_unit, numbers, numbers),
-                    st.just(Action(Kind.CLIP)))
+transfers = st.sampled_from(
+    [Kind.SEND_F, Kind.RECV_F, Kind.WAIT_F, Kind.SEND_B, Kind.RECV_B, Kind.WAIT_B]
+)
+actions = st.one_of(
+    st.builds(Action, st.sampled_from(COMPUTE), numbers, st.none() | numbers, numbers),
+    st.builds(Action, transfers, numbers, st.none(), numbers),
+    st.builds(Action, per_unit, numbers, numbers),
+    st.just(Action(Kind.CLIP)),
+)
 programs = st.dictionaries(numbers, st.lists(actions, max_size=6).map(tuple), max_size=4)
 
 
@@ -29,20 +36,49 @@ def test_the_text_of_a_program_reads_back_as_the_same_program(program):
 
 @given(st.lists(actions))
 def test_actions_sort_by_stage_unit_and_micro_batch(some):
-    keys = [tuple(-1 if n is None else n for n in (a.stage, a.unit, a.micro_batch)) for a in sorted(some)]
+    keys = [
+        tuple(-1 if n is None else n for n in (a.stage, a.unit, a.micro_batch))
+        for a in sorted(some)
+    ]
     assert keys == sorted(keys)
 
 
-@pytest.mark.parametrize("text, action", [
-    ("2F5", Action(Kind.FORWARD, 2, None, 5)), ("2.1F5", Action(Kind.FORWARD, 2, 1, 5)),
-    ("2.1GATHER", Action(Kind.GATHER, 2, 1)), ("2SEND_F5", Action(Kind.SEND_F, 2, None, 5)),
-    ("0.10REDUCE", Action(Kind.REDUCE, 0, 10)), ("CLIP", Action(Kind.CLIP)), ("2.1STEP", Action(Kind.STEP, 2, 1))])
+@pytest.mark.parametrize(
+    "text, action",
+    [
+        ("2F5", Action(Kind.FORWARD, 2, None, 5)),
+        ("2.1F5", Action(Kind.FORWARD, 2, 1, 5)),
+        ("2.1GATHER", Action(Kind.GATHER, 2, 1)),
+        ("2SEND_F5", Action(Kind.SEND_F, 2, None, 5)),
+        ("0.10REDUCE", Action(Kind.REDUCE, 0, 10)),
+        ("CLIP", Action(Kind.CLIP)),
+        ("2.1STEP", Action(Kind.STEP, 2, 1)),
+    ],
+)
 def test_an_action_is_written_like_this(text, action):
     assert Action.parse(text) == action and str(action) == text
 
 
-@pytest.mark.parametrize("text", ["", "F", "2F", "F5", "2X5", "2SEND_F", "2.1SEND_F5", "2GATHER", "2.1GATHER5", "2CLIP",
-                                  ".1F5", "2F5 ", "2f5", "-1F5", "2.F5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "F",
+        "2F",
+        "F5",
+        "2X5",
+        "2SEND_F",
+        "2.1SEND_F5",
+        "2GATHER",
+        "2.1GATHER5",
+        "2CLIP",
+        ".1F5",
+        "2F5 ",
+        "2f5",
+        "-1F5",
+        "2.F5",
+    ],
+)
 def test_what_is_no_action_is_refused(text):
     with pytest.raises(ScheduleError, match="is not an action"):
         Action.parse(text)

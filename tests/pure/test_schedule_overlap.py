@@ -1,4 +1,5 @@
 """Overlap: what is begun ahead ends where it is needed, and one at a time."""
+
 import doctest
 
 import pytest
@@ -6,7 +7,16 @@ from hypothesis import given, settings
 from test_schedule_lowering import lowered
 
 from shardkit.errors import ScheduleError
-from shardkit.schedule import Kind, begin_gathers, begin_reductions, from_text, overlap, simulate, to_text, validate
+from shardkit.schedule import (
+    Kind,
+    begin_gathers,
+    begin_reductions,
+    from_text,
+    overlap,
+    simulate,
+    to_text,
+    validate,
+)
 
 unhurried = settings(max_examples=60, deadline=None)
 BEGINS = (Kind.BEGIN_GATHER, Kind.BEGIN_REDUCE)
@@ -39,10 +49,15 @@ def test_an_overlapped_program_is_well_formed_ends_and_survives_as_text(case):
 def test_nothing_moves_but_the_ends_of_reductions(case):
     def kept(actions):
         return [action for action in without_begins(actions) if action.kind is not Kind.REDUCE]
+
     for rank, actions in overlapped(case).items():
         before = case[3][rank]
         assert kept(actions) == kept(before)
-        begun = [Kind.REDUCE if a.kind is Kind.BEGIN_REDUCE else a.kind for a in actions if a.kind is not Kind.REDUCE]
+        begun = [
+            Kind.REDUCE if a.kind is Kind.BEGIN_REDUCE else a.kind
+            for a in actions
+            if a.kind is not Kind.REDUCE
+        ]
         assert [kind for kind in begun if kind is not Kind.BEGIN_GATHER] == [a.kind for a in before]
 
 
@@ -78,12 +93,22 @@ def test_every_gather_but_those_of_the_first_visit_is_begun_one_visit_ahead(case
         assert not visit_of_begin
 
 
-@pytest.mark.parametrize("text, wrong", [
-    ("0: 0.0BEGIN_GATHER 0.0RELEASE 0.0GATHER", "0.0BEGIN_GATHER on rank 0 is followed by 0.0RELEASE and not by 0.0GATHER"),
-    ("0: 0.0BEGIN_GATHER 0.1GATHER", "is followed by nothing"),
-    ("0: 0.0BEGIN_REDUCE 0.0STEP 0.0REDUCE", "0.0BEGIN_REDUCE on rank 0 is followed by 0.0STEP"),
-    ("0: 0.0BEGIN_REDUCE CLIP 0.0REDUCE", "is followed by CLIP"),
-    ("0: 0.0BEGIN_REDUCE 0.0REDUCE 0.0BEGIN_REDUCE", "0.0BEGIN_REDUCE stands 2 times")])
+@pytest.mark.parametrize(
+    "text, wrong",
+    [
+        (
+            "0: 0.0BEGIN_GATHER 0.0RELEASE 0.0GATHER",
+            "0.0BEGIN_GATHER on rank 0 is followed by 0.0RELEASE and not by 0.0GATHER",
+        ),
+        ("0: 0.0BEGIN_GATHER 0.1GATHER", "is followed by nothing"),
+        (
+            "0: 0.0BEGIN_REDUCE 0.0STEP 0.0REDUCE",
+            "0.0BEGIN_REDUCE on rank 0 is followed by 0.0STEP",
+        ),
+        ("0: 0.0BEGIN_REDUCE CLIP 0.0REDUCE", "is followed by CLIP"),
+        ("0: 0.0BEGIN_REDUCE 0.0REDUCE 0.0BEGIN_REDUCE", "0.0BEGIN_REDUCE stands 2 times"),
+    ],
+)
 def test_what_is_begun_and_not_ended_in_time_is_refused(text, wrong):
     with pytest.raises(ScheduleError, match=wrong.replace(".", r"\.")):
         validate(from_text(text))

@@ -1,4 +1,7 @@
-"""The stand-in for CuPy: it has no name or parameter that CuPy has not, and forgives nothing that CuPy does not forgive."""
+"""The stand-in for CuPy: it has no name or parameter that CuPy has not, and forgives nothing that
+CuPy does not forgive.
+"""
+
 import importlib.util
 import inspect
 import re
@@ -8,7 +11,7 @@ import pytest
 import stand_in.cupy as stand_in
 from stand_in import pretended_gpu
 
-NOT_OF_THE_CLASS = {"of", "ptr"}      # a constructor of ours, and what CuPy sets on each object
+NOT_OF_THE_CLASS = {"of", "ptr"}  # a constructor of ours, and what CuPy sets on each object
 
 
 @pytest.fixture
@@ -17,7 +20,8 @@ def machine():
         yield machine
 
 
-# ---- against CuPy itself ---------------------------------------------------------------------------------------------
+# ---- against CuPy itself -------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def cupy():
@@ -25,6 +29,7 @@ def cupy():
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("CuPy is not installed")
     import cupy
+
     return cupy
 
 
@@ -33,17 +38,27 @@ def public(thing):
 
 
 def parameters_of(function):
-    """[(name, has a default)], of a function in Python or (from the first line of its docstring) in Cython; None: not told."""
+    """[(name, has a default)], of a function in Python or (from the first line of its docstring) in
+    Cython; None: not told.
+    """
     try:
         told = [p for p in inspect.signature(function).parameters.values()]
-        return [(p.name, p.default is not p.empty) for p in told if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return [
+            (p.name, p.default is not p.empty)
+            for p in told
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
     except (TypeError, ValueError):
         line = (function.__doc__ or "").split("\n")[0]
     inside = re.fullmatch(r"[\w.]+\((.*)\)( -> .*)?", line)
     if inside is None:
         return None
     parts = [part.strip() for part in inside[1].split(",")]
-    return [(part.split("=")[0].split()[-1], "=" in part) for part in parts if part and not part.startswith(("*", "\\*"))]
+    return [
+        (part.split("=")[0].split()[-1], "=" in part)
+        for part in parts
+        if part and not part.startswith(("*", "\\*"))
+    ]
 
 
 def check_same_parameters(where, ours, theirs):
@@ -51,8 +66,8 @@ def check_same_parameters(where, ours, theirs):
     if mine is None or real is None:
         return 0
     mine, real = [[entry for entry in entries if entry[0] != "self"] for entries in (mine, real)]
-    assert mine == real[:len(mine)], f"{where}: the stand-in takes {mine}, CuPy {real}"
-    assert all(has_default for _, has_default in real[len(mine):]), f"{where}: CuPy wants {real}"
+    assert mine == real[: len(mine)], f"{where}: the stand-in takes {mine}, CuPy {real}"
+    assert all(has_default for _, has_default in real[len(mine) :]), f"{where}: CuPy wants {real}"
     return 1
 
 
@@ -63,7 +78,11 @@ def test_every_name_and_parameter_of_the_stand_in_is_one_of_cupy(cupy, module):
         ours, theirs = getattr(ours, part), getattr(theirs, part)
     compared = 0
     for name, thing in public(ours).items():
-        if inspect.ismodule(thing) and not thing.__name__.startswith("stand_in.cupy.") or name in HELPERS:
+        if (
+            inspect.ismodule(thing)
+            and not thing.__name__.startswith("stand_in.cupy.")
+            or name in HELPERS
+        ):
             continue
         assert hasattr(theirs, name), f"cupy.{module} has no {name}"
         if inspect.isclass(thing):
@@ -72,17 +91,40 @@ def test_every_name_and_parameter_of_the_stand_in_is_one_of_cupy(cupy, module):
             compared += check_same_parameters(f"{module}.{name}", thing, getattr(theirs, name))
         elif isinstance(thing, int):
             assert thing == getattr(theirs, name), name
-    assert compared >= {"": 40, "cuda": 25, "cuda.runtime": 25, "cuda.memory": 5, "cuda.stream": 10}[module]
+    assert (
+        compared
+        >= {"": 40, "cuda": 25, "cuda.runtime": 25, "cuda.memory": 5, "cuda.stream": 10}[module]
+    )
 
 
 # What the modules of the stand-in use themselves, or have under a name of their own.
-HELPERS = {"FUNCTIONS", "machine", "numpy", "ctypes", "Queue", "itertools", "time", "points", "pool", "wait_for", "Point",
-           "memory", "streams", "PinnedMemory", "Lease", "Capture", "contextmanager", "graph",
-           "cublas"}            # CuPy cannot show its own without CUDA's libraries
+HELPERS = {
+    "FUNCTIONS",
+    "machine",
+    "numpy",
+    "ctypes",
+    "Queue",
+    "itertools",
+    "time",
+    "points",
+    "pool",
+    "wait_for",
+    "Point",
+    "memory",
+    "streams",
+    "PinnedMemory",
+    "Lease",
+    "Capture",
+    "contextmanager",
+    "graph",
+    "cublas",
+}  # CuPy cannot show its own without CUDA's libraries
 
 
 def check_class(name, ours, theirs):
-    """The number of methods that were compared. Every public attribute of an object of ours is one of theirs."""
+    """The number of methods that were compared. Every public attribute of an object of ours is one
+    of theirs.
+    """
     compared = 0
     for method, thing in public(ours).items():
         if method in NOT_OF_THE_CLASS:
@@ -91,9 +133,17 @@ def check_class(name, ours, theirs):
         if inspect.isfunction(thing):
             compared += check_same_parameters(f"{name}.{method}", thing, getattr(theirs, method))
     if name not in ("ndarray", "CUDARuntimeError", "PointerAttributes", "OutOfMemoryError"):
-        told = [p for p in [parameters_of(theirs.__init__), parameters_of(theirs)] if p and p[-1][0] not in ("kwargs", "args")]
+        told = [
+            p
+            for p in [parameters_of(theirs.__init__), parameters_of(theirs)]
+            if p and p[-1][0] not in ("kwargs", "args")
+        ]
         mine = [entry for entry in parameters_of(ours.__init__) if entry[0] != "self"]
-        assert not told or mine in [[entry for entry in p if entry[0] != "self"] for p in told], (name, mine, told)
+        assert not told or mine in [[entry for entry in p if entry[0] != "self"] for p in told], (
+            name,
+            mine,
+            told,
+        )
     return compared
 
 
@@ -106,7 +156,7 @@ def test_a_driver_that_is_missing_is_the_error_that_the_door_expects(cupy):
     assert issubclass(stand_in.cuda.memory.OutOfMemoryError, MemoryError)
 
 
-# ---- what it forgives -----------------------------------------------------------------------------------------------
+# ---- what it forgives ----------------------------------------------------------------------------
 
 MIXTURES = {
     "asarray": lambda x, host: numpy.asarray(x),
@@ -146,11 +196,22 @@ def test_numbers_go_with_arrays_of_the_gpu(machine):
     assert y.get().tolist() == [0, 1, 2] and x.get().tolist() == [7, 1, 2]
 
 
-COUNTED = {"get": lambda x: x.get(), "item": lambda x: x[0].item(), "float": lambda x: float(x[1]), "int": lambda x: int(x.sum()),
-           "bool": lambda x: bool(x[0]), "max of a list": lambda x: max(x[0], x[1]), "tolist": lambda x: x.tolist(), "repr": repr,
-           "format": lambda x: f"{x[0]}", "asnumpy": lambda x: stand_in.asnumpy(x), "mask": lambda x: x[x > 0],
-           "flatnonzero": lambda x: stand_in.flatnonzero(x), "asarray": lambda x: stand_in.asarray([1.0]),
-           "set": lambda x: x.set(numpy.zeros(3))}
+COUNTED = {
+    "get": lambda x: x.get(),
+    "item": lambda x: x[0].item(),
+    "float": lambda x: float(x[1]),
+    "int": lambda x: int(x.sum()),
+    "bool": lambda x: bool(x[0]),
+    "max of a list": lambda x: max(x[0], x[1]),
+    "tolist": lambda x: x.tolist(),
+    "repr": repr,
+    "format": lambda x: f"{x[0]}",
+    "asnumpy": lambda x: stand_in.asnumpy(x),
+    "mask": lambda x: x[x > 0],
+    "flatnonzero": lambda x: stand_in.flatnonzero(x),
+    "asarray": lambda x: stand_in.asarray([1.0]),
+    "set": lambda x: x.set(numpy.zeros(3)),
+}
 
 
 @pytest.mark.parametrize("how", COUNTED)
@@ -167,7 +228,10 @@ def test_views_share_memory_and_what_is_not_filled_is_nan(machine):
     x.reshape(-1)[2:4] += 1
     assert x.get().tolist() == [[0, 5, 1], [1, 5, 0]]
     assert x[1:].base is x and x.reshape(-1)[1:].base is x and x.copy().base is None
-    assert numpy.isnan(stand_in.empty(4).get()).all() and numpy.isnan(stand_in.empty_like(x).get()).all()
+    assert (
+        numpy.isnan(stand_in.empty(4).get()).all()
+        and numpy.isnan(stand_in.empty_like(x).get()).all()
+    )
 
 
 def test_memory_is_counted_until_the_last_view_is_gone_and_runs_out():
@@ -175,10 +239,12 @@ def test_memory_is_counted_until_the_last_view_is_gone_and_runs_out():
         pool = stand_in.get_default_memory_pool()
         before = pool.used_bytes()
         view = stand_in.zeros(1000)[3:4]
-        assert pool.used_bytes() - before == 8192              # 8000, rounded up to 512
+        assert pool.used_bytes() - before == 8192  # 8000, rounded up to 512
         del view
         assert pool.used_bytes() == before and pool.total_bytes() >= before + 8192
-        with pytest.raises(stand_in.cuda.memory.OutOfMemoryError, match="Out of memory allocating 2,097,152 bytes"):
+        with pytest.raises(
+            stand_in.cuda.memory.OutOfMemoryError, match="Out of memory allocating 2,097,152 bytes"
+        ):
             stand_in.empty(1 << 21, "uint8")
         assert not machine.mistakes
 
@@ -189,7 +255,9 @@ def page_locked(count):
 
 def copy_later(x, host, stream):
     runtime = stand_in.cuda.runtime
-    runtime.memcpyAsync(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream.ptr)
+    runtime.memcpyAsync(
+        host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream.ptr
+    )
 
 
 def test_a_copy_on_a_stream_has_happened_when_it_was_waited_for_and_not_before(machine):
@@ -242,11 +310,14 @@ def test_an_array_of_another_gpu_is_refused():
         assert (x + 1).sum().item() == 6
 
 
-# ---- graphs -----------------------------------------------------------------------------------------------------------
+# ---- graphs --------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def capturing(machine):
-    """capturing(function, *args) -> (what it returns, the graph), with memory of a pool of its own."""
+    """capturing(function, *args) -> (what it returns, the graph), with memory of a pool of its
+    own.
+    """
     stream, pool = stand_in.cuda.Stream(non_blocking=True), stand_in.cuda.MemoryPool()
 
     def capture(function, *args):
@@ -257,6 +328,7 @@ def capturing(machine):
             finally:
                 graph = stream.end_capture()
         return result, graph
+
     return capture
 
 
@@ -268,6 +340,7 @@ def test_what_is_captured_is_done_at_each_launch_and_not_before(capturing):
         y = stand_in.exp(x)
         y[1:] = 7
         return y
+
     y, graph = capturing(work)
     assert x.get().tolist() == [0, 0, 0]
     graph.launch()
@@ -275,13 +348,22 @@ def test_what_is_captured_is_done_at_each_launch_and_not_before(capturing):
     assert x.get().tolist() == [2, 2, 2] and y.get().tolist() == [numpy.exp(numpy.float32(2)), 7, 7]
 
 
-@pytest.mark.parametrize("work", [
-    lambda x: x.get(), lambda x: float(x[0]), lambda x: x.nonzero(), lambda x: x[x > 0], lambda x: x.argsort(),
-    lambda x: stand_in.array([1.0]), lambda x: stand_in.cuda.get_current_stream().synchronize()])
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.get(),
+        lambda x: float(x[0]),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x.argsort(),
+        lambda x: stand_in.array([1.0]),
+        lambda x: stand_in.cuda.get_current_stream().synchronize(),
+    ],
+)
 def test_what_waits_cannot_be_captured(capturing, work):
     with pytest.raises(stand_in.cuda.runtime.CUDARuntimeError, match="cudaErrorStreamCapture"):
         capturing(work, stand_in.ones(3))
-    capturing(stand_in.exp, stand_in.ones(3))           # the stream can capture again
+    capturing(stand_in.exp, stand_in.ones(3))  # the stream can capture again
 
 
 def test_a_graph_with_memory_that_others_get_meanwhile_is_a_mistake(machine):

@@ -1,4 +1,5 @@
 """When a run stops: clocks, patience and signals, without a run."""
+
 import os
 import signal
 import stat
@@ -15,9 +16,11 @@ from shardkit.train.stopping import Clock, Patience, StopSignals, end_of_slurm_j
 @pytest.fixture
 def at(monkeypatch):
     """A function that sets the time, in seconds, for all clocks."""
+
     def set_time(seconds):
         monkeypatch.setattr(stopping.time, "time", lambda: 1000.0 + seconds)
         monkeypatch.setattr(stopping.time, "monotonic", lambda: seconds)
+
     set_time(0)
     return set_time
 
@@ -27,12 +30,12 @@ def test_a_clock_keeps_two_saves_the_longest_step_and_the_margin_free(at):
     clock.note_save(3.0)
     clock.note_save(5.0)
     clock.note_save(1.0)
-    for now in (0, 2, 9, 10):           # steps of 2, 7 and 1 seconds
+    for now in (0, 2, 9, 10):  # steps of 2, 7 and 1 seconds
         at(now)
         assert not clock.is_short()
     assert clock.reserve_seconds == 7 + 2 * 5 + 10
     at(72)
-    clock.is_short()                    # a long step: 62 seconds
+    clock.is_short()  # a long step: 62 seconds
     assert clock.reserve_seconds == 62 + 20
 
 
@@ -49,7 +52,7 @@ def test_a_limit_that_was_extended_is_found_before_the_run_is_stopped(at):
     at(95)
     assert not clock.is_short() and len(answers) == 2
     at(295)
-    assert clock.is_short() and clock.is_short() and not answers      # None: nobody knows better
+    assert clock.is_short() and clock.is_short() and not answers  # None: nobody knows better
 
 
 def test_a_job_without_an_end_is_never_short_of_time():
@@ -71,7 +74,9 @@ def test_the_end_is_that_of_the_run_or_of_the_job_script_or_of_slurm(monkeypatch
 @pytest.mark.parametrize("answer, seconds", [("2026-11-21T10:17:28", None), ("N/A", 0), ("", 0)])
 def test_squeue_is_asked_where_the_environment_is_silent(monkeypatch, tmp_path, answer, seconds):
     fake = tmp_path / "squeue"
-    fake.write_text(f'#!/bin/sh\n[ "$*" = "--noheader --jobs 17 --format=%e" ] && echo "{answer}"\n')
+    fake.write_text(
+        f'#!/bin/sh\n[ "$*" = "--noheader --jobs 17 --format=%e" ] && echo "{answer}"\n'
+    )
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
@@ -83,9 +88,17 @@ def test_squeue_is_asked_where_the_environment_is_silent(monkeypatch, tmp_path, 
     assert end_of_slurm_job() is None
 
 
-@pytest.mark.parametrize("patience, losses, is_over", [
-    (2, [3.0, 2.0, 2.0], False), (2, [3.0, 2.0, 2.0, 2.5], True), (2, [3.0, 4.0, 2.9, 3.0], False), (1, [1.0, nan], True),
-    (0, [1.0] * 50, False), (3, [], False)])
+@pytest.mark.parametrize(
+    "patience, losses, is_over",
+    [
+        (2, [3.0, 2.0, 2.0], False),
+        (2, [3.0, 2.0, 2.0, 2.5], True),
+        (2, [3.0, 4.0, 2.9, 3.0], False),
+        (1, [1.0, nan], True),
+        (0, [1.0] * 50, False),
+        (3, [], False),
+    ],
+)
 def test_patience_ends_after_so_many_validations_without_a_lower_loss(patience, losses, is_over):
     assert Patience(patience, losses).is_over() == is_over
 

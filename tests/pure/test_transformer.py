@@ -1,4 +1,5 @@
 """GPT against a transformer written in PyTorch; names, ties, dropout, and text from the cache."""
+
 import copy
 import json
 
@@ -37,13 +38,19 @@ def token_ids(batch=3, sequence=8, seed=0):
     return numpy.random.default_rng(seed).integers(0, SIZES["vocabulary_size"], (batch, sequence))
 
 
-# ---- against torch ----------------------------------------------------------------------------------------------
+# ---- against torch -------------------------------------------------------------------------------
+
 
 def assert_gradients_equal(module, weights, dtype):
     for name, parameter in module.named_parameters().items():
         assert parameter.grad.dtype == dtype
-        numpy.testing.assert_allclose(parameter.grad, weights[name].grad.numpy(), rtol=TOLERANCE[dtype],
-                                      atol=TOLERANCE[dtype] * 10, err_msg=name)
+        numpy.testing.assert_allclose(
+            parameter.grad,
+            weights[name].grad.numpy(),
+            rtol=TOLERANCE[dtype],
+            atol=TOLERANCE[dtype] * 10,
+            err_msg=name,
+        )
 
 
 @dtypes
@@ -52,13 +59,20 @@ def assert_gradients_equal(module, weights, dtype):
 def test_a_block_and_all_its_gradients_equal_those_of_torch(style, kv_heads, dtype):
     choices = STYLES[style]
     block = randomized(TransformerBlock(16, 4, kv_heads=kv_heads, style=choices, dtype=dtype))
-    weights, values = torch_weights(block), numpy.random.default_rng(1).normal(size=(2, 2, 5, 16)).astype(dtype)
+    weights, values = (
+        torch_weights(block),
+        numpy.random.default_rng(1).normal(size=(2, 2, 5, 16)).astype(dtype),
+    )
     x, x_torch = Tensor(values[0], requires_grad=True), torch.tensor(values[0], requires_grad=True)
     y, y_torch = block(x), torch_block(weights, x_torch, 4, choices.is_rotary)
     y.backward(values[1])
     y_torch.backward(torch.tensor(values[1]))
-    numpy.testing.assert_allclose(y.array, y_torch.detach().numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
-    numpy.testing.assert_allclose(x.grad, x_torch.grad.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10)
+    numpy.testing.assert_allclose(
+        y.array, y_torch.detach().numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10
+    )
+    numpy.testing.assert_allclose(
+        x.grad, x_torch.grad.numpy(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 10
+    )
     assert_gradients_equal(block, weights, dtype)
 
 
@@ -66,7 +80,11 @@ def test_a_block_and_all_its_gradients_equal_those_of_torch(style, kv_heads, dty
 @styles
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_loss_and_all_gradients_of_a_gpt_equal_those_of_torch(style, tied, dtype):
-    model, ids, y = randomized(gpt(style=style, tied=tied, kv_heads=2, dtype=dtype)), token_ids(), token_ids(seed=1)
+    model, ids, y = (
+        randomized(gpt(style=style, tied=tied, kv_heads=2, dtype=dtype)),
+        token_ids(),
+        token_ids(seed=1),
+    )
     weights = torch_weights(model)
     loss = model.loss(model(ids), y)
     loss.backward()
@@ -77,13 +95,33 @@ def test_the_loss_and_all_gradients_of_a_gpt_equal_those_of_torch(style, tied, d
     assert_gradients_equal(model, weights, dtype)
 
 
-# ---- what it is made of ------------------------------------------------------------------------------------------
+# ---- what it is made of --------------------------------------------------------------------------
+
 
 def names_of_block(style, index):
-    parts = {"gpt2": ["attention_norm", "attention.query", "attention.key", "attention.value", "attention.output",
-                      "mlp_norm", "mlp.up", "mlp.down"],
-             "llama": ["attention_norm", "attention.query", "attention.key", "attention.value", "attention.output",
-                       "mlp_norm", "mlp.gate", "mlp.up", "mlp.down"]}[style]
+    parts = {
+        "gpt2": [
+            "attention_norm",
+            "attention.query",
+            "attention.key",
+            "attention.value",
+            "attention.output",
+            "mlp_norm",
+            "mlp.up",
+            "mlp.down",
+        ],
+        "llama": [
+            "attention_norm",
+            "attention.query",
+            "attention.key",
+            "attention.value",
+            "attention.output",
+            "mlp_norm",
+            "mlp.gate",
+            "mlp.up",
+            "mlp.down",
+        ],
+    }[style]
     ends = ["weight", "bias"] if style == "gpt2" else ["weight"]
     return [f"blocks.{index}.{part}.{end}" for part in parts for end in ends]
 
@@ -92,9 +130,15 @@ def names_of_block(style, index):
 @pytest.mark.parametrize("tied", [False, True])
 def test_parameters_have_these_names_in_this_order(style, tied):
     is_gpt2 = style == "gpt2"
-    expected = ["embedding.tokens.weight", *["embedding.positions.weight"] * is_gpt2, *names_of_block(style, 0),
-                *names_of_block(style, 1), "head.norm.weight", *["head.norm.bias"] * is_gpt2,
-                *["head.output.weight"] * (not tied)]
+    expected = [
+        "embedding.tokens.weight",
+        *["embedding.positions.weight"] * is_gpt2,
+        *names_of_block(style, 0),
+        *names_of_block(style, 1),
+        "head.norm.weight",
+        *["head.norm.bias"] * is_gpt2,
+        *["head.output.weight"] * (not tied),
+    ]
     assert list(gpt(style=style, tied=tied).named_parameters()) == expected
 
 
@@ -106,7 +150,9 @@ def test_the_chain_of_blocks_is_the_forward_pass(style):
     for name, block in model.blocks():
         assert model.named_modules()[name] is block
         x = block(x)
-    assert numpy.array_equal(x.array, model.predict(token_ids())) and isinstance(model.loss, CrossEntropy)
+    assert numpy.array_equal(x.array, model.predict(token_ids())) and isinstance(
+        model.loss, CrossEntropy
+    )
 
 
 def test_making_a_model_makes_no_arrays():
@@ -120,9 +166,15 @@ def test_initial_weights_have_the_spread_of_gpt2(style):
     assert spread["blocks.3.attention.query.weight"] == pytest.approx(0.02, rel=0.1)
     assert spread["embedding.tokens.weight"] == pytest.approx(0.02, rel=0.1)
     for name in ("attention.output", "mlp.down"):
-        assert spread[f"blocks.3.{name}.weight"] == pytest.approx(0.02 / 16 ** 0.5, rel=0.1)
+        assert spread[f"blocks.3.{name}.weight"] == pytest.approx(0.02 / 16**0.5, rel=0.1)
     for name, p in model.named_parameters().items():
-        assert (p.array == 0).all() if name.endswith("bias") else (p.array == 1).all() if "norm" in name else p.array.std() > 0
+        assert (
+            (p.array == 0).all()
+            if name.endswith("bias")
+            else (p.array == 1).all()
+            if "norm" in name
+            else p.array.std() > 0
+        )
 
 
 def test_the_seed_decides_the_initial_weights():
@@ -143,7 +195,10 @@ def test_tied_weights_are_one_parameter_and_get_both_gradients():
     from_head = table.grad.copy()
     unused = numpy.setdiff1d(numpy.arange(11), ids)
     used = numpy.unique(ids)
-    assert numpy.allclose(both[unused], from_head[unused]) and not numpy.isclose(both[used], from_head[used]).all()
+    assert (
+        numpy.allclose(both[unused], from_head[unused])
+        and not numpy.isclose(both[used], from_head[used]).all()
+    )
 
 
 @styles
@@ -165,7 +220,10 @@ def test_hidden_units_norm_epsilon_and_rotary_base_are_those_asked_for(style):
 def test_the_hidden_width_is_four_times_or_for_llama_near_eight_thirds():
     assert gpt(width=48).layers[0].mlp.up.weight.shape == (192, 48)
     for width, hidden in [(48, 128), (64, 168), (4, 8), (1024, 2728)]:
-        assert GPT(11, 8, width, 1, 2, style="llama").layers[0].mlp.gate.weight.shape == (hidden, width)
+        assert GPT(11, 8, width, 1, 2, style="llama").layers[0].mlp.gate.weight.shape == (
+            hidden,
+            width,
+        )
 
 
 def test_flops_per_token_are_six_per_multiplied_weight_plus_attention():
@@ -174,18 +232,29 @@ def test_flops_per_token_are_six_per_multiplied_weight_plus_attention():
     assert gpt(tied=True).num_flops_per_token == model.num_flops_per_token
 
 
-# ---- refused -----------------------------------------------------------------------------------------------------
+# ---- refused -------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("changes, message", [
-    ({"width": 18}, "width 18 = 4 heads x 4 \\+ 2; .* such as 20"),
-    ({"kv_heads": 3}, "4 heads = 3 kv_heads x 1 \\+ 1"),
-    ({"kv_heads": 8}, "4 heads = 8 kv_heads x 0 \\+ 4"),
-    ({"width": 12, "style": "llama"}, "12 / 4 heads = head dim 3, which is odd"),
-    ({"layers": 0}, "layers = 0"), ({"heads": 0}, "heads = 0"), ({"vocabulary_size": -1}, "vocabulary_size = -1"),
-    ({"sequence_length": 2.5}, "sequence_length = 2.5"), ({"style": "bert"}, "'bert'; wanted one of gpt2, llama"),
-    ({"dtype": "int32"}, "wanted one of float32, float64"), ({"dropout": 1.5}, "p = 1.5"), ({"hidden": 0}, "hidden = 0"),
-    ({"norm_eps": 0.0}, "norm_eps = 0.0"), ({"rotary_base": float("nan")}, "rotary_base = nan"),
-], ids=str)
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"width": 18}, "width 18 = 4 heads x 4 \\+ 2; .* such as 20"),
+        ({"kv_heads": 3}, "4 heads = 3 kv_heads x 1 \\+ 1"),
+        ({"kv_heads": 8}, "4 heads = 8 kv_heads x 0 \\+ 4"),
+        ({"width": 12, "style": "llama"}, "12 / 4 heads = head dim 3, which is odd"),
+        ({"layers": 0}, "layers = 0"),
+        ({"heads": 0}, "heads = 0"),
+        ({"vocabulary_size": -1}, "vocabulary_size = -1"),
+        ({"sequence_length": 2.5}, "sequence_length = 2.5"),
+        ({"style": "bert"}, "'bert'; wanted one of gpt2, llama"),
+        ({"dtype": "int32"}, "wanted one of float32, float64"),
+        ({"dropout": 1.5}, "p = 1.5"),
+        ({"hidden": 0}, "hidden = 0"),
+        ({"norm_eps": 0.0}, "norm_eps = 0.0"),
+        ({"rotary_base": float("nan")}, "rotary_base = nan"),
+    ],
+    ids=str,
+)
 def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(changes, message):
     with pytest.raises(ConfigurationError, match=message) as error:
         gpt(**changes)
@@ -193,34 +262,53 @@ def test_sizes_that_do_not_fit_are_refused_with_the_arithmetic(changes, message)
 
 
 @styles
-@pytest.mark.parametrize("x, message", [
-    (numpy.zeros((1, 9), int), "9 tokens, but it was made for sequence_length = 8"),
-    (numpy.full((1, 3), 11), "ids from 11 to 11; wanted 0 <= id < 11"), (numpy.full((1, 3), -1), "wanted 0 <= id < 11"),
-    (numpy.zeros(3, int), "wanted integers \\[batch, sequence\\]"), (numpy.zeros((1, 3)), "wanted integers"),
-], ids=["too long", "too large", "negative", "1-D", "float"])
+@pytest.mark.parametrize(
+    "x, message",
+    [
+        (numpy.zeros((1, 9), int), "9 tokens, but it was made for sequence_length = 8"),
+        (numpy.full((1, 3), 11), "ids from 11 to 11; wanted 0 <= id < 11"),
+        (numpy.full((1, 3), -1), "wanted 0 <= id < 11"),
+        (numpy.zeros(3, int), "wanted integers \\[batch, sequence\\]"),
+        (numpy.zeros((1, 3)), "wanted integers"),
+    ],
+    ids=["too long", "too large", "negative", "1-D", "float"],
+)
 def test_input_that_is_not_tokens_is_refused(style, x, message):
     with pytest.raises(ShapeError, match=message):
         gpt(style=style).predict(x)
 
 
-# ---- pure functions of input, parameters and context -------------------------------------------------------------
+# ---- pure functions of input, parameters and context ---------------------------------------------
+
 
 def trained_output(model, ids, **context):
-    with no_grad(), forward_context(ForwardContext(**{"training": True, "seed": 3, "step": 4, **context})):
+    with (
+        no_grad(),
+        forward_context(ForwardContext(**{"training": True, "seed": 3, "step": 4, **context})),
+    ):
         return model(ids).array
 
 
 def test_every_dropout_has_a_path_of_its_own():
-    paths = [module.path_in_model for module in gpt(dropout=0.5).named_modules().values() if type(module).__name__ == "Dropout"]
-    assert paths == ["embedding.dropout", "blocks.0.attention.dropout", "blocks.0.mlp.dropout",
-                     "blocks.1.attention.dropout", "blocks.1.mlp.dropout"]
+    paths = [
+        module.path_in_model
+        for module in gpt(dropout=0.5).named_modules().values()
+        if type(module).__name__ == "Dropout"
+    ]
+    assert paths == [
+        "embedding.dropout",
+        "blocks.0.attention.dropout",
+        "blocks.0.mlp.dropout",
+        "blocks.1.attention.dropout",
+        "blocks.1.mlp.dropout",
+    ]
 
 
 @styles
 def test_with_dropout_the_output_of_a_sample_does_not_depend_on_how_the_batch_is_cut(style):
     model, ids = randomized(gpt(style=style, dropout=0.3)), token_ids(batch=4)
     whole = trained_output(model, ids)
-    parts = [trained_output(model, ids[start:start + 2], first_sample=start) for start in (0, 2)]
+    parts = [trained_output(model, ids[start : start + 2], first_sample=start) for start in (0, 2)]
     numpy.testing.assert_allclose(numpy.concatenate(parts), whole, rtol=1e-12)
     assert not numpy.allclose(trained_output(model, ids, step=5), whole)
 
@@ -243,24 +331,32 @@ def test_a_logit_does_not_depend_on_later_tokens(style):
     changed = ids.copy()
     changed[:, 5:] = (changed[:, 5:] + 1) % 11
     before, after = model.predict(ids), model.predict(changed)
-    assert numpy.array_equal(before[:, :5], after[:, :5]) and not numpy.isclose(before[:, 5:], after[:, 5:]).all()
+    assert (
+        numpy.array_equal(before[:, :5], after[:, :5])
+        and not numpy.isclose(before[:, 5:], after[:, 5:]).all()
+    )
 
 
-# ---- generation --------------------------------------------------------------------------------------------------
+# ---- generation ----------------------------------------------------------------------------------
+
 
 @styles
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_logits_from_the_cache_equal_those_of_the_forward_to_rounding(style, kv_heads):
     model, text = randomized(gpt(style=style, kv_heads=kv_heads)), token_ids(1)[0].tolist()
     decoder = Decoder(model)
-    for length in range(2, 9):                       # the first call takes two tokens at once, the others one
+    for length in range(2, 9):  # the first call takes two tokens at once, the others one
         expected = model.predict(numpy.array([text[:length]]))[0, -1]
         numpy.testing.assert_allclose(decoder.next_logits(text[:length]), expected, rtol=1e-10)
 
 
 def test_after_the_prompt_each_token_costs_one_position_until_the_window_slides(monkeypatch):
     computed, attend = [], TransformerBlock.forward
-    monkeypatch.setattr(TransformerBlock, "forward", lambda self, x, cache: computed.append(x.shape[1]) or attend(self, x, cache))
+    monkeypatch.setattr(
+        TransformerBlock,
+        "forward",
+        lambda self, x, cache: computed.append(x.shape[1]) or attend(self, x, cache),
+    )
     gpt(layers=1).generate([1, 2, 3], 8)
     assert computed == [3, 1, 1, 1, 1, 1, 8, 8]
 
@@ -280,7 +376,9 @@ def test_generated_text_equals_that_of_the_plain_forward_on_the_last_window(styl
 def test_the_same_seed_gives_the_same_text_and_another_seed_another():
     model = gpt()
     assert numpy.array_equal(model.generate([1, 2], 20, seed=5), model.generate([1, 2], 20, seed=5))
-    assert not numpy.array_equal(model.generate([1, 2], 20, seed=5), model.generate([1, 2], 20, seed=6))
+    assert not numpy.array_equal(
+        model.generate([1, 2], 20, seed=5), model.generate([1, 2], 20, seed=6)
+    )
 
 
 def test_more_tokens_begin_with_the_same_tokens():
@@ -300,7 +398,10 @@ def test_generating_leaves_parameters_without_gradients_and_ignores_dropout():
 
 
 def test_tokens_are_drawn_in_proportion_to_their_probabilities():
-    logits, chances = numpy.log(numpy.array([0.5, 0.25, 0.125, 0.125])), (numpy.arange(800) + 0.5) / 800
+    logits, chances = (
+        numpy.log(numpy.array([0.5, 0.25, 0.125, 0.125])),
+        (numpy.arange(800) + 0.5) / 800,
+    )
     counts = numpy.bincount([choose(logits, 1.0, chance) for chance in chances])
     assert counts.tolist() == [400, 200, 100, 100]
     squared = numpy.bincount([choose(logits, 0.5, chance) for chance in chances], minlength=4) / 800
@@ -309,7 +410,7 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities():
 
 def test_an_impossible_token_is_never_drawn():
     logits = numpy.array([-numpy.inf, 0, -numpy.inf])
-    assert {choose(logits, 1.0, chance) for chance in (0.0, 0.5, 1 - 2 ** -53)} == {1}
+    assert {choose(logits, 1.0, chance) for chance in (0.0, 0.5, 1 - 2**-53)} == {1}
 
 
 @pytest.mark.parametrize("prompt", [[], [[1]], [1.5], [11], [-1]], ids=str)
@@ -318,8 +419,15 @@ def test_a_prompt_that_is_not_tokens_is_refused(prompt):
         gpt().generate(prompt, 3)
 
 
-@pytest.mark.parametrize("arguments", [{"num_tokens": -1}, {"num_tokens": 1, "temperature": -0.5},
-                                       {"num_tokens": 1, "temperature": float("nan")}], ids=str)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"num_tokens": -1},
+        {"num_tokens": 1, "temperature": -0.5},
+        {"num_tokens": 1, "temperature": float("nan")},
+    ],
+    ids=str,
+)
 def test_negative_numbers_and_temperatures_are_refused(arguments):
     with pytest.raises(ConfigurationError, match="below 0"):
         gpt().generate([1], **arguments)
@@ -328,11 +436,14 @@ def test_negative_numbers_and_temperatures_are_refused(arguments):
 def test_a_full_cache_refuses_more():
     cache, kv = KeyValueCache(capacity=3), Tensor(numpy.zeros((1, 1, 2, 4)))
     cache.append(kv, kv)
-    with pytest.raises(ShapeError, match="2 positions do not fit behind 2 in a key/value cache of 3"):
+    with pytest.raises(
+        ShapeError, match="2 positions do not fit behind 2 in a key/value cache of 3"
+    ):
         cache.append(kv, kv)
 
 
-# ---- learning ----------------------------------------------------------------------------------------------------
+# ---- learning ------------------------------------------------------------------------------------
+
 
 @styles
 def test_a_few_steps_of_plain_descent_lower_the_loss(style):

@@ -1,11 +1,14 @@
-"""Stands for the calls of the CUDA runtime that share GPU memory between processes, for ranks that are threads.
+"""Stands for the calls of the CUDA runtime that share GPU memory between processes, for ranks that
+are threads.
 
     with pretended_gpu(), fake_ipc.installed() as opened:
         run_ranks(2, ...)
     assert not opened                   # addresses that somebody has open
 
-Only whole allocations can be shared, and what somebody has open must not be freed: both are mistakes of the stand-in's machine.
+Only whole allocations can be shared, and what somebody has open must not be freed: both are
+mistakes of the stand-in's machine.
 """
+
 import sys
 from contextlib import contextmanager
 from functools import wraps
@@ -13,7 +16,9 @@ from functools import wraps
 
 @contextmanager
 def installed(*, refuses: bool = False, wrong_memory: bool = False):
-    """cupy.cuda.runtime has the calls; refuses: as between containers; wrong_memory: a handle leads to other memory."""
+    """cupy.cuda.runtime has the calls; refuses: as between containers; wrong_memory: a handle leads
+    to other memory.
+    """
     runtime = sys.modules["cupy.cuda.runtime"]
     machine, free, opened = runtime.machine, runtime.free, []
     decoy = runtime.malloc(1 << 16) if wrong_memory else 0
@@ -39,8 +44,13 @@ def installed(*, refuses: bool = False, wrong_memory: bool = False):
         if ptr in opened:
             machine.mistake("freed while another process has it open")
         free(ptr)
-    added = {"ipcGetMemHandle": ipcGetMemHandle, "ipcOpenMemHandle": ipcOpenMemHandle, "ipcCloseMemHandle": ipcCloseMemHandle,
-             "free": free_checked}
+
+    added = {
+        "ipcGetMemHandle": ipcGetMemHandle,
+        "ipcOpenMemHandle": ipcOpenMemHandle,
+        "ipcCloseMemHandle": ipcCloseMemHandle,
+        "free": free_checked,
+    }
     vars(runtime).update(added)
     try:
         yield opened

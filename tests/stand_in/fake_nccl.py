@@ -3,10 +3,12 @@
     with pretended_gpu(num_devices=3), fake_nccl.installed():
         run_ranks(3, ...)
 
-As strict as NCCL: two ranks on one GPU are refused, collectives must agree, a send blocks until it is received unless both are in
-one group, a receive must have the size of its send. Its sums are added in an order of its own (from the last rank down), and
-what it reads must come before it on the stream.
+As strict as NCCL: two ranks on one GPU are refused, collectives must agree, a send blocks until it
+is received unless both are in one group, a receive must have the size of its send. Its sums are
+added in an order of its own (from the last rank down), and what it reads must come before it on the
+stream.
 """
+
 import ctypes
 import itertools
 import operator
@@ -18,11 +20,30 @@ import numpy
 
 LIMIT_SECONDS = 20.0
 NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = range(4)
-(NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64) = range(9)
-_DTYPES = dict(enumerate(("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")))
-_ADD = {NCCL_SUM: operator.add, NCCL_PROD: operator.mul, NCCL_MAX: numpy.maximum, NCCL_MIN: numpy.minimum}
+(
+    NCCL_INT8,
+    NCCL_UINT8,
+    NCCL_INT32,
+    NCCL_UINT32,
+    NCCL_INT64,
+    NCCL_UINT64,
+    NCCL_FLOAT16,
+    NCCL_FLOAT32,
+    NCCL_FLOAT64,
+) = range(9)
+_DTYPES = dict(
+    enumerate(
+        ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64")
+    )
+)
+_ADD = {
+    NCCL_SUM: operator.add,
+    NCCL_PROD: operator.mul,
+    NCCL_MAX: numpy.maximum,
+    NCCL_MIN: numpy.minimum,
+}
 available = True
-calls: list[tuple] = []                 # (rank, name) of everything that was asked for
+calls: list[tuple] = []  # (rank, name) of everything that was asked for
 _worlds: dict[tuple, "World"] = {}
 _numbers = itertools.count()
 _here = threading.local()
@@ -36,6 +57,7 @@ class NcclError(RuntimeError):
 def installed():
     """`from cupy.cuda import nccl` finds this module."""
     import sys
+
     cuda, this = sys.modules["cupy.cuda"], sys.modules[__name__]
     calls.clear()
     cuda.nccl = this
@@ -74,8 +96,10 @@ class World:
     def __init__(self, size):
         self.size, self.changed = size, threading.Condition()
         self.devices: dict[int, int] = {}
-        self.boxes: dict[tuple[int, int], deque] = {}           # (from, to) -> messages
-        self.meetings: dict[int, dict[int, tuple]] = {}         # number of a collective -> {rank: what it brought}
+        self.boxes: dict[tuple[int, int], deque] = {}  # (from, to) -> messages
+        self.meetings: dict[
+            int, dict[int, tuple]
+        ] = {}  # number of a collective -> {rank: what it brought}
 
     def wait_for(self, holds):
         """Return when it holds; the condition is held."""
@@ -97,7 +121,7 @@ class NcclCommunicator:
             world.changed.notify_all()
             world.wait_for(lambda: len(world.devices) == ndev)
         if len(set(world.devices.values())) < ndev:
-            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")           # Duplicate GPU detected
+            raise NcclError("NCCL_ERROR_INVALID_USAGE: invalid usage")  # Duplicate GPU detected
 
     def destroy(self):
         self._alive = False
@@ -141,7 +165,7 @@ class NcclCommunicator:
         else:
             _run([(self, what)])
 
-    # ---- messages --------------------------------------------------------------------------------------------------------
+    # ---- messages --------------------------------------------------------------------------------
 
     def post(self, address, num_bytes, peer, stream):
         """A message for the peer; it stays in the memory of the sender until it is received."""
@@ -159,7 +183,9 @@ class NcclCommunicator:
             world.wait_for(lambda: world.boxes.get(box))
             message = world.boxes[box].popleft()
             if message["num_bytes"] != num_bytes:
-                raise NcclError(f"rank {peer} sends {message['num_bytes']} bytes, rank {self._rank} receives {num_bytes}")
+                raise NcclError(
+                    f"rank {peer} sends {message['num_bytes']} bytes, rank {self._rank} receives {num_bytes}"
+                )
             _write(address, numpy.array(_bytes(message["address"], num_bytes)), stream)
             message["is_received"] = True
             world.changed.notify_all()
@@ -169,7 +195,7 @@ class NcclCommunicator:
         with self._world.changed:
             self._world.wait_for(lambda: message["is_received"])
 
-    # ---- collectives -------------------------------------------------------------------------------------------------------
+    # ---- collectives -----------------------------------------------------------------------------
 
     def meet(self, name, source, target, count, datatype, op, root, stream):
         """Bring what this rank gives, and take what it gets."""
@@ -185,7 +211,9 @@ class NcclCommunicator:
             world.changed.notify_all()
             world.wait_for(lambda: len(meeting) == world.size)
         if len({signature for signature, _ in meeting.values()}) > 1:
-            raise NcclError(f"ranks call {sorted({signature[0] for signature, _ in meeting.values()})}")
+            raise NcclError(
+                f"ranks call {sorted({signature[0] for signature, _ in meeting.values()})}"
+            )
         everyones = [numpy.frombuffer(meeting[rank][1], dtype) for rank in range(world.size)]
         result = self._result(name, everyones, op, root)
         if result is not None:
@@ -201,7 +229,11 @@ class NcclCommunicator:
         total = everyones[-1]
         for array in everyones[-2::-1]:
             total = _ADD[op](total, array)
-        return numpy.ascontiguousarray(numpy.split(total, self._world.size)[self._rank]) if name == "reduceScatter" else total
+        return (
+            numpy.ascontiguousarray(numpy.split(total, self._world.size)[self._rank])
+            if name == "reduceScatter"
+            else total
+        )
 
 
 World.lock = threading.Lock()
@@ -209,7 +241,11 @@ World.lock = threading.Lock()
 
 def _run(asked):
     """Operations of one group: messages come to an end together, collectives in order."""
-    sent = [(communicator, communicator.post(*what[1:])) for communicator, what in asked if what[0] == "send"]
+    sent = [
+        (communicator, communicator.post(*what[1:]))
+        for communicator, what in asked
+        if what[0] == "send"
+    ]
     for communicator, what in asked:
         if what[0] == "recv":
             communicator.take(*what[1:])
@@ -226,6 +262,7 @@ def _size(datatype):
 
 def _machine():
     from .cupy import _machine
+
     return _machine
 
 

@@ -1,15 +1,25 @@
-"""What every CommunicationBackend promises, as functions of one rank's backend. Run on threads and on MPI, on 1 to 4 ranks.
+"""What every CommunicationBackend promises, as functions of one rank's backend. Run on threads and
+on MPI, on 1 to 4 ranks.
 
-A name is a sentence that can be false. `PROMISES` maps it (with the dtype, where there are several) to the function.
-Values are small integers, so sums are exact in every dtype, float16 included.
+A name is a sentence that can be false. `PROMISES` maps it (with the dtype, where there are several)
+to the function. Values are small integers, so sums are exact in every dtype, float16 included.
 """
+
 from functools import partial
 
 import numpy
 import pytest
 
-from shardkit.comm import (CommunicationBackend, Mesh, ReductionOperation, agree, collectively, ordered_all_reduce,
-                           ordered_reduce_scatter, ordered_sum)
+from shardkit.comm import (
+    CommunicationBackend,
+    Mesh,
+    ReductionOperation,
+    agree,
+    collectively,
+    ordered_all_reduce,
+    ordered_reduce_scatter,
+    ordered_sum,
+)
 from shardkit.errors import CommunicationError, MeshError, PeerError
 
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -20,12 +30,14 @@ PROMISES = {}
 
 def promise(*dtypes):
     """Register the function, once per dtype if there are any."""
+
     def register(function):
         for dtype in dtypes:
             PROMISES[f"{function.__name__}-{dtype}"] = partial(function, dtype=dtype)
         if not dtypes:
             PROMISES[function.__name__] = function
         return function
+
     return register
 
 
@@ -47,10 +59,11 @@ def uneven(backend):
 def own_slice(array, counts, rank):
     """The view that belongs to this rank."""
     start = sum(counts[:rank])
-    return array[start:start + counts[rank]]
+    return array[start : start + counts[rank]]
 
 
-# ---- reductions ------------------------------------------------------------------------------------------------------
+# ---- reductions ----------------------------------------------------------------------------------
+
 
 @promise(*DTYPES)
 def all_reduce_leaves_the_sum_product_min_and_max_on_every_rank(backend, dtype):
@@ -58,28 +71,40 @@ def all_reduce_leaves_the_sum_product_min_and_max_on_every_rank(backend, dtype):
     for op, reference in expected.items():
         array = values(backend.rank, 20, dtype)
         backend.all_reduce(array, op)
-        numpy.testing.assert_array_equal(array, reference(everyone(backend, 20, dtype), axis=0).astype(dtype))
+        numpy.testing.assert_array_equal(
+            array, reference(everyone(backend, 20, dtype), axis=0).astype(dtype)
+        )
 
 
 @promise(*FLOATS)
 def all_reduce_average_is_the_mean_over_ranks(backend, dtype):
     array = values(backend.rank, 20, dtype)
     backend.all_reduce(array, AVERAGE)
-    expected = everyone(backend, 20, "float32" if dtype == "float16" else dtype).sum(axis=0) / backend.world_size
+    expected = (
+        everyone(backend, 20, "float32" if dtype == "float16" else dtype).sum(axis=0)
+        / backend.world_size
+    )
     numpy.testing.assert_array_equal(array, expected.astype(dtype))
 
 
 @promise()
 def half_floats_are_summed_as_float32_and_rounded_once(backend):
-    window_bytes, backend.staging.window_bytes = backend.staging.window_bytes, 64      # several windows of scratch
+    window_bytes, backend.staging.window_bytes = (
+        backend.staging.window_bytes,
+        64,
+    )  # several windows of scratch
     array = numpy.full(100, 0.1 * (backend.rank + 1), "float16")
-    everybody = [numpy.float32(numpy.float16(0.1 * (rank + 1))) for rank in range(backend.world_size)]
+    everybody = [
+        numpy.float32(numpy.float16(0.1 * (rank + 1))) for rank in range(backend.world_size)
+    ]
     backend.all_reduce(array)
     numpy.testing.assert_allclose(array, numpy.float16(sum(everybody)), rtol=2**-11)
     slices = numpy.full((backend.world_size, 30), 1000.25 + backend.rank, "float16")
     mine = numpy.empty(30, "float16")
     backend.reduce_scatter(slices, mine, op=AVERAGE)
-    sums = numpy.sum([numpy.float32(numpy.float16(1000.25 + rank)) for rank in range(backend.world_size)])
+    sums = numpy.sum(
+        [numpy.float32(numpy.float16(1000.25 + rank)) for rank in range(backend.world_size)]
+    )
     backend.staging.window_bytes = window_bytes
     numpy.testing.assert_array_equal(mine, numpy.float16(sums / backend.world_size))
 
@@ -87,11 +112,14 @@ def half_floats_are_summed_as_float32_and_rounded_once(backend):
 @promise()
 def bfloat16_is_moved_as_it_is_and_summed_as_float32(backend):
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    gathered, own = numpy.empty(2 * backend.world_size, bfloat16), numpy.full(2, backend.rank, bfloat16)
+    gathered, own = (
+        numpy.empty(2 * backend.world_size, bfloat16),
+        numpy.full(2, backend.rank, bfloat16),
+    )
     backend.all_gather(own, gathered)
     backend.broadcast(gathered)
     assert gathered.astype(int).tolist() == [r for r in range(backend.world_size) for _ in range(2)]
-    array = numpy.full(5, 256 if backend.rank == 0 else 1, bfloat16)       # 256 + 1 is 256 in bfloat16
+    array = numpy.full(5, 256 if backend.rank == 0 else 1, bfloat16)  # 256 + 1 is 256 in bfloat16
     backend.all_reduce(array)
     assert array.tolist() == [numpy.float32(255 + backend.world_size).astype(bfloat16)] * 5
 
@@ -116,7 +144,8 @@ def reduce_scatter_takes_uneven_and_empty_slices(backend):
         numpy.testing.assert_array_equal(receive, own_slice(total, counts, backend.rank))
 
 
-# ---- movement --------------------------------------------------------------------------------------------------------
+# ---- movement ------------------------------------------------------------------------------------
+
 
 @promise(*DTYPES)
 def all_gather_concatenates_slices_in_rank_order(backend, dtype):
@@ -141,7 +170,9 @@ def all_gather_works_in_place_when_send_is_the_own_slice(backend):
         own = own_slice(receive, counts, backend.rank)
         own[...] = backend.rank
         backend.all_gather(own, receive, counts)
-        numpy.testing.assert_array_equal(receive, numpy.repeat(numpy.arange(backend.world_size), counts))
+        numpy.testing.assert_array_equal(
+            receive, numpy.repeat(numpy.arange(backend.world_size), counts)
+        )
 
 
 @promise(*DTYPES, "bool", "complex64", "uint16")
@@ -158,8 +189,15 @@ def scatter_gives_each_rank_its_slice_of_any_root(backend):
         for counts in (None, uneven(backend)):
             sizes = counts or [10] * backend.world_size
             receive = numpy.empty(sizes[backend.rank], "int64")
-            backend.scatter(values(root, sum(sizes), "int64") if backend.rank == root else None, receive, root, counts)
-            numpy.testing.assert_array_equal(receive, own_slice(values(root, sum(sizes), "int64"), sizes, backend.rank))
+            backend.scatter(
+                values(root, sum(sizes), "int64") if backend.rank == root else None,
+                receive,
+                root,
+                counts,
+            )
+            numpy.testing.assert_array_equal(
+                receive, own_slice(values(root, sum(sizes), "int64"), sizes, backend.rank)
+            )
 
 
 @promise()
@@ -192,26 +230,47 @@ def all_to_all_transposes_the_table_of_slices(backend, dtype):
     send[...] = (numpy.arange(n) * 10 + backend.rank)[:, None]
     receive = numpy.empty((n, 10), dtype)
     backend.all_to_all(send, receive)
-    numpy.testing.assert_array_equal(receive[:, 0], (backend.rank * 10 + numpy.arange(n)).astype(dtype))
+    numpy.testing.assert_array_equal(
+        receive[:, 0], (backend.rank * 10 + numpy.arange(n)).astype(dtype)
+    )
     assert (receive == receive[:, :1]).all()
 
 
 @promise()
 def all_to_all_takes_uneven_and_empty_pieces(backend):
     n, rank = backend.world_size, backend.rank
-    def size(source, target): return 3 * ((source + target) % n) + (9 if source > target else 0)
-    send_counts, receive_counts = [size(rank, r) for r in range(n)], [size(r, rank) for r in range(n)]
+
+    def size(source, target):
+        return 3 * ((source + target) % n) + (9 if source > target else 0)
+
+    send_counts, receive_counts = (
+        [size(rank, r) for r in range(n)],
+        [size(r, rank) for r in range(n)],
+    )
     receive = numpy.empty(sum(receive_counts), "int32")
-    backend.all_to_all(numpy.repeat(numpy.arange(n, dtype="int32") + 100 * rank, send_counts), receive,
-                       send_counts, receive_counts)
-    numpy.testing.assert_array_equal(receive, numpy.repeat(numpy.arange(n) * 100 + rank, receive_counts))
+    backend.all_to_all(
+        numpy.repeat(numpy.arange(n, dtype="int32") + 100 * rank, send_counts),
+        receive,
+        send_counts,
+        receive_counts,
+    )
+    numpy.testing.assert_array_equal(
+        receive, numpy.repeat(numpy.arange(n) * 100 + rank, receive_counts)
+    )
 
 
 @promise()
 def all_to_all_displacements_send_from_and_into_a_larger_buffer(backend):
     n, rank = backend.world_size, backend.rank
     send, receive = numpy.arange(20 * n) + 1000 * rank, numpy.full(30 * n, -1)
-    backend.all_to_all(send, receive, [8] * n, [8] * n, [20 * r + 5 for r in range(n)], [30 * r + 2 for r in range(n)])
+    backend.all_to_all(
+        send,
+        receive,
+        [8] * n,
+        [8] * n,
+        [20 * r + 5 for r in range(n)],
+        [30 * r + 2 for r in range(n)],
+    )
     expected = numpy.full((n, 30), -1)
     expected[:, 2:10] = numpy.arange(8) + 20 * rank + 5 + 1000 * numpy.arange(n)[:, None]
     numpy.testing.assert_array_equal(receive.reshape(n, 30), expected)
@@ -227,11 +286,16 @@ def every_verb_takes_empty_arrays(backend):
     backend.scatter(empty, whole)
     backend.gather(empty, whole)
     backend.all_to_all(empty, whole)
-    for handle in (backend.iall_reduce(empty), backend.iall_gather(empty, whole), backend.ireduce_scatter(empty, whole)):
+    for handle in (
+        backend.iall_reduce(empty),
+        backend.iall_gather(empty, whole),
+        backend.ireduce_scatter(empty, whole),
+    ):
         handle.wait()
 
 
-# ---- between two ranks -----------------------------------------------------------------------------------------------
+# ---- between two ranks ---------------------------------------------------------------------------
+
 
 def ring(backend):
     """(next rank, previous rank)."""
@@ -261,7 +325,11 @@ def receive_blocks_until_the_message_is_here(backend):
 @promise()
 def messages_of_one_tag_keep_their_order_and_tags_do_not_mix(backend):
     after, before = ring(backend)
-    sends = [backend.isend(numpy.full(9, number), after, tag) for tag in (1, 2) for number in (10 * tag, 10 * tag + 1)]
+    sends = [
+        backend.isend(numpy.full(9, number), after, tag)
+        for tag in (1, 2)
+        for number in (10 * tag, 10 * tag + 1)
+    ]
     arrays = [numpy.empty(9, int) for _ in range(4)]
     receives = [backend.irecv(array, before, tag) for array, tag in zip(arrays, (2, 1, 2, 1))]
     for handle in sends + receives:
@@ -289,17 +357,27 @@ def internal_messages_do_not_match_those_of_the_user(backend):
     assert mine.tolist() == [77, 77] and table.tolist() == [r for r in range(n) for _ in range(2)]
 
 
-# ---- non-blocking collectives ----------------------------------------------------------------------------------------
+# ---- non-blocking collectives --------------------------------------------------------------------
+
 
 @promise(*DTYPES)
 def non_blocking_collectives_do_what_the_blocking_ones_do(backend, dtype):
     n, rank = backend.world_size, backend.rank
-    reduced, gathered, mine = values(rank, 20, dtype), numpy.empty((n, 10), dtype), numpy.empty(10, dtype)
-    handles = [backend.iall_reduce(reduced), backend.iall_gather(values(rank, 10, dtype), gathered),
-               backend.ireduce_scatter(values(rank, 10 * n, dtype), mine)]
+    reduced, gathered, mine = (
+        values(rank, 20, dtype),
+        numpy.empty((n, 10), dtype),
+        numpy.empty(10, dtype),
+    )
+    handles = [
+        backend.iall_reduce(reduced),
+        backend.iall_gather(values(rank, 10, dtype), gathered),
+        backend.ireduce_scatter(values(rank, 10 * n, dtype), mine),
+    ]
     for handle in reversed(handles):
         handle.wait()
-    numpy.testing.assert_array_equal(reduced, everyone(backend, 20, dtype).sum(axis=0).astype(dtype))
+    numpy.testing.assert_array_equal(
+        reduced, everyone(backend, 20, dtype).sum(axis=0).astype(dtype)
+    )
     numpy.testing.assert_array_equal(gathered, everyone(backend, 10, dtype))
     total = everyone(backend, 10 * n, dtype).sum(axis=0).astype(dtype).reshape(n, 10)
     numpy.testing.assert_array_equal(mine, total[rank])
@@ -308,16 +386,25 @@ def non_blocking_collectives_do_what_the_blocking_ones_do(backend, dtype):
 @promise()
 def non_blocking_collectives_take_uneven_counts_views_and_averages(backend):
     n, rank, counts = backend.world_size, backend.rank, uneven(backend)
-    whole, mine, mean = numpy.full(sum(counts), -1.0), numpy.empty(counts[rank]), values(rank, 10, float)
+    whole, mine, mean = (
+        numpy.full(sum(counts), -1.0),
+        numpy.empty(counts[rank]),
+        values(rank, 10, float),
+    )
     own = own_slice(whole, counts, rank)
     own[...] = rank
-    handles = [backend.iall_gather(own, whole, counts), backend.iall_reduce(mean, AVERAGE),
-               backend.ireduce_scatter(values(rank, sum(counts), float), mine, counts, AVERAGE)]
+    handles = [
+        backend.iall_gather(own, whole, counts),
+        backend.iall_reduce(mean, AVERAGE),
+        backend.ireduce_scatter(values(rank, sum(counts), float), mine, counts, AVERAGE),
+    ]
     for handle in handles:
         handle.wait()
     numpy.testing.assert_array_equal(whole, numpy.repeat(numpy.arange(n), counts))
     numpy.testing.assert_array_equal(mean, everyone(backend, 10, float).sum(axis=0) / n)
-    numpy.testing.assert_array_equal(mine, own_slice(everyone(backend, sum(counts), float).sum(axis=0) / n, counts, rank))
+    numpy.testing.assert_array_equal(
+        mine, own_slice(everyone(backend, sum(counts), float).sum(axis=0) / n, counts, rank)
+    )
 
 
 @promise()
@@ -328,10 +415,13 @@ def a_handle_becomes_complete_by_test_alone_and_scales_once(backend):
         pass
     handle.wait()
     assert handle.test()
-    numpy.testing.assert_array_equal(array, everyone(backend, 10, float).sum(axis=0) / backend.world_size)
+    numpy.testing.assert_array_equal(
+        array, everyone(backend, 10, float).sum(axis=0) / backend.world_size
+    )
 
 
-# ---- groups ----------------------------------------------------------------------------------------------------------
+# ---- groups --------------------------------------------------------------------------------------
+
 
 @promise()
 def split_makes_groups_of_equal_color_ordered_by_key(backend):
@@ -370,7 +460,8 @@ def a_closed_group_refuses_verbs_and_the_parent_lives_on(backend):
     backend.barrier()
 
 
-# ---- objects ---------------------------------------------------------------------------------------------------------
+# ---- objects -------------------------------------------------------------------------------------
+
 
 @promise()
 def objects_arrive_equal_and_are_copies(backend):
@@ -387,14 +478,21 @@ def objects_arrive_equal_and_are_copies(backend):
 def an_object_that_cannot_be_pickled_is_an_error_on_all_ranks(backend):
     last = backend.world_size - 1
     mine = (lambda: 0) if backend.rank == last else 0
-    expected = (AttributeError, TypeError, ValueError, Exception) if backend.rank == last else PeerError
-    for verb in (backend.all_gather_object, backend.gather_object, partial(backend.broadcast_object, root=last)):
+    expected = (
+        (AttributeError, TypeError, ValueError, Exception) if backend.rank == last else PeerError
+    )
+    for verb in (
+        backend.all_gather_object,
+        backend.gather_object,
+        partial(backend.broadcast_object, root=last),
+    ):
         with pytest.raises(expected):
             verb(mine)
     backend.barrier()
 
 
-# ---- wrong arguments -------------------------------------------------------------------------------------------------
+# ---- wrong arguments -----------------------------------------------------------------------------
+
 
 @promise()
 def wrong_arguments_are_value_errors_before_anything_is_sent(backend):
@@ -402,19 +500,28 @@ def wrong_arguments_are_value_errors_before_anything_is_sent(backend):
     a, b, strided, frozen = numpy.zeros(n), numpy.zeros(n), numpy.zeros((3, 2)).T, numpy.zeros(n)
     frozen.flags.writeable = False
     wrong = {
-        "root": lambda: backend.broadcast(a, n), "rank of this group": lambda: backend.gather(a, None, -1),
-        "destination": lambda: backend.send(a, n), "source 99": lambda: backend.irecv(a, 99),
+        "root": lambda: backend.broadcast(a, n),
+        "rank of this group": lambda: backend.gather(a, None, -1),
+        "destination": lambda: backend.send(a, n),
+        "source 99": lambda: backend.irecv(a, 99),
         "source is": lambda: backend.receive(a, "0"),
-        "tag -1": lambda: backend.isend(a, 0, -1), "tag 32767": lambda: backend.irecv(a, 0, 32767),
-        "contiguous": lambda: backend.all_reduce(strided), "read-only": lambda: backend.all_reduce(frozen),
-        "NumPy or GPU": lambda: backend.all_reduce([1.0]), "Python objects": lambda: backend.broadcast(numpy.array([{}])),
-        "add up": lambda: backend.all_gather(a[:1], b, [2] * n), "one per rank": lambda: backend.all_gather(a, b, [1] * (n + 1)),
-        ">= 0": lambda: backend.all_to_all(a, b, [-1] * n), "elements, but counts": lambda: backend.all_gather(a[:0], b),
+        "tag -1": lambda: backend.isend(a, 0, -1),
+        "tag 32767": lambda: backend.irecv(a, 0, 32767),
+        "contiguous": lambda: backend.all_reduce(strided),
+        "read-only": lambda: backend.all_reduce(frozen),
+        "NumPy or GPU": lambda: backend.all_reduce([1.0]),
+        "Python objects": lambda: backend.broadcast(numpy.array([{}])),
+        "add up": lambda: backend.all_gather(a[:1], b, [2] * n),
+        "one per rank": lambda: backend.all_gather(a, b, [1] * (n + 1)),
+        ">= 0": lambda: backend.all_to_all(a, b, [-1] * n),
+        "elements, but counts": lambda: backend.all_gather(a[:0], b),
         "must be equal": lambda: backend.all_gather(a[:1], numpy.zeros(n, "f4")),
-        "overlap": lambda: backend.reduce_scatter(a, a[:1]), "outside the array": lambda: backend.all_to_all(
-            a, b, [1] * n, [1] * n, [n] * n), "displacements without": lambda: backend.all_to_all(a, b, None, None, [0] * n),
+        "overlap": lambda: backend.reduce_scatter(a, a[:1]),
+        "outside the array": lambda: backend.all_to_all(a, b, [1] * n, [1] * n, [n] * n),
+        "displacements without": lambda: backend.all_to_all(a, b, None, None, [0] * n),
         "average of int": lambda: backend.all_reduce(numpy.zeros(1, int), AVERAGE),
-        "ReductionOperation": lambda: backend.all_reduce(a, "sum"), "cannot be reduced": lambda: backend.all_reduce(a > 0),
+        "ReductionOperation": lambda: backend.all_reduce(a, "sum"),
+        "cannot be reduced": lambda: backend.all_reduce(a > 0),
         "color": lambda: backend.split(-2),
     }
     for pattern, call in wrong.items():
@@ -431,11 +538,12 @@ def sizes_that_cannot_be_cut_equally_need_counts(backend):
         with pytest.raises(ValueError, match="own slice"):
             whole = numpy.zeros(3 * backend.world_size)
             wrong = 3 * ((backend.rank + 1) % backend.world_size)
-            backend.all_gather(whole[wrong:wrong + 3], whole)
+            backend.all_gather(whole[wrong : wrong + 3], whole)
     backend.barrier()
 
 
-# ---- traffic ---------------------------------------------------------------------------------------------------------
+# ---- traffic -------------------------------------------------------------------------------------
+
 
 @promise()
 def traffic_counts_what_this_rank_sends_by_the_ring_formulas(backend):
@@ -443,7 +551,7 @@ def traffic_counts_what_this_rank_sends_by_the_ring_formulas(backend):
     backend.traffic.reset()
     whole, mine = numpy.zeros(10 * n, "float32"), numpy.zeros(10, "float32")
     backend.all_reduce(whole)
-    backend.all_reduce(whole.astype("float16"))          # travels as float32
+    backend.all_reduce(whole.astype("float16"))  # travels as float32
     backend.all_gather(mine, whole)
     backend.reduce_scatter(whole, mine)
     backend.broadcast(whole)
@@ -454,23 +562,34 @@ def traffic_counts_what_this_rank_sends_by_the_ring_formulas(backend):
     backend.send(whole[:10], after)
     handle.wait()
     others = 40 * (n - 1)
-    expected = {"all_reduce": 4 * others, "all_gather": others, "reduce_scatter": others, "all_to_all": others,
-                "broadcast": n * others if rank == 0 else 0, "scatter": others if rank == 0 else 0,
-                "gather": 0 if rank == 0 else 40, "send": 40 if n > 1 else 0}
+    expected = {
+        "all_reduce": 4 * others,
+        "all_gather": others,
+        "reduce_scatter": others,
+        "all_to_all": others,
+        "broadcast": n * others if rank == 0 else 0,
+        "scatter": others if rank == 0 else 0,
+        "gather": 0 if rank == 0 else 40,
+        "send": 40 if n > 1 else 0,
+    }
     assert backend.traffic.by_verb == expected
-    assert backend.traffic.bytes_sent == sum(expected.values()) and backend.traffic.calls["all_reduce"] == 2
+    assert (
+        backend.traffic.bytes_sent == sum(expected.values())
+        and backend.traffic.calls["all_reduce"] == 2
+    )
     backend.traffic.reset()
     assert backend.traffic.bytes_sent == 0
 
 
-# ---- sums in a fixed order -------------------------------------------------------------------------------------------
+# ---- sums in a fixed order -----------------------------------------------------------------------
+
 
 def tree(arrays):
     """The definition: neighbours first, level by level, an odd one carried up."""
     arrays = list(arrays)
     while len(arrays) > 1:
         pairs = [a + b for a, b in zip(arrays[::2], arrays[1::2])]
-        arrays = pairs + arrays[2 * len(pairs):]
+        arrays = pairs + arrays[2 * len(pairs) :]
     return arrays[0]
 
 
@@ -484,11 +603,20 @@ def ordered_reductions_have_the_bits_of_the_tree_over_ranks(backend, dtype):
     n, rank = backend.world_size, backend.rank
     for scratch_elements in (1, 3 * n, 1 << 20):
         buffer = rough(rank, 13 * n, dtype)
-        total, before, out = tree([rough(r, 13 * n, dtype) for r in range(n)]), buffer.copy(), numpy.empty(13, dtype)
+        total, before, out = (
+            tree([rough(r, 13 * n, dtype) for r in range(n)]),
+            buffer.copy(),
+            numpy.empty(13, dtype),
+        )
         ordered_reduce_scatter(backend, buffer, out, scratch_elements=scratch_elements)
-        assert out.tobytes() == total[13 * rank:13 * rank + 13].tobytes() and buffer.tobytes() == before.tobytes()
-        ordered_reduce_scatter(backend, buffer, buffer[13 * rank:13 * rank + 13], scratch_elements=scratch_elements)
-        assert buffer[13 * rank:13 * rank + 13].tobytes() == out.tobytes()
+        assert (
+            out.tobytes() == total[13 * rank : 13 * rank + 13].tobytes()
+            and buffer.tobytes() == before.tobytes()
+        )
+        ordered_reduce_scatter(
+            backend, buffer, buffer[13 * rank : 13 * rank + 13], scratch_elements=scratch_elements
+        )
+        assert buffer[13 * rank : 13 * rank + 13].tobytes() == out.tobytes()
         for length in (0, 1, 13, 13 * n + 1):
             buffer = rough(rank, length, dtype)
             ordered_all_reduce(backend, buffer, scratch_elements=scratch_elements)
@@ -506,10 +634,14 @@ def ordered_reductions_sum_half_floats_as_float32(backend):
 @promise()
 def ordered_sum_adds_a_few_numbers_as_a_tree(backend):
     total = ordered_sum(backend, rough(backend.rank, 3, "float64").tolist())
-    assert total.tobytes() == tree([rough(r, 3, "float64") for r in range(backend.world_size)]).tobytes()
+    assert (
+        total.tobytes()
+        == tree([rough(r, 3, "float64") for r in range(backend.world_size)]).tobytes()
+    )
 
 
-# ---- failure and mesh ------------------------------------------------------------------------------------------------
+# ---- failure and mesh ----------------------------------------------------------------------------
+
 
 @promise()
 def an_error_of_one_rank_is_raised_on_all_by_collectively(backend):
@@ -520,6 +652,7 @@ def an_error_of_one_rank_is_raised_on_all_by_collectively(backend):
         if backend.rank == last:
             raise KeyError("lost")
         return backend.rank
+
     with pytest.raises(KeyError if backend.rank == last else PeerError, match="lost") as caught:
         check()
     assert backend.rank == last or f"rank {last} failed: KeyError" in str(caught.value)
@@ -539,7 +672,11 @@ def a_mesh_has_a_live_group_per_axis(backend):
     with_pipeline = 2 if n % 2 == 0 else 1
     mesh = Mesh(backend, pipeline=with_pipeline)
     assert (mesh.rank, mesh.world) == (rank, backend)
-    assert (mesh.size("pipeline"), mesh.size("data"), mesh.size("tensor")) == (with_pipeline, n // with_pipeline, 1)
+    assert (mesh.size("pipeline"), mesh.size("data"), mesh.size("tensor")) == (
+        with_pipeline,
+        n // with_pipeline,
+        1,
+    )
     for axis in ("pipeline", "data", "tensor"):
         assert mesh.ranks(axis)[mesh.group(axis).rank] == rank
         assert mesh.group(axis).rank == getattr(mesh.coordinates, axis)
@@ -555,7 +692,7 @@ def wrong_mesh_sizes_are_refused_on_all_ranks_alike(backend):
     with pytest.raises(MeshError, match="were started"):
         Mesh(backend, pipeline=backend.world_size + 1, data=1)
     if backend.world_size > 1:
-        with pytest.raises((MeshError, PeerError), match="rank"):      # not the same sizes on all ranks
+        with pytest.raises((MeshError, PeerError), match="rank"):  # not the same sizes on all ranks
             Mesh(backend, pipeline=1 if backend.rank == 0 else backend.world_size)
     backend.barrier()
 

@@ -1,8 +1,11 @@
-"""A step that has been taken before allocates nothing large: what it needs comes from the arena and the pools.
+"""A step that has been taken before allocates nothing large: what it needs comes from the arena and
+the pools.
 
-How: between any two calls in any thread, Python tells us how far the traced memory rose above where it stood, and where. Ranks
-are threads, and each may be amid an allocation: the limit counts for each of them.
+How: between any two calls in any thread, Python tells us how far the traced memory rose above where
+it stood, and where. Ranks are threads, and each may be amid an allocation: the limit counts for
+each of them.
 """
+
 import sys
 import threading
 import tracemalloc
@@ -18,7 +21,9 @@ VOCABULARY, SEQUENCE, SAMPLES = 128, 64, 48
 
 
 class Watch:
-    """Inside `with`, notes every call during which memory rose by more than MOST_BYTES a rank; watch() is for each thread."""
+    """Inside `with`, notes every call during which memory rose by more than MOST_BYTES a rank;
+    watch() is for each thread.
+    """
 
     def __init__(self, num_ranks):
         self._most_bytes = MOST_BYTES * num_ranks
@@ -33,7 +38,9 @@ class Watch:
         with self._lock:
             now, peak = tracemalloc.get_traced_memory()
             if peak - self._before > self._most_bytes:
-                self.found.append(f"{peak - self._before} bytes before {event} at {frame.f_code.co_filename}:{frame.f_lineno}")
+                self.found.append(
+                    f"{peak - self._before} bytes before {event} at {frame.f_code.co_filename}:{frame.f_lineno}"
+                )
             tracemalloc.reset_peak()
             self._before = now
 
@@ -53,7 +60,9 @@ def batch(step):
 
 
 def large_allocations(num_ranks, make_model):
-    """What two steps allocate after two others, and whether the arena stayed as it was, of all ranks together."""
+    """What two steps allocate after two others, and whether the arena stayed as it was, of all
+    ranks together.
+    """
     watch, barrier, grown = Watch(num_ranks), threading.Barrier(num_ranks), [None] * num_ranks
 
     def run(backend):
@@ -74,20 +83,35 @@ def large_allocations(num_ranks, make_model):
             watch.__exit__()
         grown[backend.rank] = arena.num_bytes - before
         assert before > 0 and arena.lent_bytes == 0, "something of a step outlives it"
+
     sk.run_ranks(num_ranks, run)
     return watch.found, grown
 
 
 def gpt(style="gpt2", **changes):
-    sizes = {"width": 64, "layers": 2, "heads": 4, "style": style, "dropout": 0.1, "tied": style == "llama", **changes}
+    sizes = {
+        "width": 64,
+        "layers": 2,
+        "heads": 4,
+        "style": style,
+        "dropout": 0.1,
+        "tied": style == "llama",
+        **changes,
+    }
     return sk.models.GPT(VOCABULARY, SEQUENCE, **sizes)
 
 
 def sharded(strategy, style="gpt2", micro_batches=1, **settings):
     def make(backend):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3), max_gradient_norm=1.0,
-                                          micro_batches=micro_batches, **settings)
+        config = sk.ShardingConfiguration(
+            backend,
+            optimizer=sk.AdamW(lr=1e-3),
+            max_gradient_norm=1.0,
+            micro_batches=micro_batches,
+            **settings,
+        )
         return strategy(gpt(style), config)
+
     return make
 
 
@@ -101,7 +125,10 @@ CASES = {
     "FSDP on 3": (3, sharded(sk.FSDPModel)),
     "ZeRO-2": (4, sharded(sk.ZeRO2Model)),
     "pipeline": (2, sharded(sk.PipelineParallelModel, micro_batches=2)),
-    "pipeline of 3, llama": (3, sharded(sk.PipelineParallelModel, "llama", micro_batches=2, schedule="gpipe")),
+    "pipeline of 3, llama": (
+        3,
+        sharded(sk.PipelineParallelModel, "llama", micro_batches=2, schedule="gpipe"),
+    ),
     "tensor": (2, sharded(sk.TensorParallelModel)),
     "tensor, llama": (2, sharded(sk.TensorParallelModel, "llama")),
     "sequence": (2, sharded(sk.TensorParallelModel, sequence_parallel=True)),
@@ -124,20 +151,27 @@ def test_the_arena_holds_little_more_than_what_is_in_use_at_once(style, monkeypa
         array = empty(arena, *rest)
         most[0] = max(most[0], arena.lent_bytes)
         return array
+
     monkeypatch.setattr(Arena, "empty", counted)
 
     def run(backend):
-        model = sk.DDPModel(sk.models.GPT(1024, 128, 128, 4, 4, style=style), sk.ShardingConfiguration(backend))
+        model = sk.DDPModel(
+            sk.models.GPT(1024, 128, 128, 4, 4, style=style), sk.ShardingConfiguration(backend)
+        )
         tokens = numpy.arange(8 * 129).reshape(8, 129) % 1024
         for _ in range(2):
             model.train(tokens[:, :-1], tokens[:, 1:])
         return model.engine.memory.arena.num_bytes
-    num_bytes, = sk.run_ranks(1, run)
+
+    (num_bytes,) = sk.run_ranks(1, run)
     assert most[0] > 30 << 20 and most[0] <= num_bytes < 1.25 * most[0]
 
 
 def test_a_large_allocation_is_found():
-    """The test of the test: one array in one thread, gone at once. Another thread may look while it is there, and see it too."""
+    """The test of the test: one array in one thread, gone at once. Another thread may look while it
+    is there, and see it too.
+    """
+
     def make(backend):
         model = sharded(sk.DDPModel)(backend)
         step, engine = model.engine.runtime._step, model.engine
@@ -146,7 +180,11 @@ def test_a_large_allocation_is_found():
             if backend.rank == 1:
                 numpy.empty(2 * MOST_BYTES + 1, numpy.uint8)
             step(action, of_step)
-        engine.runtime._table = {kind: wasteful if act == step else act for kind, act in engine.runtime._table.items()}
+
+        engine.runtime._table = {
+            kind: wasteful if act == step else act for kind, act in engine.runtime._table.items()
+        }
         return model
+
     found, _ = large_allocations(2, make)
     assert any("test_allocations.py" in each for each in found)

@@ -1,4 +1,7 @@
-"""What one rank finds in its own batch is an error on all ranks, before anything is computed; they go on together."""
+"""What one rank finds in its own batch is an error on all ranks, before anything is computed; they
+go on together.
+"""
+
 import numpy
 import pytest
 from builders import SEQUENCE, token_batch
@@ -7,7 +10,7 @@ import shardkit as sk
 from shardkit.nn import CrossEntropy
 
 VOCABULARY, FEATURES, CLASSES, SAMPLES = 64, 5, 3, 4
-MESHES = {"data": (1, 1, 3), "pipeline": (2, 1, 1), "tensor": (1, 2, 2)}                # pipeline, tensor, data
+MESHES = {"data": (1, 1, 3), "pipeline": (2, 1, 1), "tensor": (1, 2, 2)}  # pipeline, tensor, data
 
 
 def gpt():
@@ -37,7 +40,11 @@ def with_value(array, value):
 
 
 WRONG_X = {
-    "a token beyond the vocabulary": (gpt, lambda x: with_value(x, VOCABULARY), "wanted 0 <= id < 64"),
+    "a token beyond the vocabulary": (
+        gpt,
+        lambda x: with_value(x, VOCABULARY),
+        "wanted 0 <= id < 64",
+    ),
     "a negative token": (gpt, lambda x: with_value(x, -1), "wanted 0 <= id < 64"),
     "tokens that are floats": (gpt, lambda x: x.astype("float32"), "float32"),
     "one sequence without a batch": (gpt, lambda x: x[:, 0], "batch, sequence"),
@@ -52,12 +59,24 @@ WRONG_X = {
     "features that are times": (classification, lambda x: x.astype("datetime64[s]"), "datetime64"),
 }
 WRONG_Y = {
-    "a target beyond the vocabulary": (gpt, lambda y: with_value(y, VOCABULARY), "wanted 0 <= target < 64"),
-    "an ignored target that the loss was not told of": (gpt, lambda y: with_value(y, -100), "ignore_index"),
+    "a target beyond the vocabulary": (
+        gpt,
+        lambda y: with_value(y, VOCABULARY),
+        "wanted 0 <= target < 64",
+    ),
+    "an ignored target that the loss was not told of": (
+        gpt,
+        lambda y: with_value(y, -100),
+        "ignore_index",
+    ),
     "targets that are floats": (gpt, lambda y: y.astype("float64"), "float64"),
     "targets of other sequences": (gpt, lambda y: y[:, :-1], r"\(4, 11\)|\(2, 11\)"),
     "fewer targets than samples": (gpt, lambda y: y[:-1], "same number of samples"),
-    "a class beyond the last": (classification, lambda y: numpy.append(y[:-1], CLASSES), "wanted 0 <= target < 3"),
+    "a class beyond the last": (
+        classification,
+        lambda y: numpy.append(y[:-1], CLASSES),
+        "wanted 0 <= target < 3",
+    ),
     "classes that are floats": (classification, lambda y: y.astype("float32"), "float32"),
     "classes that are bool": (classification, lambda y: y > 0, "bool"),
     "classes with a dim too many": (classification, lambda y: y[:, None], "shape|targets"),
@@ -65,12 +84,18 @@ WRONG_Y = {
     "targets that are complex": (regression, lambda y: y * 1j, "complex128"),
     "no targets": (regression, lambda y: y[:, :0], "shape"),
 }
-ACTS = {"train": lambda m, x, y: m.train(x, y), "evaluate": lambda m, x, y: m.evaluate(x, y),
-        "compute_gradients": lambda m, x, y: m.compute_gradients(x, y), "predict": lambda m, x, y: m.predict(x)}
+ACTS = {
+    "train": lambda m, x, y: m.train(x, y),
+    "evaluate": lambda m, x, y: m.evaluate(x, y),
+    "compute_gradients": lambda m, x, y: m.compute_gradients(x, y),
+    "predict": lambda m, x, y: m.predict(x),
+}
 
 
 def refused_on_all_ranks(mesh, model, act, batches, match, **settings):
-    """The last rank passes another batch than the first; all raise, and then all train on the first."""
+    """The last rank passes another batch than the first; all raise, and then all train on the
+    first.
+    """
     pipeline, tensor, data = mesh
 
     def run(backend):
@@ -83,6 +108,7 @@ def refused_on_all_ranks(mesh, model, act, batches, match, **settings):
         if sharded.sharding_configuration.auto_synchronize_gradients:
             assert numpy.isfinite(sharded.train(*batches[0])) and sharded.step_number == 1
         return str(caught.value)
+
     texts = sk.run_ranks(pipeline * tensor * data, run, timeout=10)
     assert len(set(texts)) == 1
 
@@ -109,14 +135,26 @@ def test_targets_that_are_wrong_on_one_rank_are_refused_on_all(what, act, mesh):
 
 def test_a_wrong_batch_is_refused_on_all_ranks_where_gradients_are_accumulated():
     x, y = good(gpt)
-    refused_on_all_ranks((1, 1, 2), gpt, ACTS["train"], [(x, y), (with_value(x, 99), y)], "wanted 0 <= id < 64",
-                         auto_synchronize_gradients=False)
+    refused_on_all_ranks(
+        (1, 1, 2),
+        gpt,
+        ACTS["train"],
+        [(x, y), (with_value(x, 99), y)],
+        "wanted 0 <= id < 64",
+        auto_synchronize_gradients=False,
+    )
 
 
 def test_a_sequence_that_tensor_ranks_do_not_divide_is_refused_on_all_ranks_before_it_is_computed():
     x, y = good(gpt)
-    refused_on_all_ranks((1, 2, 2), gpt, ACTS["train"], [(x, y), (x[:, 1:], y[:, 1:])], "sequence parallelism",
-                         sequence_parallel=True)
+    refused_on_all_ranks(
+        (1, 2, 2),
+        gpt,
+        ACTS["train"],
+        [(x, y), (x[:, 1:], y[:, 1:])],
+        "sequence parallelism",
+        sequence_parallel=True,
+    )
 
 
 class Scaled(sk.nn.Module):
@@ -141,7 +179,11 @@ def test_the_first_block_of_a_users_module_says_what_it_takes(act):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model, shape", [(gpt, (0, SEQUENCE, VOCABULARY)), (regression, (0, CLASSES))], ids=["GPT", "MLP"])
+@pytest.mark.parametrize(
+    "model, shape",
+    [(gpt, (0, SEQUENCE, VOCABULARY)), (regression, (0, CLASSES))],
+    ids=["GPT", "MLP"],
+)
 def test_a_prediction_for_no_samples_is_empty(model, shape, mesh):
     pipeline, tensor, data = MESHES[mesh]
 
@@ -150,7 +192,10 @@ def test_a_prediction_for_no_samples_is_empty(model, shape, mesh):
         sharded = sk.HybridShardedModel(model(), config, pipeline, tensor, data)
         x, _ = good(model)
         is_empty = sharded.mesh.coordinates.data == 0
-        return sharded.predict(x[:0] if is_empty else x).shape == (shape if is_empty else (SAMPLES, *shape[1:]))
+        return sharded.predict(x[:0] if is_empty else x).shape == (
+            shape if is_empty else (SAMPLES, *shape[1:])
+        )
+
     assert all(sk.run_ranks(pipeline * tensor * data, run, timeout=10))
 
 
@@ -160,35 +205,53 @@ def test_targets_that_are_ignored_are_taken_where_the_loss_was_told_so():
         model = sk.FSDPModel(gpt(), config)
         x, y = good(gpt)
         return model.train(x, with_value(y, -100))
+
     assert all(map(numpy.isfinite, sk.run_ranks(2, run)))
 
 
 def test_numbers_of_any_real_dtype_are_taken_as_features():
     def run(backend):
-        model = sk.DDPModel(classification(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=16))
+        model = sk.DDPModel(
+            classification(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=16)
+        )
         x, y = good(classification)
-        return [model.train(x.astype(dtype), y.astype(kind)) for dtype in ("float64", "float16", "int8", "bool")
-                for kind in ("int64", "uint8")]
+        return [
+            model.train(x.astype(dtype), y.astype(kind))
+            for dtype in ("float64", "float16", "int8", "bool")
+            for kind in ("int64", "uint8")
+        ]
+
     assert numpy.isfinite(sk.run_ranks(2, run)).all()
 
 
 def test_samples_of_an_optimizer_are_checked_before_the_first_step():
     def run(backend):
-        optimizer = sk.FSDPOptimizer(sk.SGD(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=16),
-                                     model=classification())
+        optimizer = sk.FSDPOptimizer(
+            sk.SGD(),
+            sk.ShardingConfiguration(backend, minimum_parameter_group_size=16),
+            model=classification(),
+        )
         x, y = good(classification)
         before = optimizer.model.gather_full_parameters()
         late = numpy.append(y[:-1], CLASSES)
         with pytest.raises(sk.ShapeError, match="y_validation.*wanted 0 <= target < 3"):
-            optimizer.optimize(sk.OptimizationInputData(x, y, x, late if backend.rank else y, epochs=1, batch_size=2))
+            optimizer.optimize(
+                sk.OptimizationInputData(
+                    x, y, x, late if backend.rank else y, epochs=1, batch_size=2
+                )
+            )
         assert (optimizer.model.gather_full_parameters() == before).all()
+
     sk.run_ranks(2, run, timeout=10)
 
 
-# ---- nothing that counts -----------------------------------------------------------------------------------------
+# ---- nothing that counts -------------------------------------------------------------------------
+
 
 def ignoring(backend, **settings):
-    return sk.FSDPModel(gpt(), sk.ShardingConfiguration(backend, loss=CrossEntropy(ignore_index=-100), **settings))
+    return sk.FSDPModel(
+        gpt(), sk.ShardingConfiguration(backend, loss=CrossEntropy(ignore_index=-100), **settings)
+    )
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
@@ -201,9 +264,12 @@ def test_a_batch_in_which_no_label_counts_is_a_step_that_is_skipped(clip):
         assert numpy.isnan(loss) and (model.gather_full_parameters() == before).all()
         assert model.step_number == 1 and model.engine.skips.total == 1
         text = str(model.engine.skips.last)
-        assert numpy.isfinite(model.train(x, y if backend.rank else numpy.full_like(y, -100)))     # one rank has some
+        assert numpy.isfinite(
+            model.train(x, y if backend.rank else numpy.full_like(y, -100))
+        )  # one rank has some
         assert not (model.gather_full_parameters() == before).all()
         return text
+
     assert sk.run_ranks(2, run) == ["step 1 skipped: no label of the global batch counts"] * 2
 
 
@@ -213,6 +279,7 @@ def test_the_loss_scale_stays_when_no_label_counts():
         x, y = good(gpt)
         model.train(x, numpy.full_like(y, -100))
         return model.get_model_metadata()["loss_scale"]
+
     assert sk.run_ranks(2, run) == [1024.0] * 2
 
 
@@ -228,11 +295,12 @@ def test_where_no_label_counts_evaluation_is_nan_and_accumulated_gradients_are_a
         assert (model.gather_full_parameters() == before).all()
         text = str(model.engine.skips.last)
         model.train(x, nothing)
-        model.train(x, y)                                           # now some count
+        model.train(x, y)  # now some count
         model.synchronize_gradients()
         model.step()
         assert model.engine.skips.last is None
         return text
+
     assert sk.run_ranks(2, run) == ["step 1 skipped: no label of the global batch counts"] * 2
 
 
@@ -243,10 +311,12 @@ def test_gradients_of_a_batch_in_which_no_label_counts_are_refused():
         with pytest.raises(sk.ShapeError, match="no label of the global batch counts"):
             model.compute_gradients(x, numpy.full_like(y, -100))
         return numpy.isfinite(model.train(x, y))
+
     assert all(sk.run_ranks(2, run))
 
 
-# ---- what only a block finds -------------------------------------------------------------------------------------
+# ---- what only a block finds ---------------------------------------------------------------------
+
 
 def raise_in(model, block_number, error, is_due):
     """From now on this block raises the error where is_due() is true."""
@@ -257,16 +327,25 @@ def raise_in(model, block_number, error, is_due):
         if is_due():
             raise error
         return forward(x, *arguments)
+
     block.forward = spoilt
 
 
-@pytest.mark.parametrize("error", [ValueError("an odd number"), KeyError("a word"), sk.ShapeError("no shape for me")], ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("an odd number"), KeyError("a word"), sk.ShapeError("no shape for me")],
+    ids=repr,
+)
 @pytest.mark.parametrize("pipeline, policy", [(1, "ddp"), (1, "fsdp"), (2, "zero1")])
 @pytest.mark.parametrize("act", ["train", "compute_gradients"])
-def test_what_a_block_raises_on_one_rank_is_raised_on_all_and_changes_nothing(act, pipeline, policy, error):
+def test_what_a_block_raises_on_one_rank_is_raised_on_all_and_changes_nothing(
+    act, pipeline, policy, error
+):
     def run(backend):
         model = gpt()
-        config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=16, micro_batches=2, optimizer=sk.AdamW())
+        config = sk.ShardingConfiguration(
+            backend, minimum_parameter_group_size=16, micro_batches=2, optimizer=sk.AdamW()
+        )
         sharded = sk.HybridShardedModel(model, config, pipeline, policy=policy)
         odd = backend.world_size - 1
         raise_in(model, -2, error, lambda: backend.rank == odd and sharded.step_number == 1)
@@ -276,6 +355,7 @@ def test_what_a_block_raises_on_one_rank_is_raised_on_all_and_changes_nothing(ac
         with pytest.raises(is_told, match=str(error)):
             ACTS[act](sharded, *good(gpt))
         assert (sharded.gather_full_parameters() == before).all() and sharded.step_number == 1
-        sharded.engine.step_number = 5                                  # past the error
+        sharded.engine.step_number = 5  # past the error
         return numpy.isfinite(sharded.train(*good(gpt)))
+
     assert all(sk.run_ranks(2 * pipeline, run, timeout=10))

@@ -1,4 +1,5 @@
 """Checkpoints on ranks that are threads: exact resume, other layouts, damage."""
+
 import json
 import shutil
 
@@ -15,7 +16,10 @@ from shardkit.layout.box import Box
 
 
 def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12, **settings):
-    """Train, from a checkpoint or from the beginning, and perhaps save; returns SHA-256 of the parameters."""
+    """Train, from a checkpoint or from the beginning, and perhaps save; returns SHA-256 of the
+    parameters.
+    """
+
     def on_rank(backend):
         model, _ = train(strategy, backend, 0, samples=samples, micro_batch=3, **settings)
         if load:
@@ -25,6 +29,7 @@ def run(strategy, num_ranks, steps, *, load=None, save=None, start=0, samples=12
         if save:
             model.save_model(save)
         return sha256(model.gather_full_parameters())
+
     bits = set(sk.run_ranks(num_ranks, on_rank))
     assert len(bits) == 1
     return bits.pop()
@@ -48,6 +53,7 @@ def test_plain_hdf5_tools_see_every_tensor_whole(tmp_path):
         model, _ = train("FSDP", backend, 1)
         folder = model.save_model(tmp_path)
         return folder, model.gather_full_parameters(), list(model.wrapped_model.named_parameters())
+
     folder, vector, names = sk.run_ranks(3, on_rank)[0]
     with h5py.File(f"{folder}/index.h5") as index:
         whole = numpy.concatenate([index[f"model/{name}"][...].ravel() for name in names])
@@ -57,7 +63,9 @@ def test_plain_hdf5_tools_see_every_tensor_whole(tmp_path):
 
 
 def test_scalars_are_in_the_index_too(tmp_path):
-    folder = save_boxes(tmp_path, {"model/scale": (numpy.float64(2.5).reshape(()), [[], [Box((), ())]])})
+    folder = save_boxes(
+        tmp_path, {"model/scale": (numpy.float64(2.5).reshape(()), [[], [Box((), ())]])}
+    )
     with h5py.File(folder / "index.h5") as index:
         assert index["model/scale"][()] == 2.5 and index["model/scale"].attrs["dtype"] == "float64"
         assert index["model/scale"].attrs["global_shape"].tolist() == []
@@ -76,8 +84,12 @@ def test_older_checkpoints_are_deleted_but_the_last_ones(tmp_path):
         for step in range(4):
             model.train(*sk.split_batch(model.mesh, *token_batch(step)))
             model.save_model(tmp_path, keep=2)
+
     sk.run_ranks(2, on_rank)
-    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000003", "step-00000004"]
+    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == [
+        "step-00000003",
+        "step-00000004",
+    ]
     assert (tmp_path / "newest").read_text().strip() == "step-00000004"
 
 
@@ -89,22 +101,33 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
         model.save_model(tmp_path)
         model.load_model(tmp_path)
         assert not model.gather_full_parameters().any()
+
     sk.run_ranks(2, on_rank)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["newest", "step-00000001"]
 
 
 DAMAGE = {
     "a flipped bit in a rank file": lambda f: flip_bit(f / "rank-00001.h5"),
-    "a truncated rank file": lambda f: (f / "rank-00000.h5").write_bytes((f / "rank-00000.h5").read_bytes()[:-10]),
+    "a truncated rank file": lambda f: (f / "rank-00000.h5").write_bytes(
+        (f / "rank-00000.h5").read_bytes()[:-10]
+    ),
     "a missing rank file": lambda f: (f / "rank-00001.h5").unlink(),
-    "a flipped bit in what HDF5 says about a rank file": lambda f: flip_bit(f / "rank-00000.h5", at=20),
+    "a flipped bit in what HDF5 says about a rank file": lambda f: flip_bit(
+        f / "rank-00000.h5", at=20
+    ),
     "a flipped bit in the index": lambda f: flip_bit(f / "index.h5"),
     "a flipped bit in the manifest": lambda f: flip_bit(f / "manifest.json", at=300),
-    "another step in the manifest": lambda f: edit_manifest(f, lambda m: m.update(step=2), sealed=False),
+    "another step in the manifest": lambda f: edit_manifest(
+        f, lambda m: m.update(step=2), sealed=False
+    ),
     "a missing manifest": lambda f: (f / "manifest.json").unlink(),
-    "half a manifest": lambda f: (f / "manifest.json").write_text((f / "manifest.json").read_text()[:500]),
+    "half a manifest": lambda f: (f / "manifest.json").write_text(
+        (f / "manifest.json").read_text()[:500]
+    ),
     "a foreign manifest": lambda f: (f / "manifest.json").write_text('{"format": "other"}'),
-    "a lost box": lambda f: edit_manifest(f, lambda m: next(iter(m["tensors"].values()))["boxes"].pop()),
+    "a lost box": lambda f: edit_manifest(
+        f, lambda m: next(iter(m["tensors"].values()))["boxes"].pop()
+    ),
     "another version": lambda f: edit_manifest(f, lambda m: m.update(version=99)),
 }
 
@@ -119,6 +142,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
         model, _ = train("DDP", backend, 0)
         manifest = model.load_model(tmp_path)
         return manifest["step"], manifest["skipped"]
+
     with pytest.warns(UserWarning, match="passed over"):
         found = sk.run_ranks(2, on_rank)
     for step, skipped in found:
@@ -127,7 +151,9 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason_and_the_one_before_is_use
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_without_a_valid_checkpoint_loading_fails_on_all_ranks_and_the_model_is_unchanged(damage, tmp_path):
+def test_without_a_valid_checkpoint_loading_fails_on_all_ranks_and_the_model_is_unchanged(
+    damage, tmp_path
+):
     run("FSDP", 2, 1, save=tmp_path)
     DAMAGE[damage](tmp_path / "step-00000001")
 
@@ -137,6 +163,7 @@ def test_without_a_valid_checkpoint_loading_fails_on_all_ranks_and_the_model_is_
         with pytest.raises(sk.CheckpointError, match="no valid checkpoint"):
             model.load_model(tmp_path)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -147,6 +174,7 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_first_tensor_that_diffe
         model, _ = train("FSDP", backend, 0, model=small_gpt(layers=3))
         with pytest.raises(sk.CheckpointError, match="another model: model/blocks.2"):
             model.load_model(tmp_path)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -155,20 +183,25 @@ def test_nothing_there_is_a_file_not_found_error_on_all_ranks(tmp_path):
         model, _ = train("FSDP", backend, 0)
         with pytest.raises(FileNotFoundError):
             model.load_model(tmp_path / "nowhere")
+
     sk.run_ranks(2, on_rank)
 
 
-def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one(tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_earlier_checkpoint_and_no_half_written_one(
+    tmp_path, monkeypatch
+):
     run("FSDP", 2, 1, save=tmp_path)
 
     def no_room(path, boxes):
         raise OSError(28, "No space left on device", str(path))
+
     monkeypatch.setattr("shardkit.checkpoint.saving.lay_out", no_room)
 
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2)
         with pytest.raises(OSError, match="No space left"):
             model.save_model(tmp_path)
+
     sk.run_ranks(2, on_rank)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["newest", "step-00000001"]
     Checkpoint(tmp_path / "step-00000001").verify()

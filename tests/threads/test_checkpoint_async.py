@@ -1,4 +1,5 @@
 """Checkpoints that are written while training goes on."""
+
 import threading
 
 import numpy
@@ -29,6 +30,7 @@ def gate(monkeypatch):
     def wait_and_write(self, *arguments, **more):
         assert event.wait(30)
         write(self, *arguments, **more)
+
     monkeypatch.setattr(saving.Saving, "write", wait_and_write)
     return event
 
@@ -49,6 +51,7 @@ def test_what_is_stored_is_the_step_of_the_call_however_far_training_has_gone(tm
         assert manifest["step"] == 2 and manifest["data_position"] == {"next": 2}
         assert sha256(other.gather_full_parameters()) == before
         return go_on(other, 3) == bits
+
     assert all(sk.run_ranks(2, on_rank))
     assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000002"]
 
@@ -67,11 +70,14 @@ def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):
         owned = sum(array.nbytes for _, _, array in model.engine.counted_boxes())
         assert owned <= taken < owned + 64 * len(places[0])
         return places[0] == places[1] == places[2]
+
     assert all(sk.run_ranks(2, on_rank))
 
 
 @pytest.mark.parametrize("where", ["lay_out", "write_arrays", "write_index", "write_manifest"])
-def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_nothing(where, tmp_path, monkeypatch):
+def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_nothing(
+    where, tmp_path, monkeypatch
+):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 1)
         model.save_model(tmp_path)
@@ -96,9 +102,13 @@ def test_a_write_that_fails_surfaces_at_a_later_step_on_all_ranks_and_leaves_not
 
     def no_room(path, *arguments, **more):
         raise OSError(28, "No space left on device", str(path))
+
     step, other = sk.run_ranks(2, on_rank)
     assert step == other
-    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000001", f"step-{step + 1:08d}"]
+    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == [
+        "step-00000001",
+        f"step-{step + 1:08d}",
+    ]
     assert not list(tmp_path.glob("*.tmp"))
 
 
@@ -111,6 +121,7 @@ def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypa
         started.set()
         assert cancelled.wait(30), "rank 0 was not told"
         return write(path, parts, cancelled, copies)
+
     monkeypatch.setattr(saving, "write_arrays", rank_1_fails)
 
     def on_rank(backend):
@@ -119,6 +130,7 @@ def test_an_error_of_one_rank_stops_the_writing_of_the_others(tmp_path, monkeypa
         assert started.wait(30)
         with pytest.raises(OSError, match="rank-00001.h5"):
             until_committed(model, pending)
+
     sk.run_ranks(2, on_rank)
     assert [path.name for path in tmp_path.iterdir()] == []
 
@@ -136,8 +148,11 @@ def test_a_second_save_waits_for_the_first(tmp_path, gate):
         go_on(model)
         model.save_model(tmp_path)
         assert second.is_committed
+
     sk.run_ranks(2, on_rank)
-    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == [f"step-{step:08d}" for step in (1, 2, 3)]
+    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == [
+        f"step-{step:08d}" for step in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize("way", ["wait", "close", "load"])
@@ -152,6 +167,7 @@ def test_waiting_closing_and_loading_commit_it(way, tmp_path):
         else:
             assert model.load_model(tmp_path)["step"] == 1
         assert pending.is_committed
+
     sk.run_ranks(2, on_rank)
     assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000001"]
 
@@ -167,6 +183,7 @@ def test_a_clone_knows_of_the_save_and_a_deep_copy_has_saves_of_its_own(tmp_path
         assert not pending.is_committed
         clone.save_model(tmp_path / "clone")
         assert pending.is_committed
+
     sk.run_ranks(2, on_rank)
 
 
@@ -181,6 +198,7 @@ def test_steps_without_a_save_in_flight_talk_no_more_than_before(tmp_path):
             go_on(model)
             calls.append(backend.progress.num_calls[backend.group_key] - before)
         return calls
+
     for calls in sk.run_ranks(2, on_rank):
         assert calls[0] == calls[1] == calls[2]
 
@@ -190,10 +208,13 @@ def test_manual_steps_are_step_boundaries_too(tmp_path):
         model, _ = train("FSDP", backend, 1)
         pending = model.save_model_async(tmp_path)
         while not pending.is_committed:
-            gradients = model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(model.step_number)))
+            gradients = model.compute_gradients(
+                *sk.split_batch(model.mesh, *token_batch(model.step_number))
+            )
             if model.step_number % 2:
                 model.apply_gradients(gradients, learning_rate=0.01)
             else:
                 model.step()
         return numpy.isfinite(model.gather_full_parameters()).all()
+
     assert all(sk.run_ranks(2, on_rank))

@@ -1,4 +1,7 @@
-"""Whatever happens while a checkpoint is written, one before it still opens; and what is kept of older ones."""
+"""Whatever happens while a checkpoint is written, one before it still opens; and what is kept of
+older ones.
+"""
+
 import errno
 import multiprocessing
 import os
@@ -23,8 +26,16 @@ SHAPE = (40, 30)
 class Disk:
     """Counts what is done to the disk, on all ranks, and does `then` instead of number `at`."""
 
-    FUNCTIONS = [(os, "pwrite"), (os, "fsync"), (Path, "write_text"), (Path, "rename"), (Path, "mkdir"), (shutil, "rmtree"),
-                 (saving, "lay_out"), (saving, "write_index")]
+    FUNCTIONS = [
+        (os, "pwrite"),
+        (os, "fsync"),
+        (Path, "write_text"),
+        (Path, "rename"),
+        (Path, "mkdir"),
+        (shutil, "rmtree"),
+        (saving, "lay_out"),
+        (saving, "write_index"),
+    ]
 
     def __init__(self, monkeypatch, at, then):
         self._at, self._then, self._lock, self.num_calls = at, then, threading.Lock(), 0
@@ -39,6 +50,7 @@ class Disk:
             if is_now:
                 self._then()
             return function(*arguments, **more)
+
         return counted
 
 
@@ -48,16 +60,25 @@ def no_room():
 
 def save(path, value, step, **how):
     """A checkpoint of two ranks with this value everywhere."""
-    return save_boxes(path, {"model/a": (numpy.full(SHAPE, value, "float32"), rows(SHAPE, 2))}, step, **how)
+    return save_boxes(
+        path, {"model/a": (numpy.full(SHAPE, value, "float32"), rows(SHAPE, 2))}, step, **how
+    )
 
 
 def newest(path):
-    """(step, the value that is everywhere, why others were skipped) of the newest valid checkpoint, as a load finds it."""
+    """(step, the value that is everywhere, why others were skipped) of the newest valid checkpoint,
+    as a load finds it.
+    """
+
     def on_rank(backend):
-        store, part = CheckpointStore(path), owned_part("model/a", numpy.zeros(SHAPE, "float32"), Box.whole(SHAPE))
+        store, part = (
+            CheckpointStore(path),
+            owned_part("model/a", numpy.zeros(SHAPE, "float32"), Box.whole(SHAPE)),
+        )
         checkpoint = store.load_newest([part], backend, lambda checkpoint: None, expendable=True)
         assert len(set(part[2].tolist())) == 1
         return checkpoint.manifest["step"], part[2][0], store.skipped
+
     results = sk.run_ranks(2, on_rank)
     assert results[0] == results[1]
     return results[0]
@@ -68,8 +89,12 @@ def names(path):
 
 
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_before_opens(step, tmp_path):
-    """step 1 is saved again, step 2 is a new one; the disk fills up at the first write, at the second, ... at the last."""
+def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_before_opens(
+    step, tmp_path
+):
+    """step 1 is saved again, step 2 is a new one; the disk fills up at the first write, at the
+    second, ... at the last.
+    """
     save(tmp_path, 1.0, 1)
     outcomes = set()
     for at in range(100):
@@ -128,7 +153,10 @@ def test_both_names_of_an_interrupted_replacement_are_found_again(tmp_path):
     (tmp_path / "step-00000001.tmp" / "manifest.json").unlink()
     assert newest(tmp_path)[:2] == (1, 1.0)
     save(tmp_path, 5.0, 5)
-    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == ["step-00000001", "step-00000005"]
+    assert [folder.name for folder in CheckpointStore(tmp_path).steps()] == [
+        "step-00000001",
+        "step-00000005",
+    ]
 
 
 def test_the_last_ones_and_every_nth_are_kept(tmp_path):
@@ -153,13 +181,22 @@ def test_a_job_that_went_back_deletes_neither_what_it_just_wrote_nor_what_is_new
     assert names(tmp_path) == ["newest", "step-00000002", "step-00000009"]
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning_not_a_failed_save(tmp_path, monkeypatch):
+def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning_not_a_failed_save(
+    tmp_path, monkeypatch
+):
     save(tmp_path, 1, 1)
 
     def refuse(path):
         raise PermissionError(errno.EACCES, "no", str(path))
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="step-00000001 was not deleted"):
-        patch.setattr("shardkit.checkpoint.store.shutil.rmtree", lambda path, ignore_errors=False: ignore_errors or refuse(path))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.warns(UserWarning, match="step-00000001 was not deleted"),
+    ):
+        patch.setattr(
+            "shardkit.checkpoint.store.shutil.rmtree",
+            lambda path, ignore_errors=False: ignore_errors or refuse(path),
+        )
         save(tmp_path, 2, 2, keep=1)
     assert newest(tmp_path)[:2] == (2, 2)
 
@@ -178,8 +215,11 @@ def test_a_folder_that_vanishes_during_the_save_is_an_error_on_all_ranks(tmp_pat
     def vanish(self, *arguments, **more):
         shutil.rmtree(store, ignore_errors=True)
         write(self, *arguments, **more)
+
     monkeypatch.setattr(saving.Saving, "write", vanish)
-    with pytest.raises((FileNotFoundError, sk.CheckpointError), match="[Nn]o such file"):   # a rank may be reading its own back
+    with pytest.raises(
+        (FileNotFoundError, sk.CheckpointError), match="[Nn]o such file"
+    ):  # a rank may be reading its own back
         save(store, 1, 1)
     monkeypatch.undo()
     save(store, 2, 2)
@@ -193,6 +233,7 @@ def test_a_folder_that_not_all_ranks_share_is_named(tmp_path, monkeypatch):
         write(self, *arguments, **more)
         if self.backend.rank == 1:
             self._path.rename(tmp_path / "on another node")
+
     monkeypatch.setattr(saving.Saving, "write", elsewhere)
     with pytest.raises(sk.CheckpointError, match="rank-00001.h5.*all ranks share"):
         save(tmp_path, 1, 1)
@@ -204,7 +245,10 @@ def test_bytes_that_are_not_in_the_file_as_they_were_written_are_found(tmp_path,
     value, write = numpy.float32(2).tobytes() * 600, os.pwrite
 
     def one_bit_less(descriptor, view, at):
-        return write(descriptor, bytes([view[0] ^ 1]) + view[1:] if bytes(view) == value else view, at)
+        return write(
+            descriptor, bytes([view[0] ^ 1]) + view[1:] if bytes(view) == value else view, at
+        )
+
     monkeypatch.setattr(os, "pwrite", one_bit_less)
     with pytest.raises(sk.CheckpointError, match="are not what was written there"):
         save(tmp_path, 2, 2)
@@ -214,17 +258,31 @@ def test_bytes_that_are_not_in_the_file_as_they_were_written_are_found(tmp_path,
 def test_the_disk_begins_while_the_rest_is_still_written(tmp_path, monkeypatch):
     path, calls = tmp_path / "file", []
     path.write_bytes(bytes(4 << 20))
-    for name, note in (("pwrite", lambda _, view, at: (at, at + len(view))), ("fsync", lambda _: ()),
-                       ("posix_fadvise", lambda _, at, size, advice: (at, at + size))):
+    for name, note in (
+        ("pwrite", lambda _, view, at: (at, at + len(view))),
+        ("fsync", lambda _: ()),
+        ("posix_fadvise", lambda _, at, size, advice: (at, at + size)),
+    ):
+
         def noted(*arguments, name=name, note=note, work=getattr(os, name)):
             calls.append((name, *note(*arguments)))
             return work(*arguments)
+
         monkeypatch.setattr(os, name, noted)
     monkeypatch.setattr(files, "EARLY_BYTES", 2 << 20)
-    files.write_arrays(path, [(0, numpy.ones(3 << 18, "float32")), (3 << 20, numpy.ones(1 << 18, "float32"))])
+    files.write_arrays(
+        path, [(0, numpy.ones(3 << 18, "float32")), (3 << 20, numpy.ones(1 << 18, "float32"))]
+    )
     written = [(at << 20, at + 1 << 20) for at in range(4)]
-    assert calls == [("pwrite", *written[0]), ("pwrite", *written[1]), ("posix_fadvise", 0, 2 << 20),
-                     ("pwrite", *written[2]), ("pwrite", *written[3]), ("posix_fadvise", 2 << 20, 4 << 20), ("fsync",)]
+    assert calls == [
+        ("pwrite", *written[0]),
+        ("pwrite", *written[1]),
+        ("posix_fadvise", 0, 2 << 20),
+        ("pwrite", *written[2]),
+        ("pwrite", *written[3]),
+        ("posix_fadvise", 2 << 20, 4 << 20),
+        ("fsync",),
+    ]
 
 
 def test_two_owners_of_one_box_are_found_before_anything_gets_its_name(tmp_path):
@@ -239,6 +297,7 @@ def test_what_json_cannot_say_is_refused_before_anything_is_written(tmp_path):
         model, _ = train("FSDP", backend, 1)
         with pytest.raises(sk.CheckpointError, match="cannot be stored"):
             model.save_model(tmp_path, data_position={"loss": float("nan")})
+
     sk.run_ranks(2, on_rank)
     assert not names(tmp_path)
 
@@ -249,27 +308,41 @@ def test_a_loss_that_is_not_a_number_does_not_prevent_the_checkpoint(tmp_path):
         model._last_loss = float("nan")
         model.save_model(tmp_path)
         return model.load_model(tmp_path)["last_loss"]
+
     assert sk.run_ranks(2, on_rank) == [None, None]
 
 
-@pytest.mark.parametrize("driver, words", [("mpio", "parallel HDF5|MPI processes"), ("hdf6", "wanted \"files\"")])
+@pytest.mark.parametrize(
+    "driver, words", [("mpio", "parallel HDF5|MPI processes"), ("hdf6", 'wanted "files"')]
+)
 def test_a_driver_that_is_not_there_is_refused_before_anything_is_written(driver, words, tmp_path):
     with pytest.raises(sk.CheckpointError, match=words):
         save(tmp_path, 1, 1, driver=driver)
     assert not names(tmp_path)
 
 
-# ---- real file systems -------------------------------------------------------------------------------------------
+# ---- real file systems ---------------------------------------------------------------------------
+
 
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of one megabyte, or a skip."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], capture_output=True, text=True) \
-        if os.geteuid() == 0 and shutil.which("mount") else None
+    mounted = (
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+        )
+        if os.geteuid() == 0 and shutil.which("mount")
+        else None
+    )
     if mounted is None or mounted.returncode:
-        pytest.skip("a tmpfs cannot be mounted here" + (f": {mounted.stderr}" if mounted else ", which takes root"))
+        pytest.skip(
+            "a tmpfs cannot be mounted here"
+            + (f": {mounted.stderr}" if mounted else ", which takes root")
+        )
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -288,6 +361,7 @@ def test_a_disk_that_is_really_full_leaves_the_checkpoint_before(small_disk, way
                 assert ".tmp" in error.filename, error
                 return saved
             model.train(*sk.split_batch(model.mesh, *token_batch(step)))
+
     saved, other = sk.run_ranks(2, on_rank)
     assert saved == other and saved
     assert [folder.name for folder in CheckpointStore(small_disk).steps()] == saved
@@ -326,6 +400,7 @@ def test_a_quota_on_file_sizes_is_an_os_error(tmp_path):
         except OSError as error:
             os._exit(7 if error.errno == errno.EFBIG else 8)
         os._exit(0)
+
     process = multiprocessing.get_context("fork").Process(target=limited)
     process.start()
     process.join()
@@ -337,20 +412,33 @@ def test_why_others_were_passed_over_is_told(tmp_path):
     for step in (1, 2, 3, 4):
         save(tmp_path, step, step)
     flip_bit(tmp_path / "step-00000004" / "index.h5")
-    edit_manifest(tmp_path / "step-00000003", lambda manifest: manifest.update(step=4), sealed=False)
+    edit_manifest(
+        tmp_path / "step-00000003", lambda manifest: manifest.update(step=4), sealed=False
+    )
     (tmp_path / "step-00000002" / "rank-00001.h5").unlink()
     (tmp_path / "step-00000005.tmp").mkdir()
     step, _, reasons = newest(tmp_path)
     assert step == 1
-    for words, reason in zip(("step-00000005.tmp was never finished", "index.h5 is damaged", "step-00000003 is damaged: its "
-                              "checksum", "rank-00001.h5 cannot be read"), reasons, strict=True):
+    for words, reason in zip(
+        (
+            "step-00000005.tmp was never finished",
+            "index.h5 is damaged",
+            "step-00000003 is damaged: its checksum",
+            "rank-00001.h5 cannot be read",
+        ),
+        reasons,
+        strict=True,
+    ):
         assert words in reason
 
 
-@pytest.mark.parametrize("description", [described(-1), described(1, last_loss="low"), described(1, mesh=[1])])
+@pytest.mark.parametrize(
+    "description", [described(-1), described(1, last_loss="low"), described(1, mesh=[1])]
+)
 def test_a_description_that_could_not_be_read_is_not_written(description, tmp_path):
     def on_rank(backend):
         with pytest.raises(sk.CheckpointError, match="wanted"):
             CheckpointStore(tmp_path).save([], backend, description)
+
     sk.run_ranks(2, on_rank)
     assert not names(tmp_path)

@@ -1,4 +1,7 @@
-"""One road from a path to a checkpoint: whoever builds a model, loads, compares, converts or generates finds the same one."""
+"""One road from a path to a checkpoint: whoever builds a model, loads, compares, converts or
+generates finds the same one.
+"""
+
 import shutil
 import warnings
 from pathlib import Path
@@ -15,11 +18,13 @@ from shardkit.train.sample import load_for_generation
 DAMAGE = {
     "a flipped bit": lambda folder: flip_bit(folder / "rank-00001.h5"),
     "a missing file": lambda folder: (folder / "rank-00000.h5").unlink(),
-    "half a manifest": lambda folder: (folder / "manifest.json").write_text((folder / "manifest.json").read_text()[:500]),
+    "half a manifest": lambda folder: (folder / "manifest.json").write_text(
+        (folder / "manifest.json").read_text()[:500]
+    ),
     "a missing manifest": lambda folder: (folder / "manifest.json").unlink(),
     "an empty folder": lambda folder: [path.unlink() for path in folder.iterdir()],
 }
-LAYERS = {1: 3, 2: 2, 3: 1}             # of the checkpoint of each step, so that it shows which one was found
+LAYERS = {1: 3, 2: 2, 3: 1}  # of the checkpoint of each step, so that it shows which one was found
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +34,10 @@ def original(tmp_path_factory):
 
     def on_rank(backend):
         for step, layers in LAYERS.items():
-            train("FSDP", backend, step, model=small_gpt(layers=layers))[0].save_model(folder / "store")
+            train("FSDP", backend, step, model=small_gpt(layers=layers))[0].save_model(
+                folder / "store"
+            )
+
     sk.run_ranks(2, on_rank)
     return folder / "store"
 
@@ -41,16 +49,20 @@ def store(original, tmp_path):
 
 def found_by_all(path):
     """The step that all agree on."""
+
     def on_rank(backend):
         model = sk.models.GPT.from_checkpoint(path)
         sharded, _ = train("ZeRO-2", backend, 0, model=model)
         manifest = sharded.load_model(path)
-        assert len(model.named_parameters()) == len(small_gpt(layers=LAYERS[manifest["step"]]).named_parameters())
+        assert len(model.named_parameters()) == len(
+            small_gpt(layers=LAYERS[manifest["step"]]).named_parameters()
+        )
         return manifest["step"]
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         steps = set(sk.run_ranks(2, on_rank)) | {find_checkpoint(path)[0].manifest["step"]}
-    step, = steps
+    (step,) = steps
     return step
 
 
@@ -92,10 +104,11 @@ def test_one_checkpoint_that_was_asked_for_by_name_is_not_exchanged_for_an_older
         sharded, _ = train("FSDP", backend, 0, model=small_gpt(layers=1))
         with pytest.raises(sk.CheckpointError, match="step-00000003"):
             sharded.load_model(path)
+
     sk.run_ranks(2, on_rank)
     with pytest.raises(sk.CheckpointError, match="step-00000003"):
         find_checkpoint(path)
-    if damage == "a flipped bit":           # which no description needs
+    if damage == "a flipped bit":  # which no description needs
         assert sk.models.GPT.from_checkpoint(path).configuration() == whole.configuration()
     else:
         with pytest.raises(sk.CheckpointError, match="step-00000003"):
@@ -106,12 +119,20 @@ def test_what_was_passed_over_is_a_warning_and_is_in_the_refusal_of_an_older_one
     flip_bit(store / "step-00000003" / "rank-00000.h5")
 
     def load(layers):
-        sk.run_ranks(2, lambda backend: train("FSDP", backend, 0, model=small_gpt(layers=layers))[0].load_model(store))
+        sk.run_ranks(
+            2,
+            lambda backend: train("FSDP", backend, 0, model=small_gpt(layers=layers))[0].load_model(
+                store
+            ),
+        )
+
     with pytest.warns(UserWarning, match="passed over.*step-00000003/rank-00000.h5") as said:
         load(2)
     assert len(said) == 1
     flip_bit(store / "step-00000003" / "manifest.json")
-    with pytest.raises(sk.CheckpointError, match="step-00000002 is of another model.*passed over.*step-00000003"):
+    with pytest.raises(
+        sk.CheckpointError, match="step-00000002 is of another model.*passed over.*step-00000003"
+    ):
         load(1)
 
 
@@ -120,6 +141,7 @@ def test_a_newest_checkpoint_of_another_model_is_not_exchanged_for_an_older_one_
         sharded, _ = train("FSDP", backend, 0, model=small_gpt(layers=2))
         with pytest.raises(sk.CheckpointError, match="step-00000003 is of another model"):
             sharded.load_model(store)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -136,6 +158,7 @@ def test_a_path_that_is_a_file_is_said_to_be_one(store):
         with pytest.raises(OSError, match="newest is a file; wanted a folder"):
             model.load_model(store / "newest")
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+
     sk.run_ranks(2, on_rank)
     with pytest.raises(sk.CheckpointError, match="newest is a file; wanted a folder"):
         sk.models.GPT.from_checkpoint(store / "newest")

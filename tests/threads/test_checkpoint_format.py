@@ -1,4 +1,7 @@
-"""The format page is true: other programs read what is written here, and what they write is read here."""
+"""The format page is true: other programs read what is written here, and what they write is read
+here.
+"""
+
 import json
 import re
 import shutil
@@ -30,10 +33,11 @@ def saved(tmp_path_factory):
         model, _ = train("FSDP", backend, 1)
         folder = model.save_model(store)
         return Path(folder), model.gather_full_parameters()
+
     folder, vector = sk.run_ranks(3, on_rank)[0]
     parameters, at = {}, 0
     for name, parameter in small_gpt().named_parameters().items():
-        parameters[name] = vector[at:at + parameter.size].reshape(parameter.shape)
+        parameters[name] = vector[at : at + parameter.size].reshape(parameter.shape)
         at += parameter.size
     return folder, parameters
 
@@ -42,7 +46,9 @@ def run_example(folder):
     """The page's example, on a process of its own that does not see shardkit."""
     code = re.search(r"## Reading.*?```python\n(.*?)```", PAGE, re.S)[1]
     code += "\nimport sys; assert 'shardkit' not in sys.modules; print(float(weight.sum(dtype='float64')))"
-    return subprocess.run([sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
+    )
 
 
 def test_the_example_of_the_page_reads_a_tensor_whole_and_notices_damage(saved, tmp_path):
@@ -79,15 +85,25 @@ def test_the_manifest_has_exactly_the_fields_of_the_page(saved):
 @pytest.mark.skipif(shutil.which("h5dump") is None, reason="needs the HDF5 tools")
 def test_the_hdf5_tools_show_tensors_and_numbers(saved):
     folder, parameters = saved
-    listed = subprocess.run(["h5ls", "-r", "index.h5"], cwd=folder, capture_output=True, text=True, timeout=60).stdout
+    listed = subprocess.run(
+        ["h5ls", "-r", "index.h5"], cwd=folder, capture_output=True, text=True, timeout=60
+    ).stdout
     assert re.search(r"/model/blocks.0.mlp.up.weight +Dataset \{64, 16\}", listed)
-    dumped = subprocess.run(["h5dump", "-y", "-w", "1", "-m", "%.9g", "-d", "model/head.norm.weight", "index.h5"], cwd=folder,
-                            capture_output=True, text=True, timeout=60).stdout
+    dumped = subprocess.run(
+        ["h5dump", "-y", "-w", "1", "-m", "%.9g", "-d", "model/head.norm.weight", "index.h5"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
     numbers = re.search(r"DATA \{(.*?)\}", dumped, re.S)[1].replace(",", " ").split()
-    numpy.testing.assert_array_equal(numpy.array(numbers, "float32"), parameters["head.norm.weight"])
+    numpy.testing.assert_array_equal(
+        numpy.array(numbers, "float32"), parameters["head.norm.weight"]
+    )
 
 
-# ---- scalars -----------------------------------------------------------------------------------------------------
+# ---- scalars -------------------------------------------------------------------------------------
+
 
 class Scaled(nn.Module):
     """A model with a parameter that has no dimensions."""
@@ -108,50 +124,88 @@ def test_a_scalar_parameter_is_saved_whole_and_its_attributes_change_no_other_fi
         folder = model.save_model(tmp_path)
         model.load_model(tmp_path)
         return Path(folder), float(model.gather_full_parameters()[-1])
+
     folder, scale = sk.run_ranks(2, on_rank)[0]
     Checkpoint(folder).verify()
     with h5py.File(folder / "index.h5", "r") as index:
         assert float(index["model/scale"][()]) == scale and index["model/scale"].attrs["step"] == 0
 
 
-# ---- written by another program ----------------------------------------------------------------------------------
+# ---- written by another program ------------------------------------------------------------------
 
 SEGMENT = 1 << 20
 
 
 def write_by_the_page(store, model, *, step, optimizer, version=3):
-    """A checkpoint made from the rules of the page with h5py and json: two files of odd names, boxes cut at will."""
+    """A checkpoint made from the rules of the page with h5py and json: two files of odd names,
+    boxes cut at will.
+    """
     folder = store / f"step-{step:08d}.tmp"
     folder.mkdir(parents=True)
-    tensors, values = {}, {f"model/{name}": parameter for name, parameter in model.state_dict().items()}
+    tensors, values = (
+        {},
+        {f"model/{name}": parameter for name, parameter in model.state_dict().items()},
+    )
     for state in optimizer["state"] if optimizer else []:
-        values |= {f"optimizer/{state}/{name}": numpy.full(p.shape, 0.25, p.dtype) for name, p in model.state_dict().items()}
+        values |= {
+            f"optimizer/{state}/{name}": numpy.full(p.shape, 0.25, p.dtype)
+            for name, p in model.state_dict().items()
+        }
     with h5py.File(folder / "even.h5", "w") as even, h5py.File(folder / "odd.h5", "w") as odd:
         for path, array in values.items():
             tensors[path] = {"shape": list(array.shape), "dtype": str(array.dtype), "boxes": []}
             for row in range(0, len(array), 7):
-                box, name, file = array[row:row + 7], f"{path}/{row}", (even, odd)[row % 2]
+                box, name, file = array[row : row + 7], f"{path}/{row}", (even, odd)[row % 2]
                 dataset = file.create_dataset(name, data=box)
                 offset = [row] + [0] * (array.ndim - 1)
                 dataset.attrs["offset"] = numpy.array(offset)
                 dataset.parent.attrs["global_shape"] = numpy.array(array.shape)
-                sums = [xxh3(box.tobytes()[at:at + SEGMENT]) if version == 3 else crc(box.tobytes()[at:at + SEGMENT])
-                        for at in range(0, box.nbytes, SEGMENT)]
-                tensors[path]["boxes"].append([("even.h5", "odd.h5")[row % 2], name, offset, list(box.shape),
-                                               dataset.id.get_offset(), sums])
+                sums = [
+                    xxh3(box.tobytes()[at : at + SEGMENT])
+                    if version == 3
+                    else crc(box.tobytes()[at : at + SEGMENT])
+                    for at in range(0, box.nbytes, SEGMENT)
+                ]
+                tensors[path]["boxes"].append(
+                    [
+                        ("even.h5", "odd.h5")[row % 2],
+                        name,
+                        offset,
+                        list(box.shape),
+                        dataset.id.get_offset(),
+                        sums,
+                    ]
+                )
     counted = (lambda path: bytes_outside(path, tensors)) if version > 1 else Path.read_bytes
-    files = {path.name: {"bytes": path.stat().st_size, "crc32": crc(counted(path))} for path in folder.iterdir()}
+    files = {
+        path.name: {"bytes": path.stat().st_size, "crc32": crc(counted(path))}
+        for path in folder.iterdir()
+    }
     if version == 1:
         for entry in tensors.values():
             entry["boxes"] = [box[:4] for box in entry["boxes"]]
-    manifest = {"format": "shardkit-checkpoint", "version": version, "step": step, "samples_seen": 0, "last_loss": None,
-                "seed": 0, "mesh": {"pipeline": 1, "data": 1, "tensor": 1}, "strategy": "by hand", "active_features": None,
-                "model": {"class": "GPT", "configuration": model.configuration()}, "optimizer": optimizer, "data_position": {},
-                "files": files, "tensors": tensors}
+    manifest = {
+        "format": "shardkit-checkpoint",
+        "version": version,
+        "step": step,
+        "samples_seen": 0,
+        "last_loss": None,
+        "seed": 0,
+        "mesh": {"pipeline": 1, "data": 1, "tensor": 1},
+        "strategy": "by hand",
+        "active_features": None,
+        "model": {"class": "GPT", "configuration": model.configuration()},
+        "optimizer": optimizer,
+        "data_position": {},
+        "files": files,
+        "tensors": tensors,
+    }
     if version > 1:
         manifest = {"crc32": "00000000", "segment_bytes": SEGMENT, **manifest}
     text = json.dumps(manifest)
-    (folder / "manifest.json").write_text(text.replace("00000000", crc(text.encode()), 1) if version > 1 else text)
+    (folder / "manifest.json").write_text(
+        text.replace("00000000", crc(text.encode()), 1) if version > 1 else text
+    )
     folder.rename(folder.with_suffix(""))
 
 
@@ -170,7 +224,9 @@ def bytes_outside(path, tensors):
     for entry in tensors.values():
         for file, _, _, shape, at, _ in entry["boxes"]:
             if file == path.name:
-                is_outside[at:at + numpy.prod(shape) * numpy.dtype(entry["dtype"]).itemsize] = False
+                is_outside[at : at + numpy.prod(shape) * numpy.dtype(entry["dtype"]).itemsize] = (
+                    False
+                )
     return content[is_outside].tobytes()
 
 
@@ -178,16 +234,28 @@ def bytes_outside(path, tensors):
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
 def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, version, tmp_path):
     model = small_gpt(seed=11)
-    write_by_the_page(tmp_path, model, step=5, optimizer={"rule": "AdamW", "state": ["first_moment", "second_moment"]},
-                      version=version)
+    write_by_the_page(
+        tmp_path,
+        model,
+        step=5,
+        optimizer={"rule": "AdamW", "state": ["first_moment", "second_moment"]},
+        version=version,
+    )
     Checkpoint(tmp_path / "step-00000005").verify()
     wanted = numpy.concatenate([values.ravel() for values in model.state_dict().values()])
 
     def on_rank(backend):
-        sharded, _ = train(strategy, backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "step-00000005"))
+        sharded, _ = train(
+            strategy, backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "step-00000005")
+        )
         assert sharded.load_model(tmp_path)["strategy"] == "by hand" and sharded.step_number == 5
         numpy.testing.assert_array_equal(sharded.gather_full_parameters(), wanted)
-        assert all((array == 0.25).all() for path, _, array in sharded.engine.owned_boxes() if path.startswith("optimizer/"))
+        assert all(
+            (array == 0.25).all()
+            for path, _, array in sharded.engine.owned_boxes()
+            if path.startswith("optimizer/")
+        )
+
     sk.run_ranks(3, on_rank)
 
 
@@ -197,11 +265,12 @@ def test_a_checkpoint_without_optimizer_state_starts_a_fresh_optimizer(strategy,
     write_by_the_page(tmp_path, model, step=0, optimizer=None)
 
     def trained(sharded):
-        return [sharded.train(*sk.split_batch(sharded.mesh, *token_batch(step))) for step in (7, 8)], \
-            sharded.gather_full_parameters()
+        return [
+            sharded.train(*sk.split_batch(sharded.mesh, *token_batch(step))) for step in (7, 8)
+        ], sharded.gather_full_parameters()
 
     def on_rank(backend):
-        used, _ = train(strategy, backend, 2)              # its state and step must be forgotten
+        used, _ = train(strategy, backend, 2)  # its state and step must be forgotten
         used.load_model(tmp_path)
         fresh, _ = train(strategy, backend, 0, model=small_gpt(seed=11))
         assert used.step_number == 0
@@ -209,6 +278,7 @@ def test_a_checkpoint_without_optimizer_state_starts_a_fresh_optimizer(strategy,
         wanted_losses, wanted = trained(fresh)
         assert losses == wanted_losses
         numpy.testing.assert_array_equal(parameters, wanted)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -219,4 +289,5 @@ def test_a_checkpoint_without_optimizer_state_must_still_have_all_parameters(tmp
         model, _ = train("FSDP", backend, 0)
         with pytest.raises(sk.CheckpointError, match="another model: model/blocks.1"):
             model.load_model(tmp_path)
+
     sk.run_ranks(2, on_rank)

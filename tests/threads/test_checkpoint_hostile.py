@@ -1,4 +1,7 @@
-"""What somebody else may have put into a checkpoint or an image ends in CheckpointError, before memory is taken for it."""
+"""What somebody else may have put into a checkpoint or an image ends in CheckpointError, before
+memory is taken for it.
+"""
+
 import json
 import os
 import pickle
@@ -19,14 +22,16 @@ from shardkit.train import load_for_generation
 
 SHAPE = (40, 30)
 A = "model/a"
-MOST_BYTES = 2 << 20         # the window of one reader, and some
+MOST_BYTES = 2 << 20  # the window of one reader, and some
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A valid checkpoint of two ranks."""
     values = numpy.arange(1200, dtype="float32").reshape(SHAPE)
-    return save_boxes(tmp_path / "store", {A: (values, rows(SHAPE, 2)), "model/b": (values[0], rows((30,), 2))})
+    return save_boxes(
+        tmp_path / "store", {A: (values, rows(SHAPE, 2)), "model/b": (values[0], rows((30,), 2))}
+    )
 
 
 def refused(work, words):
@@ -63,39 +68,81 @@ def rename_file(manifest, name):
 
 
 FORGERIES = {
-    "a shape of petabytes": (lambda m: entry(m).update(shape=[2**50, 2**10]), "do not make it whole"),
-    "a box of petabytes": (lambda m: (entry(m).update(shape=[2**50, 30]), box(m, 1)[3].__setitem__(0, 2**50 - 20)), "overlaps"),
+    "a shape of petabytes": (
+        lambda m: entry(m).update(shape=[2**50, 2**10]),
+        "do not make it whole",
+    ),
+    "a box of petabytes": (
+        lambda m: (entry(m).update(shape=[2**50, 30]), box(m, 1)[3].__setitem__(0, 2**50 - 20)),
+        "overlaps",
+    ),
     "as many dims as fit": (lambda m: entry(m).update(shape=[1] * 5000), "no shape"),
     "a negative size": (lambda m: box(m)[3].__setitem__(0, -20), "no shape or offset"),
     "a negative offset": (lambda m: box(m)[2].__setitem__(0, -1), "no shape or offset"),
     "a size that is a float": (lambda m: box(m)[3].__setitem__(0, 20.0), "no shape or offset"),
     "a size that is true": (lambda m: box(m)[3].__setitem__(0, True), "no shape or offset"),
-    "a size beyond 64 bits": (lambda m: entry(m)["shape"].__setitem__(0, 2**70), "no shape or offset"),
+    "a size beyond 64 bits": (
+        lambda m: entry(m)["shape"].__setitem__(0, 2**70),
+        "no shape or offset",
+    ),
     "a shape that is text": (lambda m: entry(m).update(shape="40"), "no shape or offset"),
-    "boxes that overlap": (lambda m: box(m, 1)[2].__setitem__(0, 19), "covered 2 times|do not make it whole"),
-    "a box outside the tensor": (lambda m: box(m, 1)[2].__setitem__(0, 30), "is not inside the tensor"),
+    "boxes that overlap": (
+        lambda m: box(m, 1)[2].__setitem__(0, 19),
+        "covered 2 times|do not make it whole",
+    ),
+    "a box outside the tensor": (
+        lambda m: box(m, 1)[2].__setitem__(0, 30),
+        "is not inside the tensor",
+    ),
     "a lost box": (lambda m: entry(m)["boxes"].pop(), "do not make it whole"),
     "no boxes": (lambda m: entry(m).update(boxes=[]), "no boxes"),
-    "bytes that two boxes share": (lambda m: m["tensors"]["model/b"]["boxes"][0].__setitem__(4, box(m)[4]), "overlaps"),
-    "a box beyond the end of its file": (lambda m: box(m)[4:].__setitem__(0, 0) or box(m).__setitem__(4, 10**9), "overlaps"),
+    "bytes that two boxes share": (
+        lambda m: m["tensors"]["model/b"]["boxes"][0].__setitem__(4, box(m)[4]),
+        "overlaps",
+    ),
+    "a box beyond the end of its file": (
+        lambda m: box(m)[4:].__setitem__(0, 0) or box(m).__setitem__(4, 10**9),
+        "overlaps",
+    ),
     "a place that is negative": (lambda m: box(m).__setitem__(4, -4096), "not where a box begins"),
-    "a place that is not a number": (lambda m: box(m).__setitem__(4, float("nan")), "not where a box begins"),
+    "a place that is not a number": (
+        lambda m: box(m).__setitem__(4, float("nan")),
+        "not where a box begins",
+    ),
     "too few checksums": (lambda m: box(m)[5].clear(), "0 checksums"),
-    "a checksum of other letters": (lambda m: box(m)[5].__setitem__(0, "0x123456"), "not where a box begins"),
-    "a checksum of an older version": (lambda m: box(m)[5].__setitem__(0, "01234567"), "wanted 16 digits"),
+    "a checksum of other letters": (
+        lambda m: box(m)[5].__setitem__(0, "0x123456"),
+        "not where a box begins",
+    ),
+    "a checksum of an older version": (
+        lambda m: box(m)[5].__setitem__(0, "01234567"),
+        "wanted 16 digits",
+    ),
     "a version whose checksums were shorter": (lambda m: m.update(version=2), "wanted 8 digits"),
     "Python objects": (lambda m: entry(m).update(dtype="object"), "dtype 'object'"),
     "a structured dtype": (lambda m: entry(m).update(dtype="f4,O"), "dtype 'f4,O'"),
     "a dtype that is a list": (lambda m: entry(m).update(dtype=["f4"]), "damaged"),
     "another size of segments": (lambda m: m.update(segment_bytes=1), "segment_bytes"),
-    "a file above the folder": (lambda m: rename_file(m, "../rank-00000.h5"), "not the name of a file"),
+    "a file above the folder": (
+        lambda m: rename_file(m, "../rank-00000.h5"),
+        "not the name of a file",
+    ),
     "a file at the root": (lambda m: rename_file(m, "/etc/passwd"), "not the name of a file"),
     "a hidden file": (lambda m: rename_file(m, ".rank"), "not the name of a file"),
     "a file in a folder": (lambda m: rename_file(m, "sub/rank"), "not the name of a file"),
     "the manifest itself": (lambda m: rename_file(m, "manifest.json"), "not the name of a file"),
-    "a file that is not listed": (lambda m: box(m).__setitem__(0, "other.h5"), "not among the files"),
-    "a file of another size": (lambda m: m["files"]["rank-00000.h5"].update(bytes=10**15), "the manifest says"),
-    "a file of negative size": (lambda m: m["files"]["rank-00000.h5"].update(bytes=-1), "the record of"),
+    "a file that is not listed": (
+        lambda m: box(m).__setitem__(0, "other.h5"),
+        "not among the files",
+    ),
+    "a file of another size": (
+        lambda m: m["files"]["rank-00000.h5"].update(bytes=10**15),
+        "the manifest says",
+    ),
+    "a file of negative size": (
+        lambda m: m["files"]["rank-00000.h5"].update(bytes=-1),
+        "the record of",
+    ),
     "files that are a list": (lambda m: m.update(files=[]), "damaged"),
     "tensors that are a number": (lambda m: m.update(tensors=3), "damaged"),
     "a step of text": (lambda m: m.update(step="1"), "step = '1'"),
@@ -119,7 +166,10 @@ def test_a_forged_manifest_is_refused(case, folder):
 TEXTS = {
     "brackets without end": ("[" * 200_000, "damaged"),
     "objects without end": ('{"a":' * 200_000, "damaged"),
-    "a number of a million digits": ('{"crc32": "00000000", "version": ' + "9" * 1_000_000 + "}", "damaged"),
+    "a number of a million digits": (
+        '{"crc32": "00000000", "version": ' + "9" * 1_000_000 + "}",
+        "damaged",
+    ),
     "no object": ("[1, 2]", "no JSON object"),
     "no text": (b"\xff\xfe\x00", "damaged"),
     "nothing": ("", "damaged"),
@@ -145,7 +195,9 @@ def test_files_must_be_ordinary_files_of_the_folder(name, kind, folder):
     """A pipe would block a reader for ever, and a link might lead anywhere."""
     path = folder / name
     moved = path.rename(folder.parent / "moved")
-    {"link": lambda: path.symlink_to(moved), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    {"link": lambda: path.symlink_to(moved), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[
+        kind
+    ]()
     refused(lambda: look(folder), "is a link|not an ordinary file|cannot be read")
 
 
@@ -156,12 +208,14 @@ def test_nothing_is_unpickled(folder, monkeypatch):
     read_image(image_of({A: numpy.zeros(SHAPE, "float32")}, described()))
 
 
-# ---- version 1, where HDF5 says where values stand ---------------------------------------------------------------
+# ---- version 1, where HDF5 says where values stand -----------------------------------------------
+
 
 def link_to(link):
     def edit(file, name):
         del file[name]
         file[name] = link
+
     return edit
 
 
@@ -170,6 +224,7 @@ def replace_by(**how):
         values = file[name][...]
         del file[name]
         file.create_dataset(name, **{"data": values, **how})
+
     return edit
 
 
@@ -208,7 +263,12 @@ STRUCTURES = {
 def test_version_1_reads_ordinary_datasets_of_its_own_files_only(case, folder):
     with h5py.File(folder / "rank-00000.h5", "r+") as file:
         STRUCTURES[case](file, f"{A}/0")
-    edit_manifest(folder, lambda m: m["files"]["rank-00000.h5"].update(bytes=(folder / "rank-00000.h5").stat().st_size))
+    edit_manifest(
+        folder,
+        lambda m: m["files"]["rank-00000.h5"].update(
+            bytes=(folder / "rank-00000.h5").stat().st_size
+        ),
+    )
     as_version_1(folder)
     checkpoint = Checkpoint(folder)
     checkpoint.verify()
@@ -221,11 +281,14 @@ def test_a_model_is_unchanged_by_a_checkpoint_that_is_forged(tmp_path):
         folder = model.save_model(tmp_path)
         before = model.gather_full_parameters()
         if backend.rank == 0:
-            edit_manifest(Path(folder), lambda m: m["tensors"]["model/head.norm.weight"].update(shape=[2**60]))
+            edit_manifest(
+                Path(folder), lambda m: m["tensors"]["model/head.norm.weight"].update(shape=[2**60])
+            )
         backend.barrier()
         with pytest.raises(sk.CheckpointError, match="head.norm.weight"):
             model.load_model(tmp_path)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -233,12 +296,14 @@ def test_a_model_is_unchanged_by_a_checkpoint_that_is_forged(tmp_path):
 def test_a_description_of_a_model_that_is_not_stored_is_refused_before_it_is_made(size, tmp_path):
     def on_rank(backend):
         return train("FSDP", backend, 1)[0].save_model(tmp_path)
+
     folder = Path(sk.run_ranks(1, on_rank)[0])
     edit_manifest(folder, lambda m: m["model"]["configuration"].update(layers=size))
     refused(lambda: load_for_generation(tmp_path), "layers|describes")
 
 
-# ---- images ------------------------------------------------------------------------------------------------------
+# ---- images --------------------------------------------------------------------------------------
+
 
 def forged_image(edit):
     image = image_of({A: numpy.ones(SHAPE, "float32")}, described())
@@ -248,7 +313,7 @@ def forged_image(edit):
     del table["crc32"]
     text = json.dumps({"crc32": "00000000", **table}).encode()
     text = text.ljust(end, b" ")
-    body = text + image[len(text):]
+    body = text + image[len(text) :]
     return body[:11] + f"{zlib.crc32(body):08x}".encode() + body[19:]
 
 

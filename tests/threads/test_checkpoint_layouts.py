@@ -1,4 +1,7 @@
-"""What one layout saved, any other loads: every ordered pair, on 1, 2, 3, 4 and 8 ranks that are threads."""
+"""What one layout saved, any other loads: every ordered pair, on 1, 2, 3, 4 and 8 ranks that are
+threads.
+"""
+
 import hashlib
 from math import prod
 
@@ -8,7 +11,7 @@ from builders import sha256
 
 import shardkit as sk
 
-SAMPLES, MICRO_BATCH = 8, 2         # 4 micro-batches: a power of two for each rank on every mesh below
+SAMPLES, MICRO_BATCH = 8, 2  # 4 micro-batches: a power of two for each rank on every mesh below
 SWAPPED = {"order": ("tensor", "data", "pipeline")}
 
 # name: (pipeline, data, tensor), policy, schedule, and what else
@@ -46,22 +49,45 @@ def make(name, backend):
     (pipeline, data, tensor), policy, schedule, more = LAYOUTS[name]
     settings = {"order": ("pipeline", "data", "tensor"), **more}
     order = settings.pop("order")
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 0.5, "minimum_parameter_group_size": 64,
-                "micro_batches": SAMPLES // data // MICRO_BATCH, "schedule": schedule, **settings}
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 0.5,
+        "minimum_parameter_group_size": 64,
+        "micro_batches": SAMPLES // data // MICRO_BATCH,
+        "schedule": schedule,
+        **settings,
+    }
     gpt = sk.models.GPT(60, 8, width=24, layers=3, heads=12, seed=3, tied=True, dtype="float64")
-    return sk.HybridShardedModel(gpt, sk.ShardingConfiguration(backend, **settings), pipeline, tensor, data, policy=policy,
-                                 order=order)
+    return sk.HybridShardedModel(
+        gpt,
+        sk.ShardingConfiguration(backend, **settings),
+        pipeline,
+        tensor,
+        data,
+        policy=policy,
+        order=order,
+    )
 
 
 def digest(model):
-    """SHA-256 of all parameters, and of all that a checkpoint holds, gathered from the ranks. Collective."""
+    """SHA-256 of all parameters, and of all that a checkpoint holds, gathered from the ranks.
+    Collective.
+    """
     mine = [(tensor, piece.box, array) for tensor, piece, array in model.engine.counted_boxes()]
-    everyones, vector, state = model.mesh.world.gather_object(mine), model.gather_full_parameters(), None
+    everyones, vector, state = (
+        model.mesh.world.gather_object(mine),
+        model.gather_full_parameters(),
+        None,
+    )
     if everyones is not None:
-        whole = {tensor: numpy.full(shape, numpy.nan) for tensor, shape in model.engine.shapes().items()}
+        whole = {
+            tensor: numpy.full(shape, numpy.nan) for tensor, shape in model.engine.shapes().items()
+        }
         for tensor, box, values in (part for parts in everyones for part in parts):
             whole[tensor][box.slices()] = values.reshape(box.shape)
-        state = hashlib.sha256(b"".join(whole[tensor].tobytes() for tensor in sorted(whole))).hexdigest()
+        state = hashlib.sha256(
+            b"".join(whole[tensor].tobytes() for tensor in sorted(whole))
+        ).hexdigest()
     return sha256(vector), model.mesh.world.broadcast_object(state)
 
 
@@ -73,7 +99,10 @@ def step(model):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """{layout: (folder, digest, what the next step gives)}, of models that were trained in that layout."""
+    """{layout: (folder, digest, what the next step gives)}, of models that were trained in that
+    layout.
+    """
+
     def save(name):
         folder = tmp_path_factory.mktemp("layout")
 
@@ -83,13 +112,18 @@ def saved(tmp_path_factory):
                 model.train(*sk.split_batch(model.mesh, *batch(number)))
             model.save_model(folder)
             return folder, digest(model), step(model)
+
         return sk.run_ranks(num_ranks(name), on_rank)[0]
+
     return {name: save(name) for name in LAYOUTS}
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_loads_what_every_layout_saved_and_goes_on(saved, name):
-    """To the bit where both have no tensor axis, else to rounding. One model loads them all, one after the other."""
+    """To the bit where both have no tensor axis, else to rounding. One model loads them all, one
+    after the other.
+    """
+
     def on_rank(backend):
         model = make(name, backend)
         results = {}
@@ -97,13 +131,18 @@ def test_a_layout_loads_what_every_layout_saved_and_goes_on(saved, name):
             model.load_model(folder)
             results[other] = digest(model), step(model)
         return results
+
     for other, (loaded, (loss, parameters)) in sk.run_ranks(num_ranks(name), on_rank)[0].items():
         _, stored, (wanted_loss, wanted_parameters) = saved[other]
         assert loaded == stored, f"saved under {other}"
         assert abs(loss - wanted_loss) < 1e-12 * wanted_loss
-        numpy.testing.assert_allclose(parameters, wanted_parameters, rtol=1e-9, atol=1e-11, err_msg=f"saved under {other}")
+        numpy.testing.assert_allclose(
+            parameters, wanted_parameters, rtol=1e-9, atol=1e-11, err_msg=f"saved under {other}"
+        )
         if {name, other} <= set(EXACT):
-            assert (loss, sha256(parameters)) == (wanted_loss, sha256(wanted_parameters)), f"saved under {other}"
+            assert (loss, sha256(parameters)) == (wanted_loss, sha256(wanted_parameters)), (
+                f"saved under {other}"
+            )
 
 
 def test_layouts_without_a_tensor_axis_are_one_experiment(saved):

@@ -1,4 +1,5 @@
 """Loading reads what is wanted and no more, through a window; old versions; GPU arrays."""
+
 import tracemalloc
 
 import numpy
@@ -27,6 +28,7 @@ def bytes_read(monkeypatch):
     def counted(self, file, at, view):
         sizes.append(len(view))
         read(self, file, at, view)
+
     monkeypatch.setattr(Reader, "read", counted)
     return sizes
 
@@ -44,15 +46,22 @@ def peak_of(work):
 
 
 # a shape, and columns of it; rows of 4 KiB are read whole, of rows of 2 MiB only what is wanted
-STRIDED = {"short rows": ((16384, 1024), slice(256, 512)), "long rows": ((32, 1 << 19), slice(1 << 17, 1 << 18))}
+STRIDED = {
+    "short rows": ((16384, 1024), slice(256, 512)),
+    "long rows": ((32, 1 << 19), slice(1 << 17, 1 << 18)),
+}
 
 
 @pytest.mark.parametrize("case", STRIDED)
-def test_columns_of_a_large_box_that_was_written_by_rows_pass_through_a_fixed_window(case, tmp_path, bytes_read):
+def test_columns_of_a_large_box_that_was_written_by_rows_pass_through_a_fixed_window(
+    case, tmp_path, bytes_read
+):
     shape, columns = STRIDED[case]
     whole = numbers(*shape)
     checkpoint = Checkpoint(save_boxes(tmp_path, {"model/a": (whole, rows(shape, 1))}))
-    part = owned_part("model/a", whole, Box((0, columns.start), (shape[0], columns.stop - columns.start)))
+    part = owned_part(
+        "model/a", whole, Box((0, columns.start), (shape[0], columns.stop - columns.start))
+    )
     wanted = part[2].copy()
     part[2].fill(0)
     bytes_read.clear()
@@ -95,20 +104,26 @@ def test_a_model_that_was_just_made_reads_every_byte_once(tmp_path, bytes_read):
         fresh.load_model(tmp_path)
         backend.barrier()
         return sha256(fresh.gather_full_parameters()) == sha256(model.gather_full_parameters())
+
     assert sk.run_ranks(2, on_rank) == [True, True]
     folder = tmp_path / "step-00000001"
-    assert sum(bytes_read) == sum(file.stat().st_size for file in folder.iterdir() if file.name != "manifest.json")
+    assert sum(bytes_read) == sum(
+        file.stat().st_size for file in folder.iterdir() if file.name != "manifest.json"
+    )
 
 
 @pytest.mark.parametrize("steps", [0, 1])
 def test_damage_that_is_found_late_leaves_the_model_as_it_was(steps, tmp_path):
     """Of a model that was just made the arrays are half filled by then; they are made again."""
+
     def on_rank(backend):
         model, _ = train("ZeRO-1", backend, 2)
         model.save_model(tmp_path)
         if backend.rank == 0:
             checkpoint = Checkpoint(tmp_path / "step-00000002")
-            last = checkpoint.manifest["tensors"]["optimizer/second_moment/head.output.weight"]["boxes"][-1]
+            last = checkpoint.manifest["tensors"]["optimizer/second_moment/head.output.weight"][
+                "boxes"
+            ][-1]
             flip_bit(checkpoint.folder / last[0], at=last[4])
         backend.barrier()
         other, _ = train("DDP", backend, steps)
@@ -119,7 +134,10 @@ def test_damage_that_is_found_late_leaves_the_model_as_it_was(steps, tmp_path):
         assert other.serialize() == state
         other.train(*sk.split_batch(other.mesh, *token_batch(steps)))
         expected, _ = train("DDP", backend, steps + 1)
-        numpy.testing.assert_array_equal(other.gather_full_parameters(), expected.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            other.gather_full_parameters(), expected.gather_full_parameters()
+        )
+
     sk.run_ranks(2, on_rank)
 
 
@@ -137,6 +155,7 @@ def test_parameters_that_were_set_before_wrapping_are_not_lost_in_a_failed_load(
         with pytest.raises(sk.CheckpointError, match="no valid"):
             other.load_model(tmp_path)
         assert folder and set(other.gather_full_parameters().tolist()) == {0.25}
+
     sk.run_ranks(2, on_rank)
 
 
@@ -149,7 +168,9 @@ def test_older_versions_are_still_read_and_verified(version, tmp_path):
     checkpoint.verify()
     numpy.testing.assert_array_equal(checkpoint.read_whole("model/a"), whole)
     part = Box((200, 10), (300, 5))
-    numpy.testing.assert_array_equal(load_box(checkpoint, "model/a", whole.shape, part), whole[part.slices()])
+    numpy.testing.assert_array_equal(
+        load_box(checkpoint, "model/a", whole.shape, part), whole[part.slices()]
+    )
     flip_bit(folder / "rank-00001.h5")
     with pytest.raises(sk.CheckpointError, match="rank-00001.h5 is damaged"):
         checkpoint.verify()
@@ -168,6 +189,7 @@ def test_a_model_goes_on_from_a_checkpoint_of_an_older_version(version, tmp_path
         for each in (model, other):
             each.train(*sk.split_batch(each.mesh, *token_batch(2)))
         return sha256(model.gather_full_parameters()) == sha256(other.gather_full_parameters())
+
     assert sk.run_ranks(3, on_rank) == [True] * 3
 
 
@@ -176,8 +198,12 @@ class FakeDeviceArray:
 
     def __init__(self, array):
         self._array, self.shape, self.dtype, self.size = array, array.shape, array.dtype, array.size
-        self.__cuda_array_interface__ = {"shape": array.shape, "typestr": array.dtype.str, "version": 3,
-                                         "data": (array.ctypes.data, False)}
+        self.__cuda_array_interface__ = {
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "version": 3,
+            "data": (array.ctypes.data, False),
+        }
 
     def __getitem__(self, index):
         return FakeDeviceArray(self._array[index])
@@ -206,6 +232,10 @@ def test_gpu_arrays_are_saved_and_filled_through_the_host(tmp_path):
     CheckpointStore(tmp_path).save([(tensor, piece, FakeDeviceArray(values))], backend, described())
     for box in (Box.whole(whole.shape), Box((100, 7), (400, 30))):
         tensor, piece, values = owned_part("model/a", numpy.zeros_like(whole), box)
-        CheckpointStore(tmp_path).load_newest([(tensor, piece, FakeDeviceArray(values))], backend, lambda checkpoint: None,
-                                              expendable=True)
+        CheckpointStore(tmp_path).load_newest(
+            [(tensor, piece, FakeDeviceArray(values))],
+            backend,
+            lambda checkpoint: None,
+            expendable=True,
+        )
         numpy.testing.assert_array_equal(values.reshape(box.shape), whole[box.slices()])

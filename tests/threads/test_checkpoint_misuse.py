@@ -1,4 +1,7 @@
-"""What would be silently wrong: other models that fit by their shapes, folders of other models, odd values."""
+"""What would be silently wrong: other models that fit by their shapes, folders of other models, odd
+values.
+"""
+
 import math
 import warnings
 from pathlib import Path
@@ -24,6 +27,7 @@ def save_mlp(folder, model=mlp, active=None, **how):
         if active is not None:
             sharded.set_active_feature_indices(active)
         return sharded.save_model(folder, **how)
+
     return Path(sk.run_ranks(2, on_rank)[0])
 
 
@@ -36,16 +40,25 @@ def load(folder, model, **how):
         except sk.CheckpointError:
             numpy.testing.assert_array_equal(sharded.gather_full_parameters(), before)
             raise
+
     return sk.run_ranks(2, on_rank)[0]
 
 
-# ---- other models ------------------------------------------------------------------------------------------------
+# ---- other models --------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("only", [None, "model"])
-@pytest.mark.parametrize("there, here, words", [
-    (small_gpt, lambda: small_gpt(heads=4), "heads = 2 there and 4 here"),
-    (mlp, lambda: mlp(activation="relu"), "activation = 'gelu' there and 'relu' here")], ids=["heads", "activation"])
-def test_a_model_of_the_same_shapes_that_computes_something_else_is_a_warning(only, there, here, words, tmp_path):
+@pytest.mark.parametrize(
+    "there, here, words",
+    [
+        (small_gpt, lambda: small_gpt(heads=4), "heads = 2 there and 4 here"),
+        (mlp, lambda: mlp(activation="relu"), "activation = 'gelu' there and 'relu' here"),
+    ],
+    ids=["heads", "activation"],
+)
+def test_a_model_of_the_same_shapes_that_computes_something_else_is_a_warning(
+    only, there, here, words, tmp_path
+):
     save_mlp(tmp_path, there)
     with pytest.warns(UserWarning, match=words) as said:
         load(tmp_path, here, only=only)
@@ -57,8 +70,14 @@ class Tupled(sk.models.MLP):
         return {"sizes": (4, 3, 1), "nested": {"a": (1,)}}
 
 
-@pytest.mark.parametrize("there, here", [(lambda: small_gpt(seed=1), lambda: small_gpt(seed=2)),
-                                         (lambda: Tupled([4, 3, 1]), lambda: Tupled([4, 3, 1]))], ids=["seed", "tuples"])
+@pytest.mark.parametrize(
+    "there, here",
+    [
+        (lambda: small_gpt(seed=1), lambda: small_gpt(seed=2)),
+        (lambda: Tupled([4, 3, 1]), lambda: Tupled([4, 3, 1])),
+    ],
+    ids=["seed", "tuples"],
+)
 def test_what_changes_no_model_is_no_warning(there, here, tmp_path):
     save_mlp(tmp_path, there)
     with warnings.catch_warnings():
@@ -82,28 +101,40 @@ def as_bare(folder):
     """Give the tensors the names that Bare has."""
     names = list(Bare().named_parameters())
     stored = [f"model/{name}" for name in mlp().named_parameters()]
-    edit_manifest(folder, lambda m: m.update(tensors={f"model/{new}": m["tensors"][old] for new, old in zip(names, stored)}))
+    edit_manifest(
+        folder,
+        lambda m: m.update(
+            tensors={f"model/{new}": m["tensors"][old] for new, old in zip(names, stored)}
+        ),
+    )
 
 
 def test_features_that_were_switched_off_are_not_switched_on_by_a_model_without_features(tmp_path):
     as_bare(save_mlp(tmp_path, active=[0, 2]))
-    with pytest.raises(sk.CheckpointError, match=r"active_features = \[0, 2\].*has no input features"):
+    with pytest.raises(
+        sk.CheckpointError, match=r"active_features = \[0, 2\].*has no input features"
+    ):
         load(tmp_path, Bare)
 
 
 def test_features_that_the_model_does_not_have_are_refused_before_anything_changes(tmp_path):
     folder = save_mlp(tmp_path, active=[0, 2])
     edit_manifest(folder, lambda m: m.update(active_features=[0, 4]))
-    with pytest.raises(sk.CheckpointError, match=r"active_features = \[0, 4\].*has 4 input features"):
+    with pytest.raises(
+        sk.CheckpointError, match=r"active_features = \[0, 4\].*has 4 input features"
+    ):
         load(tmp_path, mlp)
 
 
-# ---- folders -----------------------------------------------------------------------------------------------------
+# ---- folders -------------------------------------------------------------------------------------
+
 
 def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
     folder = save_mlp(tmp_path)
     before = (folder / "manifest.json").read_bytes()
-    with pytest.raises(sk.CheckpointError, match="step-00000000 is of another model.*choose another folder"):
+    with pytest.raises(
+        sk.CheckpointError, match="step-00000000 is of another model.*choose another folder"
+    ):
         save_mlp(tmp_path, lambda: mlp((4, 5, 1)))
     assert (folder / "manifest.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["newest", "step-00000000"]
@@ -112,7 +143,9 @@ def test_a_checkpoint_of_another_model_is_not_replaced(tmp_path):
 
 def test_checkpoints_of_another_model_are_not_deleted_as_older_ones(tmp_path):
     for step, size in (1, 7), (2, 5), (3, 5), (4, 5):
-        save_boxes(tmp_path, {"model/a": (numpy.zeros(size, "float32"), rows((size,), 1))}, step, keep=2)
+        save_boxes(
+            tmp_path, {"model/a": (numpy.zeros(size, "float32"), rows((size,), 1))}, step, keep=2
+        )
     assert [folder.name[-1] for folder in CheckpointStore(tmp_path).steps()] == ["1", "3", "4"]
 
 
@@ -133,16 +166,30 @@ def test_a_folder_that_was_renamed_to_another_step_is_passed_over(tmp_path):
         save_boxes(tmp_path, {"model/a": (numpy.zeros(3, "float32"), rows((3,), 1))}, step)
     (tmp_path / "step-00000005").rename(tmp_path / "step-00000009")
     store = CheckpointStore(tmp_path)
-    found, = sk.run_ranks(1, store.newest_valid)
-    assert found.manifest["step"] == 6 and "step-00000009 is damaged: it is of step 5" in store.skipped[0]
+    (found,) = sk.run_ranks(1, store.newest_valid)
+    assert (
+        found.manifest["step"] == 6
+        and "step-00000009 is damaged: it is of step 5" in store.skipped[0]
+    )
     (tmp_path / "step-00000009").rename(tmp_path / "the best")
     assert Checkpoint(tmp_path / "the best").manifest["step"] == 5
 
 
-# ---- values ------------------------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("keep", [{"keep": math.nan}, {"keep": 2.5}, {"keep": "3"}, {"keep": True},
-                                  {"keep": 2, "keep_every": 0.5}, {"keep": 2, "keep_every": math.inf}], ids=str)
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        {"keep": math.nan},
+        {"keep": 2.5},
+        {"keep": "3"},
+        {"keep": True},
+        {"keep": 2, "keep_every": 0.5},
+        {"keep": 2, "keep_every": math.inf},
+    ],
+    ids=str,
+)
 def test_numbers_of_checkpoints_to_keep_are_integers(keep, tmp_path):
     save_mlp(tmp_path)
     with pytest.raises(sk.CheckpointError, match="an integer of at least 1"):
@@ -181,4 +228,5 @@ def test_a_configuration_that_is_not_a_number_is_refused_in_a_checkpoint_and_in_
         for save in (lambda: model.save_model(tmp_path), model.serialize):
             with pytest.raises(sk.CheckpointError, match="cannot be stored"):
                 save()
+
     sk.run_ranks(2, on_rank)

@@ -1,4 +1,7 @@
-"""Checkpoints under another optimizer rule, and parameters alone: what is kept, what starts at zero, and that it is said."""
+"""Checkpoints under another optimizer rule, and parameters alone: what is kept, what starts at
+zero, and that it is said.
+"""
+
 import io
 import warnings
 from dataclasses import dataclass
@@ -19,17 +22,32 @@ def falling(step):
     return 0.02 / (step + 1)
 
 
-RULES = {"SGD": sk.SGD(lr=falling), "Momentum": sk.Momentum(lr=falling), "Adam": sk.Adam(lr=falling, weight_decay=0.1),
-         "AdamW": sk.AdamW(lr=falling)}
-KEPT = {"SGD": set(), "Momentum": {"velocity"}, "Adam": {"first_moment", "second_moment"},
-        "AdamW": {"first_moment", "second_moment"}}
+RULES = {
+    "SGD": sk.SGD(lr=falling),
+    "Momentum": sk.Momentum(lr=falling),
+    "Adam": sk.Adam(lr=falling, weight_decay=0.1),
+    "AdamW": sk.AdamW(lr=falling),
+}
+KEPT = {
+    "SGD": set(),
+    "Momentum": {"velocity"},
+    "Adam": {"first_moment", "second_moment"},
+    "AdamW": {"first_moment", "second_moment"},
+}
 LAYOUTS = [("DDP", 1), ("ZeRO-1", 2), ("ZeRO-2", 3), ("FSDP", 3)]
 SETTINGS = {"max_gradient_norm": None, "model": None}
 
 
 def start(strategy, backend, rule, steps=0, first=0):
-    model, _ = train(strategy, backend, steps, start=first, optimizer=rule, max_gradient_norm=None,
-                     model=small_gpt(dtype="float64"))
+    model, _ = train(
+        strategy,
+        backend,
+        steps,
+        start=first,
+        optimizer=rule,
+        max_gradient_norm=None,
+        model=small_gpt(dtype="float64"),
+    )
     return model
 
 
@@ -49,23 +67,33 @@ def written(tmp_path_factory):
 
 
 def definition(folder, rule, steps):
-    """The parameters after these steps, by the rule on one whole vector, with state that is stored or begins as zero."""
+    """The parameters after these steps, by the rule on one whole vector, with state that is stored
+    or begins as zero.
+    """
     checkpoint = Checkpoint(folder / "step-00000002")
     names = list(small_gpt().named_parameters())
 
     def whole(group):
-        return numpy.concatenate([checkpoint.read_whole(f"{group}/{name}").ravel() for name in names])
+        return numpy.concatenate(
+            [checkpoint.read_whole(f"{group}/{name}").ravel() for name in names]
+        )
 
     def on_rank(backend):
         model, parameters = start("DDP", backend, sk.SGD()), whole("model")
-        is_kept = all(f"optimizer/{name}/{names[0]}" in checkpoint.shapes for name in rule.state_names)
-        state = {name: whole(f"optimizer/{name}") if is_kept else numpy.zeros_like(parameters) for name in rule.state_names}
+        is_kept = all(
+            f"optimizer/{name}/{names[0]}" in checkpoint.shapes for name in rule.state_names
+        )
+        state = {
+            name: whole(f"optimizer/{name}") if is_kept else numpy.zeros_like(parameters)
+            for name in rule.state_names
+        }
         for step in steps:
             model.set_parameters(parameters)
             gradient = full_gradient(model, *token_batch(step))
             age = step + 1 if is_kept else step + 1 - 2
             rule.update(parameters, gradient, state, age, learning_rate=falling(step))
         return parameters
+
     return sk.run_ranks(1, on_rank)[0]
 
 
@@ -81,6 +109,7 @@ def test_a_checkpoint_goes_on_under_every_rule_as_the_definition_does(old, new, 
         assert model.step_number == 2
         step_on(model, (2, 3))
         return model.gather_full_parameters(), manifest
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = sk.run_ranks(num_ranks, on_rank)
@@ -92,18 +121,27 @@ def test_a_checkpoint_goes_on_under_every_rule_as_the_definition_does(old, new, 
 
 def test_what_changes_is_said_once_with_both_rules(written):
     with pytest.warns(UserWarning) as said:
-        sk.run_ranks(2, lambda backend: start("FSDP", backend, sk.AdamW(lr=0.25)).load_model(written["Momentum"]))
-    text, = (str(one.message) for one in said)
+        sk.run_ranks(
+            2,
+            lambda backend: start("FSDP", backend, sk.AdamW(lr=0.25)).load_model(
+                written["Momentum"]
+            ),
+        )
+    (text,) = (str(one.message) for one in said)
     assert "Momentum(lr=falling, beta=0.9" in text and "AdamW(lr=0.25" in text
     assert "starts at zero: first_moment, second_moment" in text and "left out: velocity" in text
     assert {one.filename for one in said} == {__file__}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sk.run_ranks(2, lambda backend: start("FSDP", backend, sk.Adam()).load_model(written["AdamW"]))
+        sk.run_ranks(
+            2, lambda backend: start("FSDP", backend, sk.Adam()).load_model(written["AdamW"])
+        )
 
 
 @pytest.mark.parametrize("strategy, num_ranks", LAYOUTS)
-def test_state_that_began_later_is_still_known_after_the_next_checkpoint(strategy, num_ranks, written, tmp_path):
+def test_state_that_began_later_is_still_known_after_the_next_checkpoint(
+    strategy, num_ranks, written, tmp_path
+):
     wanted = definition(written["SGD"], RULES["AdamW"], (2, 3, 4))
 
     def on_rank(backend):
@@ -123,6 +161,7 @@ def test_state_that_began_later_is_still_known_after_the_next_checkpoint(strateg
             step_on(each, (4,))
             results.append(each.gather_full_parameters())
         return results
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = sk.run_ranks(num_ranks, on_rank)
@@ -154,31 +193,51 @@ def by_file(model, folder):
 @pytest.mark.parametrize("strategy, num_ranks", LAYOUTS)
 def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written):
     def on_rank(backend):
-        used = start(strategy, backend, RULES["AdamW"], 1, first=6)         # its state and step must be forgotten
+        used = start(
+            strategy, backend, RULES["AdamW"], 1, first=6
+        )  # its state and step must be forgotten
         way(used, written["AdamW"])
-        assert (used.step_number, used.engine.samples_seen, used.describe_state()["last_loss"]) == (0, 0, None)
+        assert (used.step_number, used.engine.samples_seen, used.describe_state()["last_loss"]) == (
+            0,
+            0,
+            None,
+        )
         stored = used.gather_full_parameters()
         fresh = start(strategy, backend, RULES["AdamW"])
         fresh.set_parameters(stored)
         for model in (used, fresh):
             step_on(model, (0, 1))
-        numpy.testing.assert_array_equal(used.gather_full_parameters(), fresh.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            used.gather_full_parameters(), fresh.gather_full_parameters()
+        )
         return stored
+
     with warnings.catch_warnings():
-        warnings.simplefilter("error")              # it was asked for, so there is nothing to say
+        warnings.simplefilter("error")  # it was asked for, so there is nothing to say
         stored = sk.run_ranks(num_ranks, on_rank)[0]
     checkpoint = Checkpoint(written["AdamW"] / "step-00000002")
-    numpy.testing.assert_array_equal(stored, numpy.concatenate(
-        [checkpoint.read_whole(f"model/{name}").ravel() for name in small_gpt().named_parameters()]))
+    numpy.testing.assert_array_equal(
+        stored,
+        numpy.concatenate(
+            [
+                checkpoint.read_whole(f"model/{name}").ravel()
+                for name in small_gpt().named_parameters()
+            ]
+        ),
+    )
 
 
 def test_an_unknown_word_for_only_is_a_value_error_on_all_ranks(written):
     def on_rank(backend):
         model = start("FSDP", backend, sk.SGD())
-        for call in (lambda: model.load_model(written["SGD"], only="weights"), lambda: model.deserialize(b"", only="weights"),
-                     lambda: model.load_state(None, only="weights")):
-            with pytest.raises(ValueError, match='only = \'weights\'; wanted None or "model"'):
+        for call in (
+            lambda: model.load_model(written["SGD"], only="weights"),
+            lambda: model.deserialize(b"", only="weights"),
+            lambda: model.load_state(None, only="weights"),
+        ):
+            with pytest.raises(ValueError, match="only = 'weights'; wanted None or \"model\""):
                 call()
+
     sk.run_ranks(2, on_rank)
 
 
@@ -187,10 +246,15 @@ def remove(tensor):
 
 
 @pytest.mark.parametrize("rule", ["SGD", "Momentum", "AdamW"])
-@pytest.mark.parametrize("damage, words", [
-    (remove("optimizer/first_moment/head.norm.weight"), "first_moment"),
-    (lambda manifest: manifest["optimizer"].update(state=["first_moment"]), "first_moment"),
-    (lambda manifest: manifest.update(optimizer=None), "first_moment")], ids=["a tensor", "a name", "the rule"])
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (remove("optimizer/first_moment/head.norm.weight"), "first_moment"),
+        (lambda manifest: manifest["optimizer"].update(state=["first_moment"]), "first_moment"),
+        (lambda manifest: manifest.update(optimizer=None), "first_moment"),
+    ],
+    ids=["a tensor", "a name", "the rule"],
+)
 def test_state_of_some_parameters_only_is_refused_under_every_rule(damage, words, rule, tmp_path):
     def on_rank(backend):
         start("FSDP", backend, RULES["AdamW"], 1).save_model(tmp_path)
@@ -203,6 +267,7 @@ def test_state_of_some_parameters_only_is_refused_under_every_rule(damage, words
         with pytest.raises(sk.CheckpointError, match=words):
             model.load_model(tmp_path)
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
+
     sk.run_ranks(2, on_rank)
 
 
@@ -222,8 +287,14 @@ class Largest(sk.Adam):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment", "largest")
 
 
-@pytest.mark.parametrize("rule, words", [(Plain(), r"Plain.* has no rate\(\)"),
-                                         (Largest(), "first_moment, second_moment but no largest")], ids=["no rate", "two ages"])
+@pytest.mark.parametrize(
+    "rule, words",
+    [
+        (Plain(), r"Plain.* has no rate\(\)"),
+        (Largest(), "first_moment, second_moment but no largest"),
+    ],
+    ids=["no rate", "two ages"],
+)
 def test_state_whose_age_a_rule_cannot_be_told_is_refused_with_what_to_do(rule, words, written):
     def on_rank(backend):
         model = start("ZeRO-1", backend, rule)
@@ -231,14 +302,21 @@ def test_state_whose_age_a_rule_cannot_be_told_is_refused_with_what_to_do(rule, 
             model.load_model(written["AdamW"])
         model.load_model(written["AdamW"], only="model")
         step_on(model, (0,))
+
     sk.run_ranks(2, on_rank)
 
 
 def test_the_rule_and_its_settings_are_in_the_checkpoint(written):
     optimizer = Checkpoint(written["Momentum"] / "step-00000002").manifest["optimizer"]
-    assert optimizer == {"rule": "Momentum", "state": ["velocity"], "state_since": 0, "settings": {
-        "lr": "falling", "beta": 0.9, "nesterov": False, "weight_decay": 0.0}}
-    assert "optimizer Momentum(lr=falling, beta=0.9" in str(describe(written["Momentum"] / "step-00000002"))
+    assert optimizer == {
+        "rule": "Momentum",
+        "state": ["velocity"],
+        "state_since": 0,
+        "settings": {"lr": "falling", "beta": 0.9, "nesterov": False, "weight_decay": 0.0},
+    }
+    assert "optimizer Momentum(lr=falling, beta=0.9" in str(
+        describe(written["Momentum"] / "step-00000002")
+    )
 
 
 def test_a_checkpoint_that_does_not_tell_settings_still_opens(tmp_path):
@@ -246,19 +324,29 @@ def test_a_checkpoint_that_does_not_tell_settings_still_opens(tmp_path):
         start("FSDP", backend, RULES["AdamW"], 1).save_model(tmp_path)
         backend.barrier()
         if backend.rank == 0:
-            edit_manifest(tmp_path / "step-00000001", lambda m: m.update(optimizer={"rule": "AdamW"}))
+            edit_manifest(
+                tmp_path / "step-00000001", lambda m: m.update(optimizer={"rule": "AdamW"})
+            )
         backend.barrier()
         model = start("FSDP", backend, RULES["AdamW"])
         assert model.load_model(tmp_path)["missing_state"] == [] and model.step_number == 1
+
     sk.run_ranks(2, on_rank)
 
 
-@pytest.mark.parametrize("optimizer", [{"state_since": -1}, {"state_since": 3}, {"settings": []}, {"state": "velocity"}], ids=str)
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"state_since": -1}, {"state_since": 3}, {"settings": []}, {"state": "velocity"}],
+    ids=str,
+)
 def test_a_description_of_a_rule_in_other_types_is_damage(optimizer, written, tmp_path):
     folder = written["Momentum"] / "step-00000002"
     manifest = Checkpoint(folder).manifest
     (tmp_path / "manifest.json").write_bytes((folder / "manifest.json").read_bytes())
-    edit_manifest(tmp_path, lambda m: m.update(files={}, tensors={}, optimizer={**manifest["optimizer"], **optimizer}))
+    edit_manifest(
+        tmp_path,
+        lambda m: m.update(files={}, tensors={}, optimizer={**manifest["optimizer"], **optimizer}),
+    )
     with pytest.raises(sk.CheckpointError, match="optimizer = "):
         Checkpoint(tmp_path)
 
@@ -272,4 +360,5 @@ def test_an_optimizer_loads_parameters_alone_too(written):
         image = start("DDP", backend, RULES["AdamW"], 1).serialize()
         optimizer.deserialize(image, only="model")
         assert optimizer.model.step_number == 0
+
     sk.run_ranks(2, on_rank)

@@ -1,4 +1,7 @@
-"""The communication contract on ranks that are threads, and what only the in-memory backend does."""
+"""The communication contract on ranks that are threads, and what only the in-memory backend
+does.
+"""
+
 import threading
 import time
 
@@ -6,8 +9,14 @@ import numpy
 import pytest
 from threads.communication_contract import PROMISES, rough, tree
 
-from shardkit.comm import (InMemoryCommunicationBackend, Mesh, ReductionOperation, abort_on_error, ordered_all_reduce,
-                           run_ranks)
+from shardkit.comm import (
+    InMemoryCommunicationBackend,
+    Mesh,
+    ReductionOperation,
+    abort_on_error,
+    ordered_all_reduce,
+    run_ranks,
+)
 from shardkit.errors import CommunicationError, CommunicationTimeout, PeerError
 
 
@@ -19,7 +28,10 @@ def test_the_contract_holds_on_threads(promise, num_ranks):
 
 @pytest.mark.parametrize("num_ranks", [5, 8])
 def test_ordered_reductions_are_trees_on_more_ranks(num_ranks):
-    for name in ("ordered_reductions_have_the_bits_of_the_tree_over_ranks-float32", "ordered_sum_adds_a_few_numbers_as_a_tree"):
+    for name in (
+        "ordered_reductions_have_the_bits_of_the_tree_over_ranks-float32",
+        "ordered_sum_adds_a_few_numbers_as_a_tree",
+    ):
         run_ranks(num_ranks, PROMISES[name], timeout=20)
 
 
@@ -40,20 +52,23 @@ def test_a_mesh_of_512_ranks_runs_in_one_process():
         mesh.group("tensor").all_reduce(ones)
         ordered_all_reduce(mesh.group("pipeline"), ones)
         return float(ones[0])
+
     assert run_ranks(512, work) == [512.0] * 512
 
 
 def test_float_sums_are_taken_in_rank_order():
     def work(backend):
-        time.sleep(0.02 * (3 - backend.rank))            # the last rank arrives first
+        time.sleep(0.02 * (3 - backend.rank))  # the last rank arrives first
         array = rough(backend.rank, 100, "float32")
         backend.all_reduce(array)
         return array
+
     expected = sum((rough(rank, 100, "float32") for rank in range(1, 4)), rough(0, 100, "float32"))
     assert all(result.tobytes() == expected.tobytes() for result in run_ranks(4, work))
 
 
-# ---- what goes wrong ---------------------------------------------------------------------------------------------------
+# ---- what goes wrong -----------------------------------------------------------------------------
+
 
 def test_verbs_before_initialize_and_after_shutdown_are_refused():
     backend = InMemoryCommunicationBackend(0, 1, "test refused")
@@ -78,6 +93,7 @@ def test_the_first_failure_in_time_is_raised_with_its_rank():
         except PeerError as error:
             seen[backend.rank] = str(error)
             raise
+
     start = time.monotonic()
     with pytest.raises(KeyError, match="first") as caught:
         run_ranks(4, work)
@@ -93,6 +109,7 @@ def test_a_failing_rank_wakes_those_that_wait_for_a_message_or_in_another_group(
         if backend.rank == 0:
             backend.receive(numpy.empty(1), 1)
         group.barrier()
+
     with pytest.raises(ValueError, match="gone"):
         run_ranks(4, work, timeout=30)
 
@@ -106,7 +123,10 @@ def test_a_rank_that_returns_early_is_reported_and_does_not_hang_the_others():
     def work(backend):
         if backend.rank != 1:
             backend.all_reduce(numpy.zeros(3))
-    with pytest.raises(CommunicationError, match=r"collective #1, all_reduce\(sum, 3 float64\): rank 1 returned"):
+
+    with pytest.raises(
+        CommunicationError, match=r"collective #1, all_reduce\(sum, 3 float64\): rank 1 returned"
+    ):
         run_ranks(3, work, timeout=30)
 
 
@@ -115,6 +135,7 @@ def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later()
         if backend.rank != 1:
             time.sleep(0.1)
             backend.barrier()
+
     start = time.monotonic()
     with pytest.raises(CommunicationError, match="barrier: rank 1 returned"):
         run_ranks(3, work, timeout=30)
@@ -122,8 +143,14 @@ def test_a_rank_that_has_returned_already_is_reported_to_those_that_come_later()
 
 
 def test_a_receive_from_a_rank_that_returned_is_reported():
-    with pytest.raises(CommunicationError, match="receive from rank 1, tag 0, 4 elements: rank 1 returned"):
-        run_ranks(2, lambda backend: backend.receive(numpy.zeros(4), 1) if backend.rank == 0 else None, timeout=30)
+    with pytest.raises(
+        CommunicationError, match="receive from rank 1, tag 0, 4 elements: rank 1 returned"
+    ):
+        run_ranks(
+            2,
+            lambda backend: backend.receive(numpy.zeros(4), 1) if backend.rank == 0 else None,
+            timeout=30,
+        )
 
 
 def test_a_peer_that_never_comes_is_a_timeout_naming_operation_number_and_missing_ranks():
@@ -133,6 +160,7 @@ def test_a_peer_that_never_comes_is_a_timeout_naming_operation_number_and_missin
             time.sleep(1)
         else:
             backend.broadcast(numpy.zeros(2, "float32"))
+
     pattern = r"collective #2, broadcast\(root 0, 2 float32\): ranks 1, 3 did not come within 0.2 s"
     with pytest.raises(CommunicationTimeout, match=pattern):
         run_ranks(4, work, timeout=0.2)
@@ -142,6 +170,7 @@ def test_send_first_on_both_sides_is_found():
     def work(backend):
         backend.send(numpy.zeros(1), 1 - backend.rank)
         backend.receive(numpy.zeros(1), 1 - backend.rank)
+
     with pytest.raises(CommunicationTimeout, match="send to rank"):
         run_ranks(2, work, timeout=0.2)
 
@@ -157,18 +186,28 @@ def test_different_verbs_at_the_same_number_are_named_on_all_ranks():
                 backend.all_reduce(numpy.zeros(2))
         except CommunicationError as error:
             messages.append(str(error))
+
     run_ranks(3, work)
     assert len(messages) == 3
-    assert all("all_reduce(sum, 2 float64)" in text and "broadcast(root 0, 2 float64)" in text for text in messages)
+    assert all(
+        "all_reduce(sum, 2 float64)" in text and "broadcast(root 0, 2 float64)" in text
+        for text in messages
+    )
 
 
-@pytest.mark.parametrize("call", [
-    lambda b: b.all_reduce(numpy.zeros(2 + b.rank)),
-    lambda b: b.all_reduce(numpy.zeros(2, "f4" if b.rank else "f8")),
-    lambda b: b.all_reduce(numpy.zeros(2), ReductionOperation.MAX if b.rank else ReductionOperation.MIN),
-    lambda b: b.broadcast(numpy.zeros(2), b.rank),
-    lambda b: b.all_gather(numpy.zeros(1 + b.rank), numpy.zeros(3 + b.rank), [1 + b.rank, 2]),
-], ids=["size", "dtype", "op", "root", "counts"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b: b.all_reduce(numpy.zeros(2 + b.rank)),
+        lambda b: b.all_reduce(numpy.zeros(2, "f4" if b.rank else "f8")),
+        lambda b: b.all_reduce(
+            numpy.zeros(2), ReductionOperation.MAX if b.rank else ReductionOperation.MIN
+        ),
+        lambda b: b.broadcast(numpy.zeros(2), b.rank),
+        lambda b: b.all_gather(numpy.zeros(1 + b.rank), numpy.zeros(3 + b.rank), [1 + b.rank, 2]),
+    ],
+    ids=["size", "dtype", "op", "root", "counts"],
+)
 def test_arguments_that_differ_between_ranks_are_found(call):
     with pytest.raises(CommunicationError, match="differs between ranks"):
         run_ranks(2, call, timeout=20)
@@ -178,6 +217,7 @@ def test_pieces_of_all_to_all_that_do_not_fit_are_found():
     def work(backend):
         n = 2 + backend.rank
         backend.all_to_all(numpy.zeros(2 * n), numpy.zeros(2 * n))
+
     with pytest.raises(CommunicationError, match="rank 0 sends rank 1 2 elements, which expects 3"):
         run_ranks(2, work)
 
@@ -193,6 +233,7 @@ def test_a_message_of_the_wrong_size_is_an_error_on_both_sides():
                 backend.receive(numpy.zeros(4), 0)
         except CommunicationError as error:
             errors.append(str(error))
+
     run_ranks(2, work)
     assert len(errors) == 2 and "3 elements" in errors[0] and "4 elements" in errors[0]
 
@@ -202,6 +243,7 @@ def test_abort_wakes_all_ranks_with_the_message():
         if backend.rank == 1:
             backend.abort("disk full")
         backend.barrier()
+
     with pytest.raises(CommunicationError, match="disk full"):
         run_ranks(3, work)
 
@@ -215,10 +257,13 @@ def test_an_error_on_all_ranks_alike_is_said_once_and_exits_with_its_code(capsys
                 Mesh(backend, pipeline=7, data=1)
         except SystemExit as exit:
             codes.append(exit.code)
+
     run_ranks(3, work)
     words = capsys.readouterr().err
     assert codes == [2, 2, 2]
-    assert words.count("were started") == 1 and "on all 3 ranks" in words and "Traceback" not in words
+    assert (
+        words.count("were started") == 1 and "on all 3 ranks" in words and "Traceback" not in words
+    )
 
 
 def test_an_error_on_one_rank_alone_aborts_and_writes_an_error_file(tmp_path):
@@ -227,7 +272,10 @@ def test_an_error_on_one_rank_alone_aborts_and_writes_an_error_file(tmp_path):
             if backend.rank == 1:
                 raise ZeroDivisionError("by zero")
             backend.barrier()
-    with pytest.raises(CommunicationError, match=r"rank 1 \(step 12\) failed: ZeroDivisionError: by zero"):
+
+    with pytest.raises(
+        CommunicationError, match=r"rank 1 \(step 12\) failed: ZeroDivisionError: by zero"
+    ):
         run_ranks(3, work)
     text = (tmp_path / "run" / "error-rank-00001.txt").read_text()
     assert "doing  step 12" in text and "Traceback" in text and "time   2" in text
@@ -235,10 +283,14 @@ def test_an_error_on_one_rank_alone_aborts_and_writes_an_error_file(tmp_path):
 
 def test_of_several_failures_the_first_in_time_leads(capsys):
     """Rank 2 fails first, the others because of it, in words that do not say so."""
+
     def work(backend):
         with pytest.raises(SystemExit), abort_on_error(backend):
             time.sleep(0 if backend.rank == 2 else 0.2)
-            raise FileNotFoundError("the cause" if backend.rank == 2 else f"a consequence on rank {backend.rank}")
+            raise FileNotFoundError(
+                "the cause" if backend.rank == 2 else f"a consequence on rank {backend.rank}"
+            )
+
     run_ranks(3, work)
     words = capsys.readouterr().err
     assert words == "shardkit: rank 2 failed: FileNotFoundError: the cause\n"
@@ -248,7 +300,8 @@ def test_a_group_knows_the_places_of_its_ranks_on_the_node():
     assert run_ranks(4, lambda backend: backend.split(backend.rank % 2).local_rank) == [0, 1, 2, 3]
 
 
-# ---- environments ------------------------------------------------------------------------------------------------------
+# ---- environments --------------------------------------------------------------------------------
+
 
 def test_backends_of_one_environment_meet_and_others_do_not():
     sums = {}
@@ -260,6 +313,7 @@ def test_backends_of_one_environment_meet_and_others_do_not():
         backend.all_reduce(array)
         sums[name, rank] = array[0]
         backend.shutdown()
+
     threads = [threading.Thread(target=work, args=(name, rank)) for name in "ab" for rank in (0, 1)]
     for thread in threads:
         thread.start()

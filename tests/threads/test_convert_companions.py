@@ -1,4 +1,7 @@
-"""What a folder of transformers says beyond the weights travels in checkpoints, through training, and comes back."""
+"""What a folder of transformers says beyond the weights travels in checkpoints, through training,
+and comes back.
+"""
+
 import json
 import shutil
 import zlib
@@ -15,9 +18,20 @@ from shardkit.checkpoint import companions as companions_module
 from shardkit.checkpoint.convert import from_safetensors, to_safetensors
 from shardkit.parallel.neighbours import Neighbours, restore
 
-FILES = {"tokenizer.json": b'{"model": {"vocab": {"a": 0}}}', "tokenizer.model": bytes(range(256)), "merges.txt": b"#v\na b\n",
-         "generation_config.json": b'{"temperature": 0.7, "eos_token_id": [5, 6]}', "chat_template.jinja": b"{{ m }}\r\n"}
-SAID = {"eos_token_id": [5, 6], "bos_token_id": 4, "pad_token_id": 3, "use_cache": False, "of_the_owner": {"note": 1.5}}
+FILES = {
+    "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',
+    "tokenizer.model": bytes(range(256)),
+    "merges.txt": b"#v\na b\n",
+    "generation_config.json": b'{"temperature": 0.7, "eos_token_id": [5, 6]}',
+    "chat_template.jinja": b"{{ m }}\r\n",
+}
+SAID = {
+    "eos_token_id": [5, 6],
+    "bos_token_id": 4,
+    "pad_token_id": 3,
+    "use_cache": False,
+    "of_the_owner": {"note": 1.5},
+}
 
 
 def add_files(folder):
@@ -47,7 +61,9 @@ def assert_said_again(folder):
 
 def test_ids_settings_and_files_come_back(theirs, tmp_path):
     there = from_safetensors(theirs, tmp_path / "start")
-    assert any("tokenizer.model" in note and "generation_config.json" in note for note in there.notes)
+    assert any(
+        "tokenizer.model" in note and "generation_config.json" in note for note in there.notes
+    )
     Checkpoint(there.folder).verify()
     back = to_safetensors(tmp_path / "start", tmp_path / "back")
     assert_said_again(tmp_path / "back")
@@ -75,15 +91,19 @@ def save_after_other_ranks_died(model, folder):
     other.save_model(folder)
 
 
-@pytest.mark.parametrize("save", [save_at_once, save_beside, save_a_copy, save_after_other_ranks_died])
+@pytest.mark.parametrize(
+    "save", [save_at_once, save_beside, save_a_copy, save_after_other_ranks_died]
+)
 def test_they_come_back_after_training_and_two_checkpoints_too(save, theirs, tmp_path):
     from_safetensors(theirs, tmp_path / "start")
     shutil.rmtree(theirs)
 
     def on_rank(backend):
-        model, _ = train("FSDP", backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "start"))
+        model, _ = train(
+            "FSDP", backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "start")
+        )
         model.load_model(tmp_path / "start")
-        model.train(*(array[backend.rank::backend.world_size] for array in batch()))
+        model.train(*(array[backend.rank :: backend.world_size] for array in batch()))
         model.save_model(tmp_path / "run")
         if backend.rank == 0:
             shutil.rmtree(tmp_path / "start")
@@ -93,8 +113,9 @@ def test_they_come_back_after_training_and_two_checkpoints_too(save, theirs, tmp
         if save is save_after_other_ranks_died:
             model, _ = train("FSDP", backend, 0)
             model.load_model(tmp_path / "run")
-        model.train(*(array[backend.rank::backend.world_size] for array in batch()))
+        model.train(*(array[backend.rank :: backend.world_size] for array in batch()))
         save(model, tmp_path / "run")
+
     sk.run_ranks(2, on_rank)
     found, skipped = find_checkpoint(tmp_path / "run")
     assert found.manifest["step"] == 2 and not skipped
@@ -107,7 +128,9 @@ def batch():
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def test_a_model_that_goes_on_from_another_checkpoint_forgets_the_files_of_the_first(theirs, tmp_path):
+def test_a_model_that_goes_on_from_another_checkpoint_forgets_the_files_of_the_first(
+    theirs, tmp_path
+):
     from_safetensors(theirs, tmp_path / "start")
 
     def on_rank(backend):
@@ -115,9 +138,13 @@ def test_a_model_that_goes_on_from_another_checkpoint_forgets_the_files_of_the_f
         model.load_model(tmp_path / "start")
         model.load_model(tmp_path / "first")
         model.save_model(tmp_path / "second")
+
     sk.run_ranks(2, on_rank)
     to_safetensors(tmp_path / "second", tmp_path / "back")
-    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "back").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
@@ -145,8 +172,13 @@ def test_what_is_too_large_or_no_file_stays_behind_and_is_named(theirs, tmp_path
     (theirs / "weights.bin").write_bytes(b"no pickle is taken along")
     written = from_safetensors(theirs, tmp_path / "start")
     notes = " ".join(written.notes)
-    assert "vocab.json stays behind: it has 1,001 bytes" in notes and "tokenizer_config.json stays behind" in notes
-    assert not {"vocab.json", "tokenizer_config.json", "weights.bin"} & set(Checkpoint(written.folder).manifest["files"])
+    assert (
+        "vocab.json stays behind: it has 1,001 bytes" in notes
+        and "tokenizer_config.json stays behind" in notes
+    )
+    assert not {"vocab.json", "tokenizer_config.json", "weights.bin"} & set(
+        Checkpoint(written.folder).manifest["files"]
+    )
 
 
 def test_a_forged_companion_of_any_size_is_damage_before_it_is_read(theirs, tmp_path, monkeypatch):
@@ -160,7 +192,12 @@ def test_a_stored_configuration_that_is_none_is_refused(theirs, tmp_path):
     step = tmp_path / "start" / "step-00000000"
     from_safetensors(theirs, tmp_path / "start")
     (step / "config.json").write_bytes(b"[1]")
-    edit_manifest(step, lambda m: m["files"].update({"config.json": {"bytes": 3, "crc32": f"{zlib.crc32(b'[1]'):08x}"}}))
+    edit_manifest(
+        step,
+        lambda m: m["files"].update(
+            {"config.json": {"bytes": 3, "crc32": f"{zlib.crc32(b'[1]'):08x}"}}
+        ),
+    )
     with pytest.raises(sk.CheckpointError, match="config.json"):
         to_safetensors(tmp_path / "start", tmp_path / "back")
 
@@ -168,25 +205,51 @@ def test_a_stored_configuration_that_is_none_is_refused(theirs, tmp_path):
 def test_transformers_reads_ids_settings_and_tokenizer_of_a_model_that_was_trained_here(tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizers = pytest.importorskip("tokenizers")
-    config = transformers.LlamaConfig(vocab_size=62, hidden_size=24, num_hidden_layers=2, num_attention_heads=4,
-                                      max_position_embeddings=12, intermediate_size=40, bos_token_id=1, eos_token_id=7,
-                                      pad_token_id=2)
+    config = transformers.LlamaConfig(
+        vocab_size=62,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=12,
+        intermediate_size=40,
+        bos_token_id=1,
+        eos_token_id=7,
+        pad_token_id=2,
+    )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
-    model.generation_config = transformers.GenerationConfig(do_sample=True, temperature=0.7, max_new_tokens=9, eos_token_id=7,
-                                                            bos_token_id=1, pad_token_id=2)
+    model.generation_config = transformers.GenerationConfig(
+        do_sample=True,
+        temperature=0.7,
+        max_new_tokens=9,
+        eos_token_id=7,
+        bos_token_id=1,
+        pad_token_id=2,
+    )
     model.save_pretrained(tmp_path / "theirs")
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 1, "</s>": 7, "hello": 3, "[UNK]": 0}, unk_token="[UNK]"))
+    words = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {"<s>": 1, "</s>": 7, "hello": 3, "[UNK]": 0}, unk_token="[UNK]"
+        )
+    )
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="[UNK]",
-                                         model_max_length=12).save_pretrained(tmp_path / "theirs")
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="[UNK]",
+        model_max_length=12,
+    ).save_pretrained(tmp_path / "theirs")
     from_safetensors(tmp_path / "theirs", tmp_path / "start")
 
     def on_rank(backend):
-        sharded, _ = train("FSDP", backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "start"))
+        sharded, _ = train(
+            "FSDP", backend, 0, model=sk.models.GPT.from_checkpoint(tmp_path / "start")
+        )
         sharded.load_model(tmp_path / "start")
-        sharded.train(*(array[backend.rank::backend.world_size] for array in batch()))
+        sharded.train(*(array[backend.rank :: backend.world_size] for array in batch()))
         sharded.save_model(tmp_path / "trained")
+
     sk.run_ranks(2, on_rank)
     to_safetensors(tmp_path / "trained", tmp_path / "back")
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "back")
@@ -205,4 +268,9 @@ def test_a_model_of_ones_own_has_no_such_files(tmp_path):
         model, _ = train("FSDP", backend, 0, model=small_gpt())
         assert model.companions == {}
         return model.save_model(tmp_path)
-    assert set(Checkpoint(sk.run_ranks(2, on_rank)[0]).manifest["files"]) == {"index.h5", "rank-00000.h5", "rank-00001.h5"}
+
+    assert set(Checkpoint(sk.run_ranks(2, on_rank)[0]).manifest["files"]) == {
+        "index.h5",
+        "rank-00000.h5",
+        "rank-00001.h5",
+    }

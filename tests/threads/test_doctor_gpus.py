@@ -1,4 +1,5 @@
 """What `shardkit doctor` says of GPUs, on the stand-in for CuPy."""
+
 import platform
 
 import pytest
@@ -20,11 +21,19 @@ def test_each_gpu_is_a_line_with_its_ranks_and_what_may_connect_them(monkeypatch
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     first, second, mpi, ipc, nccl = findings_of(2, num_devices=2, capacity_bytes=3 << 30)
     assert first.level == second.level == "ok"
-    assert first.found == (f"{HOST}: GPU 0 of 2, stand-in at 0000:01:00.0, 3.0 GiB, 3.0 free: rank 0 (on its node 0); "
-                           "CUDA_VISIBLE_DEVICES 4,5")
-    assert "GPU 1 of 2, stand-in at 0000:02:00.0" in second.found and "rank 1 (on its node 1)" in second.found
+    assert first.found == (
+        f"{HOST}: GPU 0 of 2, stand-in at 0000:01:00.0, 3.0 GiB, 3.0 free: rank 0 (on its node 0); "
+        "CUDA_VISIBLE_DEVICES 4,5"
+    )
+    assert (
+        "GPU 1 of 2, stand-in at 0000:02:00.0" in second.found
+        and "rank 1 (on its node 1)" in second.found
+    )
     assert mpi.found == "MPI takes GPU memory: no: these ranks are no MPI processes"
-    assert ipc.found.startswith("yes, ranks of a node") and nccl.found == "yes, version 2.27.3: gpu_transport nccl"
+    assert (
+        ipc.found.startswith("yes, ranks of a node")
+        and nccl.found == "yes, version 2.27.3: gpu_transport nccl"
+    )
 
 
 def test_ranks_that_share_a_gpu_are_named_with_what_follows(monkeypatch):
@@ -41,9 +50,12 @@ def test_many_gpus_do_not_fill_the_screen():
     assert len(gpus) == 17 and gpus[-1].found == "and 3 GPUs more" and gpus[0].level == "warning"
 
 
-@pytest.mark.parametrize("missing, words", [(None, 'device "cuda" needs CuPy, which is not installed'), (0, "GPU")])
+@pytest.mark.parametrize(
+    "missing, words", [(None, 'device "cuda" needs CuPy, which is not installed'), (0, "GPU")]
+)
 def test_without_cupy_or_a_gpu_one_line_says_so_and_what_is_missing(monkeypatch, missing, words):
     import sys
+
     if missing is None:
         monkeypatch.setitem(sys.modules, "cupy", None)
         findings = run_ranks(2, check_gpus, timeout=20)[0]
@@ -55,5 +67,10 @@ def test_without_cupy_or_a_gpu_one_line_says_so_and_what_is_missing(monkeypatch,
 
 def test_without_nccl_or_shared_memory_the_reasons_are_given():
     with pretended_gpu(num_devices=2), fake_ipc.installed(refuses=True):
-        findings = {finding.topic: finding.found for finding in run_ranks(2, check_gpus, timeout=20)[0]}
-    assert findings["NCCL"].startswith("no: CuPy finds no NCCL") and "cannot be opened" in findings["GPU-IPC"]
+        findings = {
+            finding.topic: finding.found for finding in run_ranks(2, check_gpus, timeout=20)[0]
+        }
+    assert (
+        findings["NCCL"].startswith("no: CuPy finds no NCCL")
+        and "cannot be opened" in findings["GPU-IPC"]
+    )

@@ -1,13 +1,17 @@
-"""Dropping any one collective or message of a training step makes its result wrong: none is there for nothing.
+"""Dropping any one collective or message of a training step makes its result wrong: none is there
+for nothing.
 
-A step (AdamW, active clipping) is run once with every call of the backend's protected verbs noted by (group, verb, number in
-that group), and then once per call without exactly that one, on all its ranks. Arrays that held values before the step keep
-them; all others, whose contents nobody may rely on, are NaN. The loss, the norm or the parameters of some rank must then be
-off by more than rounding, or an error be raised.
+A step (AdamW, active clipping) is run once with every call of the backend's protected verbs noted
+by (group, verb, number in that group), and then once per call without exactly that one, on all its
+ranks. Arrays that held values before the step keep them; all others, whose contents nobody may rely
+on, are NaN. The loss, the norm or the parameters of some rank must then be off by more than
+rounding, or an error be raised.
 
-Not dropped: groups of one rank, where there is nobody to talk to, and what carries no numbers of the model, that is votes
-(collectively: one byte, did a rank fail) and objects (shapes of predictions). A vote changes what happens after an error only.
+Not dropped: groups of one rank, where there is nobody to talk to, and what carries no numbers of
+the model, that is votes (collectively: one byte, did a rank fail) and objects (shapes of
+predictions). A vote changes what happens after an error only.
 """
+
 from collections import Counter
 
 import numpy
@@ -18,7 +22,7 @@ import shardkit as sk
 from shardkit.comm import memory
 from shardkit.comm.operations import Handle
 
-WRONG = 1e-8                    # relative; rounding is 1e-15
+WRONG = 1e-8  # relative; rounding is 1e-15
 
 
 class Finished(Handle):
@@ -40,15 +44,19 @@ class Script:
 
     def __init__(self, dropped=None, one_side=None):
         self.dropped, self.one_side = dropped, one_side
-        self.calls: dict[tuple, str] = {}                # key: the public verb
-        self.lasting: dict[int, list] = {}               # world rank: arrays that held values before the step
-        self._numbers: dict[int, Counter] = {}           # world rank: calls so far, per what is counted
+        self.calls: dict[tuple, str] = {}  # key: the public verb
+        self.lasting: dict[int, list] = {}  # world rank: arrays that held values before the step
+        self._numbers: dict[int, Counter] = {}  # world rank: calls so far, per what is counted
 
     def begin(self, model):
         """The step begins on this rank."""
         units = model.engine.units
-        self.lasting[model.rank] = [array for unit in units for array in (unit.whole, unit.shard, *unit.state.values())
-                                    if array is not None]
+        self.lasting[model.rank] = [
+            array
+            for unit in units
+            for array in (unit.whole, unit.shard, *unit.state.values())
+            if array is not None
+        ]
         self._numbers[model.rank] = Counter()
 
     def end(self, model):
@@ -68,13 +76,17 @@ class Script:
 
     def leave(self, backend, array):
         """What an array holds that was not received."""
-        is_lasting = any(numpy.shares_memory(array, held) for held in self.lasting[backend.world_ranks[backend.rank]])
+        is_lasting = any(
+            numpy.shares_memory(array, held)
+            for held in self.lasting[backend.world_ranks[backend.rank]]
+        )
         if not is_lasting:
             array.fill(numpy.nan if array.dtype.kind == "f" else -1)
 
 
 def dropping(script):
     """The in-memory backend under this script."""
+
     def collective(name, received):
         plain = getattr(memory.InMemoryCommunicationBackend, name)
 
@@ -85,6 +97,7 @@ def dropping(script):
             if received is not None:
                 script.leave(self, arguments[received])
             return Finished()
+
         return verb
 
     def message(name, side):
@@ -97,37 +110,77 @@ def dropping(script):
             if side == "receive":
                 script.leave(self, array)
             return Finished()
+
         return verb
-    collectives = {"_all_reduce": None, "_broadcast": None, "_all_gather": 1, "_reduce_scatter": 1, "_all_to_all": 1}
+
+    collectives = {
+        "_all_reduce": None,
+        "_broadcast": None,
+        "_all_gather": 1,
+        "_reduce_scatter": 1,
+        "_all_to_all": 1,
+    }
     verbs = {name: collective(name, received) for name, received in collectives.items()}
     verbs |= {"_isend": message("_isend", "send"), "_irecv": message("_irecv", "receive")}
     return type("DroppingBackend", (memory.InMemoryCommunicationBackend,), verbs)
 
 
-# ---- the step ----------------------------------------------------------------------------------------------------
+# ---- the step ------------------------------------------------------------------------------------
 
-TWO_UNITS = {"changes": {"layers": 2}, "minimum_parameter_group_size": 2000}       # neither an embedding alone
+TWO_UNITS = {
+    "changes": {"layers": 2},
+    "minimum_parameter_group_size": 2000,
+}  # neither an embedding alone
 CASES = {
     "2x1x2": {"mesh": (2, 1, 2), "policy": "ddp"},
     "1x2x2": {"mesh": (1, 2, 2), "policy": "fsdp", "schedule": "gpipe", **TWO_UNITS},
     "2x2x1 tied": {"mesh": (2, 2, 1), "policy": "zero1", "changes": {"tied": True}},
     "1x1x2 sequence parallel": {"mesh": (1, 1, 2), "sequence_parallel": True},
-    "1x1x2 one key head": {"mesh": (1, 1, 2), "changes": {"style": "llama", "heads": 12, "kv_heads": 1}},
-    "2x2x1 zb-v": {"mesh": (2, 2, 1), "policy": "zero2", "schedule": "zb-v", "changes": {"layers": 2}},
-    "1x2x1 sums of MPI": {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "deterministic": False, **TWO_UNITS},
-    "1x2x1 begun ahead": {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "overlap": True, **TWO_UNITS}}
+    "1x1x2 one key head": {
+        "mesh": (1, 1, 2),
+        "changes": {"style": "llama", "heads": 12, "kv_heads": 1},
+    },
+    "2x2x1 zb-v": {
+        "mesh": (2, 2, 1),
+        "policy": "zero2",
+        "schedule": "zb-v",
+        "changes": {"layers": 2},
+    },
+    "1x2x1 sums of MPI": {
+        "mesh": (1, 2, 1),
+        "policy": "fsdp",
+        "schedule": "gpipe",
+        "deterministic": False,
+        **TWO_UNITS,
+    },
+    "1x2x1 begun ahead": {
+        "mesh": (1, 2, 1),
+        "policy": "fsdp",
+        "schedule": "gpipe",
+        "overlap": True,
+        **TWO_UNITS,
+    },
+}
 
 
 def outcome(script, monkeypatch, mesh, changes={}, timeout=10, **settings):
-    """[ranks, numbers]: loss and norm of a second step under the script, and the parameters and the loss after it."""
+    """[ranks, numbers]: loss and norm of a second step under the script, and the parameters and the
+    loss after it.
+    """
+
     def on_rank(backend):
         model = hybrid(backend, mesh, model=gpt(**changes), **settings)
         step_once(model, 0)
         script.begin(model)
         loss = step_once(model, 1)
         script.end(model)
-        after = model.evaluate(*sk.split_batch(model.mesh, *batch(2)))      # shows copies of tied weights too
-        return numpy.concatenate([[loss, model.engine.gradient_norm, after], model.gather_full_parameters()])
+        after = model.evaluate(
+            *sk.split_batch(model.mesh, *batch(2))
+        )  # shows copies of tied weights too
+        return numpy.concatenate(
+            [[loss, model.engine.gradient_norm, after], model.gather_full_parameters()]
+        )
+
     with monkeypatch.context() as patch:
         patch.setattr(memory, "InMemoryCommunicationBackend", dropping(script))
         return numpy.array(sk.run_ranks(numpy.prod(mesh), on_rank, timeout))
@@ -144,24 +197,33 @@ def is_noticed(script, right, monkeypatch, **case):
 
 
 def unnoticed_calls(monkeypatch, every=1, **case):
-    """(all calls of the step, those of every so many that it can do without), each as verb and key."""
+    """(all calls of the step, those of every so many that it can do without), each as verb and
+    key.
+    """
     script = Script()
     right = outcome(script, monkeypatch, **case)
     assert not is_noticed(Script(), right, monkeypatch, **case), "two runs of the same step differ"
     calls = [(verb, *key) for key, verb in script.calls.items()]
-    return calls, [call for call in calls[::every] if not is_noticed(Script(call[1:]), right, monkeypatch, **case)]
+    return calls, [
+        call
+        for call in calls[::every]
+        if not is_noticed(Script(call[1:]), right, monkeypatch, **case)
+    ]
 
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_without_any_one_of_its_calls_is_wrong(case, every, monkeypatch):
     calls, unnoticed = unnoticed_calls(monkeypatch, every, **CASES[case])
-    assert len(calls) > 6 and not unnoticed, f"{len(unnoticed)} of {len(calls)} calls are there for nothing"
+    assert len(calls) > 6 and not unnoticed, (
+        f"{len(unnoticed)} of {len(calls)} calls are there for nothing"
+    )
 
 
 def test_what_an_embedding_alone_gathers_for_its_backward_is_the_only_call_for_nothing(monkeypatch):
-    """Rows are looked up, so the gradient of a table needs no table. FSDP gathers all units alike, 3N (d-1)/d bytes in all;
-    a unit that holds a block besides, as in the cases above, needs it."""
+    """Rows are looked up, so the gradient of a table needs no table. FSDP gathers all units alike,
+    3N (d-1)/d bytes in all; a unit that holds a block besides, as in the cases above, needs it.
+    """
     calls, unnoticed = unnoticed_calls(monkeypatch, mesh=(1, 2, 1), policy="fsdp", schedule="gpipe")
     gathers = [call for call in calls if call[0] == "all_gather"]
     assert len(gathers) == 8, "agreement on the batch, three units, two of them again, norm, loss"
@@ -169,7 +231,9 @@ def test_what_an_embedding_alone_gathers_for_its_backward_is_the_only_call_for_n
 
 
 @pytest.mark.parametrize("missing", ["send", "receive"])
-def test_a_message_that_only_one_side_posts_is_an_error_and_not_a_wait_for_ever(missing, monkeypatch):
+def test_a_message_that_only_one_side_posts_is_an_error_and_not_a_wait_for_ever(
+    missing, monkeypatch
+):
     case = {"mesh": (2, 1, 1), "changes": {"tied": True}}
     script = Script()
     outcome(script, monkeypatch, **case)

@@ -1,20 +1,26 @@
-"""Every pipeline x data x tensor mesh of 1, 2, 3, 4, 6 and 8 ranks, every policy and schedule, against the serial run.
+"""Every pipeline x data x tensor mesh of 1, 2, 3, 4, 6 and 8 ranks, every policy and schedule,
+against the serial run.
 
-    python -m pytest tests/threads/test_every_mesh.py               every mesh with two of the 20 policies x schedules
-    python -m pytest tests/threads/test_every_mesh.py -m sweep      the whole product: 32 meshes x 4 policies x 5 schedules
+    python -m pytest tests/threads/test_every_mesh.py               every mesh with two of the 20
+                                                                    policies x schedules
+    python -m pytest tests/threads/test_every_mesh.py -m sweep      the whole product: 32 meshes x 4
+                                                                    policies x 5 schedules
 
-float64, a GPT as deep as the stages need, five AdamW steps (eps 1e-8) whose clipping is active. What must agree, as the
-largest difference over the largest element:
+float64, a GPT as deep as the stages need, five AdamW steps (eps 1e-8) whose clipping is active.
+What must agree, as the largest difference over the largest element:
 
     losses and norms    1e-12, each of the five
-    gradients           1e-12 of each step, reduced over all axes and not yet clipped; and 1e-11 of each parameter by itself,
-                        since those of queries and keys are 1e-5 of the largest and would not be seen beside it
+    gradients           1e-12 of each step, reduced over all axes and not yet clipped; and 1e-11 of
+                        each parameter by itself, since those of queries and keys are 1e-5 of the
+                        largest and would not be seen beside it
     parameters          1e-12 at the end
 
-Key biases are only compared beside the others: they add one number to all scores of a query, which the softmax takes out
-again, so their gradient is zero but for rounding (5e-21), and no two meshes round alike. AdamW divides it by its own size plus
-eps and so moves them by 1e-14 in all, which is nothing beside norm weights of 1: no other eps is needed here.
+Key biases are only compared beside the others: they add one number to all scores of a query, which
+the softmax takes out again, so their gradient is zero but for rounding (5e-21), and no two meshes
+round alike. AdamW divides it by its own size plus eps and so moves them by 1e-14 in all, which is
+nothing beside norm weights of 1: no other eps is needed here.
 """
+
 from functools import cache
 
 import numpy
@@ -23,18 +29,30 @@ from hybrids import POLICIES, SCHEDULES, SERIAL, Run, gpt, layers_for, meshes, t
 
 TOLERANCE = 1e-12
 MESHES = [mesh for num_ranks in (1, 2, 3, 4, 6, 8) for mesh in meshes(num_ranks)]
-PRODUCT = [(mesh, policy, schedule) for mesh in MESHES for policy in POLICIES for schedule in SCHEDULES]
-# Each mesh twice, the serial one five times, while policies (4) and schedules (5) go round: 20 neighbours have all pairs.
-COVERING = [(mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
-            for turn, mesh in enumerate([SERIAL] * 3 + sorted(2 * MESHES, key=numpy.prod))]
+PRODUCT = [
+    (mesh, policy, schedule) for mesh in MESHES for policy in POLICIES for schedule in SCHEDULES
+]
+# Each mesh twice, the serial one five times, while policies (4) and schedules (5) go round: 20
+# neighbours have all pairs.
+COVERING = [
+    (mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
+    for turn, mesh in enumerate([SERIAL] * 3 + sorted(2 * MESHES, key=numpy.prod))
+]
 
 
 FORMS = {
-    "tied": {"tied": True}, "llama": {"style": "llama", "heads": 12, "kv_heads": 2}, "dropout": {"dropout": 0.2},
-    "llama tied": {"style": "llama", "heads": 12, "tied": True}}
-RUNS_OF_FORMS = [((2, 2, 2), "fsdp", "interleaved", {}), ((4, 1, 2), "zero1", "zb-v", {"sequence_parallel": True}),
-                 ((2, 1, 4), "zero2", "zb-h1", {"activation_checkpointing": True}),
-                 ((1, 2, 4), "ddp", "1f1b", {"sequence_parallel": True}), ((3, 2, 1), "fsdp", "1f1b", {})]
+    "tied": {"tied": True},
+    "llama": {"style": "llama", "heads": 12, "kv_heads": 2},
+    "dropout": {"dropout": 0.2},
+    "llama tied": {"style": "llama", "heads": 12, "tied": True},
+}
+RUNS_OF_FORMS = [
+    ((2, 2, 2), "fsdp", "interleaved", {}),
+    ((4, 1, 2), "zero1", "zb-v", {"sequence_parallel": True}),
+    ((2, 1, 4), "zero2", "zb-h1", {"activation_checkpointing": True}),
+    ((1, 2, 4), "ddp", "1f1b", {"sequence_parallel": True}),
+    ((3, 2, 1), "fsdp", "1f1b", {}),
+]
 
 
 @cache
@@ -59,7 +77,9 @@ def check_gradient(plain, got, wanted):
 def check(mesh, policy, schedule, form=None, **settings):
     layers = layers_for(mesh[0], schedule)
     plain = gpt(layers, **FORMS.get(form, {}))
-    got = trained(mesh, policy, schedule, model=lambda: gpt(layers, **FORMS.get(form, {})), **settings)
+    got = trained(
+        mesh, policy, schedule, model=lambda: gpt(layers, **FORMS.get(form, {})), **settings
+    )
     wanted = serial(layers, form)
     numpy.testing.assert_allclose(got.losses, wanted.losses, rtol=TOLERANCE)
     numpy.testing.assert_allclose(got.norms, wanted.norms, rtol=TOLERANCE)
@@ -77,13 +97,17 @@ def test_gradients_and_parameters_of_five_steps_are_those_of_the_serial_run(mesh
 @pytest.mark.parametrize("mesh, policy, schedule, settings", RUNS_OF_FORMS, ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_model_follows_the_serial_run(form, mesh, policy, schedule, settings):
-    """Copies of tied weights on other stages, and of key heads on other tensor ranks, have the bits of what they copy."""
+    """Copies of tied weights on other stages, and of key heads on other tensor ranks, have the bits
+    of what they copy.
+    """
     check(mesh, policy, schedule, form, **settings)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("mesh, policy, schedule", PRODUCT, ids=str)
-def test_the_whole_product_of_meshes_policies_and_schedules_follows_the_serial_run(mesh, policy, schedule):
+def test_the_whole_product_of_meshes_policies_and_schedules_follows_the_serial_run(
+    mesh, policy, schedule
+):
     check(mesh, policy, schedule)
 
 

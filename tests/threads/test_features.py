@@ -1,4 +1,7 @@
-"""Input features of sharded models: switched off, they reach nothing; importance finds the one that matters."""
+"""Input features of sharded models: switched off, they reach nothing; importance finds the one that
+matters.
+"""
+
 import numpy
 import pytest
 from builders import STRATEGIES, small_gpt
@@ -16,8 +19,12 @@ def regression(samples=64):
 
 
 def trained(strategy, backend, steps=60, active=None, **changes):
-    model = STRATEGIES[strategy](sk.models.MLP([4, 16, 1], **changes),
-                                 sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=16))
+    model = STRATEGIES[strategy](
+        sk.models.MLP([4, 16, 1], **changes),
+        sk.ShardingConfiguration(
+            backend, optimizer=sk.AdamW(lr=1e-2), minimum_parameter_group_size=16
+        ),
+    )
     if active is not None:
         model.set_active_feature_indices(active)
     for _ in range(steps):
@@ -28,7 +35,10 @@ def trained(strategy, backend, steps=60, active=None, **changes):
 @EVERY_STRATEGY
 def test_importance_ranks_the_features_by_what_they_do_and_is_the_same_on_all_ranks(strategy):
     def run(backend):
-        return trained(strategy, backend, feature_names=["a", "b", "c", "d"]).get_feature_importance()
+        return trained(
+            strategy, backend, feature_names=["a", "b", "c", "d"]
+        ).get_feature_importance()
+
     results = sk.run_ranks(2, run)
     assert results[0] == results[1] and list(results[0]) == ["a", "b", "c", "d"]
     assert results[0]["b"] > 5 * results[0]["d"] > 5 * max(results[0]["a"], results[0]["c"])
@@ -43,11 +53,14 @@ def test_inactive_features_influence_neither_predictions_nor_training(strategy):
         other = trained(strategy, backend, 5, active=[1, 2])
         x[:, 0], x[:, 3] = 1e9, numpy.nan
         other.train(*sk.split_batch(other.mesh, x, y))
-        numpy.testing.assert_array_equal(model.gather_full_parameters(), other.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            model.gather_full_parameters(), other.gather_full_parameters()
+        )
         numpy.testing.assert_array_equal(model.predict(x), other.predict(regression()[0]))
         assert model.get_feature_importance(regression()[0], y)["feature_3"] == 0.0
         assert model.get_active_feature_indices() == [1, 2]
         assert model.is_feature_used(1) and not model.is_feature_used(3)
+
     sk.run_ranks(2, run)
 
 
@@ -60,6 +73,7 @@ def test_active_features_travel_with_images_checkpoints_and_copies(tmp_path):
             load(other)
             assert other.get_active_feature_indices() == [0, 2]
         assert model.deep_copy().get_active_feature_indices() == [0, 2]
+
     sk.run_ranks(2, run)
 
 
@@ -73,9 +87,14 @@ def test_wrong_features_and_models_without_features_are_refused_on_all_ranks():
         with pytest.raises(sk.FeatureError, match="train first"):
             model.get_feature_importance()
         gpt = sk.FSDPModel(small_gpt(), sk.ShardingConfiguration(backend))
-        for call in (gpt.get_active_feature_indices, gpt.get_feature_importance, lambda: gpt.is_feature_used(0)):
+        for call in (
+            gpt.get_active_feature_indices,
+            gpt.get_feature_importance,
+            lambda: gpt.is_feature_used(0),
+        ):
             with pytest.raises(sk.FeatureError, match="GPT has no input features"):
                 call()
+
     sk.run_ranks(2, run)
     with pytest.raises(sk.ConfigurationError, match="4 different names"):
         sk.models.MLP([4, 1], feature_names=["a", "b", "a", "c"])

@@ -1,4 +1,7 @@
-"""Ranks that build different models, or train them by different rules, are told so on all ranks; they do not train apart."""
+"""Ranks that build different models, or train them by different rules, are told so on all ranks;
+they do not train apart.
+"""
+
 import functools
 
 import numpy
@@ -20,28 +23,57 @@ def halved(rate, step):
 
 
 GPT_CHANGES = {
-    "width": {"width": 32}, "heads": {"heads": 4}, "layers": {"layers": 3}, "seed": {"seed": 4}, "style": {"style": "llama"},
-    "dropout": {"dropout": 0.1}, "dtype": {"dtype": "float64"}, "tied": {"tied": True}, "eps": {"norm_eps": 1e-4}}
+    "width": {"width": 32},
+    "heads": {"heads": 4},
+    "layers": {"layers": 3},
+    "seed": {"seed": 4},
+    "style": {"style": "llama"},
+    "dropout": {"dropout": 0.1},
+    "dtype": {"dtype": "float64"},
+    "tied": {"tied": True},
+    "eps": {"norm_eps": 1e-4},
+}
 SETTINGS = {
-    "max_gradient_norm": (1.0, None), "minimum_parameter_group_size": (64, 4096), "micro_batches": (1, 2), "seed": (0, 1),
-    "schedule": ("1f1b", "gpipe"), "deterministic": (True, False), "gradient_compression": (None, "float16"),
-    "overlap": (False, True), "compute_dtype": (None, "bfloat16"), "activation_checkpointing": (False, True),
-    "auto_synchronize_gradients": (True, False), "stage_balance": ("compute", "uniform"),
-    "loss": (None, CrossEntropy(ignore_index=-1)), "learning_rate": (0.01, 0.02), "check": (False, True),
-    "optimizer": (sk.AdamW(lr=1e-3), sk.AdamW(lr=1e-4))}
+    "max_gradient_norm": (1.0, None),
+    "minimum_parameter_group_size": (64, 4096),
+    "micro_batches": (1, 2),
+    "seed": (0, 1),
+    "schedule": ("1f1b", "gpipe"),
+    "deterministic": (True, False),
+    "gradient_compression": (None, "float16"),
+    "overlap": (False, True),
+    "compute_dtype": (None, "bfloat16"),
+    "activation_checkpointing": (False, True),
+    "auto_synchronize_gradients": (True, False),
+    "stage_balance": ("compute", "uniform"),
+    "loss": (None, CrossEntropy(ignore_index=-1)),
+    "learning_rate": (0.01, 0.02),
+    "check": (False, True),
+    "optimizer": (sk.AdamW(lr=1e-3), sk.AdamW(lr=1e-4)),
+}
 RULES = {
     "another rule": (sk.SGD(lr=1e-3), sk.Adam(lr=1e-3)),
-    "another schedule": tuple(sk.AdamW(lr=sk.Cosine(1e-3, decay_steps=steps, floor=0.0)) for steps in (9, 10)),
-    "another function": (sk.SGD(lr=functools.partial(halved, 0.1)), sk.SGD(lr=functools.partial(halved, 0.2)))}
+    "another schedule": tuple(
+        sk.AdamW(lr=sk.Cosine(1e-3, decay_steps=steps, floor=0.0)) for steps in (9, 10)
+    ),
+    "another function": (
+        sk.SGD(lr=functools.partial(halved, 0.1)),
+        sk.SGD(lr=functools.partial(halved, 0.2)),
+    ),
+}
 
 
 def refused_on_all_ranks(build, match, ranks=3, odd=2):
-    """build(backend, is_odd) raises the same ShardingError on all ranks; then they build the same together."""
+    """build(backend, is_odd) raises the same ShardingError on all ranks; then they build the same
+    together.
+    """
+
     def run(backend):
         with pytest.raises(sk.ShardingError, match=match) as caught:
             build(backend, backend.rank == odd)
         assert build(backend, False).rank == backend.rank
         return str(caught.value)
+
     texts = sk.run_ranks(ranks, run, timeout=10)
     assert len(set(texts)) == 1 and f"on rank {odd}" in texts[0]
     return texts[0]
@@ -50,14 +82,20 @@ def refused_on_all_ranks(build, match, ranks=3, odd=2):
 @pytest.mark.parametrize("name", GPT_CHANGES)
 def test_another_model_on_one_rank_is_named(name):
     def build(backend, is_odd):
-        return sk.FSDPModel(small_gpt(**GPT_CHANGES[name] if is_odd else {}), sk.ShardingConfiguration(backend))
+        return sk.FSDPModel(
+            small_gpt(**GPT_CHANGES[name] if is_odd else {}), sk.ShardingConfiguration(backend)
+        )
+
     refused_on_all_ranks(build, "on rank 2, but .* on rank 0, 1")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_another_setting_on_one_rank_is_named_with_both_values(name):
     def build(backend, is_odd):
-        return sk.DDPModel(small_gpt(), sk.ShardingConfiguration(backend, **{name: SETTINGS[name][is_odd]}))
+        return sk.DDPModel(
+            small_gpt(), sk.ShardingConfiguration(backend, **{name: SETTINGS[name][is_odd]})
+        )
+
     text = refused_on_all_ranks(build, "checked mode" if name == "check" else f"^{name} is ")
     if name in ("micro_batches", "learning_rate", "schedule"):
         usual, other = map(repr, SETTINGS[name])
@@ -67,23 +105,35 @@ def test_another_setting_on_one_rank_is_named_with_both_values(name):
 @pytest.mark.parametrize("name", RULES)
 def test_another_rule_or_schedule_on_one_rank_is_named(name):
     def build(backend, is_odd):
-        return sk.ZeRO1Model(small_gpt(), sk.ShardingConfiguration(backend, optimizer=RULES[name][is_odd]))
+        return sk.ZeRO1Model(
+            small_gpt(), sk.ShardingConfiguration(backend, optimizer=RULES[name][is_odd])
+        )
+
     refused_on_all_ranks(build, "^optimizer is ")
 
 
 def test_another_policy_on_one_rank_is_named():
     def build(backend, is_odd):
-        return (sk.DDPModel if is_odd else sk.FSDPModel)(small_gpt(), sk.ShardingConfiguration(backend))
-    assert refused_on_all_ranks(build, "policy").startswith("the policy is DDP on rank 2, but FSDP on rank 0, 1; ")
+        return (sk.DDPModel if is_odd else sk.FSDPModel)(
+            small_gpt(), sk.ShardingConfiguration(backend)
+        )
+
+    assert refused_on_all_ranks(build, "policy").startswith(
+        "the policy is DDP on rank 2, but FSDP on rank 0, 1; "
+    )
 
 
 def test_a_rank_of_a_pipeline_and_a_tensor_rank_that_differ_are_named():
     for mesh in ((2, 1), (1, 2)):
+
         def build(backend, is_odd):
             config = sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
             model = sk.models.GPT(64, 8, width=32 if is_odd else 16, layers=2, heads=2)
             return sk.HybridShardedModel(model, config, *mesh)
-        refused_on_all_ranks(build, "^the model's width is 32 on rank 1, but 16 on rank 0; ", ranks=2, odd=1)
+
+        refused_on_all_ranks(
+            build, "^the model's width is 32 on rank 1, but 16 on rank 0; ", ranks=2, odd=1
+        )
 
 
 def test_weights_of_ones_own_that_differ_between_ranks_are_refused():
@@ -93,6 +143,7 @@ def test_weights_of_ones_own_that_differ_between_ranks_are_refused():
         model.finish(0)
         model.load_state_dict({**model.state_dict(), "1.bias": numpy.full(2, 1.0 + is_odd)})
         return sk.DDPModel(model, sk.ShardingConfiguration(backend))
+
     refused_on_all_ranks(build, r"^parameter 1.bias is \(2,\) float32.* checksum")
 
 
@@ -101,6 +152,7 @@ def test_an_initializer_that_differs_between_ranks_is_refused():
         model = Sequential(sk.nn.Linear(3, 2, init=Normal(1.0 + is_odd)))
         model.loss = mean_square
         return sk.DDPModel(model, sk.ShardingConfiguration(backend))
+
     refused_on_all_ranks(build, r"^parameter 0.weight is .*std=2.0.* on rank 2, but .*std=1.0")
 
 
@@ -113,6 +165,7 @@ def test_a_module_of_ones_own_may_keep_what_is_of_one_rank_alone():
         model = Own(sk.nn.Linear(3, 2))
         model.rank = backend.rank
         return sk.DDPModel(model, sk.ShardingConfiguration(backend)).world_size
+
     assert sk.run_ranks(2, run) == [2, 2]
 
 
@@ -121,12 +174,18 @@ def test_what_is_no_model_on_one_rank_is_an_error_on_all():
         with pytest.raises(TypeError, match="FSDPModel needs an nn.Module"):
             sk.FSDPModel(None if backend.rank else small_gpt(), sk.ShardingConfiguration(backend))
         with pytest.raises(sk.ConfigurationError, match="policy = 'zero9'"):
-            sk.HybridShardedModel(small_gpt(), sk.ShardingConfiguration(backend), policy="zero9" if backend.rank else "fsdp")
+            sk.HybridShardedModel(
+                small_gpt(),
+                sk.ShardingConfiguration(backend),
+                policy="zero9" if backend.rank else "fsdp",
+            )
         return sk.FSDPModel(small_gpt(), sk.ShardingConfiguration(backend)).world_size
+
     assert sk.run_ranks(2, run, timeout=10) == [2, 2]
 
 
-# ---- what is passed later ----------------------------------------------------------------------------------------
+# ---- what is passed later ------------------------------------------------------------------------
+
 
 def refused_by(backend, act, match):
     model = sk.DDPModel(small_gpt(), sk.ShardingConfiguration(backend))
@@ -143,19 +202,35 @@ def test_a_rule_a_vector_and_a_learning_rate_that_differ_between_ranks_are_refus
         is_named = r"rule is SGD\(lr=1.1.* on rank 1, but SGD\(lr=0.1"
         model = refused_by(backend, lambda m: m.use_rule(sk.SGD(lr=0.1 + rank)), is_named)
         assert model.sharding_configuration.optimizer is None
-        refused_by(backend, lambda m: m.set_parameters(m.get_parameters() + rank), "^the parameter vector is .* checksum")
-        refused_by(backend, lambda m: m.with_parameters(m.get_parameters() + rank), "^the parameter vector is ")
+        refused_by(
+            backend,
+            lambda m: m.set_parameters(m.get_parameters() + rank),
+            "^the parameter vector is .* checksum",
+        )
+        refused_by(
+            backend,
+            lambda m: m.with_parameters(m.get_parameters() + rank),
+            "^the parameter vector is ",
+        )
         gradients = model.compute_gradients(*token_batch(0, 2))
-        refused_by(backend, lambda m: m.apply_gradients(gradients, 0.1 + rank), "^learning_rate is 1.1 on rank 1, but 0.1")
+        refused_by(
+            backend,
+            lambda m: m.apply_gradients(gradients, 0.1 + rank),
+            "^learning_rate is 1.1 on rank 1, but 0.1",
+        )
+
     sk.run_ranks(2, run, timeout=10)
 
 
 def test_active_features_that_differ_between_ranks_are_refused():
     def run(backend):
         model = sk.DDPModel(sk.models.MLP([3, 4, 1]), sk.ShardingConfiguration(backend))
-        with pytest.raises(sk.ShardingError, match=r"^active features is \[0, 1\] on rank 1, but \[0\] on rank 0"):
-            model.set_active_feature_indices([0, 1][:1 + backend.rank])
+        with pytest.raises(
+            sk.ShardingError, match=r"^active features is \[0, 1\] on rank 1, but \[0\] on rank 0"
+        ):
+            model.set_active_feature_indices([0, 1][: 1 + backend.rank])
         return model.get_active_feature_indices()
+
     assert sk.run_ranks(2, run, timeout=10) == [[0, 1, 2]] * 2
 
 
@@ -165,7 +240,11 @@ def test_an_optimizer_whose_rule_differs_between_ranks_is_refused():
         model = sk.FSDPModel(small_gpt(), config)
         with pytest.raises(sk.ShardingError, match="lr=1.0.* on rank 1"):
             sk.FSDPOptimizer(sk.SGD(lr=float(backend.rank)), config, model=model)
-        assert sk.FSDPOptimizer(sk.SGD(lr=0.5), config, model=model).model.train(*token_batch(0, 2)) > 0
+        assert (
+            sk.FSDPOptimizer(sk.SGD(lr=0.5), config, model=model).model.train(*token_batch(0, 2))
+            > 0
+        )
+
     sk.run_ranks(2, run, timeout=10)
 
 
@@ -174,5 +253,6 @@ def test_equal_models_cost_one_short_message_to_compare():
         backend.traffic.reset()
         check_same(backend, {"seed": "0"})
         return dict(backend.traffic.calls), backend.traffic.bytes_sent
+
     for calls, sent in sk.run_ranks(2, run):
         assert calls == {"all_gather": 1} and sent == 8

@@ -1,4 +1,7 @@
-"""Training on pretended GPUs: whichever way arrays go between ranks, the trained bits are the same."""
+"""Training on pretended GPUs: whichever way arrays go between ranks, the trained bits are the
+same.
+"""
+
 from contextlib import ExitStack
 
 import numpy
@@ -21,37 +24,57 @@ def plain_masks_and_small_blocks(monkeypatch):
 
 
 def on_gpus(num_ranks, work, num_devices):
-    """work(backend) on ranks; (results, copies between host and GPU by the runtime, what NCCL was asked for)."""
+    """work(backend) on ranks; (results, copies between host and GPU by the runtime, what NCCL was
+    asked for).
+    """
     with ExitStack() as stack:
         machine = stack.enter_context(pretended_gpu(num_devices=num_devices))
         stack.enter_context(fake_nccl.installed())
         opened = stack.enter_context(fake_ipc.installed())
         results = sk.run_ranks(num_ranks, work, timeout=60)
         assert not opened
-        return results, [t for t in machine.transfers if t.kind.startswith("copy")], {name for _, name in fake_nccl.calls}
+        return (
+            results,
+            [t for t in machine.transfers if t.kind.startswith("copy")],
+            {name for _, name in fake_nccl.calls},
+        )
 
 
 def trained(strategy, transport, **settings):
     """A function of a backend: (losses, parameters) after two steps."""
+
     def work(backend):
-        model, losses = train(strategy, backend, 2, device="cuda", gpu_transport=transport, micro_batch=3, **settings)
+        model, losses = train(
+            strategy, backend, 2, device="cuda", gpu_transport=transport, micro_batch=3, **settings
+        )
         parameters = model.gather_full_parameters()
         roads = {axis: type(model.mesh.group(axis).road).__name__ for axis in ("data", "pipeline")}
         model.mesh.close()
         return losses, parameters.tobytes(), roads
+
     return work
 
 
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
 def test_the_trained_bits_do_not_depend_on_the_way_and_nccl_and_ipc_leave_the_host_out(strategy):
-    runs = {transport: on_gpus(2, trained(strategy, transport), 1 if transport == "ipc" else 2)
-            for transport in ("staged", "nccl", "ipc")}
+    runs = {
+        transport: on_gpus(2, trained(strategy, transport), 1 if transport == "ipc" else 2)
+        for transport in ("staged", "nccl", "ipc")
+    }
     outcomes = {transport: results[0][:2] for transport, (results, _, _) in runs.items()}
     assert outcomes["staged"] == outcomes["nccl"] == outcomes["ipc"]
-    staged, nccl, ipc = (sum(t.num_bytes for t in runs[transport][1]) for transport in ("staged", "nccl", "ipc"))
+    staged, nccl, ipc = (
+        sum(t.num_bytes for t in runs[transport][1]) for transport in ("staged", "nccl", "ipc")
+    )
     assert staged > 10 * max(nccl, ipc)
-    assert [runs[transport][0][0][2]["data"] for transport in runs] == ["NoneType", "NcclRoad", "IpcRoad"]
-    assert not {"allReduce", "reduceScatter", "reduce"} & runs["nccl"][2]          # deterministic: the tree, not NCCL's order
+    assert [runs[transport][0][0][2]["data"] for transport in runs] == [
+        "NoneType",
+        "NcclRoad",
+        "IpcRoad",
+    ]
+    assert (
+        not {"allReduce", "reduceScatter", "reduce"} & runs["nccl"][2]
+    )  # deterministic: the tree, not NCCL's order
 
 
 def test_without_determinism_nccl_adds_in_its_own_order():
@@ -63,14 +86,27 @@ def test_without_determinism_nccl_adds_in_its_own_order():
 def test_every_axis_at_once_has_the_losses_of_the_staged_way(transport):
     def run(name):
         def work(backend):
-            config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), micro_batches=2, device="cuda",
-                                              gpu_transport=name)
-            model = sk.HybridShardedModel(sk.models.GPT(64, 12, width=16, layers=2, heads=2, seed=3), config,
-                                          pipeline_parallel_size=2, tensor_parallel_size=2)
-            losses = [model.train(*sk.split_batch(model.mesh, *token_batch(step, 8))) for step in range(2)]
+            config = sk.ShardingConfiguration(
+                backend,
+                optimizer=sk.AdamW(lr=1e-2),
+                micro_batches=2,
+                device="cuda",
+                gpu_transport=name,
+            )
+            model = sk.HybridShardedModel(
+                sk.models.GPT(64, 12, width=16, layers=2, heads=2, seed=3),
+                config,
+                pipeline_parallel_size=2,
+                tensor_parallel_size=2,
+            )
+            losses = [
+                model.train(*sk.split_batch(model.mesh, *token_batch(step, 8))) for step in range(2)
+            ]
             model.mesh.close()
             return losses
+
         return on_gpus(4, work, 4)[0]
+
     assert run(transport) == run("staged")
 
 
@@ -78,6 +114,7 @@ def test_two_ranks_on_one_gpu_and_nccl_are_refused_where_the_model_is_made():
     def work(backend):
         with pytest.raises(DeviceError, match="ranks 0, 1 share GPU"):
             trained("FSDP", "nccl")(backend)
+
     on_gpus(2, work, 1)
 
 

@@ -1,4 +1,5 @@
 """Pipeline x data x tensor meshes on ranks that are threads, against the serial run."""
+
 import numpy
 import pytest
 from builders import sha256
@@ -6,13 +7,26 @@ from builders import sha256
 import shardkit as sk
 from shardkit import nn
 
-MESHES = [(1, 1, 2), (1, 1, 3), (1, 1, 4), (1, 2, 2), (2, 1, 2), (1, 3, 2), (3, 1, 2), (2, 2, 2), (1, 2, 4), (2, 1, 4)]
+MESHES = [
+    (1, 1, 2),
+    (1, 1, 3),
+    (1, 1, 4),
+    (1, 2, 2),
+    (2, 1, 2),
+    (1, 3, 2),
+    (3, 1, 2),
+    (2, 2, 2),
+    (1, 2, 4),
+    (2, 1, 4),
+]
 POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
 FORMS = {"gpt2": {}, "llama": {"style": "llama", "kv_heads": 2}, "tied": {"tied": True}}
 
 
 def gpt(**changes):
-    return sk.models.GPT(60, 12, **{"width": 24, "layers": 2, "heads": 12, "seed": 3, "dtype": "float64", **changes})
+    return sk.models.GPT(
+        60, 12, **{"width": 24, "layers": 2, "heads": 12, "seed": 3, "dtype": "float64", **changes}
+    )
 
 
 def batch(step, samples=12):
@@ -20,12 +34,32 @@ def batch(step, samples=12):
     return tokens[:, :-1], tokens[:, 1:]
 
 
-def make(backend, pipeline, tensor, policy="fsdp", *, changes={}, order=("pipeline", "data", "tensor"), **settings):
+def make(
+    backend,
+    pipeline,
+    tensor,
+    policy="fsdp",
+    *,
+    changes={},
+    order=("pipeline", "data", "tensor"),
+    **settings,
+):
     data = backend.world_size // pipeline // tensor
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 0.5, "minimum_parameter_group_size": 64,
-                "micro_batches": 12 // data // 2, **settings}
-    return sk.HybridShardedModel(gpt(**changes), sk.ShardingConfiguration(backend, **settings), pipeline, tensor,
-                                 policy=policy, order=order)
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 0.5,
+        "minimum_parameter_group_size": 64,
+        "micro_batches": 12 // data // 2,
+        **settings,
+    }
+    return sk.HybridShardedModel(
+        gpt(**changes),
+        sk.ShardingConfiguration(backend, **settings),
+        pipeline,
+        tensor,
+        policy=policy,
+        order=order,
+    )
 
 
 def trained(mesh, policy="fsdp", steps=5, **settings):
@@ -36,8 +70,12 @@ def trained(mesh, policy="fsdp", steps=5, **settings):
         model = make(backend, pipeline, tensor, policy, **settings)
         losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(steps)]
         return model.gather_full_parameters(), losses, model.engine.gradient_norm
+
     results = sk.run_ranks(pipeline * data * tensor, run)
-    assert len({(sha256(parameters), tuple(losses), norm) for parameters, losses, norm in results}) == 1
+    assert (
+        len({(sha256(parameters), tuple(losses), norm) for parameters, losses, norm in results})
+        == 1
+    )
     return results[0]
 
 
@@ -58,30 +96,58 @@ def test_five_steps_on_any_mesh_and_policy_follow_the_serial_run(serial, mesh, p
     agree(trained(mesh, policy), serial["gpt2"])
 
 
-@pytest.mark.parametrize("form, mesh", [("llama", (1, 1, 2)), ("llama", (1, 1, 4)), ("llama", (2, 1, 4)), ("llama", (1, 2, 2)),
-                                        ("tied", (1, 1, 3)), ("tied", (2, 1, 2))], ids=str)
+@pytest.mark.parametrize(
+    "form, mesh",
+    [
+        ("llama", (1, 1, 2)),
+        ("llama", (1, 1, 4)),
+        ("llama", (2, 1, 4)),
+        ("llama", (1, 2, 2)),
+        ("tied", (1, 1, 3)),
+        ("tied", (2, 1, 2)),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_every_model_form_follows_the_serial_run_with_and_without_sequence_parallelism(serial, form, mesh, sequence_parallel):
+def test_every_model_form_follows_the_serial_run_with_and_without_sequence_parallelism(
+    serial, form, mesh, sequence_parallel
+):
     agree(trained(mesh, changes=FORMS[form], sequence_parallel=sequence_parallel), serial[form])
 
 
 @pytest.mark.parametrize("mesh", [(1, 1, 2), (2, 2, 2), (1, 2, 4)], ids=str)
-@pytest.mark.parametrize("settings", [{"sequence_parallel": True}, {"activation_checkpointing": True}, {"schedule": "gpipe"},
-                                      {"order": ("pipeline", "tensor", "data")}], ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sequence_parallel": True},
+        {"activation_checkpointing": True},
+        {"schedule": "gpipe"},
+        {"order": ("pipeline", "tensor", "data")},
+    ],
+    ids=str,
+)
 def test_options_do_not_change_the_result(serial, mesh, settings):
     agree(trained(mesh, **settings), serial["gpt2"])
 
 
 def test_the_bits_depend_on_the_tensor_size_alone():
     meshes = [(1, 1, 2), (1, 3, 2), (2, 1, 2), (3, 1, 2)]
-    bits = {(sha256(p), tuple(losses), norm) for p, losses, norm in
-            (trained(mesh, policy, 3, changes={"dtype": "float32"}) for mesh, policy in zip(meshes, POLICIES))}
+    bits = {
+        (sha256(p), tuple(losses), norm)
+        for p, losses, norm in (
+            trained(mesh, policy, 3, changes={"dtype": "float32"})
+            for mesh, policy in zip(meshes, POLICIES)
+        )
+    }
     assert len(bits) == 1
 
 
 @pytest.mark.parametrize("policy", ["ddp", "fsdp"])
 def test_gradients_with_dropout_are_those_of_the_serial_run(policy):
-    agree(trained((1, 2, 2), policy, changes={"dropout": 0.2}), trained((1, 1, 1), changes={"dropout": 0.2}))
+    agree(
+        trained((1, 2, 2), policy, changes={"dropout": 0.2}),
+        trained((1, 1, 1), changes={"dropout": 0.2}),
+    )
 
 
 def test_predictions_have_whole_logits_and_equal_the_plain_model():
@@ -91,6 +157,7 @@ def test_predictions_have_whole_logits_and_equal_the_plain_model():
     def run(backend):
         model = make(backend, 2, 2)
         return model.predict(x), model.evaluate(x, y)
+
     for prediction, loss in sk.run_ranks(4, run):
         numpy.testing.assert_allclose(prediction, plain.predict(x), rtol=1e-10, atol=1e-13)
         assert loss == pytest.approx(plain.loss(nn.Tensor(plain.predict(x)), y).item(), rel=1e-12)
@@ -105,12 +172,19 @@ def test_initial_parameters_are_those_of_the_plain_model_and_can_be_set():
         assert model.parameter_count == plain.size
         model.set_parameters(plain[::-1])
         numpy.testing.assert_array_equal(model.gather_full_parameters(), plain[::-1])
+
     sk.run_ranks(4, run)
 
 
 @pytest.mark.parametrize("form", ["gpt2", "llama"])
-@pytest.mark.parametrize("saved, loaded", [((1, 1, 4), (1, 1, 1)), ((1, 2, 1), (2, 1, 2)), ((2, 1, 2), (1, 2, 4))], ids=str)
-def test_a_checkpoint_and_an_image_open_under_another_tensor_size(serial, form, saved, loaded, tmp_path):
+@pytest.mark.parametrize(
+    "saved, loaded",
+    [((1, 1, 4), (1, 1, 1)), ((1, 2, 1), (2, 1, 2)), ((2, 1, 2), (1, 2, 4))],
+    ids=str,
+)
+def test_a_checkpoint_and_an_image_open_under_another_tensor_size(
+    serial, form, saved, loaded, tmp_path
+):
     def first(backend):
         model = make(backend, saved[0], saved[2], changes=FORMS[form])
         for step in range(3):
@@ -123,9 +197,12 @@ def test_a_checkpoint_and_an_image_open_under_another_tensor_size(serial, form, 
         for load in (lambda m: m.load_model(tmp_path), lambda m: m.deserialize(image)):
             model = make(backend, loaded[0], loaded[2], "zero1", changes=FORMS[form])
             load(model)
-            losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(3, 5)]
+            losses = [
+                model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(3, 5)
+            ]
             results.append((model.gather_full_parameters(), losses, model.engine.gradient_norm))
         return results
+
     image = sk.run_ranks(saved[0] * saved[1] * saved[2], first)[0]
     for result in sk.run_ranks(loaded[0] * loaded[1] * loaded[2], second)[0]:
         agree(result, (serial[form][0], serial[form][1][3:], serial[form][2]))
@@ -135,10 +212,14 @@ def test_a_tensor_rank_holds_its_part_and_parts_make_the_model():
     def run(backend):
         model = sk.TensorParallelModel(gpt(), sk.ShardingConfiguration(backend))
         return model.local_parameter_shard.size, model.parameter_count, model.get_model_metadata()
+
     results = sk.run_ranks(4, run)
     sizes, count = [size for size, *_ in results], results[0][1]
-    whole_on_each = sum(p.size for n, p in gpt().named_parameters().items()
-                        if "norm" in n or "positions" in n or n.endswith(("output.bias", "down.bias")))
+    whole_on_each = sum(
+        p.size
+        for n, p in gpt().named_parameters().items()
+        if "norm" in n or "positions" in n or n.endswith(("output.bias", "down.bias"))
+    )
     assert sizes == [(count - whole_on_each) // 4 + whole_on_each] * 4
     assert [figures["tensor_parallel_rank"] for *_, figures in results] == [0, 1, 2, 3]
     assert results[0][2]["strategy"] == "TensorParallel"
@@ -150,23 +231,39 @@ def test_a_tensor_parallel_mlp_follows_the_serial_run():
 
     def run(backend):
         mlp = sk.models.MLP([6, 8, 12, 4], dtype="float64")
-        model = sk.TensorParallelModel(mlp, sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2)))
-        return [model.train(x, y) for _ in range(5)], model.gather_full_parameters(), model.predict(x)
+        model = sk.TensorParallelModel(
+            mlp, sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2))
+        )
+        return (
+            [model.train(x, y) for _ in range(5)],
+            model.gather_full_parameters(),
+            model.predict(x),
+        )
+
     serial = sk.run_ranks(1, run)[0]
     for result in sk.run_ranks(2, run) + sk.run_ranks(4, run):
         for got, wanted in zip(result, serial):
             numpy.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-13)
 
 
-@pytest.mark.parametrize("sizes, error, message", [
-    ({"pipeline_parallel_size": 0}, ValueError, "pipeline 0"), ({"tensor_parallel_size": -1}, ValueError, "tensor -1"),
-    ({"data_parallel_size": 0}, ValueError, "data 0"), ({"data_parallel_size": 3}, sk.MeshError, "= 3 ranks, but 4"),
-    ({"tensor_parallel_size": 3}, sk.MeshError, "tensor 3"), ({"policy": "zero9"}, sk.ConfigurationError, "policy"),
-    ({"order": ("data", "data", "tensor")}, sk.MeshError, "order")], ids=str)
+@pytest.mark.parametrize(
+    "sizes, error, message",
+    [
+        ({"pipeline_parallel_size": 0}, ValueError, "pipeline 0"),
+        ({"tensor_parallel_size": -1}, ValueError, "tensor -1"),
+        ({"data_parallel_size": 0}, ValueError, "data 0"),
+        ({"data_parallel_size": 3}, sk.MeshError, "= 3 ranks, but 4"),
+        ({"tensor_parallel_size": 3}, sk.MeshError, "tensor 3"),
+        ({"policy": "zero9"}, sk.ConfigurationError, "policy"),
+        ({"order": ("data", "data", "tensor")}, sk.MeshError, "order"),
+    ],
+    ids=str,
+)
 def test_sizes_that_do_not_fit_are_refused_on_all_ranks(sizes, error, message):
     def run(backend):
         with pytest.raises(error, match=message):
             sk.HybridShardedModel(gpt(), sk.ShardingConfiguration(backend), **sizes)
+
     sk.run_ranks(4, run)
 
 
@@ -176,4 +273,5 @@ def test_a_model_that_cannot_be_cut_is_refused_with_the_arithmetic():
             sk.TensorParallelModel(gpt(heads=3), sk.ShardingConfiguration(backend))
         with pytest.raises(sk.ShardingError, match="no default tensor plan"):
             sk.TensorParallelModel(nn.Linear(4, 4), sk.ShardingConfiguration(backend))
+
     sk.run_ranks(2, run)

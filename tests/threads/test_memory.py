@@ -1,20 +1,34 @@
-"""Bytes of parameters, gradients and optimizer state that each rank holds between two steps, against the formulas, to 5%.
+"""Bytes of parameters, gradients and optimizer state that each rank holds between two steps,
+against the formulas, to 5%.
 
     pipeline   n = the parameters of the rank's own stage
     tensor     of these, cut parameters / t + whole ones (norms, positions, biases of row layers)
-    data       what the policy shards of n: 16 n for DDP (4 + 4 + 8 with AdamW), 16 n / d for FSDP, ...
+    data       what the policy shards of n: 16 n for DDP (4 + 4 + 8 with AdamW), 16 n / d for FSDP,
+               ...
 
-From the allocator's own accounts. The difference is padding: shards are multiples of 256 elements. Buffers that are lent for
-a moment (a gathered unit; gradients on their way to their owners, where the policy shards them) are kept for the next step
-but are no part of the state; the tests of the strategies bound them.
+From the allocator's own accounts. The difference is padding: shards are multiples of 256 elements.
+Buffers that are lent for a moment (a gathered unit; gradients on their way to their owners, where
+the policy shards them) are kept for the next step but are no part of the state; the tests of the
+strategies bound them.
 """
+
 import numpy
 import pytest
 from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
 
-MESHES = [(1, 4, 1), (1, 1, 4), (4, 1, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2), (2, 1, 4), (4, 2, 1)]
+MESHES = [
+    (1, 4, 1),
+    (1, 1, 4),
+    (4, 1, 1),
+    (1, 2, 2),
+    (2, 1, 2),
+    (2, 2, 1),
+    (2, 2, 2),
+    (2, 1, 4),
+    (4, 2, 1),
+]
 UNCUT = ("norm.weight", "norm.bias", "positions.weight", "attention.output.bias", "mlp.down.bias")
 
 
@@ -24,8 +38,12 @@ def large_gpt():
 
 
 def resident_bytes(model):
-    """Of what lasts from step to step. Who keeps the whole gradient keeps it in the buffer that it was summed in."""
-    kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (not model.engine.policy.shard_gradients)
+    """Of what lasts from step to step. Who keeps the whole gradient keeps it in the buffer that it
+    was summed in.
+    """
+    kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
+        not model.engine.policy.shard_gradients
+    )
     return model.engine.device.bytes_in_use(*kinds)
 
 
@@ -33,18 +51,31 @@ def resident_bytes(model):
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_resident_bytes_follow_the_formulas_of_all_three_axes(mesh, policy):
     pipeline, data, tensor = mesh
-    sizes = {name: p.size / (1 if name.endswith(UNCUT) else tensor) for name, p in large_gpt().named_parameters().items()}
+    sizes = {
+        name: p.size / (1 if name.endswith(UNCUT) else tensor)
+        for name, p in large_gpt().named_parameters().items()
+    }
 
     def run(backend):
-        model = hybrid(backend, mesh, policy, model=large_gpt(), micro_batches=1, minimum_parameter_group_size=5000)
+        model = hybrid(
+            backend,
+            mesh,
+            policy,
+            model=large_gpt(),
+            micro_batches=1,
+            minimum_parameter_group_size=5000,
+        )
         for step in range(2):
             step_once(model, step)
         stage = [name for unit in model.engine.units for name in unit.plan.parameters]
         own = sum(sizes[name] for name in stage)
         return stage, own, resident_bytes(model) / model.policy.bytes_per_rank(own, data)
+
     results = sk.run_ranks(numpy.prod(mesh), run)
-    of_stages = results[::data * tensor]
-    assert [name for stage, _, _ in of_stages for name in stage] == list(sizes), "stages are not the model"
+    of_stages = results[:: data * tensor]
+    assert [name for stage, _, _ in of_stages for name in stage] == list(sizes), (
+        "stages are not the model"
+    )
     assert max(own for _, own, _ in of_stages) < 1.3 * sum(sizes.values()) / pipeline
     for rank, (_, _, over_formula) in enumerate(results):
         assert abs(over_formula - 1) < 0.05, f"rank {rank} holds {over_formula:.3f} x the formula"

@@ -1,7 +1,10 @@
-"""Blocks that compute in half floats, from float32 masters: against float64, on every mesh, through overflows and checkpoints.
+"""Blocks that compute in half floats, from float32 masters: against float64, on every mesh, through
+overflows and checkpoints.
 
-    python -m pytest tests/threads/test_mixed_precision.py -m sweep        all meshes, policies and schedules of up to 4 ranks
+python -m pytest tests/threads/test_mixed_precision.py -m sweep        all meshes, policies and
+                                                                       schedules of up to 4 ranks
 """
+
 import functools
 
 import numpy
@@ -24,15 +27,18 @@ def half_gpt(layers=4, **changes):
     return gpt(layers, dtype="float32", **changes)
 
 
-# ---- right -------------------------------------------------------------------------------------------------------
+# ---- right ---------------------------------------------------------------------------------------
+
 
 @EVERY_HALF
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("mesh, policy", [((1, 2, 1), "fsdp"), ((2, 1, 2), "ddp")], ids=str)
 def test_gradients_are_those_of_float64_to_a_few_roundings(half, style, mesh, policy):
     """Each of two layers rounds about ten times in a row, with errors that are independent."""
+
     def build(dtype):
         return lambda: gpt(2, dtype=dtype, style=style, heads=6)
+
     right = trained((1, 1, 1), steps=1, model=build("float64"))
     found = trained(mesh, policy, steps=1, model=build("float32"), compute_dtype=half)
     single = trained(mesh, policy, steps=1, model=build("float32"))
@@ -48,14 +54,22 @@ def test_gradients_are_those_of_float64_to_a_few_roundings(half, style, mesh, po
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_losses_of_an_mlp_are_those_of_float32(half, task):
     rng = numpy.random.default_rng(0)
-    x, y = rng.standard_normal((32, 6)), rng.standard_normal((32, 3)) if task == "regression" else rng.integers(0, 3, 32)
+    x, y = (
+        rng.standard_normal((32, 6)),
+        rng.standard_normal((32, 3)) if task == "regression" else rng.integers(0, 3, 32),
+    )
 
     def run(backend, compute_dtype, loss=None):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), compute_dtype=compute_dtype, loss=loss)
+        config = sk.ShardingConfiguration(
+            backend, optimizer=sk.AdamW(lr=1e-2), compute_dtype=compute_dtype, loss=loss
+        )
         model = sk.ZeRO2Model(sk.models.MLP([6, 16, 3], task=task), config)
         losses = [model.train(*sk.split_batch(model.mesh, x, y)) for _ in range(10)]
         return losses, model.predict(x).dtype
-    (losses, dtype), (right, _) = [sk.run_ranks(2, lambda backend: run(backend, compute))[0] for compute in (half, None)]
+
+    (losses, dtype), (right, _) = [
+        sk.run_ranks(2, lambda backend: run(backend, compute))[0] for compute in (half, None)
+    ]
     assert dtype == "float32"
     numpy.testing.assert_allclose(losses, right, rtol=5 * HALF_A_LAST_BIT[half])
 
@@ -67,27 +81,39 @@ def test_a_function_as_loss_sees_float32():
     def loss(prediction, y):
         seen.add(str(prediction.dtype))
         return ((prediction - y) * (prediction - y)).mean()
+
     x, y = numpy.ones((4, 6)), numpy.full((4, 2), 300.0)
 
     def run(backend):
-        config = sk.ShardingConfiguration(backend, compute_dtype="float16", loss=loss, initial_loss_scale=1.0)
+        config = sk.ShardingConfiguration(
+            backend, compute_dtype="float16", loss=loss, initial_loss_scale=1.0
+        )
         return sk.DDPModel(sk.models.MLP([6, 2]), config).train(x, y)
+
     assert sk.run_ranks(1, run)[0] == pytest.approx(9e4, rel=0.02) and seen == {"float32"}
 
 
 @functools.cache
 def learned(compute_dtype):
-    """(mean of the last losses, skipped steps) of counting modulo 61 by one or by two, 40 steps on two ranks."""
+    """(mean of the last losses, skipped steps) of counting modulo 61 by one or by two, 40 steps on
+    two ranks.
+    """
+
     def batch(step):
         rng = numpy.random.default_rng(step)
-        tokens = (rng.integers(0, 61, (16, 1)) + rng.integers(1, 3, (16, 1)) * numpy.arange(13)) % 61
+        tokens = (
+            rng.integers(0, 61, (16, 1)) + rng.integers(1, 3, (16, 1)) * numpy.arange(13)
+        ) % 61
         return tokens[:, :-1], tokens[:, 1:]
 
     def run(backend):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=2e-2), compute_dtype=compute_dtype)
+        config = sk.ShardingConfiguration(
+            backend, optimizer=sk.AdamW(lr=2e-2), compute_dtype=compute_dtype
+        )
         model = sk.FSDPModel(small_gpt(width=24), config)
         losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(40)]
         return numpy.mean(losses[-5:]), model.engine.skips.total
+
     return sk.run_ranks(2, run)[0]
 
 
@@ -98,19 +124,38 @@ def test_a_gpt_learns_as_well_as_in_float32(half):
     assert skipped == 0 and right < 1 and found == pytest.approx(right, rel=0.1)
 
 
-# ---- the same bits -----------------------------------------------------------------------------------------------
+# ---- the same bits -------------------------------------------------------------------------------
 
-RUNS = {1: [((1, 1, 1), "fsdp", "gpipe", {}), ((2, 2, 1), "ddp", "zb-h1", {}), ((1, 4, 1), "zero1", "1f1b", {}),
-            ((2, 1, 1), "zero2", "zb-v", {}), ((3, 1, 1), "fsdp", "1f1b", {"activation_checkpointing": True}),
-            ((1, 2, 1), "fsdp", "1f1b", {})],
-        2: [((1, 1, 2), "ddp", "1f1b", {}), ((2, 1, 2), "fsdp", "interleaved", {}), ((1, 2, 2), "zero1", "gpipe", {})]}
+RUNS = {
+    1: [
+        ((1, 1, 1), "fsdp", "gpipe", {}),
+        ((2, 2, 1), "ddp", "zb-h1", {}),
+        ((1, 4, 1), "zero1", "1f1b", {}),
+        ((2, 1, 1), "zero2", "zb-v", {}),
+        ((3, 1, 1), "fsdp", "1f1b", {"activation_checkpointing": True}),
+        ((1, 2, 1), "fsdp", "1f1b", {}),
+    ],
+    2: [
+        ((1, 1, 2), "ddp", "1f1b", {}),
+        ((2, 1, 2), "fsdp", "interleaved", {}),
+        ((1, 2, 2), "zero1", "gpipe", {}),
+    ],
+}
 
 
 def bits(run, half, tied=False, num_micro_batches=8):
     """What all ranks agree on after two steps."""
     mesh, policy, schedule, settings = run
-    found = trained(mesh, policy, schedule, steps=2, model=lambda: half_gpt(tied=tied), compute_dtype=half,
-                    micro_batches=num_micro_batches // mesh[1], **settings)
+    found = trained(
+        mesh,
+        policy,
+        schedule,
+        steps=2,
+        model=lambda: half_gpt(tied=tied),
+        compute_dtype=half,
+        micro_batches=num_micro_batches // mesh[1],
+        **settings,
+    )
     return sha256(found.parameters), tuple(found.losses), tuple(found.norms)
 
 
@@ -131,8 +176,13 @@ def test_bits_of_tied_weights_are_those_of_one_rank(half):
 @pytest.mark.parametrize("tensor", [1, 2, 4])
 def test_bits_depend_on_the_tensor_size_alone_in_the_whole_product(half, tensor):
     of_tensor = [mesh for num in (1, 2, 4) for mesh in meshes(num) if mesh[2] == tensor]
-    runs = [(mesh, policy, schedule, {}) for mesh in of_tensor for policy in POLICIES for schedule in SCHEDULES
-            if mesh[0] * (2 if schedule in ("interleaved", "zb-v") else 1) <= 6]
+    runs = [
+        (mesh, policy, schedule, {})
+        for mesh in of_tensor
+        for policy in POLICIES
+        for schedule in SCHEDULES
+        if mesh[0] * (2 if schedule in ("interleaved", "zb-v") else 1) <= 6
+    ]
     assert len({bits(run, half) for run in runs}) == 1
 
 
@@ -140,7 +190,8 @@ def test_float32_asked_for_is_float32_as_ever():
     assert bits(RUNS[1][1], "float32") == bits(RUNS[1][1], None)
 
 
-# ---- masters -----------------------------------------------------------------------------------------------------
+# ---- masters -------------------------------------------------------------------------------------
+
 
 @EVERY_HALF
 @EVERY_STRATEGY
@@ -153,7 +204,7 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
             assert unit.whole.dtype == half and unit.shard.dtype == "float32"
             assert {str(state.dtype) for state in unit.state.values()} == {"float32"}
             assert all(parameter.dtype == half for parameter in unit.plan.parameters.values())
-            lent = unit.whole[:unit.layout.length].astype("float32")
+            lent = unit.whole[: unit.layout.length].astype("float32")
             assert relative_distance(lent, unit.trained_parameters()) < HALF_A_LAST_BIT[half]
             unit.release()
         gradients = model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(9)))
@@ -164,6 +215,7 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
         about = model.get_model_metadata()
         assert about["compute_dtype"] == half and about["matmul_precision"] == "highest"
         return model.predict(token_batch(9)[0][:2]).dtype
+
     assert sk.run_ranks(2, run) == ["float32"] * 2
 
 
@@ -173,21 +225,24 @@ def test_copies_that_were_made_equal_are_what_blocks_are_lent(strategy, half):
     def run(backend):
         model, _ = train(strategy, backend, 1, compute_dtype=half)
         optimizer = getattr(sk, type(model).__name__.replace("Model", "Optimizer"))(
-            sk.AdamW(), model.sharding_configuration, model=model)
+            sk.AdamW(), model.sharding_configuration, model=model
+        )
         unit = model.engine.units[0]
         if unit.masters is not None and backend.rank == 1:
             unit.masters[:10] += 1
-            unit.follow_masters()                   # without messages, where a rank has all masters
+            unit.follow_masters()  # without messages, where a rank has all masters
         drift = optimizer.synchronize_optimizer_state()
         assert (drift.largest > 0.9) == (unit.masters is not None)
         unit.gather()
-        lent = unit.whole[:unit.layout.length].astype("float32")
+        lent = unit.whole[: unit.layout.length].astype("float32")
         return relative_distance(lent, unit.trained_parameters()), sha256(lent)
+
     first, second = sk.run_ranks(2, run)
     assert first == second and first[0] < HALF_A_LAST_BIT[half]
 
 
-# ---- the scale of the loss ---------------------------------------------------------------------------------------
+# ---- the scale of the loss -----------------------------------------------------------------------
+
 
 def test_the_scale_halves_on_a_skipped_step_and_doubles_after_enough_good_ones():
     scale, values = LossScale(1024.0, interval=3), []
@@ -198,7 +253,7 @@ def test_the_scale_halves_on_a_skipped_step_and_doubles_after_enough_good_ones()
 
 
 def test_the_scale_stays_within_bounds_and_one_that_is_fixed_stays_one():
-    up, down, fixed = LossScale(2.0 ** 23, interval=1), LossScale(1.0), LossScale()
+    up, down, fixed = LossScale(2.0**23, interval=1), LossScale(1.0), LossScale()
     for _ in range(60):
         up.count(True), down.count(False), fixed.count(False)
     assert (up.value, down.value, fixed.value) == (LARGEST_SCALE, SMALLEST_SCALE, 1.0)
@@ -210,8 +265,15 @@ def test_the_scale_stays_within_bounds_and_one_that_is_fixed_stays_one():
 @EVERY_STRATEGY
 def test_an_overflow_skips_the_step_on_all_ranks_until_the_scale_fits(strategy, clip):
     def run(backend):
-        model, _ = train(strategy, backend, 0, compute_dtype="float16", initial_loss_scale=2.0 ** 20, loss_scale_interval=2,
-                         max_gradient_norm=clip)
+        model, _ = train(
+            strategy,
+            backend,
+            0,
+            compute_dtype="float16",
+            initial_loss_scale=2.0**20,
+            loss_scale_interval=2,
+            max_gradient_norm=clip,
+        )
         rows, losses = [], []
         for step in range(9):
             before = [array.tobytes() for _, _, array in model.engine.owned_boxes()]
@@ -220,54 +282,97 @@ def test_an_overflow_skips_the_step_on_all_ranks_until_the_scale_fits(strategy, 
             assert is_taken == (model.engine.skips.last is None)
             rows.append((is_taken, model.get_model_metadata()["loss_scale"]))
         return rows, losses, model.engine.skips.total
+
     (rows, losses, skipped), *others = sk.run_ranks(3, run)
     assert all(other == (rows, losses, skipped) for other in others)
-    assert numpy.isfinite(losses).all() and 3.5 < min(losses) < max(losses) < 4.5, "a loss that is reported is not scaled"
-    assert not rows[0][0] and rows[0][1] == 2.0 ** 19 and 0 < skipped < 8 and rows[-1][0]
+    assert numpy.isfinite(losses).all() and 3.5 < min(losses) < max(losses) < 4.5, (
+        "a loss that is reported is not scaled"
+    )
+    assert not rows[0][0] and rows[0][1] == 2.0**19 and 0 < skipped < 8 and rows[-1][0]
     for (_, before), (is_taken, after) in zip(rows, rows[1:]):
         assert after in ((before, 2 * before) if is_taken else (before / 2,))
-    assert 2.0 ** 20 > rows[-1][1] >= 2.0 ** 12
+    assert 2.0**20 > rows[-1][1] >= 2.0**12
 
 
 def test_an_overflow_on_one_rank_of_a_hybrid_mesh_halves_the_scale_on_all():
     def run(backend):
         gpt = sk.models.GPT(64, 12, width=16, layers=2, heads=2)
-        config = sk.ShardingConfiguration(backend, compute_dtype="float16", micro_batches=2, minimum_parameter_group_size=64)
+        config = sk.ShardingConfiguration(
+            backend, compute_dtype="float16", micro_batches=2, minimum_parameter_group_size=64
+        )
         model = sk.HybridShardedModel(gpt, config, 2, 2)
         if model.mesh.coordinates.pipeline == 0:
-            sabotage(gpt, 1, "infinite gradient", lambda: backend.rank == 1 and model.step_number == 1)
+            sabotage(
+                gpt, 1, "infinite gradient", lambda: backend.rank == 1 and model.step_number == 1
+            )
         rows = []
         for step in range(3):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
             rows.append((model.engine.skips.total, model.engine.loss_scale.value))
         return rows
+
     assert sk.run_ranks(8, run) == [[(0, 1024), (1, 512), (1, 512)]] * 8
 
 
 def test_gradients_are_those_before_the_scale_whatever_it_is():
-    """Clipping, compute_gradients, accumulation: all see the mean gradient. And without a scale small gradients vanish."""
+    """Clipping, compute_gradients, accumulation: all see the mean gradient. And without a scale
+    small gradients vanish.
+    """
+
     def run(backend, scale, factor=1.0):
         def loss(prediction, y):
             return ((prediction - y) * (prediction - y)).mean() * factor
-        config = sk.ShardingConfiguration(backend, compute_dtype="float16", initial_loss_scale=scale, max_gradient_norm=1e9,
-                                          loss=loss)
-        x, y = numpy.random.default_rng(0).standard_normal((8, 6)), numpy.random.default_rng(1).standard_normal((8, 3))
+
+        config = sk.ShardingConfiguration(
+            backend,
+            compute_dtype="float16",
+            initial_loss_scale=scale,
+            max_gradient_norm=1e9,
+            loss=loss,
+        )
+        x, y = (
+            numpy.random.default_rng(0).standard_normal((8, 6)),
+            numpy.random.default_rng(1).standard_normal((8, 3)),
+        )
         model = sk.ZeRO1Model(sk.models.MLP([6, 16, 3]), config)
         gradients = model.compute_gradients(x, y)
         model.train(x, y)
-        accumulating = sk.ZeRO1Model(sk.models.MLP([6, 16, 3]), sk.ShardingConfiguration(
-            backend, compute_dtype="float16", initial_loss_scale=scale, loss=loss, auto_synchronize_gradients=False))
+        accumulating = sk.ZeRO1Model(
+            sk.models.MLP([6, 16, 3]),
+            sk.ShardingConfiguration(
+                backend,
+                compute_dtype="float16",
+                initial_loss_scale=scale,
+                loss=loss,
+                auto_synchronize_gradients=False,
+            ),
+        )
         for part in (slice(0, 4), slice(4, 8)):
             accumulating.train(x[part], y[part])
         accumulating.synchronize_gradients()
-        summed = numpy.concatenate([unit.updated_gradient for unit in accumulating.engine.own_units])
+        summed = numpy.concatenate(
+            [unit.updated_gradient for unit in accumulating.engine.own_units]
+        )
         return gradients, summed, model.engine.gradient_norm
-    (plain, _, norm), (scaled, summed, scaled_norm) = [sk.run_ranks(1, lambda b: run(b, scale))[0] for scale in (1.0, 256.0)]
+
+    (plain, _, norm), (scaled, summed, scaled_norm) = [
+        sk.run_ranks(1, lambda b: run(b, scale))[0] for scale in (1.0, 256.0)
+    ]
     tolerance = 4 * HALF_A_LAST_BIT["float16"]
-    assert relative_distance(scaled, plain) < tolerance and relative_distance(summed, scaled) < tolerance
-    assert scaled_norm == pytest.approx(norm, rel=tolerance) and norm == pytest.approx(numpy.linalg.norm(plain), rel=tolerance)
-    (lost, _, _), (kept, _, _) = [sk.run_ranks(1, lambda b: run(b, scale, 1e-7))[0] for scale in (1.0, 2.0 ** 20)]
-    assert relative_distance(lost * 1e7, plain) > 0.1 and relative_distance(kept * 1e7, plain) < tolerance
+    assert (
+        relative_distance(scaled, plain) < tolerance
+        and relative_distance(summed, scaled) < tolerance
+    )
+    assert scaled_norm == pytest.approx(norm, rel=tolerance) and norm == pytest.approx(
+        numpy.linalg.norm(plain), rel=tolerance
+    )
+    (lost, _, _), (kept, _, _) = [
+        sk.run_ranks(1, lambda b: run(b, scale, 1e-7))[0] for scale in (1.0, 2.0**20)
+    ]
+    assert (
+        relative_distance(lost * 1e7, plain) > 0.1
+        and relative_distance(kept * 1e7, plain) < tolerance
+    )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -277,14 +382,18 @@ def test_given_gradients_that_are_infinite_halve_the_scale_too():
         gradients = model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(0)))
         model.apply_gradients(gradients * (numpy.inf if backend.rank else 1), 1e-2)
         return model.engine.skips.total, model.engine.loss_scale.value
+
     assert sk.run_ranks(2, run) == [(1, 512)] * 2
 
 
-# ---- checkpoints -------------------------------------------------------------------------------------------------
+# ---- checkpoints ---------------------------------------------------------------------------------
+
 
 def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
-    """Two steps overflow before the save, and the scale doubles after it, three good steps from when it last changed."""
-    settings = {"compute_dtype": "float16", "initial_loss_scale": 2.0 ** 20, "loss_scale_interval": 3}
+    """Two steps overflow before the save, and the scale doubles after it, three good steps from
+    when it last changed.
+    """
+    settings = {"compute_dtype": "float16", "initial_loss_scale": 2.0**20, "loss_scale_interval": 3}
 
     def run(backend):
         whole, _ = train("FSDP", backend, 12, **settings)
@@ -300,14 +409,28 @@ def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
         for step in range(8, 12):
             for model in ends:
                 model.train(*sk.split_batch(model.mesh, *token_batch(step)))
-        states = {(sha256(model.gather_full_parameters()), str(model.engine.loss_scale.state()), model.engine.skips.total)
-                  for model in [whole, *ends]}
-        return len(scales), len(states), whole.engine.loss_scale.value, 0 < whole.engine.skips.total < 8
+        states = {
+            (
+                sha256(model.gather_full_parameters()),
+                str(model.engine.loss_scale.state()),
+                model.engine.skips.total,
+            )
+            for model in [whole, *ends]
+        }
+        return (
+            len(scales),
+            len(states),
+            whole.engine.loss_scale.value,
+            0 < whole.engine.skips.total < 8,
+        )
+
     assert [found[:2] + found[3:] for found in sk.run_ranks(2, run)] == [(1, 1, True)] * 2
 
 
-@pytest.mark.parametrize("first, second", [("bfloat16", None), (None, "bfloat16"), ("bfloat16", "float16"),
-                                           ("float16", "bfloat16")])
+@pytest.mark.parametrize(
+    "first, second",
+    [("bfloat16", None), (None, "bfloat16"), ("bfloat16", "float16"), ("float16", "bfloat16")],
+)
 def test_a_checkpoint_opens_whatever_blocks_compute_in(tmp_path, first, second):
     pytest.importorskip("ml_dtypes")
 
@@ -320,11 +443,18 @@ def test_a_checkpoint_opens_whatever_blocks_compute_in(tmp_path, first, second):
         assert manifest["compute_dtype"] == (first or "float32")
         same = (model.gather_full_parameters() == other.gather_full_parameters()).all()
         before = other.engine.loss_scale.value
-        return same, before, numpy.isfinite(other.train(*sk.split_batch(other.mesh, *token_batch(2))))
+        return (
+            same,
+            before,
+            numpy.isfinite(other.train(*sk.split_batch(other.mesh, *token_batch(2)))),
+        )
+
     assert sk.run_ranks(2, run) == [(True, 1024 if second == "float16" else 1, True)] * 2
 
 
-@pytest.mark.parametrize("damage", [{"value": 0, "good_steps": 0}, {"value": "1", "good_steps": 0}, {"value": 2.0}, 3])
+@pytest.mark.parametrize(
+    "damage", [{"value": 0, "good_steps": 0}, {"value": "1", "good_steps": 0}, {"value": 2.0}, 3]
+)
 def test_a_scale_that_makes_no_sense_is_refused_before_anything_is_read(damage):
     def run(backend):
         model, _ = train("DDP", backend, 1, compute_dtype="float16")
@@ -332,64 +462,119 @@ def test_a_scale_that_makes_no_sense_is_refused_before_anything_is_read(damage):
         model.describe_state = lambda: {**state, "loss_scale": damage}
         with pytest.raises(sk.CheckpointError, match="loss_scale"):
             model.deserialize(model.serialize())
+
     sk.run_ranks(1, run)
 
 
-# ---- settings of a run -------------------------------------------------------------------------------------------
+# ---- settings of a run ---------------------------------------------------------------------------
+
 
 def test_the_keys_of_a_run_reach_the_model():
-    keys = {"parallel.compute_dtype": "float16", "parallel.initial_loss_scale": 64.0, "parallel.loss_scale_interval": 7,
-            "model.layers": 1, "model.width": 16, "model.heads": 2}
+    keys = {
+        "parallel.compute_dtype": "float16",
+        "parallel.initial_loss_scale": 64.0,
+        "parallel.loss_scale_interval": 7,
+        "model.layers": 1,
+        "model.width": 16,
+        "model.heads": 2,
+    }
 
     def run(backend, settings):
         engine = make_model(RunConfiguration().replace(settings), backend).engine
-        return str(engine.numerics.compute_dtype), engine.loss_scale.value, engine.config.loss_scale_interval
+        return (
+            str(engine.numerics.compute_dtype),
+            engine.loss_scale.value,
+            engine.config.loss_scale_interval,
+        )
+
     assert sk.run_ranks(1, lambda backend: run(backend, keys)) == [("float16", 64.0, 7)]
-    assert sk.run_ranks(1, lambda backend: run(backend, {"model.layers": 1})) == [("float32", 1.0, None)]
+    assert sk.run_ranks(1, lambda backend: run(backend, {"model.layers": 1})) == [
+        ("float32", 1.0, None)
+    ]
     with pytest.raises(ConfigurationError, match="matmul_precision"):
         sk.run_ranks(1, lambda backend: run(backend, {"parallel.matmul_precision": "tf32"}))
 
 
 def test_a_run_tells_of_the_scale_and_of_what_it_computes_in(tmp_path, capsys):
     (tmp_path / "text").write_text("to be or not to be, that is the question " * 40)
-    settings = RunConfiguration().replace({
-        "run.folder": str(tmp_path / "run"), "run.steps": 2, "run.report_every": 1,
-        "run.validation_batches": 1, "model.layers": 1,
-        "model.width": 16, "model.heads": 2, "model.sequence_length": 16, "batch.sequences": 2, "batch.micro_batch": 2,
-        "data.path": [str(tmp_path / "text")], "sample.tokens": 0, "parallel.compute_dtype": "float16",
-        "parallel.initial_loss_scale": 2.0 ** 24})
+    settings = RunConfiguration().replace(
+        {
+            "run.folder": str(tmp_path / "run"),
+            "run.steps": 2,
+            "run.report_every": 1,
+            "run.validation_batches": 1,
+            "model.layers": 1,
+            "model.width": 16,
+            "model.heads": 2,
+            "model.sequence_length": 16,
+            "batch.sequences": 2,
+            "batch.micro_batch": 2,
+            "data.path": [str(tmp_path / "text")],
+            "sample.tokens": 0,
+            "parallel.compute_dtype": "float16",
+            "parallel.initial_loss_scale": 2.0**24,
+        }
+    )
     sk.run_ranks(1, lambda backend: train_run(settings, backend))
     said, records = capsys.readouterr().out, (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "computed in float16;" in said and "the loss is scaled by 8.38861e+06 from now on" in said.replace("\n", " ")
+    assert (
+        "computed in float16;" in said
+        and "the loss is scaled by 8.38861e+06 from now on" in said.replace("\n", " ")
+    )
     assert '"loss_scale": 8388608.0' in records
 
 
-# ---- wrong use ---------------------------------------------------------------------------------------------------
+# ---- wrong use -----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("model, settings, message", [
-    ({"dtype": "float64"}, {"compute_dtype": "float16"}, "needs|wanted a model of float32"),
-    ({"dtype": "float64"}, {"compute_dtype": "float32"}, "wanted a model of float32"),
-    ({}, {"initial_loss_scale": 8.0}, 'only compute_dtype = "float16" scales'),
-    ({}, {"loss_scale_interval": 8, "compute_dtype": "float32"}, 'only compute_dtype = "float16" scales')])
+
+@pytest.mark.parametrize(
+    "model, settings, message",
+    [
+        ({"dtype": "float64"}, {"compute_dtype": "float16"}, "needs|wanted a model of float32"),
+        ({"dtype": "float64"}, {"compute_dtype": "float32"}, "wanted a model of float32"),
+        ({}, {"initial_loss_scale": 8.0}, 'only compute_dtype = "float16" scales'),
+        (
+            {},
+            {"loss_scale_interval": 8, "compute_dtype": "float32"},
+            'only compute_dtype = "float16" scales',
+        ),
+    ],
+)
 def test_what_nothing_would_read_is_refused_on_all_ranks(model, settings, message):
     def run(backend):
         with pytest.raises(ConfigurationError, match=message):
             sk.DDPModel(small_gpt(**model), sk.ShardingConfiguration(backend, **settings))
+
     sk.run_ranks(2, run)
 
 
 def test_tf32_is_for_products_of_float32():
-    config = sk.ShardingConfiguration(object(), device="cuda", matmul_precision="tf32", compute_dtype="float16")
-    with pytest.raises(ConfigurationError, match="for products of float32, but this model computes in float16"):
+    config = sk.ShardingConfiguration(
+        object(), device="cuda", matmul_precision="tf32", compute_dtype="float16"
+    )
+    with pytest.raises(
+        ConfigurationError, match="for products of float32, but this model computes in float16"
+    ):
         Numerics.of(config, numpy.dtype("float32"), numpy)
 
 
 def test_sequence_slices_dropout_and_predictions_are_the_same_on_all_ranks():
     def run(backend):
-        model = hybrid(backend, (2, 1, 2), "fsdp", model=half_gpt(2, dropout=0.1), compute_dtype="float16",
-                       sequence_parallel=True)
+        model = hybrid(
+            backend,
+            (2, 1, 2),
+            "fsdp",
+            model=half_gpt(2, dropout=0.1),
+            compute_dtype="float16",
+            sequence_parallel=True,
+        )
         losses = [step_once(model, step) for step in range(2)]
         x = numpy.zeros((3, 8), int)
         return losses, model.evaluate(x, x), model.predict(x).tobytes(), str(model.predict(x).dtype)
+
     first, *others = sk.run_ranks(4, run)
-    assert all(other == first for other in others) and numpy.isfinite(first[0]).all() and first[3] == "float32"
+    assert (
+        all(other == first for other in others)
+        and numpy.isfinite(first[0]).all()
+        and first[3] == "float32"
+    )

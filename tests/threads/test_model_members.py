@@ -1,4 +1,5 @@
 """Copies, images and gradients by hand: the members of a sharded model besides training."""
+
 import copy
 import io
 
@@ -30,6 +31,7 @@ def test_an_image_loads_under_another_strategy_and_number_of_ranks_and_training_
         assert model.step_number == 2
         step_once(model, 2)
         return sha256(model.gather_full_parameters())
+
     results = sk.run_ranks(2, first)
     image = results[0][0]
     assert results[1] == results[0]
@@ -40,25 +42,36 @@ def test_an_image_is_plain_hdf5_with_whole_tensors():
     def run(backend):
         model, _ = train("FSDP", backend, 1)
         return model.serialize(), model.gather_full_parameters()
+
     image, vector = sk.run_ranks(3, run)[0]
     with h5py.File(io.BytesIO(image)) as file:
         names = small_gpt().named_parameters()
-        numpy.testing.assert_array_equal(numpy.concatenate([file[f"model/{name}"][()].ravel() for name in names]), vector)
+        numpy.testing.assert_array_equal(
+            numpy.concatenate([file[f"model/{name}"][()].ravel() for name in names]), vector
+        )
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "half of it", "other bytes", "another model"])
 def test_bytes_that_are_no_image_of_this_model_are_refused_and_change_nothing(damage):
     def run(backend):
-        model, _ = train("FSDP", backend, 1, model=small_gpt(layers=1) if damage == "another model" else small_gpt())
+        model, _ = train(
+            "FSDP",
+            backend,
+            1,
+            model=small_gpt(layers=1) if damage == "another model" else small_gpt(),
+        )
         image = bytearray(model.serialize())
         if damage == "a flipped bit":
             image[len(image) // 2] ^= 4
-        data = {"half of it": bytes(image[:len(image) // 2]), "other bytes": b"no image"}.get(damage, bytes(image))
+        data = {"half of it": bytes(image[: len(image) // 2]), "other bytes": b"no image"}.get(
+            damage, bytes(image)
+        )
         target, _ = train("FSDP", backend, 1)
         before = target.gather_full_parameters()
         with pytest.raises(sk.CheckpointError):
             target.deserialize(data)
         numpy.testing.assert_array_equal(target.gather_full_parameters(), before)
+
     sk.run_ranks(2, run)
 
 
@@ -70,12 +83,17 @@ def test_state_goes_through_a_file_object_of_rank_0(tmp_path):
             file.seek(0)
             other, _ = train("FSDP", backend, 0)
             other.load_state(file if backend.rank == 0 else None)
-        numpy.testing.assert_array_equal(other.gather_full_parameters(), model.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            other.gather_full_parameters(), model.gather_full_parameters()
+        )
+
     sk.run_ranks(2, run)
 
 
 @EVERY_STRATEGY
-@pytest.mark.parametrize("make", [lambda m: m.deep_copy(), copy.deepcopy], ids=["deep_copy", "copy.deepcopy"])
+@pytest.mark.parametrize(
+    "make", [lambda m: m.deep_copy(), copy.deepcopy], ids=["deep_copy", "copy.deepcopy"]
+)
 def test_a_deep_copy_goes_its_own_way_from_the_same_state(strategy, make):
     def run(backend):
         model, _ = train(strategy, backend, 2, micro_batch=3)
@@ -86,7 +104,10 @@ def test_a_deep_copy_goes_its_own_way_from_the_same_state(strategy, make):
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
         assert not numpy.array_equal(other.gather_full_parameters(), before)
         step_once(model, 2)
-        numpy.testing.assert_array_equal(model.gather_full_parameters(), other.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            model.gather_full_parameters(), other.gather_full_parameters()
+        )
+
     sk.run_ranks(2, run)
 
 
@@ -98,7 +119,10 @@ def test_a_clone_shares_the_parameters(strategy, make):
         other = make(model)
         step_once(other, 1)
         assert type(other) is type(model) and model.step_number == 2
-        numpy.testing.assert_array_equal(model.gather_full_parameters(), other.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            model.gather_full_parameters(), other.gather_full_parameters()
+        )
+
     sk.run_ranks(2, run)
 
 
@@ -112,6 +136,7 @@ def test_with_parameters_is_a_new_model_of_the_same_type(strategy):
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
         with pytest.raises(ValueError):
             model.with_parameters(numpy.ones(3))
+
     sk.run_ranks(2, run)
 
 
@@ -126,7 +151,10 @@ def test_computing_and_applying_gradients_is_a_step_of_plain_sgd(strategy):
         numpy.testing.assert_array_equal(model.gather_full_parameters(), before)
         model.apply_gradients(gradients, 0.01)
         trained, _ = train(strategy, backend, 1, learning_rate=0.01, **config)
-        numpy.testing.assert_array_equal(model.gather_full_parameters(), trained.gather_full_parameters())
+        numpy.testing.assert_array_equal(
+            model.gather_full_parameters(), trained.gather_full_parameters()
+        )
         with pytest.raises(sk.ShapeError):
             model.apply_gradients(gradients[:-1], 0.01)
+
     sk.run_ranks(2, run)

@@ -1,4 +1,7 @@
-"""The road through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a strict fake of NCCL between them."""
+"""The road through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a strict
+fake of NCCL between them.
+"""
+
 import numpy
 import pytest
 from gpu_roads import AVERAGE, all_verbs, bits, ordered_sums, plain_twins, values  # noqa: F401
@@ -10,13 +13,18 @@ from shardkit.errors import CommunicationError, DeviceError
 
 
 def on_gpus(num_ranks, work, *, fixed_order=True, num_gpus=None):
-    """work(backend, cupy) on ranks with NCCL; (results, what NCCL was asked for, copies between host and GPU)."""
+    """work(backend, cupy) on ranks with NCCL; (results, what NCCL was asked for, copies between
+    host and GPU).
+    """
+
     def run(backend):
         import cupy
+
         open_nccl(backend, [backend], fixed_order=fixed_order)
         machine.transfers.clear()
         backend.barrier()
         return work(backend, cupy)
+
     with pretended_gpu(num_devices=num_gpus or num_ranks) as machine, fake_nccl.installed():
         results = run_ranks(num_ranks, run, timeout=20)
         return results, [name for _, name in fake_nccl.calls], list(machine.transfers)
@@ -24,8 +32,13 @@ def on_gpus(num_ranks, work, *, fixed_order=True, num_gpus=None):
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
-    results, calls, _ = on_gpus(num_ranks, lambda backend, cupy: (all_verbs(backend, cupy.asarray, cupy.empty),
-                                                                  all_verbs(backend, numpy.asarray, numpy.empty)))
+    results, calls, _ = on_gpus(
+        num_ranks,
+        lambda backend, cupy: (
+            all_verbs(backend, cupy.asarray, cupy.empty),
+            all_verbs(backend, numpy.asarray, numpy.empty),
+        ),
+    )
     for on_gpu, on_host in results:
         assert on_gpu == on_host
     assert {"allGather", "broadcast", "allReduce"} < set(calls)
@@ -33,22 +46,30 @@ def test_every_verb_moves_and_adds_as_on_the_host(num_ranks):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_sums_of_floats_have_the_bits_of_the_tree_over_ranks_and_never_leave_the_gpu(num_ranks, dtype):
+def test_sums_of_floats_have_the_bits_of_the_tree_over_ranks_and_never_leave_the_gpu(
+    num_ranks, dtype
+):
     def work(backend, cupy):
         plain = cupy.asarray(values(backend.rank, 50, dtype))
         backend.all_reduce(plain)
         return [plain, *ordered_sums(backend, cupy.asarray, cupy.empty, dtype)]
+
     results, calls, transfers = on_gpus(num_ranks, work)
-    on_host = run_ranks(num_ranks, lambda backend: ordered_sums(backend, numpy.asarray, numpy.empty, dtype))
+    on_host = run_ranks(
+        num_ranks, lambda backend: ordered_sums(backend, numpy.asarray, numpy.empty, dtype)
+    )
     assert [bits(sums[1:]) for sums in results] == [bits(sums) for sums in on_host]
     assert len(set(bits(sums[0] for sums in results))) == 1
     assert not {"allReduce", "reduceScatter", "reduce"} & set(calls)
-    assert {transfer.kind for transfer in transfers} == {"to device"}       # those of asarray, above
+    assert {transfer.kind for transfer in transfers} == {"to device"}  # those of asarray, above
 
 
 def test_only_without_a_fixed_order_nccl_adds_and_half_floats_never_in_its_way():
     def work(backend, cupy):
-        array, half = cupy.asarray(values(backend.rank, 50)), cupy.asarray(values(backend.rank, 50, "float16"))
+        array, half = (
+            cupy.asarray(values(backend.rank, 50)),
+            cupy.asarray(values(backend.rank, 50, "float16")),
+        )
         own, uneven = cupy.empty(25, "float32"), cupy.empty(10 + 30 * backend.rank, "float32")
         backend.reduce_scatter(array, own)
         backend.reduce_scatter(array, uneven, [10, 40])
@@ -56,13 +77,18 @@ def test_only_without_a_fixed_order_nccl_adds_and_half_floats_never_in_its_way()
         backend.all_reduce(half)
         are_trees = backend.adds_in_tree_order(array), backend.adds_in_tree_order(half)
         return array.get(), own.get(), uneven.get(), half.get(), are_trees
+
     results, calls, _ = on_gpus(2, work, fixed_order=False)
     total = values(0, 50) + values(1, 50)
     half = (values(0, 50, "float16").astype("float32") + values(1, 50, "float16")).astype("float16")
     for rank, (array, own, uneven, halves, are_trees) in enumerate(results):
-        assert array.tobytes() == total.tobytes() and halves.tobytes() == half.tobytes() and are_trees == (False, True)
-        assert own.tobytes() == total[25 * rank:25 * rank + 25].tobytes()
-        assert uneven.tobytes() == total[10 * rank:10 + 40 * rank].tobytes()
+        assert (
+            array.tobytes() == total.tobytes()
+            and halves.tobytes() == half.tobytes()
+            and are_trees == (False, True)
+        )
+        assert own.tobytes() == total[25 * rank : 25 * rank + 25].tobytes()
+        assert uneven.tobytes() == total[10 * rank : 10 + 40 * rank].tobytes()
     assert {"allReduce", "reduceScatter", "reduce"} < set(calls)
 
 
@@ -73,6 +99,7 @@ def test_a_verb_waits_for_the_kernels_of_a_stream_that_is_not_the_default_one():
             array *= 2
             backend.all_reduce(array)
             return (array + 1).get()
+
     results, _, _ = on_gpus(2, work)
     for array in results:
         assert array.tobytes() == (2 * values(0, 50) + 2 * values(1, 50) + 1).tobytes()
@@ -82,11 +109,15 @@ def test_messages_between_two_ranks_are_staged_since_nccl_has_no_tags():
     def work(backend, cupy):
         received = [cupy.empty(4, "float32"), cupy.empty(4, "float32")]
         other = 1 - backend.rank
-        handles = [backend.isend(cupy.full(4, 10 * backend.rank + tag, "float32"), other, tag) for tag in (0, 1)]
+        handles = [
+            backend.isend(cupy.full(4, 10 * backend.rank + tag, "float32"), other, tag)
+            for tag in (0, 1)
+        ]
         handles += [backend.irecv(received[tag], other, tag) for tag in (1, 0)]
         for handle in handles:
             handle.wait()
         return [array.tolist() for array in received]
+
     results, calls, _ = on_gpus(2, work)
     assert results == [[[10.0] * 4, [11.0] * 4], [[0.0] * 4, [1.0] * 4]] and not calls
 
@@ -95,9 +126,12 @@ def test_two_ranks_on_one_gpu_are_refused_on_all_ranks_by_name():
     refused = []
 
     def run(backend):
-        with pytest.raises(DeviceError, match=r"ranks 0, 2 share GPU 0000:01:00.0 on \S+; start as many") as caught:
+        with pytest.raises(
+            DeviceError, match=r"ranks 0, 2 share GPU 0000:01:00.0 on \S+; start as many"
+        ) as caught:
             open_nccl(backend, [backend], fixed_order=True)
         refused.append(str(caught.value))
+
     with pretended_gpu(num_devices=2), fake_nccl.installed():
         run_ranks(3, run, timeout=20)
     assert len(refused) == 3 and len(set(refused)) == 1
@@ -108,9 +142,14 @@ def test_without_nccl_or_without_a_gpu_all_ranks_hear_what_is_missing():
         with pytest.raises(DeviceError) as caught:
             open_nccl(backend, [backend], fixed_order=True)
         return str(caught.value)
+
     with pretended_gpu(num_devices=2):
         words = run_ranks(2, run, timeout=20)
-    assert len(set(words)) == 1 and "rank 0: CuPy finds no NCCL" in words[0] and 'set gpu_transport to "staged"' in words[0]
+    assert (
+        len(set(words)) == 1
+        and "rank 0: CuPy finds no NCCL" in words[0]
+        and 'set gpu_transport to "staged"' in words[0]
+    )
     with pretended_gpu(num_devices=0):
         assert "needs a GPU" in run_ranks(2, run, timeout=20)[1]
 
@@ -120,14 +159,19 @@ def test_an_error_of_nccl_names_the_verb():
         backend.close_road()
         open_nccl(backend, [backend], fixed_order=True)
         backend.road._communicator.destroy()
-        with pytest.raises(CommunicationError, match="all_gather on group world: NCCL says: NCCL_ERROR_INVALID_ARGUMENT"):
+        with pytest.raises(
+            CommunicationError,
+            match="all_gather on group world: NCCL says: NCCL_ERROR_INVALID_ARGUMENT",
+        ):
             backend.all_gather(cupy.zeros(2), cupy.zeros(4))
+
     on_gpus(2, work)
 
 
 def test_a_group_of_one_rank_copies_on_the_gpu_and_not_through_the_host():
     def run(backend):
         import cupy
+
         own, whole, slices = cupy.arange(6.0), cupy.zeros(6), cupy.arange(6.0)
         before = len(machine.transfers)
         backend.all_gather(own, whole)
@@ -137,5 +181,6 @@ def test_a_group_of_one_rank_copies_on_the_gpu_and_not_through_the_host():
         backend.broadcast(whole)
         assert len(machine.transfers) == before
         return whole.tolist(), own.tolist(), slices.tolist()
+
     with pretended_gpu() as machine:
         assert run_ranks(1, run) == [([0.0, 1.0, 2.0, 3.0, 4.0, 5.0],) * 3]

@@ -1,4 +1,7 @@
-"""Copies of shards at the neighbours: what is left of a model when ranks go, on the mesh of those who stay."""
+"""Copies of shards at the neighbours: what is left of a model when ranks go, on the mesh of those
+who stay.
+"""
+
 import numpy
 import pytest
 from builders import small_gpt, token_batch
@@ -12,9 +15,18 @@ SAMPLES = 8
 
 def model_on(backend, policy, pipeline=1, tensor=1):
     replicas = backend.world_size // (pipeline * tensor)
-    gpt = small_gpt(layers=3) if tensor == 1 else sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3)
-    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0,
-                                      minimum_parameter_group_size=64, micro_batches=SAMPLES // replicas)
+    gpt = (
+        small_gpt(layers=3)
+        if tensor == 1
+        else sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3)
+    )
+    config = sk.ShardingConfiguration(
+        backend,
+        optimizer=sk.AdamW(lr=1e-2),
+        max_gradient_norm=1.0,
+        minimum_parameter_group_size=64,
+        micro_batches=SAMPLES // replicas,
+    )
     return sk.HybridShardedModel(gpt, config, pipeline, tensor, policy=policy)
 
 
@@ -26,7 +38,8 @@ def take_steps(model, num, copies=None):
 
 
 def survive(backend, dead, policy, pipeline, tensor, num_left, *, lag=()):
-    """Three steps on all ranks, the last of them committed by all but those in `lag`; two more on the first of those who live.
+    """Three steps on all ranks, the last of them committed by all but those in `lag`; two more on
+    the first of those who live.
 
     Returns (step that was restored, all parameters at the end, or None on ranks that do not train).
     """
@@ -34,7 +47,7 @@ def survive(backend, dead, policy, pipeline, tensor, num_left, *, lag=()):
     copies = Neighbours(model)
     copies.commit()
     take_steps(model, 3, copies)
-    if backend.rank in lag:                                     # as if the last copies had not come through
+    if backend.rank in lag:  # as if the last copies had not come through
         copies._generations[0].description = None
     living = backend.split(None if backend.rank in dead else 0)
     if living is None:
@@ -53,18 +66,36 @@ def uninterrupted(num_ranks, policy, pipeline=1, tensor=1):
         model = model_on(backend, policy, pipeline, tensor)
         take_steps(model, 5)
         return model.gather_full_parameters()
+
     return sk.run_ranks(num_ranks, on_rank)[0]
 
 
 @pytest.mark.parametrize("policy", ["ddp", "zero1", "zero2", "fsdp"])
-@pytest.mark.parametrize("num_ranks, dead, num_left, pipeline, tensor", [
-    (2, {0}, 1, 1, 1), (2, {1}, 1, 1, 1), (3, {1}, 2, 1, 1), (4, {3}, 2, 1, 1), (4, {0, 2}, 2, 1, 1), (4, {1, 3}, 1, 1, 1),
-    (4, {2}, 2, 2, 1), (4, {0}, 2, 1, 2)])
+@pytest.mark.parametrize(
+    "num_ranks, dead, num_left, pipeline, tensor",
+    [
+        (2, {0}, 1, 1, 1),
+        (2, {1}, 1, 1, 1),
+        (3, {1}, 2, 1, 1),
+        (4, {3}, 2, 1, 1),
+        (4, {0, 2}, 2, 1, 1),
+        (4, {1, 3}, 1, 1, 1),
+        (4, {2}, 2, 2, 1),
+        (4, {0}, 2, 1, 2),
+    ],
+)
 def test_those_who_live_have_the_state_of_the_last_step_and_go_on_with_the_same_bits(
-        policy, num_ranks, dead, num_left, pipeline, tensor):
+    policy, num_ranks, dead, num_left, pipeline, tensor
+):
     whole = uninterrupted(num_left, policy, pipeline, tensor)
-    found = sk.run_ranks(num_ranks, lambda backend: survive(backend, dead, policy, pipeline, tensor, num_left)
-                         if num_ranks != 3 else survive_three(backend, dead, policy, num_left))
+    found = sk.run_ranks(
+        num_ranks,
+        lambda backend: (
+            survive(backend, dead, policy, pipeline, tensor, num_left)
+            if num_ranks != 3
+            else survive_three(backend, dead, policy, num_left)
+        ),
+    )
     living = [result for rank, result in enumerate(found) if rank not in dead]
     assert {step for step, _ in living} == {3}
     trained = [parameters for _, parameters in living if parameters is not None]
@@ -74,7 +105,9 @@ def test_those_who_live_have_the_state_of_the_last_step_and_go_on_with_the_same_
 
 
 def survive_three(backend, dead, policy, num_left):
-    """Eight samples do not divide by three: the mesh of the beginning has two, and a spare that has nothing."""
+    """Eight samples do not divide by three: the mesh of the beginning has two, and a spare that has
+    nothing.
+    """
     first = backend.split(0 if backend.rank < 2 else None)
     model = None if first is None else model_on(first, policy)
     copies = [] if model is None else [Neighbours(model)]
@@ -110,24 +143,42 @@ def test_neighbours_that_go_together_take_their_state_with_them(dead):
 def test_whatever_is_held_somewhere_arrives_where_it_is_wanted(seed, num_ranks):
     """Two tensors and a scalar, cut at random in two ways, with empty parts."""
     rng = numpy.random.default_rng(seed)
-    tensors = {"a": rng.normal(size=(7, 5)).astype("float32"), "b": rng.normal(size=13), "c": rng.normal(size=())}
+    tensors = {
+        "a": rng.normal(size=(7, 5)).astype("float32"),
+        "b": rng.normal(size=13),
+        "c": rng.normal(size=()),
+    }
 
     def cut(name):
         """[(box, rank)]: flat ranges at random cuts, as boxes."""
         array = tensors[name]
         cuts = sorted([0, *rng.integers(0, array.size + 1, num_ranks - 1).tolist(), array.size])
         owners = rng.permutation(num_ranks).tolist()
-        return [(box, owners[i]) for i in range(num_ranks) for box in flat_range_to_boxes(array.shape, cuts[i], cuts[i + 1])]
+        return [
+            (box, owners[i])
+            for i in range(num_ranks)
+            for box in flat_range_to_boxes(array.shape, cuts[i], cuts[i + 1])
+        ]
+
     held_by, wanted_by = ({name: cut(name) for name in tensors} for _ in range(2))
 
     def on_rank(backend):
-        held = [(name, box, tensors[name][box.slices()]) for name in tensors for box, rank in held_by[name]
-                if rank == backend.rank]
-        wanted = [(name, box, numpy.full(box.size, numpy.nan, tensors[name].dtype)) for name in tensors
-                  for box, rank in wanted_by[name] if rank == backend.rank]
-        wanted.append(("b", Box((3,), (4,)), numpy.full(4, numpy.nan)))       # wanted by all
+        held = [
+            (name, box, tensors[name][box.slices()])
+            for name in tensors
+            for box, rank in held_by[name]
+            if rank == backend.rank
+        ]
+        wanted = [
+            (name, box, numpy.full(box.size, numpy.nan, tensors[name].dtype))
+            for name in tensors
+            for box, rank in wanted_by[name]
+            if rank == backend.rank
+        ]
+        wanted.append(("b", Box((3,), (4,)), numpy.full(4, numpy.nan)))  # wanted by all
         redistribute(backend, held, wanted)
         return wanted
+
     for wanted in sk.run_ranks(num_ranks, on_rank):
         for name, box, array in wanted:
             numpy.testing.assert_array_equal(array.reshape(box.shape), tensors[name][box.slices()])

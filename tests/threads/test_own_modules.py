@@ -1,4 +1,7 @@
-"""A user's own module may call its attributes what it likes, or is told at once; and nothing is left untrained in silence."""
+"""A user's own module may call its attributes what it likes, or is told at once; and nothing is
+left untrained in silence.
+"""
+
 import warnings
 
 import numpy
@@ -8,8 +11,19 @@ import shardkit as sk
 from shardkit import nn
 
 X, Y = numpy.ones((4, 8), "float32"), numpy.zeros((4, 8), "float32")
-FREE = ("blocks", "features", "path", "members", "children", "configuration", "output_shape", "names", "layers", "modules",
-        "shape")
+FREE = (
+    "blocks",
+    "features",
+    "path",
+    "members",
+    "children",
+    "configuration",
+    "output_shape",
+    "names",
+    "layers",
+    "modules",
+    "shape",
+)
 
 
 class Own(nn.Module):
@@ -42,11 +56,15 @@ def test_attributes_may_have_any_of_these_names(name, other, tmp_path):
         model.save_model(tmp_path)
         twin = sk.FSDPModel(Own(name, other, value), configuration(backend))
         twin.load_model(tmp_path)
-        assert list(model.wrapped_model.named_parameters())[:2] == [f"{name}.0.weight", f"{name}.0.bias"]
+        assert list(model.wrapped_model.named_parameters())[:2] == [
+            f"{name}.0.weight",
+            f"{name}.0.bias",
+        ]
         assert (twin.predict(X) == model.deep_copy().predict(X)).all() and "Own" in model.describe()
         assert model.get_model_metadata()["num_units"] == 1
         with pytest.raises(sk.FeatureError, match="no input features"):
             model.get_active_feature_indices()
+
     for num_ranks in (1, 2):
         sk.run_ranks(num_ranks, run)
 
@@ -57,16 +75,35 @@ def test_a_class_may_say_its_blocks_from_an_attribute_of_the_same_name():
             return [(f"blocks.{index}", layer) for index, layer in enumerate(self.blocks)]
 
     def run(backend):
-        model = sk.PipelineParallelModel(Stacked("blocks", "path", "x"),
-                                         configuration(backend, minimum_parameter_group_size=16))
+        model = sk.PipelineParallelModel(
+            Stacked("blocks", "path", "x"), configuration(backend, minimum_parameter_group_size=16)
+        )
         twin = sk.DDPModel(Own("blocks", "path", "x"), configuration(backend))
         assert [model.train(X, Y) for _ in range(2)] == [twin.train(X, Y) for _ in range(2)]
+
     sk.run_ranks(2, run)
 
 
-@pytest.mark.parametrize("name", ["parameters", "named_parameters", "finish", "state_dict", "parameter_count", "predict",
-                                  "forward", "named_modules", "load_state_dict", "from_checkpoint"])
-@pytest.mark.parametrize("make", [lambda: 5, lambda: [1], lambda: nn.Linear(2, 2)], ids=["a number", "a list", "a module"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "parameters",
+        "named_parameters",
+        "finish",
+        "state_dict",
+        "parameter_count",
+        "predict",
+        "forward",
+        "named_modules",
+        "load_state_dict",
+        "from_checkpoint",
+    ],
+)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: 5, lambda: [1], lambda: nn.Linear(2, 2)],
+    ids=["a number", "a list", "a module"],
+)
 def test_a_name_that_a_module_needs_is_refused_when_it_is_assigned(name, make):
     with pytest.raises(sk.ConfigurationError, match=rf"Own.{name} .*Module.{name}.*another name"):
         setattr(Own("layers", "a", 1), name, make())
@@ -79,33 +116,58 @@ def test_a_function_may_stand_in_for_forward():
     numpy.testing.assert_array_equal(own.predict(X), forward(nn.Tensor(X)).array * 2)
 
 
-@pytest.mark.parametrize("wrong", [lambda self: [nn.Linear(2, 2)], lambda self: 3, lambda self: None,
-                                   lambda self: [("a", 3)]], ids=["modules", "a number", "nothing", "no modules"])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda self: [nn.Linear(2, 2)], lambda self: 3, lambda self: None, lambda self: [("a", 3)]],
+    ids=["modules", "a number", "nothing", "no modules"],
+)
 def test_blocks_that_are_none_are_refused_on_all_ranks(wrong):
     def run(backend):
-        with pytest.raises(sk.ConfigurationError, match=r"Odd.blocks\(\) .*wanted a list of \(name, module\)"):
-            sk.DDPModel(type("Odd", (Own,), {"blocks": wrong})("layers", "a", 1), configuration(backend))
+        with pytest.raises(
+            sk.ConfigurationError, match=r"Odd.blocks\(\) .*wanted a list of \(name, module\)"
+        ):
+            sk.DDPModel(
+                type("Odd", (Own,), {"blocks": wrong})("layers", "a", 1), configuration(backend)
+            )
+
     sk.run_ranks(2, run)
 
 
-@pytest.mark.parametrize("hide", [
-    lambda module: [module], lambda module: (module, 3), lambda module: {"a": module}, lambda module: {module},
-    lambda module: [[1, {"deep": (module,)}]], lambda module: [module.weight], lambda module: {"w": module.weight},
-], ids=["list", "tuple", "dict", "set", "nested", "parameters", "dict of parameters"])
-def test_modules_and_parameters_in_plain_containers_are_refused_because_they_would_not_be_trained(hide):
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda module: [module],
+        lambda module: (module, 3),
+        lambda module: {"a": module},
+        lambda module: {module},
+        lambda module: [[1, {"deep": (module,)}]],
+        lambda module: [module.weight],
+        lambda module: {"w": module.weight},
+    ],
+    ids=["list", "tuple", "dict", "set", "nested", "parameters", "dict of parameters"],
+)
+def test_modules_and_parameters_in_plain_containers_are_refused_because_they_would_not_be_trained(
+    hide,
+):
     def run(backend):
         own = Own("layers", "hidden", hide(nn.Linear(8, 8)))
-        with pytest.raises(sk.ConfigurationError, match="Own.hidden is a plain .* not be trained; use ModuleList"):
+        with pytest.raises(
+            sk.ConfigurationError, match="Own.hidden is a plain .* not be trained; use ModuleList"
+        ):
             sk.DDPModel(own, configuration(backend))
+
     sk.run_ranks(2, run)
 
 
 def test_a_tensor_that_takes_a_gradient_and_is_no_parameter_is_refused_because_it_would_not_be_trained():
     own = Own("layers", "scale", nn.Tensor(numpy.ones(8), requires_grad=True))
-    with pytest.raises(sk.ConfigurationError, match=r"Own.scale is a Tensor .* not be trained; make it a Parameter\(\(8,\), "):
+    with pytest.raises(
+        sk.ConfigurationError,
+        match=r"Own.scale is a Tensor .* not be trained; make it a Parameter\(\(8,\), ",
+    ):
         own.finish()
     own.scale = nn.Tensor(numpy.ones(8))
-    own.finish().seen = nn.Tensor(X, requires_grad=True)         # as a forward may keep what it was given
+    own.finish().seen = nn.Tensor(X, requires_grad=True)  # as a forward may keep what it was given
     assert len(own.finish().named_parameters()) == 6
 
 
@@ -115,7 +177,8 @@ def test_a_container_of_modules_that_are_trained_anyway_is_none_of_our_business(
     assert len(own.finish().named_parameters()) == 6
 
 
-# ---- one unit ----------------------------------------------------------------------------------------------------
+# ---- one unit ------------------------------------------------------------------------------------
+
 
 class Wide(nn.Module):
     """Seven layers of 64 KiB, two of them in a Sequential."""
@@ -133,39 +196,60 @@ class Wide(nn.Module):
 
 class InBlocks(Wide):
     def blocks(self):
-        return [*((f"layers.{index}", layer) for index, layer in enumerate(self.layers)), ("rest.0", self.rest[0]),
-                ("rest.1", self.rest[1])]
+        return [
+            *((f"layers.{index}", layer) for index, layer in enumerate(self.layers)),
+            ("rest.0", self.rest[0]),
+            ("rest.1", self.rest[1]),
+        ]
 
 
 def one_unit_warnings(make, num_ranks, steps=0):
-    """What was warned of while this model was made on all ranks, and the most bytes that rank 0 gathered in its steps."""
+    """What was warned of while this model was made on all ranks, and the most bytes that rank 0
+    gathered in its steps.
+    """
+
     def run(backend):
         model = make(sk.ShardingConfiguration(backend, overlap=False))
         for _ in range(steps):
             model.train(numpy.ones((2, 128), "float32"), numpy.ones((2, 128), "float32"))
         model.deep_copy()
         return model.engine.device.accounts.peak_bytes("gathered parameters")
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         peaks = sk.run_ranks(num_ranks, run)
     return [str(each.message) for each in caught if each.category is sk.ShardingWarning], peaks[0]
 
 
-@pytest.mark.parametrize("make", [lambda config: sk.FSDPModel(Wide(), config),
-                                  lambda config: sk.HybridShardedModel(Wide(), config)], ids=["FSDP", "hybrid"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda config: sk.FSDPModel(Wide(), config),
+        lambda config: sk.HybridShardedModel(Wide(), config),
+    ],
+    ids=["FSDP", "hybrid"],
+)
 def test_a_model_without_blocks_is_said_to_be_one_unit_once_with_what_it_costs(make):
     (told,), peak = one_unit_warnings(make, 2, steps=1)
-    _, peak_in_blocks = one_unit_warnings(lambda config: sk.FSDPModel(InBlocks(), config), 2, steps=1)
+    _, peak_in_blocks = one_unit_warnings(
+        lambda config: sk.FSDPModel(InBlocks(), config), 2, steps=1
+    )
     assert (peak, peak_in_blocks) == (7 << 16, 1 << 16)
     assert told.startswith("Wide has no method blocks()") and "448 KiB" in told and "64 KiB" in told
 
 
-@pytest.mark.parametrize("make, num_ranks", [
-    (lambda config: sk.FSDPModel(InBlocks(), config), 2), (lambda config: sk.FSDPModel(Wide(), config), 1),
-    (lambda config: sk.DDPModel(Wide(), config), 2), (lambda config: sk.ZeRO2Model(Wide(), config), 2),
-    (lambda config: sk.FSDPModel(Own("layers", "a", 1), config), 2),
-    (lambda config: sk.FSDPModel(nn.Linear(128, 128), config), 2),
-    (lambda config: sk.FSDPModel(sk.models.MLP([128, 128, 128]), config), 2),
-], ids=["in blocks", "one rank", "DDP", "ZeRO-2", "tiny", "one layer", "MLP"])
+@pytest.mark.parametrize(
+    "make, num_ranks",
+    [
+        (lambda config: sk.FSDPModel(InBlocks(), config), 2),
+        (lambda config: sk.FSDPModel(Wide(), config), 1),
+        (lambda config: sk.DDPModel(Wide(), config), 2),
+        (lambda config: sk.ZeRO2Model(Wide(), config), 2),
+        (lambda config: sk.FSDPModel(Own("layers", "a", 1), config), 2),
+        (lambda config: sk.FSDPModel(nn.Linear(128, 128), config), 2),
+        (lambda config: sk.FSDPModel(sk.models.MLP([128, 128, 128]), config), 2),
+    ],
+    ids=["in blocks", "one rank", "DDP", "ZeRO-2", "tiny", "one layer", "MLP"],
+)
 def test_nothing_is_said_where_units_would_save_nothing(make, num_ranks):
     assert one_unit_warnings(make, num_ranks)[0] == []

@@ -1,4 +1,5 @@
 """Pipeline stages of data replicas on ranks that are threads, against the serial run."""
+
 import numpy
 import pytest
 from builders import full_gradient, sha256, small_gpt, token_batch, train
@@ -8,7 +9,9 @@ from shardkit import nn
 from shardkit.layout.cuts import balanced_stages
 from shardkit.schedule import Kind
 
-SWEPT = [pytest.param(*mesh, marks=pytest.mark.sweep) for mesh in [(1, 1), (1, 2), (4, 1)]]     # as test_strategies, or as others
+SWEPT = [
+    pytest.param(*mesh, marks=pytest.mark.sweep) for mesh in [(1, 1), (1, 2), (4, 1)]
+]  # as test_strategies, or as others
 MESHES = [(2, 1), (2, 2), (3, 1), (3, 2), (4, 2), *SWEPT]
 POLICIES = ["ddp", "zero1", "zero2", "fsdp"]
 SCHEDULES = ["gpipe", "1f1b"]
@@ -17,17 +20,29 @@ SCHEDULES = ["gpipe", "1f1b"]
 def make(backend, pipeline, policy, *, changes={}, samples=16, micro_batch=2, **settings):
     """A small GPT on a pipeline x data mesh; micro-batches of the same size on every mesh."""
     data = backend.world_size // pipeline
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 1.0, "minimum_parameter_group_size": 64,
-                "micro_batches": samples // data // micro_batch, **settings}
-    return sk.HybridShardedModel(small_gpt(**changes), sk.ShardingConfiguration(backend, **settings), pipeline, policy=policy)
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 1.0,
+        "minimum_parameter_group_size": 64,
+        "micro_batches": samples // data // micro_batch,
+        **settings,
+    }
+    return sk.HybridShardedModel(
+        small_gpt(**changes), sk.ShardingConfiguration(backend, **settings), pipeline, policy=policy
+    )
 
 
 def trained_bits(pipeline, data, policy, steps=3, **settings):
     """What every rank must agree on after some steps."""
+
     def run(backend):
         model = make(backend, pipeline, policy, **settings)
-        losses = [model.train(*sk.split_batch(model.mesh, *token_batch(step, 16))) for step in range(steps)]
+        losses = [
+            model.train(*sk.split_batch(model.mesh, *token_batch(step, 16)))
+            for step in range(steps)
+        ]
         return sha256(model.gather_full_parameters()), tuple(losses), model.engine.gradient_norm
+
     results = set(sk.run_ranks(pipeline * data, run))
     assert len(results) == 1, "ranks disagree"
     return results.pop()
@@ -41,7 +56,9 @@ def serial():
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data", MESHES)
-def test_the_trained_bits_are_the_same_on_every_pipeline_x_data_mesh(serial, pipeline, data, policy, schedule):
+def test_the_trained_bits_are_the_same_on_every_pipeline_x_data_mesh(
+    serial, pipeline, data, policy, schedule
+):
     assert trained_bits(pipeline, data, policy, schedule=schedule) == serial
 
 
@@ -51,13 +68,22 @@ def deep_serial():
 
 
 @pytest.mark.parametrize("policy", ["ddp", "fsdp"])
-@pytest.mark.parametrize("schedule, virtual", [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)])
+@pytest.mark.parametrize(
+    "schedule, virtual",
+    [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)],
+)
 @pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 2), (3, 1), *SWEPT])
-def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(deep_serial, pipeline, data, schedule, virtual, policy):
+def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(
+    deep_serial, pipeline, data, schedule, virtual, policy
+):
     if virtual and pipeline * virtual > 8:
         virtual = 2
-    assert trained_bits(pipeline, data, policy, schedule=schedule, virtual_stages=virtual,
-                        changes={"layers": 6}) == deep_serial
+    assert (
+        trained_bits(
+            pipeline, data, policy, schedule=schedule, virtual_stages=virtual, changes={"layers": 6}
+        )
+        == deep_serial
+    )
 
 
 TIED = {"tied": True, "layers": 3}
@@ -69,21 +95,31 @@ def tied_serial():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("pipeline, data, schedule", [(2, 1, "1f1b"), (2, 2, "gpipe"), (3, 1, "1f1b"), (2, 1, "zb-v"),
-                                                      (1, 2, "gpipe")])
-def test_tied_weights_have_the_same_bits_wherever_their_users_are(tied_serial, pipeline, data, schedule, policy):
+@pytest.mark.parametrize(
+    "pipeline, data, schedule",
+    [(2, 1, "1f1b"), (2, 2, "gpipe"), (3, 1, "1f1b"), (2, 1, "zb-v"), (1, 2, "gpipe")],
+)
+def test_tied_weights_have_the_same_bits_wherever_their_users_are(
+    tied_serial, pipeline, data, schedule, policy
+):
     assert trained_bits(pipeline, data, policy, schedule=schedule, changes=TIED) == tied_serial
 
 
 def test_accumulated_gradients_of_tied_weights_are_added_over_their_users_ranks():
     def run(backend):
-        model = make(backend, backend.world_size, "fsdp", changes={"tied": True, "dtype": "float64"},
-                     auto_synchronize_gradients=False)
+        model = make(
+            backend,
+            backend.world_size,
+            "fsdp",
+            changes={"tied": True, "dtype": "float64"},
+            auto_synchronize_gradients=False,
+        )
         for step in range(2):
             model.train(*token_batch(step, 16))
         model.synchronize_gradients()
         model.step()
         return model.gather_full_parameters()
+
     expected = sk.run_ranks(1, run)[0]
     for parameters in sk.run_ranks(2, run):
         numpy.testing.assert_array_equal(parameters, expected)
@@ -103,11 +139,16 @@ def test_a_checkpoint_of_tied_weights_goes_on_under_another_pipeline(saved, load
         model.load_model(tmp_path)
         model.train(*sk.split_batch(model.mesh, *token_batch(1, 16)))
         return sha256(model.gather_full_parameters())
+
     sk.run_ranks(saved[0] * saved[1], first)
-    assert set(sk.run_ranks(loaded[0] * loaded[1], second)) == {trained_bits(1, 1, "ddp", 2, changes=changes)[0]}
+    assert set(sk.run_ranks(loaded[0] * loaded[1], second)) == {
+        trained_bits(1, 1, "ddp", 2, changes=changes)[0]
+    }
 
 
-@pytest.mark.parametrize("changes", [{"dropout": 0.3}, {"style": "llama", "kv_heads": 1}, {"dtype": "float64"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"dropout": 0.3}, {"style": "llama", "kv_heads": 1}, {"dtype": "float64"}], ids=str
+)
 def test_every_model_form_has_the_same_bits_in_a_pipeline_with_checkpointed_activations(changes):
     expected = trained_bits(1, 1, "fsdp", changes=changes)
     assert trained_bits(2, 2, "fsdp", changes=changes, activation_checkpointing=True) == expected
@@ -122,26 +163,47 @@ def test_gradients_equal_those_of_one_backward_over_the_whole_batch(pipeline, da
     expected = numpy.concatenate([p.grad.ravel() for p in plain.parameters()])
 
     def run(backend):
-        model = make(backend, pipeline, "fsdp", changes={"dtype": "float64"}, samples=12, micro_batch=1, schedule=schedule)
-        gradient = full_gradient(model, *sk.split_batch(model.mesh, x, y))       # zero where another rank has the stage
+        model = make(
+            backend,
+            pipeline,
+            "fsdp",
+            changes={"dtype": "float64"},
+            samples=12,
+            micro_batch=1,
+            schedule=schedule,
+        )
+        gradient = full_gradient(
+            model, *sk.split_batch(model.mesh, x, y)
+        )  # zero where another rank has the stage
         model.mesh.group("pipeline").all_reduce(gradient)
         return gradient
+
     for gradient in sk.run_ranks(pipeline * data, run):
         numpy.testing.assert_allclose(gradient, expected, rtol=1e-10, atol=1e-14)
 
 
 def test_a_stage_holds_its_own_layers_only_and_all_stages_make_the_model():
     def run(backend):
-        model = sk.PipelineParallelModel(small_gpt(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=64))
+        model = sk.PipelineParallelModel(
+            small_gpt(), sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
+        )
         names = {piece.name for unit in model.engine.units for piece in unit.pieces()}
-        return names, model.local_parameter_shard.size, model.parameter_count, model.get_model_metadata()
+        return (
+            names,
+            model.local_parameter_shard.size,
+            model.parameter_count,
+            model.get_model_metadata(),
+        )
+
     results = sk.run_ranks(3, run)
     names = [names for names, *_ in results]
     assert not names[0] & names[1] and not names[1] & names[2]
     assert set.union(*names) == set(small_gpt().named_parameters())
     assert sum(size for _, size, *_ in results) == results[0][2]
     assert [figures["pipeline_parallel_rank"] for *_, figures in results] == [0, 1, 2]
-    assert sum(figures["parameter_bytes"] for *_, figures in results) == pytest.approx(4 * results[0][2], rel=0.25)
+    assert sum(figures["parameter_bytes"] for *_, figures in results) == pytest.approx(
+        4 * results[0][2], rel=0.25
+    )
 
 
 def test_predictions_and_losses_are_the_same_on_all_ranks_and_equal_the_plain_model():
@@ -151,6 +213,7 @@ def test_predictions_and_losses_are_the_same_on_all_ranks_and_equal_the_plain_mo
     def run(backend):
         model = make(backend, 2, "fsdp", changes={"dtype": "float64"})
         return model.predict(x), model.evaluate(x, y)
+
     for prediction, loss in sk.run_ranks(4, run):
         numpy.testing.assert_allclose(prediction, plain.predict(x), rtol=1e-12)
         assert loss == pytest.approx(plain.loss(nn.Tensor(plain.predict(x)), y).item(), rel=1e-12)
@@ -169,6 +232,7 @@ def test_a_checkpoint_goes_on_under_another_pipeline(saved, loaded, serial, tmp_
         model.load_model(tmp_path)
         model.train(*sk.split_batch(model.mesh, *token_batch(2, 16)))
         return sha256(model.gather_full_parameters())
+
     sk.run_ranks(saved[0] * saved[1], first)
     assert set(sk.run_ranks(loaded[0] * loaded[1], second)) == {serial[0]}
 
@@ -176,12 +240,13 @@ def test_a_checkpoint_goes_on_under_another_pipeline(saved, loaded, serial, tmp_
 def test_one_activation_crosses_each_boundary_each_way_per_micro_batch():
     def run(backend):
         model = make(backend, 2, "ddp", micro_batch=4)
-        model.train(*token_batch(0, 16))                             # the first step sends shapes too
+        model.train(*token_batch(0, 16))  # the first step sends shapes too
         traffic = model.mesh.group("pipeline").traffic
         traffic.reset()
         model.engine.compute_gradients(*token_batch(0, 16))
         return traffic.by_verb.get("isend", 0) + traffic.by_verb.get("send", 0)
-    one_activation = 4 * 12 * 16 * 4                                 # samples, sequence, width, bytes
+
+    one_activation = 4 * 12 * 16 * 4  # samples, sequence, width, bytes
     assert sk.run_ranks(2, run) == [4 * one_activation] * 2
 
 
@@ -193,6 +258,7 @@ def test_a_pipeline_that_cannot_be_built_is_refused_on_all_ranks_with_the_reason
             make(backend, 2, "fsdp")
         with pytest.raises(sk.ConfigurationError, match="policy"):
             make(backend, 5, "zero4")
+
     sk.run_ranks(5, run)
 
 
@@ -211,7 +277,9 @@ def test_1f1b_keeps_fewer_activations_than_gpipe():
                 live += (action.kind is Kind.FORWARD) - (action.kind is Kind.WEIGHT)
                 most = max(most, live)
             return most
+
         return sk.run_ranks(2, run)
+
     assert all(f < g for f, g in zip(peak("1f1b"), peak("gpipe")))
 
 
@@ -219,4 +287,5 @@ def test_training_still_works_with_one_rank_per_replica(serial):
     def run(backend):
         model, _ = train("FSDP", backend, 3, samples=16, micro_batch=2)
         return sha256(model.gather_full_parameters())
+
     assert set(sk.run_ranks(2, run)) == {serial[0]}

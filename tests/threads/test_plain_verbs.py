@@ -1,4 +1,7 @@
-"""The short road of plain arrays does what the other road does, and leaves to it what it cannot do."""
+"""The short road of plain arrays does what the other road does, and leaves to it what it cannot
+do.
+"""
+
 import numpy
 import pytest
 
@@ -18,11 +21,22 @@ def called(backend, verb, folder):
     """(values, bytes sent, what the ledger says) of one call on 12 numbers."""
     backend.keep_ledger(folder)
     backend.traffic.reset()
-    whole, own = numpy.arange(12, dtype="float32").reshape(2, 6) + backend.rank, numpy.full((3, 2), backend.rank, "float32")
+    whole, own = (
+        numpy.arange(12, dtype="float32").reshape(2, 6) + backend.rank,
+        numpy.full((3, 2), backend.rank, "float32"),
+    )
     VERBS[verb](backend, whole, own)
     call = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls[-1]
-    return (whole.tolist(), own.tolist(), backend.traffic.by_verb, call.carries, call.number_on_group, call.ranks,
-            call.site.rpartition(" in ")[2], call.ended is not None)
+    return (
+        whole.tolist(),
+        own.tolist(),
+        backend.traffic.by_verb,
+        call.carries,
+        call.number_on_group,
+        call.ranks,
+        call.site.rpartition(" in ")[2],
+        call.ended is not None,
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -39,6 +53,7 @@ def test_plain_arrays_need_no_port(verb, monkeypatch):
 
     def work(backend):
         VERBS[verb](backend, numpy.ones(12), numpy.ones(6))
+
     monkeypatch.setattr("shardkit.comm.arguments.open_port", refuse)
     sk.run_ranks(2, work)
 
@@ -54,7 +69,7 @@ def bad_calls(backend):
         (lambda: backend.all_gather(numpy.ones(3), whole), "3 elements"),
         (lambda: backend.all_gather(numpy.ones(4, "float32"), whole), "float32"),
         (lambda: backend.all_gather(whole[1:5], whole), "overlap"),
-        (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank:][:4]), "overlap"),
+        (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank :][:4]), "overlap"),
         (lambda: backend.reduce_scatter(whole, numpy.ones(3)), "3 elements"),
     ]
 
@@ -65,4 +80,5 @@ def test_what_is_wrong_is_told_before_anything_is_sent():
             with pytest.raises(ValueError, match=message):
                 call()
         assert backend.progress.current is None and backend.traffic.bytes_sent == 0
+
     sk.run_ranks(2, work)

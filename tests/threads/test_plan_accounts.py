@@ -1,22 +1,46 @@
-"""The planner's bytes of state are those that the allocator of a running model accounts for, to 5%."""
+"""The planner's bytes of state are those that the allocator of a running model accounts for, to
+5%.
+"""
+
 import pytest
 from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
 from shardkit.config import RunConfiguration
 from shardkit.optim import RULES
-from shardkit.plan import SHARDKIT, SHARDKIT_BF16, Layout, ModelShape, memory_of, rank_memory, why_not
+from shardkit.plan import (
+    SHARDKIT,
+    SHARDKIT_BF16,
+    Layout,
+    ModelShape,
+    memory_of,
+    rank_memory,
+    why_not,
+)
 from shardkit.plan.settings import software_of
 
-ACCOUNTS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer state",
-            "gathered": "gathered parameters", "in_flight": "gradients in flight"}
+ACCOUNTS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "gathered": "gathered parameters",
+    "in_flight": "gradients in flight",
+}
 SHAPE, TIED = ModelShape(6, 64, 4, 64, 32), ModelShape(6, 64, 4, 64, 32, tied=True, style="llama")
-LAYOUTS = [Layout(1, 1, 1, "ddp"), Layout(1, 2, 1, "ddp", micro_batches=4), Layout(1, 3, 1, "fsdp", "gpipe", micro_batches=4),
-           Layout(1, 2, 1, "fsdp", micro_batches=4), Layout(1, 2, 1, "zero2"), Layout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
-           Layout(2, 2, 1, "fsdp", micro_batches=4), Layout(2, 1, 2, "ddp", micro_batches=8, is_sequence_parallel=True),
-           Layout(4, 1, 1, "ddp", "zb-h1", micro_batches=8), Layout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
-           Layout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
-           Layout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full")]
+LAYOUTS = [
+    Layout(1, 1, 1, "ddp"),
+    Layout(1, 2, 1, "ddp", micro_batches=4),
+    Layout(1, 3, 1, "fsdp", "gpipe", micro_batches=4),
+    Layout(1, 2, 1, "fsdp", micro_batches=4),
+    Layout(1, 2, 1, "zero2"),
+    Layout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
+    Layout(2, 2, 1, "fsdp", micro_batches=4),
+    Layout(2, 1, 2, "ddp", micro_batches=8, is_sequence_parallel=True),
+    Layout(4, 1, 1, "ddp", "zb-h1", micro_batches=8),
+    Layout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
+    Layout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
+    Layout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full"),
+]
 
 
 @pytest.mark.parametrize("shape", [SHAPE, TIED], ids=["gpt2", "tied llama"])
@@ -28,15 +52,25 @@ def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
         model = sharded(backend, layout, shape)
         train_steps(model, layout, shape, 2)
         return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+
     for pipeline, table in sk.run_ranks(layout.devices, run):
         planned = rank_memory(layout, shape, SHARDKIT, pipeline)
         for part in ("parameters", "gradients", "optimizer"):
-            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
-        ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())
-        assert abs(ours / theirs - 1) < 0.05, f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), (
+                f"{part} on pipeline rank {pipeline}"
+            )
+        ours, theirs = (
+            sum(getattr(planned, part) for part in ACCOUNTS),
+            sum(table.get(name, 0) for name in ACCOUNTS.values()),
+        )
+        assert abs(ours / theirs - 1) < 0.05, (
+            f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+        )
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]], ids=str)
+@pytest.mark.parametrize(
+    "layout", [LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]], ids=str
+)
 def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(layout):
     """Masters beside the moments, lent parameters of half the size, gradients as ever."""
     pytest.importorskip("ml_dtypes")
@@ -45,27 +79,47 @@ def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(
         model = sharded(backend, layout, SHAPE, compute_dtype="bfloat16")
         train_steps(model, layout, SHAPE, 2)
         return model.mesh.coordinates.pipeline, model.engine.device.accounts.table()
+
     for pipeline, table in sk.run_ranks(layout.devices, run):
         planned = rank_memory(layout, SHAPE, SHARDKIT_BF16, pipeline)
         for part in ("parameters", "gradients", "optimizer"):
-            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), f"{part} on pipeline rank {pipeline}"
-        ours, theirs = sum(getattr(planned, part) for part in ACCOUNTS), sum(table.get(name, 0) for name in ACCOUNTS.values())
-        assert abs(ours / theirs - 1) < 0.05, f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+            assert getattr(planned, part) == table.get(ACCOUNTS[part], 0), (
+                f"{part} on pipeline rank {pipeline}"
+            )
+        ours, theirs = (
+            sum(getattr(planned, part) for part in ACCOUNTS),
+            sum(table.get(name, 0) for name in ACCOUNTS.values()),
+        )
+        assert abs(ours / theirs - 1) < 0.05, (
+            f"pipeline rank {pipeline}: planned {ours}, accounted {theirs} {table}"
+        )
 
 
-@pytest.mark.parametrize("changes", [*({"optimizer.name": name} for name in RULES), {"model.dtype": "float64"},
-                                     {"parallel.minimum_parameter_group_size": 70_000}], ids=str)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"optimizer.name": name} for name in RULES),
+        {"model.dtype": "float64"},
+        {"parallel.minimum_parameter_group_size": 70_000},
+    ],
+    ids=str,
+)
 def test_bytes_under_other_settings_are_those_that_were_planned(changes):
     layout, settings = Layout(1, 2, 1, "fsdp", micro_batches=2), RunConfiguration().replace(changes)
     rule, software = RULES[settings.optimizer.name], software_of(SHARDKIT, settings)
 
     def run(backend):
         config = sk.ShardingConfiguration(
-            backend, optimizer=rule(), micro_batches=2, max_gradient_norm=1.0,
-            minimum_parameter_group_size=settings.parallel.minimum_parameter_group_size)
+            backend,
+            optimizer=rule(),
+            micro_batches=2,
+            max_gradient_norm=1.0,
+            minimum_parameter_group_size=settings.parallel.minimum_parameter_group_size,
+        )
         model = sk.FSDPModel(gpt_of(SHAPE, dtype=settings.model.dtype), config)
         train_steps(model, layout, SHAPE, 2)
         return model.engine.device.accounts.table()
+
     planned = rank_memory(layout, SHAPE, software, 0)
     for table in sk.run_ranks(2, run):
         for part, account in ACCOUNTS.items():
@@ -73,10 +127,14 @@ def test_bytes_under_other_settings_are_those_that_were_planned(changes):
         assert planned.optimizer == table.get("optimizer state", 0)
 
 
-PEAK_LAYOUTS = [Layout(policy="ddp", micro_batch=8), Layout(policy="ddp", micro_batch=8, recomputation="full"),
-                Layout(1, 2, 1, "fsdp", micro_batch=8), Layout(1, 1, 2, "ddp", micro_batch=8),
-                Layout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
-                Layout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4)]
+PEAK_LAYOUTS = [
+    Layout(policy="ddp", micro_batch=8),
+    Layout(policy="ddp", micro_batch=8, recomputation="full"),
+    Layout(1, 2, 1, "fsdp", micro_batch=8),
+    Layout(1, 1, 2, "ddp", micro_batch=8),
+    Layout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
+    Layout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4),
+]
 
 
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
@@ -89,5 +147,6 @@ def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
         model = sharded(backend, layout, shape)
         train_steps(model, layout, shape, 3)
         return model.engine.device.accounts.peak_bytes()
+
     measured = max(sk.run_ranks(layout.devices, run))
     assert memory_of(layout, shape, SHARDKIT).total == pytest.approx(measured, rel=0.12)

@@ -1,4 +1,7 @@
-"""The stopwatch inside a step, and the profile that is made of it. One rank in a process, since functions are replaced."""
+"""The stopwatch inside a step, and the profile that is made of it. One rank in a process, since
+functions are replaced.
+"""
+
 import numpy
 import pytest
 from builders import small_gpt, token_batch
@@ -9,7 +12,15 @@ from shardkit.array.backend import Device
 from shardkit.comm.progress import Call, Progress
 from shardkit.nn import ops
 from shardkit.parallel import profile, profile_steps, stopwatch
-from shardkit.parallel.stopwatch import COMMUNICATION, MESSAGE_WAIT, Product, Record, Stopwatch, Wait, watching
+from shardkit.parallel.stopwatch import (
+    COMMUNICATION,
+    MESSAGE_WAIT,
+    Product,
+    Record,
+    Stopwatch,
+    Wait,
+    watching,
+)
 
 DEVICE = Device("cpu")
 
@@ -28,13 +39,18 @@ class Ticking(Stopwatch):
 
 def one_rank(fn, strategy=sk.DDPModel, **settings):
     """fn(sharded model of small_gpt) on one rank, in this thread's process."""
+
     def run(backend):
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, **settings)
+        config = sk.ShardingConfiguration(
+            backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=1.0, **settings
+        )
         return fn(strategy(small_gpt(), config))
+
     return sk.run_ranks(1, run)[0]
 
 
-# ---- the stopwatch -----------------------------------------------------------------------------------------------
+# ---- the stopwatch -------------------------------------------------------------------------------
+
 
 def test_a_call_owns_its_time_without_that_of_calls_inside():
     watch = Ticking()
@@ -43,6 +59,7 @@ def test_a_call_owns_its_time_without_that_of_calls_inside():
     def outer():
         inner()
         inner()
+
     watch.timed(outer, "outer", "region")()
     assert watch.record.table == {("region", "inner"): [2.0, 2], ("region", "outer"): [3.0, 1]}
 
@@ -55,9 +72,17 @@ def test_a_call_that_raises_is_over_too():
     assert watch.record.table == {("step", "broken"): [1.0, 1], ("step", "next"): [1.0, 1]}
 
 
-@pytest.mark.parametrize("verb, number, is_first, what", [
-    ("all_reduce", 3, True, COMMUNICATION), ("iall_gather", 3, False, COMMUNICATION), ("isend", None, False, COMMUNICATION),
-    ("irecv", None, True, COMMUNICATION), ("irecv", None, False, MESSAGE_WAIT), ("receive", None, True, MESSAGE_WAIT)])
+@pytest.mark.parametrize(
+    "verb, number, is_first, what",
+    [
+        ("all_reduce", 3, True, COMMUNICATION),
+        ("iall_gather", 3, False, COMMUNICATION),
+        ("isend", None, False, COMMUNICATION),
+        ("irecv", None, True, COMMUNICATION),
+        ("irecv", None, False, MESSAGE_WAIT),
+        ("receive", None, True, MESSAGE_WAIT),
+    ],
+)
 def test_waiting_for_a_message_is_told_from_communication(verb, number, is_first, what):
     watch = Ticking()
     watch.begin_verb(Call(verb, "world", (0, 1), number), is_first)
@@ -69,7 +94,11 @@ def test_waiting_for_a_message_is_told_from_communication(verb, number, is_first
 
 def functions():
     """Everything that watching replaces, as it is now."""
-    return [getattr(kernels, name) for name in kernels.__all__] + [products.matmul, Progress.begin_collective, Progress.end]
+    return [getattr(kernels, name) for name in kernels.__all__] + [
+        products.matmul,
+        Progress.begin_collective,
+        Progress.end,
+    ]
 
 
 def test_functions_are_replaced_inside_only():
@@ -79,13 +108,19 @@ def test_functions_are_replaced_inside_only():
             assert not any(now is then for now, then in zip(functions(), before))
             raise RuntimeError
         assert all(now is then for now, then in zip(functions(), before))
+
     one_rank(check)
 
 
-@pytest.mark.parametrize("a, b, flops", [
-    (numpy.ones((3, 5)), numpy.ones((5, 7)), 2 * 3 * 5 * 7), (numpy.ones((5, 3)).T, numpy.ones((7, 5)).T, 2 * 3 * 5 * 7),
-    (numpy.ones((4, 3, 5)), numpy.ones((4, 7, 5)).swapaxes(1, 2), 4 * 2 * 3 * 5 * 7),
-    (numpy.ones((6, 4, 3, 5)), numpy.ones((5, 7)), 24 * 2 * 3 * 5 * 7)])
+@pytest.mark.parametrize(
+    "a, b, flops",
+    [
+        (numpy.ones((3, 5)), numpy.ones((5, 7)), 2 * 3 * 5 * 7),
+        (numpy.ones((5, 3)).T, numpy.ones((7, 5)).T, 2 * 3 * 5 * 7),
+        (numpy.ones((4, 3, 5)), numpy.ones((4, 7, 5)).swapaxes(1, 2), 4 * 2 * 3 * 5 * 7),
+        (numpy.ones((6, 4, 3, 5)), numpy.ones((5, 7)), 24 * 2 * 3 * 5 * 7),
+    ],
+)
 def test_a_product_is_counted_and_can_be_made_again_with_the_same_layout(a, b, flops):
     product = Product.of(a, b)
     assert product.flops == flops
@@ -95,23 +130,42 @@ def test_a_product_is_counted_and_can_be_made_again_with_the_same_layout(a, b, f
     assert ("transposed" in str(product)) == (not (a.flags.c_contiguous and b.flags.c_contiguous))
 
 
-# ---- the profile -------------------------------------------------------------------------------------------------
+# ---- the profile ---------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("strategy", [sk.DDPModel, sk.FSDPModel])
 def test_the_parts_add_up_to_the_step_and_everything_is_found(strategy):
     x, y = token_batch(0)
-    found, = one_rank(lambda model: profile_steps(model, x, y, steps=5), strategy, micro_batches=2)
-    assert set(found.parts) == set(profile.PARTS) and all(seconds >= 0 for seconds in found.parts.values())
+    (found,) = one_rank(
+        lambda model: profile_steps(model, x, y, steps=5), strategy, micro_batches=2
+    )
+    assert set(found.parts) == set(profile.PARTS) and all(
+        seconds >= 0 for seconds in found.parts.values()
+    )
     assert sum(found.parts.values()) == pytest.approx(found.watched_seconds, rel=0.02)
-    assert found.parts["products"] == pytest.approx(sum(seconds for seconds, _ in found.products.values()))
-    assert {"causal_attention", "causal_attention_backward", "cross_entropy", "adam"} <= set(found.kernels)
-    assert found.kernels["causal_attention"][1] == 2 * 2                    # two blocks, two micro-batches
+    assert found.parts["products"] == pytest.approx(
+        sum(seconds for seconds, _ in found.products.values())
+    )
+    assert {"causal_attention", "causal_attention_backward", "cross_entropy", "adam"} <= set(
+        found.kernels
+    )
+    assert found.kernels["causal_attention"][1] == 2 * 2  # two blocks, two micro-batches
     in_optimizer = sum(found.kernels[name][0] for name in ("adam", "block_squares"))
     assert found.parts["optimizer"] > in_optimizer
-    assert found.parts["kernels"] == pytest.approx(sum(seconds for seconds, _ in found.kernels.values()) - in_optimizer)
+    assert found.parts["kernels"] == pytest.approx(
+        sum(seconds for seconds, _ in found.kernels.values()) - in_optimizer
+    )
     model = small_gpt()
-    multiplied = model.parameter_count - model.embedding.parameter_count - sum(p.size for p in model.parameters() if p.ndim == 1)
-    linear = sum(product.flops * calls for product, (_, calls) in found.products.items() if len(product.a_shape) == 2)
+    multiplied = (
+        model.parameter_count
+        - model.embedding.parameter_count
+        - sum(p.size for p in model.parameters() if p.ndim == 1)
+    )
+    linear = sum(
+        product.flops * calls
+        for product, (_, calls) in found.products.items()
+        if len(product.a_shape) == 2
+    )
     assert linear == 6 * multiplied * x.size
 
 
@@ -126,13 +180,17 @@ def test_profiled_steps_train_the_same_bits_as_others():
         for _ in range(profile.WARM_UP_STEPS + 4):
             model.train(x, y)
         return model.gather_full_parameters()
+
     assert numpy.array_equal(one_rank(profiled), one_rank(plain))
 
 
 def test_time_until_the_last_rank_comes_is_idle_and_the_rest_is_communication():
     def record(*calls):
-        return Record(begun={("world", number): began for number, began, _ in calls},
-                      waits=[Wait("world", *call) for call in calls])
+        return Record(
+            begun={("world", number): began for number, began, _ in calls},
+            waits=[Wait("world", *call) for call in calls],
+        )
+
     early, late = record((1, 10.0, 13.0), (2, 14.0, 15.0)), record((1, 12.5, 13.0), (2, 13.0, 15.0))
     begun = [profile._begun(early, 10.0), profile._begun(late, 10.0)]
     assert profile._idle_seconds(early, begun, 10.0) == pytest.approx(2.5)
@@ -141,7 +199,9 @@ def test_time_until_the_last_rank_comes_is_idle_and_the_rest_is_communication():
 
 def test_a_collective_that_ends_before_another_rank_comes_is_idle_for_as_long_as_it_takes():
     root = Record(begun={("world", 1): 1.0}, waits=[Wait("world", 1, 1.0, 1.5)])
-    assert profile._idle_seconds(root, [{("world", 1): 1.0}, {("world", 1): 9.0}], 0.0) == pytest.approx(0.5)
+    assert profile._idle_seconds(
+        root, [{("world", 1): 1.0}, {("world", 1): 9.0}], 0.0
+    ) == pytest.approx(0.5)
 
 
 def test_the_middle_step_is_that_of_the_slowest_ranks():
@@ -150,9 +210,13 @@ def test_the_middle_step_is_that_of_the_slowest_ranks():
 
 def test_the_least_of_each_part_is_never_more_than_in_any_step(monkeypatch):
     seen, of_record = [], profile._profile
-    monkeypatch.setattr(profile, "_profile", lambda *arguments: seen.append(of_record(*arguments)) or seen[-1])
+    monkeypatch.setattr(
+        profile, "_profile", lambda *arguments: seen.append(of_record(*arguments)) or seen[-1]
+    )
     least = one_rank(lambda model: profile.least_parts(model, *token_batch(0), steps=4))
-    assert len(seen) == 4 and all(least[part] == min(each.parts[part] for each in seen) for part in profile.PARTS)
+    assert len(seen) == 4 and all(
+        least[part] == min(each.parts[part] for each in seen) for part in profile.PARTS
+    )
 
 
 def test_an_operation_that_imported_a_kernel_by_name_is_timed_too():
@@ -163,4 +227,5 @@ def test_an_operation_that_imported_a_kernel_by_name_is_timed_too():
             sk.comm.ordered.ordered_sum(model.mesh.world, [1.0])
             ops.gelu(sk.nn.autograd.Tensor(numpy.ones(3)))
         assert {call for _, call in watch.record.table} == {COMMUNICATION, "tree_sum", "gelu"}
+
     one_rank(check)

@@ -1,4 +1,7 @@
-"""Training runs of `shardkit train` in this process: what a start and a resumed run take, keep and refuse."""
+"""Training runs of `shardkit train` in this process: what a start and a resumed run take, keep and
+refuse.
+"""
+
 import pytest
 
 import shardkit as sk
@@ -13,20 +16,34 @@ from shardkit.train.folder import stored_settings
 from shardkit.train.loop import bits_text
 from shardkit.train.initial import with_initial_sizes
 
-SMALL = {"model.width": 8, "model.layers": 1, "model.heads": 2, "model.sequence_length": 8, "batch.sequences": 4,
-         "batch.micro_batch": 2, "run.steps": 2, "run.validation_batches": 1, "sample.tokens": 0, "optimizer.warmup_steps": 1}
+SMALL = {
+    "model.width": 8,
+    "model.layers": 1,
+    "model.heads": 2,
+    "model.sequence_length": 8,
+    "batch.sequences": 4,
+    "batch.micro_batch": 2,
+    "run.steps": 2,
+    "run.validation_batches": 1,
+    "sample.tokens": 0,
+    "optimizer.warmup_steps": 1,
+}
 
 
 @pytest.fixture
 def folder(tmp_path):
     for name in ("one.txt", "other.txt"):
-        (tmp_path / name).write_text("".join(f"{name}: line {i} with the number {i * i}\n" for i in range(60)))
+        (tmp_path / name).write_text(
+            "".join(f"{name}: line {i} with the number {i * i}\n" for i in range(60))
+        )
     return tmp_path
 
 
 def settings_of(folder, **changes):
     given = {"run.folder": str(folder / "run"), "data.path": [str(folder / "one.txt")]}
-    return RunConfiguration().replace({**SMALL, **given, **{name.replace("__", "."): value for name, value in changes.items()}})
+    return RunConfiguration().replace(
+        {**SMALL, **given, **{name.replace("__", "."): value for name, value in changes.items()}}
+    )
 
 
 def run(settings, *, resume=False, num_ranks=1):
@@ -63,9 +80,12 @@ def test_text_is_generated_by_models_of_bytes_only():
     assert generate_text(GPT(256, 8, width=8, layers=1, heads=2), "def ", 0, 0.0, 0) == "def "
 
 
-# ---- a run that goes on ------------------------------------------------------------------------------------------
+# ---- a run that goes on --------------------------------------------------------------------------
 
-READ_ELSEWHERE = {"run.elastic", "run.elastic_every"}       # __main__ chooses SurvivingRun by the one, which reads the other
+READ_ELSEWHERE = {
+    "run.elastic",
+    "run.elastic_every",
+}  # __main__ chooses SurvivingRun by the one, which reads the other
 
 
 def test_what_a_resumed_run_takes_is_read_when_it_goes_on(folder, monkeypatch):
@@ -73,9 +93,17 @@ def test_what_a_resumed_run_takes_is_read_when_it_goes_on(folder, monkeypatch):
     run(settings_of(folder, optimizer__name="momentum", run__folder=str(folder / "momentum")))
     read = set()
     for name, section in vars(RunConfiguration()).items():
-        monkeypatch.setattr(type(section), "__getattribute__", lambda self, key, name=name: (
-            read.add(f"{name}.{key}"), object.__getattribute__(self, key))[1])
-    monkeypatch.setattr("shardkit.train.loop.settled", lambda settings: settings)            # these two read everything
+        monkeypatch.setattr(
+            type(section),
+            "__getattribute__",
+            lambda self, key, name=name: (
+                read.add(f"{name}.{key}"),
+                object.__getattribute__(self, key),
+            )[1],
+        )
+    monkeypatch.setattr(
+        "shardkit.train.loop.settled", lambda settings: settings
+    )  # these two read everything
     monkeypatch.setattr("shardkit.train.loop.store_settings", lambda folder, settings: None)
     for run_name in ("run", "momentum"):
         given = {"run.folder": str(folder / run_name), "run.steps": 4, "sample.tokens": 2}
@@ -83,13 +111,20 @@ def test_what_a_resumed_run_takes_is_read_when_it_goes_on(folder, monkeypatch):
         read.clear()
         run(settings, resume=True)
         known = set(TAKEN_WHEN_A_RUN_GOES_ON) - READ_ELSEWHERE
-        known -= {"optimizer.momentum"} if run_name == "run" else {"optimizer.beta1", "optimizer.beta2"}
+        known -= (
+            {"optimizer.momentum"} if run_name == "run" else {"optimizer.beta1", "optimizer.beta2"}
+        )
         assert not known - read
 
 
 def test_a_resumed_run_trains_with_the_values_that_it_was_given(folder):
     run(settings_of(folder))
-    given = {"optimizer.learning_rate": 0.5, "optimizer.decay": "constant", "run.steps": 3, "run.report_every": 1}
+    given = {
+        "optimizer.learning_rate": 0.5,
+        "optimizer.decay": "constant",
+        "run.steps": 3,
+        "run.report_every": 1,
+    }
     run(resumed(stored_settings(folder / "run"), given), resume=True)
     records = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     assert any('"step": 3' in record and '"learning_rate": 0.5' in record for record in records)
@@ -107,11 +142,15 @@ def test_a_text_that_changed_on_disk_does_not_matter_to_a_run_that_goes_on(folde
 def test_settings_that_are_refused_are_not_those_that_the_next_resume_finds(folder):
     run(settings_of(folder))
     with pytest.raises(DeviceError):
-        run(resumed(stored_settings(folder / "run"), {"parallel.device": "cuda", "run.steps": 3}), resume=True)
+        run(
+            resumed(stored_settings(folder / "run"), {"parallel.device": "cuda", "run.steps": 3}),
+            resume=True,
+        )
     assert stored_settings(folder / "run").parallel.device == "cpu"
 
 
-# ---- a run that begins with the weights of a checkpoint ------------------------------------------------------------
+# ---- a run that begins with the weights of a checkpoint ------------------------------------------
+
 
 def are_equal(first, second):
     found = [find_checkpoint(path)[0] for path in (first, second)]
@@ -120,14 +159,33 @@ def are_equal(first, second):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_run_begins_with_the_weights_and_sizes_of_another(folder, num_ranks):
-    run(settings_of(folder, model__kv_heads=1, model__hidden=12, model__norm_eps=1e-4, model__rotary_base=500.0))
-    given = {"model.initial": str(folder / "run"), "run.folder": str(folder / "next"), "data.path": [str(folder / "other.txt")],
-             "optimizer.name": "sgd", "optimizer.learning_rate": 1e-30, "optimizer.weight_decay": 0.0,
-             **{name: value for name, value in SMALL.items() if not name.startswith("model.")}}
+    run(
+        settings_of(
+            folder,
+            model__kv_heads=1,
+            model__hidden=12,
+            model__norm_eps=1e-4,
+            model__rotary_base=500.0,
+        )
+    )
+    given = {
+        "model.initial": str(folder / "run"),
+        "run.folder": str(folder / "next"),
+        "data.path": [str(folder / "other.txt")],
+        "optimizer.name": "sgd",
+        "optimizer.learning_rate": 1e-30,
+        "optimizer.weight_decay": 0.0,
+        **{name: value for name, value in SMALL.items() if not name.startswith("model.")},
+    }
     run(with_initial_sizes(given), num_ranks=num_ranks)
     assert are_equal(folder / "run", folder / "next")
     first, second = (load_for_generation(folder / name)[0].settings for name in ("run", "next"))
-    assert first == second and first.hidden == 12 and first.norm_eps == 1e-4 and first.rotary_base == 500.0
+    assert (
+        first == second
+        and first.hidden == 12
+        and first.norm_eps == 1e-4
+        and first.rotary_base == 500.0
+    )
     manifest = find_checkpoint(folder / "next")[0].manifest
     assert manifest["step"] == 2 and manifest["optimizer"]["rule"] == "SGD"
 
@@ -136,15 +194,24 @@ def test_sizes_that_contradict_the_initial_weights_are_refused_with_both_values(
     run(settings_of(folder))
     with pytest.raises(ConfigurationError, match="model.width = 128, but the model in .* has 8"):
         with_initial_sizes({"model.initial": str(folder / "run"), "model.width": 128})
-    assert with_initial_sizes({"model.initial": str(folder / "run"), "model.dropout": 0.5}).model.dropout == 0.5
+    assert (
+        with_initial_sizes(
+            {"model.initial": str(folder / "run"), "model.dropout": 0.5}
+        ).model.dropout
+        == 0.5
+    )
 
 
 def converted(folder, vocabulary):
-    """A folder of checkpoints as `shardkit convert` writes them: step 0, without optimizer state."""
+    """A folder of checkpoints as `shardkit convert` writes them: step 0, without optimizer
+    state.
+    """
+
     def save(backend):
         gpt = GPT(vocabulary, 8, width=8, layers=1, heads=2, style="llama", seed=5)
         model = sk.DDPModel(gpt, sk.ShardingConfiguration(backend))
         model.save_model(folder / "first")
+
     sk.run_ranks(1, save)
     to_safetensors(folder / "first", folder / "theirs")
     from_safetensors(folder / "theirs", folder / "start")
@@ -152,16 +219,23 @@ def converted(folder, vocabulary):
 
 
 def test_a_converted_model_of_bytes_is_trained_on(folder):
-    given = {**{name: value for name, value in SMALL.items() if not name.startswith("model.")},
-             "data.path": [str(folder / "one.txt")], "run.folder": str(folder / "run"), "optimizer.learning_rate": 1e-30,
-             "optimizer.weight_decay": 0.0, "model.initial": str(converted(folder, 256))}
+    given = {
+        **{name: value for name, value in SMALL.items() if not name.startswith("model.")},
+        "data.path": [str(folder / "one.txt")],
+        "run.folder": str(folder / "run"),
+        "optimizer.learning_rate": 1e-30,
+        "optimizer.weight_decay": 0.0,
+        "model.initial": str(converted(folder, 256)),
+    }
     run(with_initial_sizes(given))
     assert are_equal(folder / "start", folder / "run")
     run(resumed(stored_settings(folder / "run"), {"run.steps": 3}), resume=True)
 
 
 def test_a_converted_model_of_other_tokens_is_refused_with_what_is_possible(folder):
-    with pytest.raises(ConfigurationError, match=r"holds a model of 300 tokens.* In Python: sk.FSDPModel"):
+    with pytest.raises(
+        ConfigurationError, match=r"holds a model of 300 tokens.* In Python: sk.FSDPModel"
+    ):
         with_initial_sizes({"model.initial": str(converted(folder, 300))})
 
 
@@ -170,27 +244,58 @@ def test_a_converted_model_of_other_tokens_is_refused_with_what_is_possible(fold
 def test_a_folder_of_weights_alone_is_no_run_and_says_how_to_begin_with_them(folder, place, resume):
     (folder / "run").mkdir()
     converted(folder, 256).rename(folder / place)
-    with pytest.raises(ConfigurationError, match=r"holds checkpoints and no run.*--model.initial=\S+/run --run.folder=ANOTHER"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"holds checkpoints and no run.*--model.initial=\S+/run --run.folder=ANOTHER",
+    ):
         stored_settings(folder / "run") if resume else run(settings_of(folder))
 
 
-# ---- whose bits ----------------------------------------------------------------------------------------------------
+# ---- whose bits ----------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("sequences, num_ranks, words", [
-    (8, 1, "bits as on any data x pipeline mesh"), (12, 1, "bits as on any data x pipeline mesh"),
-    (12, 3, "bits as on any data x pipeline mesh"),
-    (12, 2, "bits of 2 data ranks only: 3 micro-batches per rank are no power of two")])
-def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(folder, sequences, num_ranks, words, capsys):
+
+@pytest.mark.parametrize(
+    "sequences, num_ranks, words",
+    [
+        (8, 1, "bits as on any data x pipeline mesh"),
+        (12, 1, "bits as on any data x pipeline mesh"),
+        (12, 3, "bits as on any data x pipeline mesh"),
+        (12, 2, "bits of 2 data ranks only: 3 micro-batches per rank are no power of two"),
+    ],
+)
+def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(
+    folder, sequences, num_ranks, words, capsys
+):
     for name, num in (("one", 1), ("several", num_ranks)):
-        run(settings_of(folder, run__folder=str(folder / name), batch__sequences=sequences, run__steps=5), num_ranks=num)
-    assert f"; {words}; run folder" in capsys.readouterr().out.replace("\n", " ").rpartition("parameters as")[2]
+        run(
+            settings_of(
+                folder, run__folder=str(folder / name), batch__sequences=sequences, run__steps=5
+            ),
+            num_ranks=num,
+        )
+    assert (
+        f"; {words}; run folder"
+        in capsys.readouterr().out.replace("\n", " ").rpartition("parameters as")[2]
+    )
     assert are_equal(folder / "one", folder / "several") == ("any" in words)
 
 
-@pytest.mark.parametrize("settings, num_ranks, words", [
-    ({"parallel.deterministic": False}, 2, "bits of this run only"),
-    ({"parallel.gradient_compression": "float16"}, 2, "bits of 2 data ranks only: gradients travel as float16"),
-    ({"mesh.tensor": 2}, 4, "bits as on any data x pipeline mesh with tensor 2"),
-    ({"mesh.tensor": 2, "parallel.sequence_parallel": True}, 2, "with tensor 2 and sequence_parallel")])
+@pytest.mark.parametrize(
+    "settings, num_ranks, words",
+    [
+        ({"parallel.deterministic": False}, 2, "bits of this run only"),
+        (
+            {"parallel.gradient_compression": "float16"},
+            2,
+            "bits of 2 data ranks only: gradients travel as float16",
+        ),
+        ({"mesh.tensor": 2}, 4, "bits as on any data x pipeline mesh with tensor 2"),
+        (
+            {"mesh.tensor": 2, "parallel.sequence_parallel": True},
+            2,
+            "with tensor 2 and sequence_parallel",
+        ),
+    ],
+)
 def test_what_else_changes_the_bits_is_said_too(settings, num_ranks, words):
     assert words in bits_text(RunConfiguration().replace(settings), num_ranks)

@@ -1,11 +1,14 @@
-"""float32: one SHA-256 per tensor size, whatever the data and pipeline sizes, the policy, the schedule and the rank order.
+"""float32: one SHA-256 per tensor size, whatever the data and pipeline sizes, the policy, the
+schedule and the rank order.
 
     python -m pytest tests/threads/test_same_bits.py                covering runs
-    python -m pytest tests/threads/test_same_bits.py -m sweep       all meshes, policies and schedules of up to 8 ranks
+    python -m pytest tests/threads/test_same_bits.py -m sweep       all meshes, policies and
+                                                                    schedules of up to 8 ranks
 
-The claim needs micro-batches of one size, and a power of two of them on each data rank (or all on one): 8 micro-batches for
-1, 2, 4 and 8 data ranks, 12 for 1, 3 and 6.
+The claim needs micro-batches of one size, and a power of two of them on each data rank (or all on
+one): 8 micro-batches for 1, 2, 4 and 8 data ranks, 12 for 1, 3 and 6.
 """
+
 import dataclasses
 import re
 
@@ -19,7 +22,7 @@ from shardkit.config import Parallel, RunConfiguration
 from shardkit.train.loop import make_model
 
 MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
-FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}              # micro-batches of the global batch: data sizes
+FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}  # micro-batches of the global batch: data sizes
 ORDERS = (("pipeline", "data", "tensor"), ("pipeline", "tensor", "data"))
 SIZES = [(tensor, 8) for tensor in (1, 2, 3, 4, 6, 8)] + [(tensor, 12) for tensor in (1, 2)]
 
@@ -29,10 +32,18 @@ def bits(mesh, policy, schedule, num_micro_batches, order=ORDERS[0]):
     samples = MICRO_BATCH * num_micro_batches
 
     def on_rank(backend):
-        model = hybrid(backend, mesh, policy, schedule, model=gpt(LAYERS, dtype="float32"), order=order,
-                       micro_batches=num_micro_batches // mesh[1])
+        model = hybrid(
+            backend,
+            mesh,
+            policy,
+            schedule,
+            model=gpt(LAYERS, dtype="float32"),
+            order=order,
+            micro_batches=num_micro_batches // mesh[1],
+        )
         losses = [step_once(model, step, samples) for step in range(STEPS)]
         return sha256(model.gather_full_parameters()), tuple(losses), model.engine.gradient_norm
+
     results = set(sk.run_ranks(mesh[0] * mesh[1] * mesh[2], on_rank))
     assert len(results) == 1, "ranks disagree"
     return results.pop()
@@ -45,13 +56,22 @@ def fits(pipeline, schedule):
 
 def meshes_with(tensor, family):
     """All meshes of up to 8 ranks with this tensor size, on which the claim holds."""
-    return [mesh for num_ranks in range(1, MAXIMUM_RANKS + 1) for mesh in meshes(num_ranks)
-            if mesh[2] == tensor and mesh[1] in FAMILIES[family] and fits(mesh[0], "1f1b")]
+    return [
+        mesh
+        for num_ranks in range(1, MAXIMUM_RANKS + 1)
+        for mesh in meshes(num_ranks)
+        if mesh[2] == tensor and mesh[1] in FAMILIES[family] and fits(mesh[0], "1f1b")
+    ]
 
 
 def all_runs(tensor, family):
-    return [(mesh, policy, schedule) for mesh in meshes_with(tensor, family) for policy in POLICIES for schedule in SCHEDULES
-            if fits(mesh[0], schedule)]
+    return [
+        (mesh, policy, schedule)
+        for mesh in meshes_with(tensor, family)
+        for policy in POLICIES
+        for schedule in SCHEDULES
+        if fits(mesh[0], schedule)
+    ]
 
 
 def covering_runs(tensor, family):
@@ -59,14 +79,17 @@ def covering_runs(tensor, family):
     chosen = meshes_with(tensor, family)
     runs = []
     for turn, mesh in enumerate(chosen * (2 if len(chosen) > 2 else 3)):
-        schedule = next(s for s in SCHEDULES[turn % 5:] + SCHEDULES[:1] if fits(mesh[0], s))
+        schedule = next(s for s in SCHEDULES[turn % 5 :] + SCHEDULES[:1] if fits(mesh[0], s))
         runs.append((mesh, POLICIES[turn % 4], schedule))
     return runs
 
 
 @pytest.mark.parametrize("tensor, family", SIZES)
 def test_the_bits_depend_on_the_tensor_size_alone(tensor, family):
-    found = {bits(*run, family, ORDERS[turn % 2]) for turn, run in enumerate(covering_runs(tensor, family))}
+    found = {
+        bits(*run, family, ORDERS[turn % 2])
+        for turn, run in enumerate(covering_runs(tensor, family))
+    }
     assert len(found) == 1
 
 
@@ -77,46 +100,88 @@ def test_the_bits_depend_on_the_tensor_size_alone_in_the_whole_product(tensor, f
     assert len({bits(*run, family) for run in all_runs(tensor, family)}) == 1
 
 
-@pytest.mark.parametrize("samples", (8, 12))            # of 8 tokens: one over their number changes no digit, or does
+@pytest.mark.parametrize(
+    "samples", (8, 12)
+)  # of 8 tokens: one over their number changes no digit, or does
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at(policy, samples):
-    """In one go the mean over items may wait for the optimizer; whoever looks at the gradients before sees means."""
+    """In one go the mean over items may wait for the optimizer; whoever looks at the gradients
+    before sees means.
+    """
+
     def on_rank(backend):
-        at_once, looked_at = [hybrid(backend, (1, 2, 1), policy, model=gpt(dtype="float32"), micro_batches=2) for _ in range(2)]
+        at_once, looked_at = [
+            hybrid(backend, (1, 2, 1), policy, model=gpt(dtype="float32"), micro_batches=2)
+            for _ in range(2)
+        ]
         for step in range(STEPS):
             part = sk.split_batch(at_once.mesh, *batch(step, samples))
             at_once.train(*part)
             looked_at.compute_gradients(*part)
             looked_at.engine.update()
             assert at_once.engine.gradient_norm == looked_at.engine.gradient_norm
-        return sha256(at_once.gather_full_parameters()) == sha256(looked_at.gather_full_parameters())
+        return sha256(at_once.gather_full_parameters()) == sha256(
+            looked_at.gather_full_parameters()
+        )
+
     assert all(sk.run_ranks(2, on_rank))
 
 
-# ---- what the settings say: config.Parallel, and README, "What the bits depend on" ---------------------------------------
+# ---- what the settings say: config.Parallel, and README, "What the bits depend on" ---------------
 
-SMALL = {"model.width": 24, "model.layers": 4, "model.heads": 4, "model.sequence_length": 16, "batch.sequences": 16,
-         "batch.micro_batch": 2, "optimizer.warmup_steps": 1, "optimizer.max_gradient_norm": 0.1, "model.style": "gpt2",
-         "parallel.minimum_parameter_group_size": 1000}
-PIPELINE, TIED, HALF = {"mesh.pipeline": 2}, {"model.tied": True}, {"parallel.compute_dtype": "float16"}
+SMALL = {
+    "model.width": 24,
+    "model.layers": 4,
+    "model.heads": 4,
+    "model.sequence_length": 16,
+    "batch.sequences": 16,
+    "batch.micro_batch": 2,
+    "optimizer.warmup_steps": 1,
+    "optimizer.max_gradient_norm": 0.1,
+    "model.style": "gpt2",
+    "parallel.minimum_parameter_group_size": 1000,
+}
+PIPELINE, TIED, HALF = (
+    {"mesh.pipeline": 2},
+    {"model.tied": True},
+    {"parallel.compute_dtype": "float16"},
+)
 # (setting, another value, what else holds on both sides)
 KEEP_THE_BITS = [
     *(("policy", value, {}) for value in ("ddp", "zero1", "zero2")),
     *(("schedule", value, PIPELINE) for value in ("gpipe", "interleaved", "zb-h1", "zb-v")),
-    ("stage_balance", "uniform", PIPELINE), ("stage_balance", "parameters", PIPELINE), ("blocks_per_stage", [1, 5], PIPELINE),
-    ("virtual_stages", 3, {**PIPELINE, "parallel.schedule": "interleaved"}), ("activation_checkpointing", True, {}),
-    ("compile", True, {}), ("overlap", "on", {}), ("overlap", "off", {}), ("gpu_transport", "mpi", {})]
+    ("stage_balance", "uniform", PIPELINE),
+    ("stage_balance", "parameters", PIPELINE),
+    ("blocks_per_stage", [1, 5], PIPELINE),
+    ("virtual_stages", 3, {**PIPELINE, "parallel.schedule": "interleaved"}),
+    ("activation_checkpointing", True, {}),
+    ("compile", True, {}),
+    ("overlap", "on", {}),
+    ("overlap", "off", {}),
+    ("gpu_transport", "mpi", {}),
+]
 CHANGE_THE_BITS = [
-    ("sequence_parallel", True, {"mesh.tensor": 2}), ("minimum_parameter_group_size", 100_000, TIED),
-    ("minimum_parameter_group_size", 100_000, {"model.dtype": "float64"}), ("deterministic", False, {}),
-    ("gradient_compression", "float16", {}), ("compute_dtype", "float16", {}), ("initial_loss_scale", 1.0, HALF),
-    ("loss_scale_interval", 1, {**HALF, "parallel.initial_loss_scale": 1.0})]
-ELSEWHERE = {"device", "matmul_precision", "blas"}          # of GPUs, or of a library that may not be installed
+    ("sequence_parallel", True, {"mesh.tensor": 2}),
+    ("minimum_parameter_group_size", 100_000, TIED),
+    ("minimum_parameter_group_size", 100_000, {"model.dtype": "float64"}),
+    ("deterministic", False, {}),
+    ("gradient_compression", "float16", {}),
+    ("compute_dtype", "float16", {}),
+    ("initial_loss_scale", 1.0, HALF),
+    ("loss_scale_interval", 1, {**HALF, "parallel.initial_loss_scale": 1.0}),
+]
+ELSEWHERE = {
+    "device",
+    "matmul_precision",
+    "blas",
+}  # of GPUs, or of a library that may not be installed
 
 
 def bits_of_run(*others, num_ranks=2, steps=5):
     """What a run under these settings has trained after some steps."""
-    settings = RunConfiguration().replace({name: value for changes in (SMALL, *others) for name, value in changes.items()})
+    settings = RunConfiguration().replace(
+        {name: value for changes in (SMALL, *others) for name, value in changes.items()}
+    )
 
     def on_rank(backend):
         model = make_model(settings, backend)
@@ -124,6 +189,7 @@ def bits_of_run(*others, num_ranks=2, steps=5):
             tokens = numpy.random.default_rng(step).integers(0, 256, (settings.batch.sequences, 17))
             model.train(*sk.split_batch(model.mesh, tokens[:, :-1], tokens[:, 1:]))
         return sha256(model.gather_full_parameters())
+
     found = set(sk.run_ranks(num_ranks, on_rank))
     assert len(found) == 1, "ranks disagree"
     return found.pop()
@@ -143,18 +209,29 @@ def test_what_is_said_to_change_the_bits_does(name, value, both):
 def test_every_setting_of_the_work_shared_keeps_the_bits_or_is_said_to_change_them():
     kept, changed = ({name for name, *_ in table} for table in (KEEP_THE_BITS, CHANGE_THE_BITS))
     assert kept | changed | ELSEWHERE == {field.name for field in dataclasses.fields(Parallel)}
-    assert not kept & changed and not kept & set(re.findall(r"\w+_\w+|compile|overlap|policy|schedule", Parallel.__doc__))
+    assert not kept & changed and not kept & set(
+        re.findall(r"\w+_\w+|compile|overlap|policy|schedule", Parallel.__doc__)
+    )
 
 
 @pytest.mark.parametrize("group_size", [1, 1000, 3000])
 def test_without_tied_weights_and_clipping_the_size_of_units_keeps_the_bits(group_size):
     unclipped = {"optimizer.max_gradient_norm": 0.0, "model.dtype": "float64"}
-    assert bits_of_run(unclipped, {"parallel.minimum_parameter_group_size": group_size}) == bits_of_run(
-        unclipped, {"parallel.minimum_parameter_group_size": 100_000})
+    assert bits_of_run(
+        unclipped, {"parallel.minimum_parameter_group_size": group_size}
+    ) == bits_of_run(unclipped, {"parallel.minimum_parameter_group_size": 100_000})
 
 
 def test_sequence_parallelism_has_bits_of_its_own_on_any_mesh_of_its_tensor_size():
     tensor, sequence = {"mesh.tensor": 2}, {"mesh.tensor": 2, "parallel.sequence_parallel": True}
-    ours = {bits_of_run(sequence, changes, num_ranks=ranks) for ranks, changes in (
-        (2, {}), (4, {}), (4, PIPELINE), (4, {"parallel.policy": "zero1"}), (8, PIPELINE))}
+    ours = {
+        bits_of_run(sequence, changes, num_ranks=ranks)
+        for ranks, changes in (
+            (2, {}),
+            (4, {}),
+            (4, PIPELINE),
+            (4, {"parallel.policy": "zero1"}),
+            (8, PIPELINE),
+        )
+    }
     assert len(ours) == 1 and ours != {bits_of_run(tensor)}

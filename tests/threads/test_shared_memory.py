@@ -1,4 +1,5 @@
 """Lanes and heaps on ranks that are threads: any number of ranks, and what goes wrong."""
+
 import threading
 import time
 
@@ -14,7 +15,7 @@ from shardkit.comm.shared.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
 from shardkit.comm.shared.streams import STREAM_BYTES, stream_bytes
 
 SUM, PRODUCT, MIN, MAX, _ = ReductionOperation
-SLOT = SLOT_BYTES // 4                          # elements of float32
+SLOT = SLOT_BYTES // 4  # elements of float32
 SIZES = [0, 1, 7, 2049, SLOT, 2 * SLOT + 5]
 
 
@@ -43,26 +44,35 @@ def test_reductions_are_trees_over_the_ranks_wherever_arrays_are(num_ranks, priv
             lane.all_reduce(array, SUM)
             reduced.append(array.tobytes())
             counts = [size // 2 * (r % 3) for r in range(num_ranks)]
-            send, out = placed(heap, rough(rank, sum(counts), "float32"), is_private), numpy.empty(counts[rank], "float32")
+            send, out = (
+                placed(heap, rough(rank, sum(counts), "float32"), is_private),
+                numpy.empty(counts[rank], "float32"),
+            )
             before = send.tobytes()
             lane.reduce_scatter(send, out, counts, SUM)
             assert send.tobytes() == before
             start = sum(counts[:rank])
-            own = send[start:start + counts[rank]]
+            own = send[start : start + counts[rank]]
             lane.reduce_scatter(send, own, counts, SUM)
             assert own.tobytes() == out.tobytes()
             scattered.append(out)
         return reduced, scattered
+
     results = on_lanes(num_ranks, work)
     for at, size in enumerate(SIZES):
         total = tree([rough(rank, size, "float32") for rank in range(num_ranks)])
         assert [reduced[at] for reduced, _ in results] == [total.tobytes()] * num_ranks, size
         length = sum(size // 2 * (r % 3) for r in range(num_ranks))
         total = tree([rough(rank, length, "float32") for rank in range(num_ranks)])
-        assert numpy.concatenate([scattered[at] for _, scattered in results]).tobytes() == total.tobytes(), size
+        assert (
+            numpy.concatenate([scattered[at] for _, scattered in results]).tobytes()
+            == total.tobytes()
+        ), size
 
 
-@pytest.mark.parametrize("op, reference", [(PRODUCT, numpy.multiply), (MIN, numpy.minimum), (MAX, numpy.maximum)])
+@pytest.mark.parametrize(
+    "op, reference", [(PRODUCT, numpy.multiply), (MIN, numpy.minimum), (MAX, numpy.maximum)]
+)
 def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
     def values(rank):
         array = rough(rank, 3 * SLOT, "float64")
@@ -74,6 +84,7 @@ def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
         for array in arrays:
             lane.all_reduce(array, op)
         return arrays
+
     wanted = reference(reference(values(0), values(1)), values(2))
     for arrays in on_lanes(3, work):
         for array in arrays:
@@ -86,19 +97,24 @@ def test_gathers_and_broadcasts_move_every_byte_once(num_ranks, private):
     def work(lane, heap, rank):
         for size in SIZES:
             counts = [size * (r % 2) + r for r in range(num_ranks)]
-            whole = numpy.concatenate([numpy.arange(count) + 1000 * r for r, count in enumerate(counts)])
+            whole = numpy.concatenate(
+                [numpy.arange(count) + 1000 * r for r, count in enumerate(counts)]
+            )
             got = placed(heap, numpy.full(sum(counts), -1), private)
-            lane.all_gather(placed(heap, numpy.arange(counts[rank]) + 1000 * rank, True), got, counts)
+            lane.all_gather(
+                placed(heap, numpy.arange(counts[rank]) + 1000 * rank, True), got, counts
+            )
             numpy.testing.assert_array_equal(got, whole)
             start = sum(counts[:rank])
-            got[:start], got[start + counts[rank]:] = -1, -1
-            lane.all_gather(got[start:start + counts[rank]], got, counts)
+            got[:start], got[start + counts[rank] :] = -1, -1
+            lane.all_gather(got[start : start + counts[rank]], got, counts)
             numpy.testing.assert_array_equal(got, whole)
             root = num_ranks - 1
             array = placed(heap, numpy.arange(size) * (rank == root), private)
             lane.broadcast(array, root)
             numpy.testing.assert_array_equal(array, numpy.arange(size))
             lane.barrier()
+
     on_lanes(num_ranks, work)
 
 
@@ -112,11 +128,14 @@ def test_nobody_leaves_a_barrier_before_all_have_come():
             lane.barrier()
             assert come.count(turn) == 4
             lane.barrier()
+
     on_lanes(4, work)
 
 
 def test_a_rank_that_calls_something_else_is_waited_for():
-    """As with messages: the watchdog tells who it was. Nothing is added to what does not belong together."""
+    """As with messages: the watchdog tells who it was. Nothing is added to what does not belong
+    together.
+    """
     left = threading.Event()
 
     def work(lane, heap, rank):
@@ -131,7 +150,8 @@ def test_a_rank_that_calls_something_else_is_waited_for():
     assert [array.sum() for array in on_lanes(2, work)] == [10, 11]
 
 
-# ---- heaps -------------------------------------------------------------------------------------------------------
+# ---- heaps ---------------------------------------------------------------------------------------
+
 
 def test_arrays_of_a_heap_start_on_cache_lines_and_do_not_overlap(heap):
     arrays = [heap.empty(size, "uint8") for size in (1, 63, 64, 65, 5000, 1 << 20)]
@@ -158,7 +178,9 @@ def test_memory_beyond_what_is_kept_goes_back_to_the_system(heap):
     address = array.ctypes.data
     del array
     again = heap.empty(2 * IDLE_BYTES, "uint8")
-    assert again.ctypes.data == address and not again[::PAGE_BYTES].any(), "pages that were given back read as zero"
+    assert again.ctypes.data == address and not again[::PAGE_BYTES].any(), (
+        "pages that were given back read as zero"
+    )
 
 
 def test_a_full_heap_says_so():
@@ -170,12 +192,16 @@ def test_a_full_heap_says_so():
 
 def test_a_neighbour_maps_the_same_memory_and_no_other_process_by_mistake(heap):
     import os
+
     array = heap.empty(10, "uint8")
     array[:] = 7
     facts = (os.getpid(), heap.file, heap.num_bytes)
     mapped = Mapping.of_neighbour(*facts, heap.token)
     offset = array.ctypes.data - heap.memory.address
-    assert mapped.map[offset:offset + 10] == bytes([7] * 10) and mapped.address != heap.memory.address
+    assert (
+        mapped.map[offset : offset + 10] == bytes([7] * 10)
+        and mapped.address != heap.memory.address
+    )
     with pytest.raises(OSError, match="not the neighbour"):
         Mapping.of_neighbour(*facts, b"x" * len(heap.token))
 
@@ -183,20 +209,34 @@ def test_a_neighbour_maps_the_same_memory_and_no_other_process_by_mistake(heap):
 def test_a_copy_past_the_caches_moves_these_bytes_and_no_others():
     copy = numba.njit(lambda target, source, count: stream_bytes(target, source, count))
     source = numpy.random.default_rng(0).integers(1, 256, 200_000, "uint8")
-    for start, count in [(0, 0), (3, 1), (0, 64), (5, 70), (0, 16_384), (1, 16_447), (63, 16_448), (40, 150_001)]:
+    for start, count in [
+        (0, 0),
+        (3, 1),
+        (0, 64),
+        (5, 70),
+        (0, 16_384),
+        (1, 16_447),
+        (63, 16_448),
+        (40, 150_001),
+    ]:
         target = numpy.zeros(200_000, "uint8")
         copy(target.ctypes.data + start, source.ctypes.data + 7, count)
-        assert (target[start:start + count] == source[7:7 + count]).all()
-        assert not target[:start].any() and not target[start + count:].any()
+        assert (target[start : start + count] == source[7 : 7 + count]).all()
+        assert not target[:start].any() and not target[start + count :].any()
 
 
 def test_a_large_all_gather_goes_past_the_caches_and_is_whole():
     counts = [(STREAM_BYTES >> 2) - 5, 17]
 
     def work(lane, heap, rank):
-        whole = numpy.ndarray(sum(counts), "float32") if rank == 0 else heap.empty(sum(counts), "float32")
+        whole = (
+            numpy.ndarray(sum(counts), "float32")
+            if rank == 0
+            else heap.empty(sum(counts), "float32")
+        )
         own = heap.empty(counts[rank], "float32")
         whole[...], own[...] = -1, rank + 1
         lane.all_gather(own, whole, counts)
         return [int((whole == value).sum()) for value in (1, 2)]
+
     assert on_lanes(2, work, heap_bytes=1 << 28) == [counts, counts]

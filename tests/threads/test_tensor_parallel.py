@@ -1,4 +1,7 @@
-"""Tensor parallelism on ranks that are threads: adjoints, and whole models against the model that is not cut."""
+"""Tensor parallelism on ranks that are threads: adjoints, and whole models against the model that
+is not cut.
+"""
+
 import numpy
 import pytest
 
@@ -12,12 +15,18 @@ from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
 from shardkit.parallel import conjugate
 from shardkit.parallel.plan import apply_plan, close_groups, default_plan
-from shardkit.parallel.tensor import (TensorAxis, VocabularyParallelCrossEntropy, global_piece, is_counted, sum_partial,
-                                      whole_outputs)
+from shardkit.parallel.tensor import (
+    TensorAxis,
+    VocabularyParallelCrossEntropy,
+    global_piece,
+    is_counted,
+    sum_partial,
+    whole_outputs,
+)
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 VOCABULARY, SEQUENCE = 60, 12
-TOLERANCE = 1e-12               # of float64 sums of about a thousand terms, relative to the largest element
+TOLERANCE = 1e-12  # of float64 sums of about a thousand terms, relative to the largest element
 
 
 def gpt(**changes):
@@ -27,7 +36,9 @@ def gpt(**changes):
 
 
 def mlp(num_layers, **changes):
-    return sk.models.MLP([7, 24, 36, 12, 24][:num_layers] + [12], seed=5, dtype="float64", **changes)
+    return sk.models.MLP(
+        [7, 24, 36, 12, 24][:num_layers] + [12], seed=5, dtype="float64", **changes
+    )
 
 
 def tokens(seed=0, samples=2):
@@ -38,10 +49,13 @@ def tokens(seed=0, samples=2):
 def assert_close(got, wanted, called):
     scale = max(numpy.abs(wanted).max(), 1e-300)
     assert got.shape == wanted.shape, called
-    assert numpy.abs(got - wanted).max() <= TOLERANCE * scale, f"{called}: off by {numpy.abs(got - wanted).max() / scale:.1e}"
+    assert numpy.abs(got - wanted).max() <= TOLERANCE * scale, (
+        f"{called}: off by {numpy.abs(got - wanted).max() / scale:.1e}"
+    )
 
 
-# ---- conjugates -------------------------------------------------------------------------------------------------
+# ---- conjugates ----------------------------------------------------------------------------------
+
 
 def own(length, group):
     """[4, part of length, 3] local."""
@@ -51,13 +65,14 @@ def own(length, group):
 
 LENGTH = 7
 WHOLE, OWN, SLICE = "whole", "own", "slice"
-CONJUGATES = {                  # function, what it takes, what it returns
+CONJUGATES = {  # function, what it takes, what it returns
     "copy": (conjugate.copy_to_region, WHOLE, OWN),
     "reduce": (conjugate.reduce_from_region, OWN, WHOLE),
     "all_gather": (lambda x, group: conjugate.all_gather(x, group, 1, LENGTH), SLICE, OWN),
     "reduce_scatter": (lambda x, group: conjugate.reduce_scatter(x, group, -2), OWN, SLICE),
     "split": (lambda x, group: conjugate.split_to_region(x, group, 1), WHOLE, SLICE),
-    "gather": (lambda x, group: conjugate.gather_from_region(x, group, -2, LENGTH), SLICE, WHOLE)}
+    "gather": (lambda x, group: conjugate.gather_from_region(x, group, -2, LENGTH), SLICE, WHOLE),
+}
 
 
 def drawn(state, seed, group):
@@ -84,9 +99,12 @@ def test_forward_and_backward_of_a_conjugate_are_adjoint(name, num_ranks):
         y.backward(gradient)
         assert y.shape == gradient.shape and x.grad.shape == x.shape
         if state_in == WHOLE:
-            assert all((other == x.grad).all() for other in group.all_gather_object(x.grad)), "whole gradients differ"
+            assert all((other == x.grad).all() for other in group.all_gather_object(x.grad)), (
+                "whole gradients differ"
+            )
         forward = inner_product(y.array, gradient, state_out, group)
         assert forward == pytest.approx(inner_product(x.array, x.grad, state_in, group), rel=1e-12)
+
     sk.run_ranks(num_ranks, run)
 
 
@@ -99,23 +117,37 @@ def test_conjugates_move_slices_to_their_places(num_ranks):
         part = conjugate.split_to_region(nn.Tensor(whole), group, 1)
         numpy.testing.assert_array_equal(part.array, whole[:, start:stop])
         numpy.testing.assert_array_equal(conjugate.all_gather(part, group, 1, LENGTH).array, whole)
-        numpy.testing.assert_array_equal(conjugate.gather_from_region(part, group, 1, LENGTH).array, whole)
+        numpy.testing.assert_array_equal(
+            conjugate.gather_from_region(part, group, 1, LENGTH).array, whole
+        )
         summed = conjugate.reduce_scatter(nn.Tensor(whole), group, 1)
         numpy.testing.assert_array_equal(summed.array, num_ranks * whole[:, start:stop])
-        numpy.testing.assert_array_equal(conjugate.reduce_from_region(nn.Tensor(whole), group).array, num_ranks * whole)
-        numpy.testing.assert_array_equal(conjugate.copy_to_region(nn.Tensor(whole), group).array, whole)
+        numpy.testing.assert_array_equal(
+            conjugate.reduce_from_region(nn.Tensor(whole), group).array, num_ranks * whole
+        )
+        numpy.testing.assert_array_equal(
+            conjugate.copy_to_region(nn.Tensor(whole), group).array, whole
+        )
+
     sk.run_ranks(num_ranks, run)
 
 
-# ---- models -----------------------------------------------------------------------------------------------------
+# ---- models --------------------------------------------------------------------------------------
 
 MODELS = {
-    "gpt2": (gpt, {}), "gpt2 tied": (gpt, {"tied": True}), "gpt2 kv 4": (gpt, {"kv_heads": 4}),
+    "gpt2": (gpt, {}),
+    "gpt2 tied": (gpt, {"tied": True}),
+    "gpt2 kv 4": (gpt, {"kv_heads": 4}),
     "gpt2 kv 2": (gpt, {"kv_heads": 2}),
-    "llama": (gpt, {"style": "llama"}), "llama kv 1": (gpt, {"style": "llama", "kv_heads": 1}),
-    "llama kv 2": (gpt, {"style": "llama", "kv_heads": 2}), "llama tied": (gpt, {"style": "llama", "tied": True}),
-    "mlp 1": (mlp, {"num_layers": 1}), "mlp 2": (mlp, {"num_layers": 2}), "mlp 3": (mlp, {"num_layers": 3}),
-    "mlp 4": (mlp, {"num_layers": 4, "activation": "tanh", "task": "classification"})}
+    "llama": (gpt, {"style": "llama"}),
+    "llama kv 1": (gpt, {"style": "llama", "kv_heads": 1}),
+    "llama kv 2": (gpt, {"style": "llama", "kv_heads": 2}),
+    "llama tied": (gpt, {"style": "llama", "tied": True}),
+    "mlp 1": (mlp, {"num_layers": 1}),
+    "mlp 2": (mlp, {"num_layers": 2}),
+    "mlp 3": (mlp, {"num_layers": 3}),
+    "mlp 4": (mlp, {"num_layers": 4, "activation": "tanh", "task": "classification"}),
+}
 REFUSED = {("gpt2 kv 4", 3), ("gpt2 kv 2", 3), ("llama kv 2", 3)}
 DROPOUT = {"gpt2 dropout": (gpt, {"dropout": 0.3})}
 
@@ -131,7 +163,9 @@ def batch_for(model):
     rng = numpy.random.default_rng(0)
     sizes = model.configuration()["sizes"]
     is_regression = model.configuration()["task"] == "regression"
-    return rng.standard_normal((5, sizes[0])), rng.standard_normal((5, 12)) if is_regression else rng.integers(0, 12, 5)
+    return rng.standard_normal((5, sizes[0])), rng.standard_normal(
+        (5, 12)
+    ) if is_regression else rng.integers(0, 12, 5)
 
 
 def randomised(model):
@@ -143,7 +177,9 @@ def randomised(model):
 
 
 def loss_and_gradients(model):
-    """The mean loss, and {name: gradient} with partial ones summed. Collective where the model is."""
+    """The mean loss, and {name: gradient} with partial ones summed. Collective where the model
+    is.
+    """
     x, y = batch_for(model)
     with forward_context(ForwardContext(training=True, seed=1, step=2, first_sample=3)):
         loss = model.loss(model(nn.Tensor(x)), y)
@@ -164,12 +200,15 @@ def check_against_whole(name, num_ranks, **options):
         assert loss == pytest.approx(wanted_loss, rel=1e-12)
         assert list(gradients) == list(wanted)
         for key, parameter in model.named_parameters().items():
-            if key.endswith("key.bias"):                    # it moves all scores of a query alike: its gradient is zero
+            if key.endswith(
+                "key.bias"
+            ):  # it moves all scores of a query alike: its gradient is zero
                 assert numpy.abs(gradients[key]).max() < 1e-15, key
             else:
                 assert_close(gradients[key], wanted[key][parameter.box.slices()], key)
         close_groups(model)
         return loss
+
     assert len(set(sk.run_ranks(num_ranks, run))) == 1, "ranks disagree about the loss"
 
 
@@ -204,6 +243,7 @@ def test_input_and_weight_gradients_at_different_times_are_those_of_one_backward
             gradients.append([p.grad for p in model.parameters()])
         for together, apart in zip(*gradients):
             numpy.testing.assert_array_equal(together, apart)
+
     sk.run_ranks(2, run)
 
 
@@ -217,8 +257,11 @@ def test_a_float32_model_stays_float32_and_close(sequence):
         apply_plan(model, default_plan(model), group, sequence=sequence)
         loss = model.loss(model(nn.Tensor(x)), y)
         loss.backward()
-        assert loss.dtype == "float32" and {str(p.grad.dtype) for p in model.parameters()} == {"float32"}
+        assert loss.dtype == "float32" and {str(p.grad.dtype) for p in model.parameters()} == {
+            "float32"
+        }
         assert loss.item() == pytest.approx(wanted, rel=1e-6)
+
     sk.run_ranks(2, run)
 
 
@@ -238,11 +281,17 @@ def test_initial_weights_are_boxes_of_those_of_the_whole_model(name, num_ranks):
         for key, p in model.named_parameters().items():
             assert p.is_fresh and p.global_shape == whole[key].shape and p.name == key
             third = p.size // 3
-            cut = numpy.concatenate([p.initial_span(0, third), p.initial_span(third, p.size - 1),
-                                     p.initial_span(p.size - 1, p.size)])
+            cut = numpy.concatenate(
+                [
+                    p.initial_span(0, third),
+                    p.initial_span(third, p.size - 1),
+                    p.initial_span(p.size - 1, p.size),
+                ]
+            )
             assert p.is_fresh
             numpy.testing.assert_array_equal(cut.reshape(p.shape), whole[key][p.box.slices()])
             numpy.testing.assert_array_equal(p.array, whole[key][p.box.slices()])
+
     sk.run_ranks(num_ranks, run)
 
 
@@ -255,9 +304,17 @@ def test_pieces_of_counted_parameters_tile_the_whole_model_exactly_once(name, nu
         model = make(name)
         apply_plan(model, default_plan(model), group)
         named = model.named_parameters()
-        layout = FlatLayout.of({key: p.shape for key, p in named.items()}, num_shards=2, dtype="float64")
-        local = [piece for shard in range(2) for piece in layout.pieces(shard) if is_counted(named[piece.name])]
+        layout = FlatLayout.of(
+            {key: p.shape for key, p in named.items()}, num_shards=2, dtype="float64"
+        )
+        local = [
+            piece
+            for shard in range(2)
+            for piece in layout.pieces(shard)
+            if is_counted(named[piece.name])
+        ]
         return [(piece.name, global_piece(named[piece.name], piece)) for piece in local]
+
     pieces = [entry for part in sk.run_ranks(num_ranks, run) for entry in part]
     for key, shape in shapes.items():
         tiles_exactly(shape, [piece.box for name, piece in pieces if name == key])
@@ -269,6 +326,7 @@ def test_each_rank_holds_its_part_of_what_is_cut(num_ranks):
         model = gpt()
         apply_plan(model, default_plan(model), group)
         return [(p.claim.kind, p.size, p.global_shape) for p in model.parameters()]
+
     for claims in sk.run_ranks(num_ranks, run):
         for kind, size, shape in claims:
             assert size * (num_ranks if kind == "sharded" else 1) == numpy.prod(shape)
@@ -286,6 +344,7 @@ def test_predictions_and_text_are_those_of_the_whole_model(name):
             assert_close(model.predict(x), predicted, "logits")
             numpy.testing.assert_array_equal(model.generate(x[0, :3], 12, seed=1), text)
         assert model.predict(x).shape[-1] == VOCABULARY // group.world_size
+
     sk.run_ranks(2, run)
 
 
@@ -303,9 +362,12 @@ def test_cross_entropy_of_large_local_logits_is_that_of_whole_ones(ignore_index,
         local = nn.Tensor(logits[..., part].copy(), requires_grad=True)
         cut = VocabularyParallelCrossEntropy(TensorAxis(group), 13, ignore_index)
         value = cut(local, y)
-        assert value.item() == pytest.approx(loss(plain, y).item(), rel=1e-12) and cut.count(y) == loss.count(y)
+        assert value.item() == pytest.approx(loss(plain, y).item(), rel=1e-12) and cut.count(
+            y
+        ) == loss.count(y)
         value.backward()
         numpy.testing.assert_allclose(local.grad, plain.grad[..., part], rtol=1e-12, atol=1e-15)
+
     sk.run_ranks(num_ranks, run)
 
 
@@ -317,11 +379,15 @@ def test_a_region_sums_the_gradient_of_its_input_once_for_all_projections():
         group.traffic.reset()
         loss.backward()
         return group.traffic.by_verb["all_to_all"]
+
     activation = 2 * SEQUENCE * 72 * 8
-    assert sk.run_ranks(2, run) == [3 * activation // 2] * 2, "wanted one sum each for attention, mlp and head"
+    assert sk.run_ranks(2, run) == [3 * activation // 2] * 2, (
+        "wanted one sum each for attention, mlp and head"
+    )
 
 
-# ---- refusals ---------------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
+
 
 class TwoLayers(nn.Module):
     """A model of a user, whose layers may be tied."""
@@ -336,20 +402,69 @@ class TwoLayers(nn.Module):
         return self.second(self.norm(self.first(x)))
 
 
-@pytest.mark.parametrize("build, plan, error, message", [
-    (gpt, {"blocks.*.atention.query": "column"}, sk.ShardingError, r"atention.query.*did you mean blocks...attention.query"),
-    (gpt, {"blocks.*.mlp.up": "colum"}, sk.ShardingError, "colum.*wanted one of column"),
-    (gpt, {"head.norm": "row"}, sk.ShardingError, "head.norm is a LayerNorm"),
-    (gpt, {"embedding.positions": "column"}, sk.ShardingError, "Embedding, which cannot be column"),
-    (lambda: gpt(tied=True), {"embedding.tokens": "vocabulary"}, sk.ShardingError, "head.output is not in it, but is tied"),
-    (gpt, {"blocks.*.mlp": "region", "blocks.*.mlp.up": "column"}, sk.ShardingError, "mlp.down is inside a region"),
-    (lambda: gpt(width=48, heads=3), None, sk.ConfigurationError, r"3 heads = 2 tensor ranks x 1 \+ 1"),
-    (lambda: mlp(2), {"layers.0": "row"}, sk.ConfigurationError, r"7 input features = 2 tensor ranks x 3 \+ 1"),
-    (lambda: sk.models.GPT(61, 8, width=16, layers=1, heads=2), None, sk.ConfigurationError, "61 vocabulary rows = 2 tensor"),
-    (lambda: mlp(2), {"layers.1": "vocabulary"}, sk.ShardingError, "CrossEntropy"),
-    (lambda: TwoLayers(tied=True), {"first": "column"}, sk.ShardingError, "second is not in it"),
-    (lambda: TwoLayers(tied=True), {"first": "column", "second": "row"}, sk.ShardingError, "otherwise than another layer"),
-    (TwoLayers, None, sk.ShardingError, "no default tensor plan for a TwoLayers")])
+@pytest.mark.parametrize(
+    "build, plan, error, message",
+    [
+        (
+            gpt,
+            {"blocks.*.atention.query": "column"},
+            sk.ShardingError,
+            r"atention.query.*did you mean blocks...attention.query",
+        ),
+        (gpt, {"blocks.*.mlp.up": "colum"}, sk.ShardingError, "colum.*wanted one of column"),
+        (gpt, {"head.norm": "row"}, sk.ShardingError, "head.norm is a LayerNorm"),
+        (
+            gpt,
+            {"embedding.positions": "column"},
+            sk.ShardingError,
+            "Embedding, which cannot be column",
+        ),
+        (
+            lambda: gpt(tied=True),
+            {"embedding.tokens": "vocabulary"},
+            sk.ShardingError,
+            "head.output is not in it, but is tied",
+        ),
+        (
+            gpt,
+            {"blocks.*.mlp": "region", "blocks.*.mlp.up": "column"},
+            sk.ShardingError,
+            "mlp.down is inside a region",
+        ),
+        (
+            lambda: gpt(width=48, heads=3),
+            None,
+            sk.ConfigurationError,
+            r"3 heads = 2 tensor ranks x 1 \+ 1",
+        ),
+        (
+            lambda: mlp(2),
+            {"layers.0": "row"},
+            sk.ConfigurationError,
+            r"7 input features = 2 tensor ranks x 3 \+ 1",
+        ),
+        (
+            lambda: sk.models.GPT(61, 8, width=16, layers=1, heads=2),
+            None,
+            sk.ConfigurationError,
+            "61 vocabulary rows = 2 tensor",
+        ),
+        (lambda: mlp(2), {"layers.1": "vocabulary"}, sk.ShardingError, "CrossEntropy"),
+        (
+            lambda: TwoLayers(tied=True),
+            {"first": "column"},
+            sk.ShardingError,
+            "second is not in it",
+        ),
+        (
+            lambda: TwoLayers(tied=True),
+            {"first": "column", "second": "row"},
+            sk.ShardingError,
+            "otherwise than another layer",
+        ),
+        (TwoLayers, None, sk.ShardingError, "no default tensor plan for a TwoLayers"),
+    ],
+)
 def test_a_plan_that_does_not_fit_is_refused_before_anything_changes(build, plan, error, message):
     def run(group):
         model = build().finish(0)
@@ -358,18 +473,25 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_changes(build, plan
             apply_plan(model, plan or default_plan(model), group)
         assert model.named_modules() == before
         assert not any(isinstance(p, SlicedParameter) or p.claim for p in model.parameters())
+
     sk.run_ranks(2, run)
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
-@pytest.mark.parametrize("plan, message", [({"layers.7": "column"}, "'layers.7' matches no module of this MLP"),
-                                           ({"layers.*": "rows"}, "'rows'; wanted one of column"),
-                                           ({"nowhere": "row"}, "its modules are features, layers, layers.0")])
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        ({"layers.7": "column"}, "'layers.7' matches no module of this MLP"),
+        ({"layers.*": "rows"}, "'rows'; wanted one of column"),
+        ({"nowhere": "row"}, "its modules are features, layers, layers.0"),
+    ],
+)
 def test_a_plan_that_does_not_fit_is_refused_on_any_tensor_axis(tensor, plan, message):
     def run(backend):
         config = sk.ShardingConfiguration(backend, tensor_plan=plan)
         with pytest.raises(sk.ShardingError, match=message):
             sk.HybridShardedModel(sk.models.MLP([4, 8, 2]), config, tensor_parallel_size=tensor)
+
     sk.run_ranks(2, run)
 
 
@@ -385,4 +507,5 @@ def test_a_second_plan_and_sequence_parallelism_of_other_models_are_refused():
         apply_plan(sliced, default_plan(sliced), group, sequence=True)
         with pytest.raises(sk.ShapeError, match=r"11 = 2 tensor ranks x 5 \+ 1"):
             sliced(nn.Tensor(tokens()[0][:, :11]))
+
     sk.run_ranks(2, run)

@@ -1,4 +1,7 @@
-"""Messages between pipeline ranks: receives are posted ahead, buffers are used again, a failed step leaves nothing behind."""
+"""Messages between pipeline ranks: receives are posted ahead, buffers are used again, a failed step
+leaves nothing behind.
+"""
+
 import numpy
 import pytest
 from builders import small_gpt, token_batch
@@ -13,68 +16,97 @@ def make(backend, **settings):
 
 
 def test_after_the_first_step_each_receive_is_posted_before_the_work_that_precedes_it(monkeypatch):
-    """On the last of two ranks: a receive is posted, then a forward runs, then that receive is waited for."""
+    """On the last of two ranks: a receive is posted, then a forward runs, then that receive is
+    waited for.
+    """
     log = {}
     irecv = InMemoryCommunicationBackend._irecv
-    monkeypatch.setattr(InMemoryCommunicationBackend, "_irecv",
-                        lambda self, *rest: log.setdefault(self.rank, []).append("post") or irecv(self, *rest))
+    monkeypatch.setattr(
+        InMemoryCommunicationBackend,
+        "_irecv",
+        lambda self, *rest: log.setdefault(self.rank, []).append("post") or irecv(self, *rest),
+    )
 
     def run(backend):
         model = make(backend)
         model.train(*token_batch(0, 8))
         runtime = model.engine.runtime
         forward = runtime._forward
-        runtime._table = {kind: (lambda *a: log[backend.rank].append("F") or forward(*a)) if what == forward else what
-                          for kind, what in runtime._table.items()}
+        runtime._table = {
+            kind: (lambda *a: log[backend.rank].append("F") or forward(*a))
+            if what == forward
+            else what
+            for kind, what in runtime._table.items()
+        }
         log[backend.rank] = []
         model.train(*token_batch(1, 8))
         return log[backend.rank]
+
     entries = [entry for entry in sk.run_ranks(2, run)[1]]
     units = entries.count("F") // 4
-    assert entries[:2] == ["post", "post"]                              # the first, and at its end the next: then F
+    assert entries[:2] == ["post", "post"]  # the first, and at its end the next: then F
     assert entries.count("post") == 4
-    assert all(entries[:at].count("post") > entries[:at].count("F") // units for at, entry in enumerate(entries)
-               if entry == "F" and entries[:at].count("F") < 3 * units)
+    assert all(
+        entries[:at].count("post") > entries[:at].count("F") // units
+        for at, entry in enumerate(entries)
+        if entry == "F" and entries[:at].count("F") < 3 * units
+    )
 
 
 def test_steps_after_the_first_take_no_new_memory_for_what_they_receive():
     def run(backend):
         model = make(backend)
-        model.train(*token_batch(0, 400))               # 100 x 12 x 16 float32 in each message: large enough for the arena
+        model.train(
+            *token_batch(0, 400)
+        )  # 100 x 12 x 16 float32 in each message: large enough for the arena
         bytes_in_use = model.engine.device.bytes_in_use("activations")
         for step in range(1, 4):
             model.train(*token_batch(step, 400))
         assert bytes_in_use > 0
         return model.engine.device.bytes_in_use("activations") == bytes_in_use
+
     assert sk.run_ranks(3, run) == [True] * 3
 
 
 def test_batches_of_another_size_are_received_in_their_own_shape():
     def run(backend):
         model = make(backend)
-        return [model.train(*token_batch(0, samples)) for samples in (8, 4, 8)], model.predict(token_batch(1, 3)[0]).shape
+        return [model.train(*token_batch(0, samples)) for samples in (8, 4, 8)], model.predict(
+            token_batch(1, 3)[0]
+        ).shape
+
     (losses, shape), *others = sk.run_ranks(3, run)
     assert all(other == (losses, shape) for other in others)
     assert shape[0] == 3 and numpy.isfinite(losses).all()
 
 
 def test_a_step_that_fails_on_all_ranks_is_followed_by_one_that_is_right():
-    """The loss fails on the last rank of the pipeline, and the other ranks fail before they have received its gradient."""
+    """The loss fails on the last rank of the pipeline, and the other ranks fail before they have
+    received its gradient.
+    """
+
     def run(backend):
         model, untouched = make(backend), make(backend)
         runtime, backward = model.engine.runtime, model.engine.runtime._backward
 
         def failing(action, step):
-            raise sk.CommunicationError("on purpose")           # other errors of a block wait for the vote of all ranks
+            raise sk.CommunicationError(
+                "on purpose"
+            )  # other errors of a block wait for the vote of all ranks
+
         table = runtime._table
         for _ in range(3):
-            runtime._table = {kind: failing if what == backward else what for kind, what in table.items()
-                              if kind.name != "RECV_B"} | {kind: failing for kind in table if kind.name == "RECV_B"}
+            runtime._table = {
+                kind: failing if what == backward else what
+                for kind, what in table.items()
+                if kind.name != "RECV_B"
+            } | {kind: failing for kind in table if kind.name == "RECV_B"}
             with pytest.raises(sk.CommunicationError, match="on purpose"):
                 model.train(*token_batch(0, 8))
             runtime._table = table
         losses = [m.train(*token_batch(step, 8)) for m in (model, untouched) for step in range(2)]
         return losses[:2] == losses[2:]
+
     assert sk.run_ranks(2, run) == [True] * 2
 
 
@@ -86,13 +118,18 @@ def test_an_activation_whose_shape_does_not_follow_from_its_micro_batch_is_refus
 
         def forward(self, x):
             self._count += 1
-            return self.weight(x)[:self._count]
+            return self.weight(x)[: self._count]
 
     def run(backend):
         layers = sk.nn.Sequential(Widening(), sk.nn.Linear(4, 4))
-        config = sk.ShardingConfiguration(backend, micro_batches=2, minimum_parameter_group_size=1,
-                                          loss=lambda prediction, y: (prediction * prediction).mean())
+        config = sk.ShardingConfiguration(
+            backend,
+            micro_batches=2,
+            minimum_parameter_group_size=1,
+            loss=lambda prediction, y: (prediction * prediction).mean(),
+        )
         model = sk.PipelineParallelModel(layers, config)
         model.train(numpy.ones((8, 4), "float32"), numpy.ones((8, 4), "float32"))
+
     with pytest.raises(sk.ShapeError, match="activation of shape"):
         sk.run_ranks(2, run)

@@ -1,4 +1,7 @@
-"""Decisions that all ranks take alike: steps that are skipped, memory that runs out on one rank, and stopping."""
+"""Decisions that all ranks take alike: steps that are skipped, memory that runs out on one rank,
+and stopping.
+"""
+
 import numpy
 import pytest
 from builders import STRATEGIES, small_gpt, token_batch
@@ -10,13 +13,18 @@ from shardkit.errors import OutOfMemoryError, StopVoted
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 CLIPPING = pytest.mark.parametrize("clip", [1.0, None], ids=["clipped", "not clipped"])
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")       # NaN is the point here
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN is the point here
 
 
 def make(backend, strategy, how=None, rank=1, steps=(1,), **settings):
     """A small model whose second block goes wrong on this rank in these steps."""
     model = small_gpt()
-    settings = {"optimizer": sk.AdamW(lr=1e-2), "max_gradient_norm": 1.0, "minimum_parameter_group_size": 64, **settings}
+    settings = {
+        "optimizer": sk.AdamW(lr=1e-2),
+        "max_gradient_norm": 1.0,
+        "minimum_parameter_group_size": 64,
+        **settings,
+    }
     sharded = STRATEGIES[strategy](model, sk.ShardingConfiguration(backend, **settings))
     if how is not None:
         sabotage(model, 1, how, lambda: backend.rank == rank and sharded.step_number in steps)
@@ -46,6 +54,7 @@ def test_a_bad_number_on_one_rank_skips_the_step_on_all(strategy, clip, how):
         after = step(model, 2)
         assert state_of(model) != before and numpy.isfinite(after)
         return loss, skipped.total, model.get_model_metadata()["history"]["skipped_steps"]
+
     for loss, *counts in sk.run_ranks(3, lambda backend: run(backend)):
         assert numpy.isnan(loss) == (how == "nan") and counts == [1, 1]
 
@@ -58,18 +67,26 @@ def test_a_skip_names_the_ranks_whose_loss_was_bad():
         text = str(model.engine.skips.last)
         step(model, 2)
         return text, model.engine.skips.last
+
     for text, last in sk.run_ranks(3, run):
-        assert text == "step 2 skipped: loss nan, gradient norm nan, in the loss on rank 1" and last is None
+        assert (
+            text == "step 2 skipped: loss nan, gradient norm nan, in the loss on rank 1"
+            and last is None
+        )
 
 
 def test_a_skipped_step_is_for_the_rule_as_if_it_had_not_been():
-    """Moments, bias correction and learning rate: the next batches train to the bits of a run without the bad one."""
+    """Moments, bias correction and learning rate: the next batches train to the bits of a run
+    without the bad one.
+    """
+
     def run(backend, how, batches):
         rate = sk.Cosine(1e-2, warmup_steps=2, decay_steps=6)
         model = make(backend, "ZeRO-2", how, optimizer=sk.AdamW(lr=rate))
         for number in batches:
             step(model, number)
         return model.gather_full_parameters()
+
     spoilt = sk.run_ranks(2, lambda backend: run(backend, "nan", [0, 1, 2, 3]))[0]
     without = sk.run_ranks(2, lambda backend: run(backend, None, [0, 2, 3]))[0]
     assert (spoilt == without).all()
@@ -88,6 +105,7 @@ def test_skipped_steps_are_remembered_in_a_checkpoint(tmp_path):
             step(again, number)
         assert again.engine.skips.total == 1
         return (model.gather_full_parameters() == again.gather_full_parameters()).all()
+
     assert all(sk.run_ranks(2, run))
 
 
@@ -99,6 +117,7 @@ def test_skips_in_a_row_begin_anew_after_a_good_step():
             step(model, number)
             rows.append(model.engine.skips.in_a_row)
         return rows, model.engine.skips.total
+
     assert sk.run_ranks(2, run) == [([1, 0, 1, 2, 0], 3)] * 2
 
 
@@ -107,41 +126,65 @@ def test_skips_in_a_row_begin_anew_after_a_good_step():
 def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, tensor, clip):
     def run(backend, rank):
         model = sk.models.GPT(64, 12, width=16, layers=2, heads=2)
-        config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-2), max_gradient_norm=clip,
-                                          minimum_parameter_group_size=64, micro_batches=2)
+        config = sk.ShardingConfiguration(
+            backend,
+            optimizer=sk.AdamW(lr=1e-2),
+            max_gradient_norm=clip,
+            minimum_parameter_group_size=64,
+            micro_batches=2,
+        )
         sharded = sk.HybridShardedModel(model, config, pipeline, tensor)
         before = state_of(sharded)
         for number in (1, 2):
             block = 0 if sharded.mesh.coordinates.pipeline == 0 else -1
-            sabotage(model, block, "nan", lambda: number == 1 and sharded.step_number == 0 and backend.rank == rank)
+            sabotage(
+                model,
+                block,
+                "nan",
+                lambda: number == 1 and sharded.step_number == 0 and backend.rank == rank,
+            )
             step(sharded, number)
             if number == 1:
                 assert state_of(sharded) == before
         return state_of(sharded) != before, sharded.engine.skips.total
+
     for rank in range(2 * pipeline * tensor):
-        assert sk.run_ranks(2 * pipeline * tensor, lambda backend: run(backend, rank)) == [(True, 1)] * (2 * pipeline * tensor)
+        assert sk.run_ranks(2 * pipeline * tensor, lambda backend: run(backend, rank)) == [
+            (True, 1)
+        ] * (2 * pipeline * tensor)
 
 
 @EVERY_STRATEGY
 @CLIPPING
 @pytest.mark.parametrize("how", [way for way in WAYS if way.startswith("memory")])
-def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_nothing(strategy, clip, how):
+def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_nothing(
+    strategy, clip, how
+):
     def run(backend):
         model = make(backend, strategy, how, max_gradient_norm=clip, micro_batches=2)
         step(model, 0, 12)
         before = state_of(model)
         with pytest.raises(OutOfMemoryError) as caught:
             step(model, 1, 12)
-        assert isinstance(caught.value, MemoryError) and model.step_number == 1 and state_of(model) == before
+        assert (
+            isinstance(caught.value, MemoryError)
+            and model.step_number == 1
+            and state_of(model) == before
+        )
         pool = model.engine.memory.whole_gradients
         assert not pool._out, "a gradient buffer was lost"
         backend.barrier()
-        model.engine.step_number = 5                                    # past the sabotage
+        model.engine.step_number = 5  # past the sabotage
         assert numpy.isfinite(step(model, 2, 12))
         return str(caught.value)
+
     texts = sk.run_ranks(3, run)
     assert len(set(texts)) == 1
-    assert texts[0].startswith("rank 1 ran out of memory in 0.") and "8.00 EiB" in texts[0] and "parameters" in texts[0]
+    assert (
+        texts[0].startswith("rank 1 ran out of memory in 0.")
+        and "8.00 EiB" in texts[0]
+        and "parameters" in texts[0]
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
@@ -149,42 +192,62 @@ def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_n
 @pytest.mark.parametrize("rank", range(4))
 def test_memory_that_runs_out_in_a_pipeline_is_the_same_error_on_all(schedule, how, rank):
     """In the second step, when the shapes of messages are known."""
+
     def run(backend):
         model = sk.models.GPT(64, 12, width=16, layers=3, heads=2)
-        config = sk.ShardingConfiguration(backend, max_gradient_norm=1.0, minimum_parameter_group_size=64, micro_batches=4,
-                                          schedule=schedule)
+        config = sk.ShardingConfiguration(
+            backend,
+            max_gradient_norm=1.0,
+            minimum_parameter_group_size=64,
+            micro_batches=4,
+            schedule=schedule,
+        )
         sharded = sk.HybridShardedModel(model, config, 2)
-        sabotage(model, 1 if sharded.mesh.coordinates.pipeline == 0 else -2, how,
-                 lambda: backend.rank == rank and sharded.step_number == 1)
+        sabotage(
+            model,
+            1 if sharded.mesh.coordinates.pipeline == 0 else -2,
+            how,
+            lambda: backend.rank == rank and sharded.step_number == 1,
+        )
         step(sharded, 0, 16)
         with pytest.raises(OutOfMemoryError, match=f"^rank {rank} ran out of memory") as caught:
             step(sharded, 1, 16)
         sharded.engine.step_number = 5
         assert numpy.isfinite(step(sharded, 2, 16))
         return str(caught.value)
+
     assert len(set(sk.run_ranks(4, run))) == 1
 
 
 def test_memory_that_runs_out_before_shapes_are_known_names_the_rank_too():
     def run(backend):
         model = sk.models.GPT(64, 12, width=16, layers=2, heads=2)
-        sharded = sk.PipelineParallelModel(model, sk.ShardingConfiguration(backend, minimum_parameter_group_size=64))
+        sharded = sk.PipelineParallelModel(
+            model, sk.ShardingConfiguration(backend, minimum_parameter_group_size=64)
+        )
         sabotage(model, 0, "memory in forward", lambda: backend.rank == 0)
         step(sharded, 0)
+
     with pytest.raises(sk.ShardkitError, match="rank 0 .*ran out of memory"):
         sk.run_ranks(2, run)
 
 
-@pytest.mark.parametrize("act", [lambda m, x, y: m.compute_gradients(x, y), lambda m, x, y: m.train(x, y)],
-                         ids=["compute_gradients", "accumulate"])
+@pytest.mark.parametrize(
+    "act",
+    [lambda m, x, y: m.compute_gradients(x, y), lambda m, x, y: m.train(x, y)],
+    ids=["compute_gradients", "accumulate"],
+)
 def test_memory_that_runs_out_without_a_step_is_the_same_error_on_all(act):
     def run(backend):
-        model = make(backend, "FSDP", "memory in forward", steps=(0,), auto_synchronize_gradients=False)
+        model = make(
+            backend, "FSDP", "memory in forward", steps=(0,), auto_synchronize_gradients=False
+        )
         x, y = sk.split_batch(model.mesh, *token_batch(0, 8))
         with pytest.raises(OutOfMemoryError) as caught:
             act(model, x, y)
         assert not model.engine.has_pending_gradients
         return str(caught.value)
+
     texts = sk.run_ranks(2, run)
     assert len(set(texts)) == 1 and texts[0].startswith("rank 1 ran out of memory")
 
@@ -192,11 +255,14 @@ def test_memory_that_runs_out_without_a_step_is_the_same_error_on_all(act):
 def test_one_ranks_wish_to_stop_stops_all_ranks_before_the_same_step():
     def run(backend):
         model = make(backend, "ZeRO-1")
-        model.engine.ballot = Ballot(signal=lambda: backend.rank == 2 and model.step_number == 2, time=lambda: False)
+        model.engine.ballot = Ballot(
+            signal=lambda: backend.rank == 2 and model.step_number == 2, time=lambda: False
+        )
         with pytest.raises(StopVoted) as caught:
             for number in range(5):
                 step(model, number)
         return model.step_number, caught.value.reasons
+
     assert sk.run_ranks(3, run) == [(2, ("signal",))] * 3
 
 
@@ -208,6 +274,9 @@ def test_the_vote_to_stop_and_a_good_step_cost_no_message():
         model.mesh.world.traffic.reset()
         step(model, 1)
         return dict(model.mesh.world.traffic.calls)
+
     without = sk.run_ranks(2, lambda backend: messages(backend, None))
-    voting = sk.run_ranks(2, lambda backend: messages(backend, Ballot(signal=lambda: False, time=lambda: False)))
+    voting = sk.run_ranks(
+        2, lambda backend: messages(backend, Ballot(signal=lambda: False, time=lambda: False))
+    )
     assert without == voting and without[0] == {"all_reduce": 1}

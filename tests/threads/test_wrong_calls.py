@@ -1,4 +1,5 @@
 """Ranks that are threads: whoever makes another call than the others is named on all ranks."""
+
 import pytest
 from wrong_calls import IN_CHECKED_MODE, PIECES, WRONG
 
@@ -13,4 +14,5 @@ def test_a_rank_that_makes_another_call_is_named_on_all_ranks(name):
         with pytest.raises(sk.CommunicationError, match="rank 2|rank 1 sends") as caught:
             call(backend, backend.rank == 2)
         return str(caught.value)
+
     assert len(set(sk.run_ranks(3, run, timeout=10))) == 1

@@ -1,10 +1,12 @@
 """The inner loops of training: one name and one signature each, whoever computes them.
 
-`reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for NumPy arrays of float32 and
-float64, loops compiled by Numba; `cuda` those for CuPy arrays, kernels in CUDA C++; `wide` computes other half floats in
-float32. Which of them computes depends on the kind and dtype of the arrays alone, so ranks never differ in it. Numba is imported
-by the first kernel that needs it; where there is none, the plain twins compute everything.
+`reference` holds the plain NumPy / CuPy twins, which define what is right; `cpu` the fast ones for
+NumPy arrays of float32 and float64, loops compiled by Numba; `cuda` those for CuPy arrays, kernels
+in CUDA C++; `wide` computes other half floats in float32. Which of them computes depends on the
+kind and dtype of the arrays alone, so ranks never differ in it. Numba is imported by the first
+kernel that needs it; where there is none, the plain twins compute everything.
 """
+
 import functools
 import sys
 
@@ -18,7 +20,9 @@ __all__ = reference.__all__
 
 @functools.cache
 def fast_twins():
-    """The module of the fast twins; the plain ones where Numba is missing or turned off (NUMBA_DISABLE_JIT)."""
+    """The module of the fast twins; the plain ones where Numba is missing or turned off
+    (NUMBA_DISABLE_JIT).
+    """
     try:
         import numba
     except ImportError:
@@ -26,17 +30,22 @@ def fast_twins():
     if numba.config.DISABLE_JIT:
         return reference
     from . import cpu
+
     return cpu
 
 
 def is_cupy_array(x) -> bool:
-    """True for an array of CuPy itself, which can launch kernels; others may speak its interface."""
-    cupy = sys.modules.get("cupy")          # whoever made the array has imported it
+    """True for an array of CuPy itself, which can launch kernels; others may speak its
+    interface.
+    """
+    cupy = sys.modules.get("cupy")  # whoever made the array has imported it
     return cupy is not None and type(x) is cupy.ndarray
 
 
 def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
-    """The kernel of this name: the fast twin computes where `deciding` finds a NumPy array of float32 or float64."""
+    """The kernel of this name: the fast twin computes where `deciding` finds a NumPy array of
+    float32 or float64.
+    """
     plain = getattr(reference, name)
 
     @functools.wraps(plain)
@@ -49,6 +58,7 @@ def _chosen(name, deciding=lambda args: args[0], kinds="fd"):
         if wide.is_for(name, x):
             return wide.computed(kernel, name, x.dtype, args, kwargs)
         return plain(*args, **kwargs)
+
     return kernel
 
 
@@ -61,10 +71,12 @@ block_squares = _chosen("block_squares")
 causal_attention = _chosen("causal_attention")
 causal_attention_backward = _chosen("causal_attention_backward")
 cross_entropy = _chosen("cross_entropy")
-cross_entropy_backward = _chosen("cross_entropy_backward", lambda args: args[1])          # args[0] is one number
+cross_entropy_backward = _chosen(
+    "cross_entropy_backward", lambda args: args[1]
+)  # args[0] is one number
 dropout = _chosen("dropout")
 embedding_backward = _chosen("embedding_backward")
-from_half = _chosen("from_half", kinds="eE")            # E: bfloat16
+from_half = _chosen("from_half", kinds="eE")  # E: bfloat16
 gelu = _chosen("gelu")
 gelu_backward = _chosen("gelu_backward")
 largest_magnitude = _chosen("largest_magnitude")
@@ -88,5 +100,7 @@ rotary_tables = reference.rotary_tables
 
 
 def dropout_mask(key, start, stop, p, xp=numpy):
-    """Elements [start, stop) of the mask of this key, in the memory of xp -> [stop - start] bool, True: keep."""
+    """Elements [start, stop) of the mask of this key, in the memory of xp -> [stop - start] bool,
+    True: keep.
+    """
     return (fast_twins() if xp is numpy else cuda).dropout_mask(key, start, stop, p, xp)

@@ -1,8 +1,9 @@
 """Ranks of one node read and write each other's memory instead of sending messages.
 
-heap.py is the memory, node.py who can see whose, lane.py a group's verbs on it; meeting.py says how the ranks meet. levels.py
-puts lanes together with messages between nodes.
+heap.py is the memory, node.py who can see whose, lane.py a group's verbs on it; meeting.py says how
+the ranks meet. levels.py puts lanes together with messages between nodes.
 """
+
 from importlib.util import find_spec
 
 from ...config import is_compiling_wanted, is_shared_memory_wanted, ranks_per_node
@@ -10,11 +11,17 @@ from .node import Node
 
 
 def open_node(comm, world_rank: int) -> Node | None:
-    """The node of this rank among the ranks of one machine, an mpi4py communicator; None on all of them if they send messages.
+    """The node of this rank among the ranks of one machine, an mpi4py communicator; None on all of
+    them if they send messages.
 
     Collective over comm.
     """
-    is_able = comm.size > 1 and is_shared_memory_wanted() and is_compiling_wanted() and find_spec("numba") is not None
+    is_able = (
+        comm.size > 1
+        and is_shared_memory_wanted()
+        and is_compiling_wanted()
+        and find_spec("numba") is not None
+    )
     if not all(comm.allgather(is_able)):
         return None
     part = comm.Split(comm.rank // (ranks_per_node() or comm.size), comm.rank)

@@ -1,12 +1,15 @@
-"""Words that several processes write and read in memory that they share, and how to wait for one to change.
+"""Words that several processes write and read in memory that they share, and how to wait for one to
+change.
 
-    load, store        64-bit integers; a store comes after everything before it, a load before everything after it
+    load, store        64-bit integers; a store comes after everything before it, a load before
+                       everything after it
     wake, doze         a rank that has waited long sleeps in the kernel until the word changes
 
-For loops compiled by Numba, which see memory as addresses (int64, in this process): arrays made in a loop would cost more to
-compile than all the rest.
+For loops compiled by Numba, which see memory as addresses (int64, in this process): arrays made in
+a loop would cost more to compile than all the rest.
 Source: futex(2); "Futexes Are Tricky", U. Drepper, 2011.
 """
+
 import platform
 
 from llvmlite import ir
@@ -17,7 +20,9 @@ from numba.extending import intrinsic
 from ...array.kernels.cpu.compiled import inlined
 from .desk import NAP, SLEEPERS, WORD_BYTES
 
-_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(platform.machine(), -1)    # number of the system call
+_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(
+    platform.machine(), -1
+)  # number of the system call
 _WAIT, _WAKE, _EVERYBODY = 0, 1, 2**31 - 1
 _PAUSE = "llvm.x86.sse2.pause" if platform.machine() == "x86_64" else None
 
@@ -29,64 +34,83 @@ _system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7)
 @intrinsic
 def load(typing, address):
     """address -> the word there; what comes later in the program happens later."""
+
     def build(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         return builder.load_atomic(pointer, "acquire", WORD_BYTES)
+
     return types.int64(types.int64), build
 
 
 @intrinsic
 def store(typing, address, word):
     """The word at the address; what comes earlier in the program happens earlier."""
+
     def build(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
         builder.store_atomic(arguments[1], pointer, "release", WORD_BYTES)
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64), build
 
 
 @intrinsic
 def fence(typing):
     """Every rank sees the stores before it before the loads after it."""
+
     def build(context, builder, signature, arguments):
         builder.fence("seq_cst")
         return context.get_dummy_value()
+
     return types.void(), build
 
 
 @intrinsic
 def relax(typing):
     """A hint that this is a spin."""
+
     def build(context, builder, signature, arguments):
         if _PAUSE is not None:
-            builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), _PAUSE), [])
+            builder.call(
+                cgutils.get_or_insert_function(
+                    builder.module, ir.FunctionType(ir.VoidType(), []), _PAUSE
+                ),
+                [],
+            )
         return context.get_dummy_value()
+
     return types.void(), build
 
 
 @intrinsic
 def address_of(typing, array):
     """Of its first element."""
+
     def build(context, builder, signature, arguments):
         made = context.make_array(signature.args[0])(context, builder, arguments[0])
         return builder.ptrtoint(made.data, ir.IntType(64))
+
     return types.int64(array), build
 
 
 @intrinsic
 def element(typing, address, index, like):
     """The number there, counted in elements of the dtype of the array `like`."""
+
     def build(context, builder, signature, arguments):
         return builder.load(_place(builder, context, signature, arguments))
+
     return like.dtype(types.int64, types.int64, like), build
 
 
 @intrinsic
 def put_element(typing, address, index, like, number):
     """The number to that place."""
+
     def build(context, builder, signature, arguments):
         builder.store(arguments[3], _place(builder, context, signature, arguments))
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64, like, like.dtype), build
 
 

@@ -1,12 +1,15 @@
-"""A heap of memory that the ranks of a node can map: arrays that are born there need not be packed to be read by neighbours.
+"""A heap of memory that the ranks of a node can map: arrays that are born there need not be packed
+to be read by neighbours.
 
     rank 0   | desk | desk | parameters | gradients | ...                     address space without memory behind it |
     rank 1   | desk | desk | parameters | ...                                 the same, in its own file; each maps all
 
-The file has no name (memfd_create) and is as large as the machine's memory; only pages that are written to exist. Not MPI-3
-windows, because those are allocated by all ranks together, mostly live in /dev/shm, which is 64 MB in a container, and cannot
-grow; a neighbour finds an array here by its offset alone. What is freed is used again for arrays of about its size.
+The file has no name (memfd_create) and is as large as the machine's memory; only pages that are
+written to exist. Not MPI-3 windows, because those are allocated by all ranks together, mostly live
+in /dev/shm, which is 64 MB in a container, and cannot grow; a neighbour finds an array here by its
+offset alone. What is freed is used again for arrays of about its size.
 """
+
 import mmap
 import os
 import threading
@@ -18,13 +21,15 @@ import numpy
 from ...array.backend import ALIGNMENT_BYTES
 
 PAGE_BYTES = mmap.PAGESIZE
-ADDRESS_BYTES = 1 << 45                 # for the heaps of a node together, a quarter of what a process has
-IDLE_BYTES = 64 << 20                   # that are kept for the next array before memory is given back
+ADDRESS_BYTES = 1 << 45  # for the heaps of a node together, a quarter of what a process has
+IDLE_BYTES = 64 << 20  # that are kept for the next array before memory is given back
 TOKEN_BYTES = 16
 
 
 class Heap:
-    """Of one rank. Arrays are freed when the last view of them is garbage. Errors: OSError if the system has no such memory."""
+    """Of one rank. Arrays are freed when the last view of them is garbage. Errors: OSError if the
+    system has no such memory.
+    """
 
     def __init__(self, num_bytes: int):
         self.num_bytes = num_bytes
@@ -34,11 +39,15 @@ class Heap:
         self.token = os.urandom(TOKEN_BYTES)
         self.memory.map[:TOKEN_BYTES] = self.token
         self._end = PAGE_BYTES
-        self._lock = threading.RLock()          # a finalizer may run inside of a locked section of its own thread
-        self._idle: dict[int, list[int]] = {}   # bytes -> offsets of blocks with memory behind them
+        self._lock = (
+            threading.RLock()
+        )  # a finalizer may run inside of a locked section of its own thread
+        self._idle: dict[int, list[int]] = {}  # bytes -> offsets of blocks with memory behind them
         self._empty: dict[int, list[int]] = {}  # the same, without
         self._idle_bytes = self._lent_bytes = 0
-        self._lent: dict[int, tuple] = {}       # id of the weak reference to an array -> (the reference, bytes, offset)
+        self._lent: dict[
+            int, tuple
+        ] = {}  # id of the weak reference to an array -> (the reference, bytes, offset)
 
     def empty(self, shape, dtype):
         """An array, contents undefined, that starts on a cache line; None if the heap is full."""
@@ -69,7 +78,9 @@ class Heap:
         with self._lock:
             _, size, offset = self._lent.pop(id(reference))
             self._lent_bytes -= size
-            if size >= PAGE_BYTES and self._idle_bytes + size > max(IDLE_BYTES, self._lent_bytes // 4):
+            if size >= PAGE_BYTES and self._idle_bytes + size > max(
+                IDLE_BYTES, self._lent_bytes // 4
+            ):
                 self.memory.map.madvise(mmap.MADV_REMOVE, offset, size)
                 self._empty.setdefault(size, []).append(offset)
             else:
@@ -99,10 +110,14 @@ class Mapping:
 
     @classmethod
     def of_neighbour(cls, process: int, file: int, num_bytes: int, token: bytes) -> "Mapping":
-        """The heap that is this open file of that process. Errors: OSError if it is not, or is out of reach."""
+        """The heap that is this open file of that process. Errors: OSError if it is not, or is out
+        of reach.
+        """
         own = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
         try:
-            if os.pread(own, TOKEN_BYTES, 0) != token:      # a process of another machine may have the same number
+            if (
+                os.pread(own, TOKEN_BYTES, 0) != token
+            ):  # a process of another machine may have the same number
                 raise OSError(f"process {process} is not the neighbour that was meant")
             return cls(own, num_bytes)
         finally:
@@ -110,7 +125,9 @@ class Mapping:
 
 
 def block_bytes(num_bytes: int) -> int:
-    """The size of the block for so many bytes: at most an eighth more, and whole cache lines, or whole pages."""
+    """The size of the block for so many bytes: at most an eighth more, and whole cache lines, or
+    whole pages.
+    """
     num_bytes = max(num_bytes, ALIGNMENT_BYTES)
     unit = PAGE_BYTES if num_bytes >= PAGE_BYTES else ALIGNMENT_BYTES
     step = max(unit, 1 << max(num_bytes.bit_length() - 4, 0))

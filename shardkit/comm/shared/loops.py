@@ -1,21 +1,57 @@
-"""The verbs on one node, as loops. Each returns DONE, a stage to be resumed at, or NOT_SHARED: an array is in no heap.
+"""The verbs on one node, as loops. Each returns DONE, a stage to be resumed at, or NOT_SHARED: an
+array is in no heap.
 
     in heaps     arrays are read, and results written, where they lie: announce, meet, work, meet
-    in slots     any arrays: a slot full is copied to the desk, all meet, all read; two slots, so that one meeting is enough
+    in slots     any arrays: a slot full is copied to the desk, all meet, all read; two slots, so
+                 that one meeting is enough
 
-Sums are trees over the ranks (sums.py) on both roads. array, send, receive are flat; starts and counts are int64 [ranks].
-code: verb, operation and dtype, which together with the size is what all ranks must agree on.
+Sums are trees over the ranks (sums.py) on both roads. array, send, receive are flat; starts and
+counts are int64 [ranks]. code: verb, operation and dtype, which together with the size is what all
+ranks must agree on.
 """
+
 from ...array.kernels.cpu.compiled import compiled, inlined
 from .atomic import address_of, load, move_bytes
-from .desk import (ALL_GATHER, BLOCK_BYTES, BROADCAST, DESKS, DONE, END, NOT_SHARED, NOWHERE, NUM_RANKS, RANK, SCRATCH,
-                   SLOT_BYTES, SOURCES, WORD_BYTES)
-from .meeting import all_have_come, arrive, find_arrays, find_slots, heap_offset, meet, offset_of, own_desk, slot_of
+from .desk import (
+    ALL_GATHER,
+    BLOCK_BYTES,
+    BROADCAST,
+    DESKS,
+    DONE,
+    END,
+    NOT_SHARED,
+    NOWHERE,
+    NUM_RANKS,
+    RANK,
+    SCRATCH,
+    SLOT_BYTES,
+    SOURCES,
+    WORD_BYTES,
+)
+from .meeting import (
+    all_have_come,
+    arrive,
+    find_arrays,
+    find_slots,
+    heap_offset,
+    meet,
+    offset_of,
+    own_desk,
+    slot_of,
+)
 from .streams import STREAM_BYTES, stream_bytes
 from .sums import reduce_block
 
-__all__ = ["all_gather_in_heaps", "all_gather_in_slots", "all_reduce_in_heaps", "all_reduce_in_slots", "broadcast_in_slots",
-           "meet", "reduce_scatter_in_heaps", "reduce_scatter_in_slots"]
+__all__ = [
+    "all_gather_in_heaps",
+    "all_gather_in_slots",
+    "all_reduce_in_heaps",
+    "all_reduce_in_slots",
+    "broadcast_in_slots",
+    "meet",
+    "reduce_scatter_in_heaps",
+    "reduce_scatter_in_slots",
+]
 LINE_BYTES = 64
 CODE_BITS = 24
 
@@ -35,8 +71,14 @@ def source_of(table, rank):
 
 @inlined
 def reduce_blocks(table, start, size, into, like, op, in_all):
-    """`size` elements from `start` (bytes) of all sources, reduced, to the address `into`; and into all sources, if `in_all`."""
-    num_ranks, sources, scratch = table[NUM_RANKS], own_desk(table) + SOURCES, own_desk(table) + SCRATCH
+    """`size` elements from `start` (bytes) of all sources, reduced, to the address `into`; and into
+    all sources, if `in_all`.
+    """
+    num_ranks, sources, scratch = (
+        table[NUM_RANKS],
+        own_desk(table) + SOURCES,
+        own_desk(table) + SCRATCH,
+    )
     in_block = BLOCK_BYTES // like.itemsize
     for first in range(0, size, in_block):
         count, at = min(in_block, size - first), first * like.itemsize
@@ -48,12 +90,17 @@ def reduce_blocks(table, start, size, into, like, op, in_all):
                     move_bytes(target, into + at, count * like.itemsize)
 
 
-# ---- reductions --------------------------------------------------------------------------------------------------
+# ---- reductions ----------------------------------------------------------------------------------
+
 
 @compiled
 def all_reduce_in_slots(array, table, op, code, stage):
     """A slot full after the other; every rank adds all of it."""
-    signature, address, item_bytes = array.size << CODE_BITS | code, address_of(array), array.itemsize
+    signature, address, item_bytes = (
+        array.size << CODE_BITS | code,
+        address_of(array),
+        array.itemsize,
+    )
     in_slot = SLOT_BYTES // item_bytes
     for turn in range(max(stage - 1, 0), max(1, -(-array.size // in_slot))):
         first = turn * in_slot
@@ -71,8 +118,14 @@ def all_reduce_in_slots(array, table, op, code, stage):
 
 @compiled
 def all_reduce_in_heaps(array, table, op, code, stage):
-    """Every rank adds its slice, and writes it into the arrays of all. Slices are whole cache lines: none has two writers."""
-    signature, address, item_bytes = array.size << CODE_BITS | code, address_of(array), array.itemsize
+    """Every rank adds its slice, and writes it into the arrays of all. Slices are whole cache
+    lines: none has two writers.
+    """
+    signature, address, item_bytes = (
+        array.size << CODE_BITS | code,
+        address_of(array),
+        array.itemsize,
+    )
     if stage == 0:
         arrive(table, signature, offset_of(array, table))
     if stage <= 1:
@@ -92,7 +145,12 @@ def all_reduce_in_heaps(array, table, op, code, stage):
 @compiled
 def reduce_scatter_in_slots(send, receive, starts, counts, table, op, code, stage):
     """Of every owner's slice a window at a time."""
-    signature, num_ranks, rank, item_bytes = send.size << CODE_BITS | code, table[NUM_RANKS], table[RANK], send.itemsize
+    signature, num_ranks, rank, item_bytes = (
+        send.size << CODE_BITS | code,
+        table[NUM_RANKS],
+        table[RANK],
+        send.itemsize,
+    )
     window, longest = SLOT_BYTES // item_bytes // num_ranks, 0
     for owner in range(num_ranks):
         longest = max(longest, counts[owner])
@@ -102,21 +160,34 @@ def reduce_scatter_in_slots(send, receive, starts, counts, table, op, code, stag
             for owner in range(num_ranks):
                 count = min(counts[owner] - first, window)
                 if count > 0:
-                    move_bytes(next_slot(table) + owner * window * item_bytes,
-                               address_of(send) + (starts[owner] + first) * item_bytes, count * item_bytes)
+                    move_bytes(
+                        next_slot(table) + owner * window * item_bytes,
+                        address_of(send) + (starts[owner] + first) * item_bytes,
+                        count * item_bytes,
+                    )
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
             return turn + 1
         stage = 0
         find_slots(table)
         count = min(counts[rank] - first, window)
-        reduce_blocks(table, rank * window * item_bytes, count, address_of(receive) + first * item_bytes, send, op, False)
+        reduce_blocks(
+            table,
+            rank * window * item_bytes,
+            count,
+            address_of(receive) + first * item_bytes,
+            send,
+            op,
+            False,
+        )
     return DONE
 
 
 @compiled
 def reduce_scatter_in_heaps(send, receive, start, table, op, code, stage):
-    """The owner of a slice, which begins at `start`, reads it in the arrays of all. It may be `receive`."""
+    """The owner of a slice, which begins at `start`, reads it in the arrays of all. It may be
+    `receive`.
+    """
     signature = send.size << CODE_BITS | code
     if stage == 0:
         arrive(table, signature, offset_of(send, table))
@@ -125,12 +196,15 @@ def reduce_scatter_in_heaps(send, receive, start, table, op, code, stage):
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        reduce_blocks(table, start * send.itemsize, receive.size, address_of(receive), send, op, False)
+        reduce_blocks(
+            table, start * send.itemsize, receive.size, address_of(receive), send, op, False
+        )
         arrive(table, END, NOWHERE)
     return DONE if all_have_come(table, END) else 2
 
 
-# ---- movement, in bytes; own, whole: addresses ----------------------------------------------------------------------
+# ---- movement, in bytes; own, whole: addresses ---------------------------------------------------
+
 
 @inlined
 def put_own(own, own_bytes, place):
@@ -179,7 +253,7 @@ def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, tabl
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        for step in range(1, num_ranks):                # everybody begins with another neighbour
+        for step in range(1, num_ranks):  # everybody begins with another neighbour
             rank = (table[RANK] + step) % num_ranks
             if whole_bytes < STREAM_BYTES:
                 move_bytes(whole + starts[rank], source_of(table, rank), counts[rank])
@@ -204,5 +278,9 @@ def broadcast_in_slots(array, root, table, stage):
             return turn + 1
         stage = 0
         if table[RANK] != root:
-            move_bytes(address_of(array) + first, slot_of(table[DESKS + root], load(own_desk(table))), count)
+            move_bytes(
+                address_of(array) + first,
+                slot_of(table[DESKS + root], load(own_desk(table))),
+                count,
+            )
     return DONE

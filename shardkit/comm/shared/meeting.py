@@ -1,16 +1,38 @@
-"""How the ranks of a group on one node meet: each counts its arrivals in a word that the others read (desk.py).
+"""How the ranks of a group on one node meet: each counts its arrivals in a word that the others
+read (desk.py).
 
-A rank writes slot and signature, then counts up. It goes on once every other has counted as far, with the same signature: so
-nobody can be more than one arrival ahead, and what an arrival left is overwritten two arrivals later, when all have read it. A
-rank that calls something else has another signature, and is waited for like one that has not come: the watchdog tells who it is.
+A rank writes slot and signature, then counts up. It goes on once every other has counted as far,
+with the same signature: so nobody can be more than one arrival ahead, and what an arrival left is
+overwritten two arrivals later, when all have read it. A rank that calls something else has another
+signature, and is waited for like one that has not come: the watchdog tells who it is.
 
-Whoever waits spins first, if every rank has a core; then lets others have the core; then sleeps. A loop that has waited long
-returns a stage to be resumed at, since between two tries MPI must be called: a neighbour may wait for a message of ours.
+Whoever waits spins first, if every rank has a core; then lets others have the core; then sleeps. A
+loop that has waited long
+returns a stage to be resumed at, since between two tries MPI must be called: a neighbour may wait
+for a message of ours.
 """
+
 from ...array.kernels.cpu.compiled import compiled, inlined
 from .atomic import address_of, doze, load, relax, store, wake, yield_core
-from .desk import (BARRIER, DESKS, DONE, HEAP, HEAP_BYTES, NAPS, NOWHERE, NUM_RANKS, OFFSET, RANK, SIGNATURE, SLOT_BYTES, SLOTS,
-                   SOURCES, SPINS, WORD_BYTES, YIELDS)
+from .desk import (
+    BARRIER,
+    DESKS,
+    DONE,
+    HEAP,
+    HEAP_BYTES,
+    NAPS,
+    NOWHERE,
+    NUM_RANKS,
+    OFFSET,
+    RANK,
+    SIGNATURE,
+    SLOT_BYTES,
+    SLOTS,
+    SOURCES,
+    SPINS,
+    WORD_BYTES,
+    YIELDS,
+)
 
 
 @inlined
@@ -64,7 +86,9 @@ def is_in_time(desk, number, signature, table):
 
 @inlined
 def all_have_come(table, signature):
-    """Wait until every rank has come to the arrival that this one counted last; False if that takes long."""
+    """Wait until every rank has come to the arrival that this one counted last; False if that takes
+    long.
+    """
     number = load(own_desk(table))
     for rank in range(table[NUM_RANKS]):
         if not is_in_time(table[DESKS + rank], number, signature, table):
@@ -74,7 +98,9 @@ def all_have_come(table, signature):
 
 @inlined
 def offset_of(array, table):
-    """Where the array begins in this rank's heap; NOWHERE if it is elsewhere, and nobody asks where an empty one is."""
+    """Where the array begins in this rank's heap; NOWHERE if it is elsewhere, and nobody asks where
+    an empty one is.
+    """
     if array.size == 0:
         return 0
     return heap_offset(address_of(array), table)

@@ -1,9 +1,12 @@
 """Copies of large arrays between the memory of ranks.
 
-An ordinary copy reads what it is about to overwrite, and throws everything else out of the caches. Past a size that no cache
-keeps, lines are written straight to memory instead: in four pages in turn, so that as many rows of the memory are open.
-Source: memcpy of glibc does the same above three quarters of the last cache, which a virtual machine often tells wrongly.
+An ordinary copy reads what it is about to overwrite, and throws everything else out of the caches.
+Past a size that no cache keeps, lines are written straight to memory instead: in four pages in
+turn, so that as many rows of the memory are open.
+Source: memcpy of glibc does the same above three quarters of the last cache, which a virtual
+machine often tells wrongly.
 """
+
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -12,19 +15,23 @@ from ...array.kernels.cpu.compiled import inlined
 from .atomic import fence, move_bytes
 
 LINE_BYTES = 64
-PAGE_BYTES, PAGES = 4096, 4                     # so far apart, and so many in turn
-STREAM_BYTES = 64 << 20                         # of the whole array: more than most last caches keep
+PAGE_BYTES, PAGES = 4096, 4  # so far apart, and so many in turn
+STREAM_BYTES = 64 << 20  # of the whole array: more than most last caches keep
 
 
 @intrinsic
 def stream_line(typing, target, source):
-    """The cache line at `source` to `target`, which begins a line, past the caches. Others see it after a fence()."""
+    """The cache line at `source` to `target`, which begins a line, past the caches. Others see it
+    after a fence().
+    """
+
     def build(context, builder, signature, arguments):
         kind = ir.VectorType(ir.IntType(64), LINE_BYTES // 8).as_pointer()
         line = builder.load(builder.inttoptr(arguments[1], kind), align=1)
         stored = builder.store(line, builder.inttoptr(arguments[0], kind), align=LINE_BYTES)
         stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
         return context.get_dummy_value()
+
     return types.void(types.int64, types.int64), build
 
 

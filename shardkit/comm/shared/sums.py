@@ -1,8 +1,10 @@
-"""Reductions straight from the memory of several ranks, in the fixed order of comm/ordered.py, one block at a time.
+"""Reductions straight from the memory of several ranks, in the fixed order of comm/ordered.py, one
+block at a time.
 
-    a  b  c  d  e        a block of each rank stays in the nearest cache until the whole tree over the ranks is added:
-    a+b   c+d   e        neighbours first, level by level, an odd one carried up
+a  b  c  d  e        a block of each rank stays in the nearest cache until the whole tree over the ranks is added:
+a+b   c+d   e        neighbours first, level by level, an odd one carried up
 """
+
 from ...array.kernels.cpu.compiled import inlined
 from .atomic import element, load, put_element, store
 from .desk import BLOCK_BYTES, MIN, PRODUCT, SUM, WORD_BYTES
@@ -10,7 +12,9 @@ from .desk import BLOCK_BYTES, MIN, PRODUCT, SUM, WORD_BYTES
 
 @inlined
 def combine(left, right, into, like, count, op):
-    """Element by element, at three addresses; `into` may be one of the others. NaN wins over numbers."""
+    """Element by element, at three addresses; `into` may be one of the others. NaN wins over
+    numbers.
+    """
     if op == SUM:
         for i in range(count):
             put_element(into, i, like, element(left, i, like) + element(right, i, like))
@@ -29,10 +33,11 @@ def combine(left, right, into, like, count, op):
 
 @inlined
 def reduce_block(sources, num_ranks, start, count, into, like, op, scratch):
-    """The tree over `count` elements at `start` (bytes) of the arrays whose addresses are at `sources`; the result at `into`.
+    """The tree over `count` elements at `start` (bytes) of the arrays whose addresses are at
+    `sources`; the result at `into`.
 
-    `into` may be in one of the arrays. Partial results wait on a stack for their right neighbour, as the digits of a counter
-    that grows; each has a block of the scratch.
+    `into` may be in one of the arrays. Partial results wait on a stack for their right neighbour,
+    as the digits of a counter that grows; each has a block of the scratch.
     """
     depth, merged = 0, 0
     for rank in range(num_ranks):

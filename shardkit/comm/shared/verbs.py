@@ -1,11 +1,14 @@
-"""The verbs of an MPI group: through its lane or its levels, where there are any, and what they do not take through MPI.
+"""The verbs of an MPI group: through its lane or its levels, where there are any, and what they do
+not take through MPI.
 
-A lane takes arrays of every size: it needs as long as an MPI library for the smallest, and a twentieth where ranks share cores.
-But it loads Numba, so it opens with the first large array or after some calls with small ones: a program that only says hello
-need not wait for that. Levels take large arrays only, since they need several messages. Where the one road ends and the other
-begins is fixed, not measured when a program starts: they add in different orders, and a second run is to have the bits of the
-first.
+A lane takes arrays of every size: it needs as long as an MPI library for the smallest, and a
+twentieth where ranks share cores. But it loads Numba, so it opens with the first large array or
+after some calls with small ones: a program that only says hello need not wait for that. Levels take
+large arrays only, since they need several messages. Where the one road ends and the other begins is
+fixed, not measured when a program starts: they add in different orders, and a second run is to have
+the bits of the first.
 """
+
 import numpy
 
 from ..mpi_verbs import MPIVerbs
@@ -20,7 +23,8 @@ class NodeVerbs(MPIVerbs):
 
     _lane        of this group; None if its ranks do not all see each other's memory
     _levels      of this group; None if it is on one node, or its nodes are not alike
-    small_bytes  arrays of up to so many bytes open no lane at once, and go through no levels; the same on all ranks
+    small_bytes  arrays of up to so many bytes open no lane at once, and go through no levels; the
+                 same on all ranks
     """
 
     small_bytes = 8192
@@ -49,17 +53,21 @@ class NodeVerbs(MPIVerbs):
 
     def _road_of_size(self, num_bytes: int):
         """The lane, if it is open; else what takes large arrays, if it is one."""
-        if self._lane is not None and (self._num_calls_before_lane <= 0 or num_bytes > self.small_bytes):
+        if self._lane is not None and (
+            self._num_calls_before_lane <= 0 or num_bytes > self.small_bytes
+        ):
             return self._lane
         return self._levels if num_bytes > self.small_bytes else None
 
     def _road(self, num_bytes: int):
-        """The same for a call that is made now. All ranks make the same ones, so a lane opens for all of them at once."""
+        """The same for a call that is made now. All ranks make the same ones, so a lane opens for
+        all of them at once.
+        """
         self._num_calls_before_lane -= 1 if num_bytes <= self.small_bytes else CALLS_BEFORE_LANE
         return self._road_of_size(num_bytes)
 
     def _barrier(self):
-        self._compare_early("_barrier")         # before a road is chosen: ranks that differ would take two
+        self._compare_early("_barrier")  # before a road is chosen: ranks that differ would take two
         road = self._road(0)
         if road is None or road is not self._lane:
             return super()._barrier()

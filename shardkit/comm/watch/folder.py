@@ -1,12 +1,15 @@
-"""A temporary folder of a job on one node, which is removed by whoever leaves it last, or by the next job that starts there.
+"""A temporary folder of a job on one node, which is removed by whoever leaves it last, or by the
+next job that starts there.
 
-    shardkit-job-1000-.../alive     every process that uses the folder holds a shared lock on this file
+    shardkit-job-1000-.../alive     every process that uses the folder holds a shared lock on this
+                                    file
                           roll, rank-00000.ledger, ...
 
-The kernel drops the lock of a process that ends in any way. So whoever gets the lock for itself alone knows that nobody uses the
-folder any more, in whatever container or under whatever number the others ran. Where the file system knows no locks, folders of
-killed jobs stay.
+The kernel drops the lock of a process that ends in any way. So whoever gets the lock for itself
+alone knows that nobody uses the folder any more, in whatever container or under whatever number the
+others ran. Where the file system knows no locks, folders of killed jobs stay.
 """
+
 import fcntl
 import os
 import shutil
@@ -33,8 +36,10 @@ class JobFolder:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_own(path)
             try:
-                lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            except FileNotFoundError:                       # somebody removed the folder in between
+                lock = os.open(
+                    path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                )
+            except FileNotFoundError:  # somebody removed the folder in between
                 continue
             if _has_alone(lock):
                 _remove_segments(path)
@@ -45,7 +50,9 @@ class JobFolder:
             os.close(lock)
 
     def close(self) -> None:
-        """Let go of the folder, and remove it if nobody else uses it; a second call does nothing."""
+        """Let go of the folder, and remove it if nobody else uses it; a second call does
+        nothing.
+        """
         if self._lock is None:
             return
         os.close(self._lock)
@@ -75,13 +82,17 @@ def remove_if_abandoned(path) -> None:
 
 
 def note_segments(folder) -> None:
-    """Write down which memory this process shares by the MPI library: the library removes it at the end only."""
+    """Write down which memory this process shares by the MPI library: the library removes it at the
+    end only.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:                                         # a system that does not tell
+    except OSError:  # a system that does not tell
         return
     paths = {line.split()[-1] for line in lines if f" {SHARED_MEMORY}/" in line}
-    mine = [path for path in map(Path, paths) if path.name.startswith(_OF_LIBRARIES) and path.exists()]
+    mine = [
+        path for path in map(Path, paths) if path.name.startswith(_OF_LIBRARIES) and path.exists()
+    ]
     if mine:
         text = "".join(f"{path.stat().st_ino} {path.name}\n" for path in mine)
         (Path(folder) / SEGMENTS_NAME.format(os.getpid())).write_text(text)
@@ -96,7 +107,7 @@ def _remove_segments(folder):
             try:
                 if name.startswith(_OF_LIBRARIES) and os.stat(path).st_ino == int(inode):
                     path.unlink()
-            except OSError:                                 # it is gone, as it should be
+            except OSError:  # it is gone, as it should be
                 continue
 
 
@@ -104,7 +115,9 @@ def _check_own(path):
     """Errors: PermissionError unless it is a folder of this user, and no link to one."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{path} is not a folder of user {os.getuid()}; remove it, or set TMPDIR to another folder")
+        raise PermissionError(
+            f"{path} is not a folder of user {os.getuid()}; remove it, or set TMPDIR to another folder"
+        )
 
 
 def _has_alone(lock) -> bool:
@@ -119,7 +132,7 @@ def _has_alone(lock) -> bool:
 def _share(lock):
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
-    except OSError:                                         # no locks on this file system
+    except OSError:  # no locks on this file system
         pass
 
 

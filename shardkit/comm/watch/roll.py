@@ -1,18 +1,20 @@
-"""The roll of a job on one node: what each rank is doing outside of the verbs, where no ledger is kept and MPI may stand still.
+"""The roll of a job on one node: what each rank is doing outside of the verbs, where no ledger is
+kept and MPI may stand still.
 
     rank 0   number 2   waits in initialize() since 17.2, for at most 600 s
     rank 1   number 1   in its own code after MPI_Init             so rank 0 waits for rank 1
     rank 2   (empty)                                               rank 2 has not even come to MPI_Init
 
-Every rank writes its own entry into one file, with one system call each time that it begins or ends such a wait. All ranks make
-the same waits in the same order, so numbers tell who is missing.
+Every rank writes its own entry into one file, with one system call each time that it begins or ends
+such a wait. All ranks make the same waits in the same order, so numbers tell who is missing.
 """
+
 import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-_ENTRY = struct.Struct("<IIBBBBdd96s")                      # 124 bytes
+_ENTRY = struct.Struct("<IIBBBBdd96s")  # 124 bytes
 ENTRY_BYTES = 128
 ROLL_NAME, SPOKEN_NAME, ENDED_NAME = "roll", "spoken", "ended"
 
@@ -51,8 +53,17 @@ class Roll:
 
     def write(self, rank: int, entry: Entry) -> None:
         """Replace the entry of this rank."""
-        record = _ENTRY.pack(entry.process, entry.number, entry.is_waiting, entry.has_left, entry.has_ended, entry.survives,
-                             entry.since, entry.seconds, entry.doing.encode("utf-8", "replace")[:96])
+        record = _ENTRY.pack(
+            entry.process,
+            entry.number,
+            entry.is_waiting,
+            entry.has_left,
+            entry.has_ended,
+            entry.survives,
+            entry.since,
+            entry.seconds,
+            entry.doing.encode("utf-8", "replace")[:96],
+        )
         os.pwrite(self._file, record, rank * ENTRY_BYTES)
 
     def read(self, rank: int) -> Entry | None:
@@ -61,7 +72,14 @@ class Roll:
         if len(record) < _ENTRY.size or not any(record):
             return None
         process, number, *flags, since, seconds, doing = _ENTRY.unpack(record)
-        return Entry(process, number, *map(bool, flags), since, seconds, doing.rstrip(b"\0").decode("utf-8", "replace"))
+        return Entry(
+            process,
+            number,
+            *map(bool, flags),
+            since,
+            seconds,
+            doing.rstrip(b"\0").decode("utf-8", "replace"),
+        )
 
     def take_word(self) -> bool:
         """True for the first process of the node that asks: a job that fails says one thing."""
@@ -85,7 +103,11 @@ class Roll:
 
     def _makes(self, name) -> bool:
         try:
-            os.close(os.open(self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        except OSError:                                     # it is there, or the folder is full: then nobody is to be silent
+            os.close(
+                os.open(
+                    self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                )
+            )
+        except OSError:  # it is there, or the folder is full: then nobody is to be silent
             return not (self._folder / name).exists()
         return True

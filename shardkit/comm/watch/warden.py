@@ -1,18 +1,25 @@
-"""A warden: a small process beside each rank, which ends it when it cannot end itself, and says who is missing.
+"""A warden: a small process beside each rank, which ends it when it cannot end itself, and says who
+is missing.
 
     what the warden sees                                      what it does
-    the rank waits in MPI_Init, initialize(), shutdown(),     says who is missing by the roll, and ends its rank, so that the
+    the rank waits in MPI_Init, initialize(), shutdown(),     says who is missing by the roll, and
+                                                              ends its rank, so that the
       MPI_Finalize for longer than it may                       launcher ends the job
-    one that it waits for has left or died                    the same, without waiting for the limit
+    one that it waits for has left or died                    the same, without waiting for the
+                                                              limit
     the rank has died without having reached its end          says so
-    the job is being ended, and the rank still lives          kills it: a stopped process hears of nothing else, and under
-                                                                Open MPI's ULFM an abort may end nobody
+    the job is being ended, and the rank still lives          kills it: a stopped process hears of
+                                                              nothing else, and under
+                                                                Open MPI's ULFM an abort may end
+                                                                nobody
 
-A thread cannot do it: mpi4py holds the interpreter's lock in MPI_Init and MPI_Finalize, and a stopped process has no threads that
-run. The warden is started before MPI_Init, as a program of its own that shares neither memory nor resources of a library with the
-rank. It is in a session of its own, so that a launcher that sweeps ranks away does not take it with them, and goes when its rank
+A thread cannot do it: mpi4py holds the interpreter's lock in MPI_Init and MPI_Finalize, and a
+stopped process has no threads that run. The warden is started before MPI_Init, as a program of its
+own that shares neither memory nor resources of a library with the rank. It is in a session of its
+own, so that a launcher that sweeps ranks away does not take it with them, and goes when its rank
 has gone: the kernel then closes the pipe that is its standard input.
 """
+
 import json
 import os
 import platform
@@ -26,9 +33,9 @@ from .folder import JobFolder, remove_if_abandoned
 from .roll import Entry, Roll
 
 POLL_SECONDS = 0.4
-SURE_SECONDS = 1.5              # for so long one that has left must be needed: whoever knows more speaks before
-GRACE_SECONDS = 2.5             # from when the job is being ended
-FORWARDING_SECONDS = 0.1        # the launcher forwards what was said before it hears of a death
+SURE_SECONDS = 1.5  # for so long one that has left must be needed: whoever knows more speaks before
+GRACE_SECONDS = 2.5  # from when the job is being ended
+FORWARDING_SECONDS = 0.1  # the launcher forwards what was said before it hears of a death
 MAX_NAMED = 8
 
 
@@ -61,7 +68,11 @@ class Warden:
                 continue
             now = time.monotonic()
             needed_since = (needed_since or now) if self._are_gone(own) else None
-            if now > own.since + own.seconds + self._turn_seconds(own) or needed_since and now > needed_since + SURE_SECONDS:
+            if (
+                now > own.since + own.seconds + self._turn_seconds(own)
+                or needed_since
+                and now > needed_since + SURE_SECONDS
+            ):
                 if self.roll.read(self.rank) == own:
                     return self._report(own, now)
         self._name_death()
@@ -69,18 +80,24 @@ class Warden:
     def _turn_seconds(self, own) -> float:
         """Wardens of a node on which all ranks have come let those speak that see who has not."""
         others = self._others().values()
-        knows = None not in others or any(entry is not None and not _has_come(entry, own) for entry in others)
+        knows = None not in others or any(
+            entry is not None and not _has_come(entry, own) for entry in others
+        )
         return 0.0 if knows else SURE_SECONDS
 
     def _watch_end(self, own: Entry):
-        """MPI is finalized: no rank waits any more, but the launcher does, and a stopped process never ends."""
+        """MPI is finalized: no rank waits any more, but the launcher does, and a stopped process
+        never ends.
+        """
         moved_at = time.monotonic()
         while not self._is_gone():
             if not is_stopped(self.process):
                 moved_at = time.monotonic()
             elif time.monotonic() > moved_at + own.seconds:
-                return self._end_job(f"has been stopped for {own.seconds:.3g} s at the end of its program on "
-                                     f"{self._place()}; the job is ended")
+                return self._end_job(
+                    f"has been stopped for {own.seconds:.3g} s at the end of its program on "
+                    f"{self._place()}; the job is ended"
+                )
 
     def _is_gone(self) -> bool:
         """True if the rank is no more, after a while if it still is."""
@@ -88,13 +105,17 @@ class Warden:
         return bool(readable) or os.getppid() != self.process
 
     def _hold_launcher(self):
-        """Keep the launcher's socket open until the others have gone: it drops words, and takes code 0 for a good end."""
+        """Keep the launcher's socket open until the others have gone: it drops words, and takes
+        code 0 for a good end.
+        """
         deadline = time.monotonic() + GRACE_SECONDS + 2 * POLL_SECONDS
         while time.monotonic() < deadline and self._has_living_others():
             time.sleep(FORWARDING_SECONDS)
 
     def _has_living_others(self) -> bool:
-        return any(entry is not None and state_of(entry.process) for entry in self._others().values())
+        return any(
+            entry is not None and state_of(entry.process) for entry in self._others().values()
+        )
 
     def _others(self) -> dict[int, Entry | None]:
         return {rank: self.roll.read(rank) for rank in range(self.num_ranks) if rank != self.rank}
@@ -104,14 +125,19 @@ class Warden:
         if own.survives:
             return False
         others = [entry for entry in self._others().values() if entry is not None]
-        return any(not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None) for entry in others)
+        return any(
+            not _has_come(entry, own) and (entry.has_left or state_of(entry.process) is None)
+            for entry in others
+        )
 
-    # ---- last words -------------------------------------------------------------------------------------------------
+    # ---- last words ------------------------------------------------------------------------------
 
     def _report(self, own: Entry, now: float):
         seconds, whose = min(now - own.since, own.seconds), whom(self.rank, own, self._others())
-        self._end_job(f"has waited {seconds:.3g} s in {own.doing} on {self._place()}: {whose}; the job is "
-                      f"ended{self.hints.get(own.doing, '')}")
+        self._end_job(
+            f"has waited {seconds:.3g} s in {own.doing} on {self._place()}: {whose}; the job is "
+            f"ended{self.hints.get(own.doing, '')}"
+        )
 
     def _end_job(self, text: str):
         """Say this of the rank, unless somebody has spoken, and end it."""
@@ -124,17 +150,32 @@ class Warden:
         return f"{platform.node()} (process {self.process}{self.facts})"
 
     def _name_death(self):
-        """The process is no more. If it is the only one, and had not reached its end, nobody but us may know."""
+        """The process is no more. If it is the only one, and had not reached its end, nobody but us
+        may know.
+        """
         own = self.roll.read(self.rank)
-        if own is None or own.has_ended or own.survives or own.has_left and not own.is_waiting or self.roll.is_ended():
+        if (
+            own is None
+            or own.has_ended
+            or own.survives
+            or own.has_left
+            and not own.is_waiting
+            or self.roll.is_ended()
+        ):
             return
         others = self._others()
         here = [entry for entry in others.values() if entry is not None]
         if all(state_of(entry.process) is not None for entry in here) and self.roll.take_word():
             # the launcher may have ended this rank because one that we know nothing of died before
-            absent = f"; {whom(self.rank, own, others)}" if len(here) < len(others) and own.number == 1 else ""
-            self._say(f"rank {self.rank} died: its process ended without a word (killed, out of memory, a crash in native "
-                      f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}{absent}; the job is ended")
+            absent = (
+                f"; {whom(self.rank, own, others)}"
+                if len(here) < len(others) and own.number == 1
+                else ""
+            )
+            self._say(
+                f"rank {self.rank} died: its process ended without a word (killed, out of memory, a crash in native "
+                f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}{absent}; the job is ended"
+            )
         self.roll.end()
         self._hold_launcher()
 
@@ -144,14 +185,14 @@ class Warden:
         while time.monotonic() < deadline:
             if self._is_gone():
                 return
-        if os.getppid() == self.process:                    # else its number may be another process by now
+        if os.getppid() == self.process:  # else its number may be another process by now
             os.kill(self.process, signal.SIGKILL)
             self._is_gone()
 
     def _say(self, text):
         try:
             os.write(2, f"shardkit: {text}\n".encode())
-        except OSError:                                     # nobody listens any more; the rank must end all the same
+        except OSError:  # nobody listens any more; the rank must end all the same
             pass
 
 
@@ -160,22 +201,39 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
 
     others   entries of the other ranks, None of those that have not come to MPI_Init on this node
     """
-    if own.number > 1 or own.has_left:                      # all have been in MPI_Init: those that are not here are elsewhere
+    if (
+        own.number > 1 or own.has_left
+    ):  # all have been in MPI_Init: those that are not here are elsewhere
         here = {other: entry for other, entry in others.items() if entry is not None}
     else:
         here = others
-    missing = {other: entry for other, entry in here.items() if entry is None or not _has_come(entry, own)}
-    stopped = {other: entry for other, entry in here.items() if entry is not None and is_stopped(entry.process)}
+    missing = {
+        other: entry for other, entry in here.items() if entry is None or not _has_come(entry, own)
+    }
+    stopped = {
+        other: entry
+        for other, entry in here.items()
+        if entry is not None and is_stopped(entry.process)
+    }
     named = missing | stopped
     if is_stopped(own.process):
         return f"rank {rank} itself is stopped"
-    if not named and any(entry.number > own.number and not entry.has_left for entry in here.values()):
+    if not named and any(
+        entry.number > own.number and not entry.has_left for entry in here.values()
+    ):
         return f"rank {rank} itself is the one that all wait for; the others are further"
     if not named:
-        return "all ranks are there" if len(here) == len(others) else f"all {len(here) + 1} ranks of this node are there"
+        return (
+            "all ranks are there"
+            if len(here) == len(others)
+            else f"all {len(here) + 1} ranks of this node are there"
+        )
     if all(entry is None for entry in here.values()) and len(here) > 1:
         return f"of the {len(others)} other ranks none has come to MPI_Init on this node"
-    texts = [f"rank {other} is missing, {_whereabouts(entry)}" for other, entry in sorted(named.items())[:MAX_NAMED]]
+    texts = [
+        f"rank {other} is missing, {_whereabouts(entry)}"
+        for other, entry in sorted(named.items())[:MAX_NAMED]
+    ]
     more = len(named) - len(texts)
     return "; ".join(texts) + (f"; and {more} more" if more else "")
 
@@ -194,17 +252,23 @@ def _whereabouts(entry):
     if state is None:
         return f"which has died (process {entry.process})"
     word = "stopped " if is_stopped(entry.process) else ""
-    place = "at the end of its program" if entry.has_left else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
+    place = (
+        "at the end of its program"
+        if entry.has_left
+        else f"{'in ' if entry.is_waiting else ''}{entry.doing}"
+    )
     return f"{word}{place} (process {entry.process})"
 
 
 def state_of(process: int) -> str | None:
-    """The letter that the kernel gives the process, "R", "S", "T" if it is stopped; None if it is no more."""
+    """The letter that the kernel gives the process, "R", "S", "T" if it is stopped; None if it is
+    no more.
+    """
     try:
         with open(f"/proc/{process}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return None if os.path.exists("/proc/self/stat") else "R"       # a system that does not tell
+        return None if os.path.exists("/proc/self/stat") else "R"  # a system that does not tell
     except (OSError, IndexError):
         return None
     return None if letter in ("Z", "X") else letter
@@ -218,17 +282,17 @@ def is_stopped(process: int) -> bool:
 def main(text: str) -> None:
     """The life of a warden; text: its arguments as JSON."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)               # these are for the rank; the warden ends with it
+        signal.signal(number, signal.SIG_IGN)  # these are for the rank; the warden ends with it
     arguments = json.loads(text)
     folder = JobFolder.open(arguments.pop("folder"))
     roll = Roll(folder.path)
-    os.close(1)                                             # tells the rank that it is watched
+    os.close(1)  # tells the rank that it is watched
     try:
         Warden(roll, **arguments).watch()
     finally:
         roll.close()
         folder.close()
-        time.sleep(FORWARDING_SECONDS)                      # the rank closes its files one by one
+        time.sleep(FORWARDING_SECONDS)  # the rank closes its files one by one
         remove_if_abandoned(folder.path)
 
 

@@ -1,4 +1,7 @@
-"""Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer passes."""
+"""Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer
+passes.
+"""
+
 from math import prod
 
 from ...array import fresh, kernels
@@ -14,7 +17,10 @@ def relu(x: Tensor) -> Tensor:
     y = fresh.compute("maximum", x.array, 0)
 
     def backward(gradient, wanted):
-        return (fresh.choose(y <= 0, 0, gradient),)         # not a product, in which 0 times infinity is NaN
+        return (
+            fresh.choose(y <= 0, 0, gradient),
+        )  # not a product, in which 0 times infinity is NaN
+
     return record(y, (x,), backward, needs_output=True)
 
 
@@ -32,56 +38,74 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def gelu(x: Tensor) -> Tensor:
     """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
+
     def backward(gradient, wanted):
         return (kernels.gelu_backward(gradient, x.array),)
+
     return record(kernels.gelu(x.array), (x,), backward, needs=(x,))
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """gelu(x + bias) without the sum in between. x [..., D], bias [D] of one dtype."""
     if x.ndim < 1 or bias.shape != x.shape[-1:] or bias.dtype != x.dtype:
-        raise ShapeError(f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., D] and [D] "
-                         "of one dtype")
+        raise ShapeError(
+            f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., D] and [D] "
+            "of one dtype"
+        )
     by_row = (prod(x.shape[:-1]), x.shape[-1])
 
     def backward(gradient, wanted):
-        for_x, for_bias = kernels.bias_gelu_backward(gradient.reshape(by_row), x.array.reshape(by_row), bias.array, wanted)
+        for_x, for_bias = kernels.bias_gelu_backward(
+            gradient.reshape(by_row), x.array.reshape(by_row), bias.array, wanted
+        )
         return None if for_x is None else for_x.reshape(gradient.shape), for_bias
-    return record(kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape), (x, bias), backward, needs=(x, bias),
-                  is_one_pass=True)
+
+    return record(
+        kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape),
+        (x, bias),
+        backward,
+        needs=(x, bias),
+        is_one_pass=True,
+    )
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x)."""
+
     def backward(gradient, wanted):
         return (kernels.silu_backward(gradient, x.array),)
+
     return record(kernels.silu(x.array), (x,), backward, needs=(x,))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, of one shape (arXiv 2002.05202)."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
-        raise ShapeError(f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; "
-                         "wanted one shape and dtype")
+        raise ShapeError(
+            f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; "
+            "wanted one shape and dtype"
+        )
 
     def backward(gradient, wanted):
         return kernels.swiglu_backward(gradient, gate.array, up.array)
+
     return record(kernels.swiglu(gate.array, up.array), (gate, up), backward, needs=(gate, up))
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
     """exp(x) / sum of exp(x) over dim; the largest x is taken off first, so nothing overflows."""
-    dim, = reduced_dims(x, dim)
+    (dim,) = reduced_dims(x, dim)
     y = kernels.softmax(x.array, dim)
 
     def backward(gradient, wanted):
         return (kernels.softmax_backward(gradient, y, dim),)
+
     return record(y, (x,), backward, needs_output=True)
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """x - log of the sum of exp(x) over dim."""
-    dim, = reduced_dims(x, dim)
+    (dim,) = reduced_dims(x, dim)
     xp, dtype, array = xp_of(x.array), x.dtype, widened(x.array)
     y = array - array.max(axis=dim, keepdims=True)
     y -= xp.log(xp.exp(y).sum(axis=dim, keepdims=True))
@@ -89,5 +113,8 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
 
     def backward(gradient, wanted):
         gradient = widened(gradient)
-        return (rounded(gradient - xp.exp(widened(y)) * gradient.sum(axis=dim, keepdims=True), dtype),)
+        return (
+            rounded(gradient - xp.exp(widened(y)) * gradient.sum(axis=dim, keepdims=True), dtype),
+        )
+
     return record(y, (x,), backward, needs_output=True)

@@ -1,8 +1,10 @@
 """Arithmetic element by element, with broadcasting.
 
-The gradient of a broadcast operand is summed over the dimensions that were stretched. Where two operands share a maximum,
-each gets half of the gradient (as in PyTorch), so that maximum(x, x) has the gradient of x.
+The gradient of a broadcast operand is summed over the dimensions that were stretched. Where two
+operands share a maximum, each gets half of the gradient (as in PyTorch), so that maximum(x, x) has
+the gradient of x.
 """
+
 import operator
 
 from ...array import fresh
@@ -13,13 +15,17 @@ from ..autograd import Tensor, array_of, record
 
 
 def _compute(name, *operands, function=None):
-    """xp.name(*operands), or function(*operands), with a ShapeError that shows the shapes if they do not broadcast."""
+    """xp.name(*operands), or function(*operands), with a ShapeError that shows the shapes if they
+    do not broadcast.
+    """
     try:
         return fresh.compute(name, *operands) if function is None else function(*operands)
     except ValueError:
         shapes = " and ".join(str(getattr(operand, "shape", ())) for operand in operands)
-        raise ShapeError(f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of sizes must be "
-                         "equal or one of them 1; reshape or expand one operand") from None
+        raise ShapeError(
+            f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of sizes must be "
+            "equal or one of them 1; reshape or expand one operand"
+        ) from None
 
 
 def takes_gradient(operand) -> bool:
@@ -28,16 +34,24 @@ def takes_gradient(operand) -> bool:
 
 
 def form(operand):
-    """(shape, dtype) that the gradient of an operand must have. Holding this keeps no array alive."""
+    """(shape, dtype) that the gradient of an operand must have. Holding this keeps no array
+    alive.
+    """
     return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
 
 
 def fit(gradient, form):
-    """The gradient of a result as the gradient of an operand: summed over stretched dimensions, in its dtype."""
+    """The gradient of a result as the gradient of an operand: summed over stretched dimensions, in
+    its dtype.
+    """
     shape, dtype = form
     if gradient.shape != shape:
         extra = gradient.ndim - len(shape)
-        stretched = [extra + dim for dim, size in enumerate(shape) if size == 1 and gradient.shape[extra + dim] != 1]
+        stretched = [
+            extra + dim
+            for dim, size in enumerate(shape)
+            if size == 1 and gradient.shape[extra + dim] != 1
+        ]
         gradient = fresh.total(gradient, (*range(extra), *stretched), dtype=dtype).reshape(shape)
     return gradient if gradient.dtype == dtype else fresh.copy(gradient, dtype)
 
@@ -47,8 +61,11 @@ def add(x, y) -> Tensor:
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
-        return (fit(gradient, form_x) if wanted[0] else None,
-                fit(gradient, form_y) if wanted[1] else None)
+        return (
+            fit(gradient, form_x) if wanted[0] else None,
+            fit(gradient, form_y) if wanted[1] else None,
+        )
+
     return record(_compute("add", array_of(x), array_of(y)), (x, y), backward)
 
 
@@ -57,19 +74,32 @@ def subtract(x, y) -> Tensor:
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
-        return (fit(gradient, form_x) if wanted[0] else None,
-                fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None)
+        return (
+            fit(gradient, form_x) if wanted[0] else None,
+            fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None,
+        )
+
     return record(_compute("subtract", array_of(x), array_of(y)), (x, y), backward)
 
 
 def multiply(x, y) -> Tensor:
     """x * y."""
     form_x, form_y = form(x), form(y)
-    for_y, for_x = (x if form_y else None), (y if form_x else None)        # keep only what a gradient will need
+    for_y, for_x = (
+        (x if form_y else None),
+        (y if form_x else None),
+    )  # keep only what a gradient will need
 
     def backward(gradient, wanted):
-        return (fit(fresh.compute("multiply", gradient, array_of(for_x)), form_x) if wanted[0] else None,
-                fit(fresh.compute("multiply", gradient, array_of(for_y)), form_y) if wanted[1] else None)
+        return (
+            fit(fresh.compute("multiply", gradient, array_of(for_x)), form_x)
+            if wanted[0]
+            else None,
+            fit(fresh.compute("multiply", gradient, array_of(for_y)), form_y)
+            if wanted[1]
+            else None,
+        )
+
     product = _compute("multiply", array_of(x), array_of(y))
     return record(product, (x, y), backward, needs=(for_y, for_x))
 
@@ -81,27 +111,37 @@ def divide(x, y) -> Tensor:
 
     def backward(gradient, wanted):
         scaled = fresh.compute("divide", gradient, array_of(y))
-        return (fit(scaled, form_x) if wanted[0] else None,
-                fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None)
+        return (
+            fit(scaled, form_x) if wanted[0] else None,
+            fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None,
+        )
+
     quotient = _compute("divide", array_of(x), array_of(y))
     return record(quotient, (x, y), backward, needs=(for_y, y))
 
 
 def negative(x: Tensor) -> Tensor:
     """-x."""
+
     def backward(gradient, wanted):
         return (fresh.compute("negative", gradient),)
+
     return record(fresh.compute("negative", x.array), (x,), backward)
 
 
 def power(x, exponent) -> Tensor:
-    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is 0 if the exponent is not negative)."""
+    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is 0 if the
+    exponent is not negative).
+    """
     form_x, form_exponent = form(x), form(exponent)
 
     def backward(gradient, wanted):
         base, n = array_of(x), array_of(exponent)
-        return (fit(_for_base(gradient, base, n), form_x) if wanted[0] else None,
-                fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None)
+        return (
+            fit(_for_base(gradient, base, n), form_x) if wanted[0] else None,
+            fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None,
+        )
+
     result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
     if isinstance(x, Tensor) and is_half(x.dtype):
         result = rounded(result, x.dtype)
@@ -121,21 +161,28 @@ def _for_base(gradient, base, n):
 def _for_exponent(gradient, base, n):
     """gradient base^n log(base), and 0 where base^n is 0 or 1 because base is 0."""
     xp = xp_of(gradient)
-    safe = xp.where((base == 0) & (n >= 0), 1, base)            # log 1 = 0
+    safe = xp.where((base == 0) & (n >= 0), 1, base)  # log 1 = 0
     safe = safe.astype(gradient.dtype, copy=False)
-    return gradient * base ** n * xp.log(safe)
+    return gradient * base**n * xp.log(safe)
 
 
 def exp(x: Tensor) -> Tensor:
     """e to the x."""
     y = fresh.compute("exp", x.array)
-    return record(y, (x,), lambda gradient, wanted: (fresh.compute("multiply", gradient, y),), needs_output=True)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (fresh.compute("multiply", gradient, y),),
+        needs_output=True,
+    )
 
 
 def log(x: Tensor) -> Tensor:
     """Natural logarithm."""
     y = fresh.compute("log", x.array)
-    return record(y, (x,), lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),), needs=(x,))
+    return record(
+        y, (x,), lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),), needs=(x,)
+    )
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -145,15 +192,24 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def maximum(x, y) -> Tensor:
-    """The larger of the two; equal elements share the gradient half and half, NaN gives it to both."""
+    """The larger of the two; equal elements share the gradient half and half, NaN gives it to
+    both.
+    """
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
         a, b = array_of(x), array_of(y)
         xp = xp_of(gradient)
         half, is_tie = gradient * 0.5, a == b
-        return (fit(xp.where(is_tie, half, xp.where(a < b, 0, gradient)), form_x) if wanted[0] else None,
-                fit(xp.where(is_tie, half, xp.where(b < a, 0, gradient)), form_y) if wanted[1] else None)
+        return (
+            fit(xp.where(is_tie, half, xp.where(a < b, 0, gradient)), form_x)
+            if wanted[0]
+            else None,
+            fit(xp.where(is_tie, half, xp.where(b < a, 0, gradient)), form_y)
+            if wanted[1]
+            else None,
+        )
+
     a, b = array_of(x), array_of(y)
     return record(_compute("maximum", a, b), (x, y), backward, needs=(x, y))
 
@@ -164,10 +220,15 @@ def where(condition, x, y) -> Tensor:
 
     def backward(gradient, wanted):
         chosen = array_of(condition)
-        return (None,
-                fit(fresh.choose(chosen, gradient, 0), form_x) if wanted[1] else None,
-                fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None)
-    result = _compute("where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose)
+        return (
+            None,
+            fit(fresh.choose(chosen, gradient, 0), form_x) if wanted[1] else None,
+            fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None,
+        )
+
+    result = _compute(
+        "where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose
+    )
     return record(result, (condition, x, y), backward, needs=(condition,))
 
 

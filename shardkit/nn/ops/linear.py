@@ -1,4 +1,5 @@
 """Matrix products, and rows taken from a matrix."""
+
 from math import prod
 
 import numpy
@@ -15,7 +16,8 @@ from .elementwise import fit, form
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
-    """activation(x weight^T + bias), as one product of two matrices whatever the number of leading dimensions.
+    """activation(x weight^T + bias), as one product of two matrices whatever the number of leading
+    dimensions.
 
     x [..., in], weight [out, in], bias [out] -> [..., out], all of one dtype
     activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
@@ -26,18 +28,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     if activation is not None:
         return add_bias(linear(x, weight), bias, activation)
     width, num_rows = shape[-1], prod(shape[:-1])
-    y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)        # [rows, out]
+    y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
     if bias is not None:
         y += bias.array
-    kept, bias_dtype = (x if weight.requires_grad else None), (None if bias is None else bias.gradient_dtype)
+    kept, bias_dtype = (
+        (x if weight.requires_grad else None),
+        (None if bias is None else bias.gradient_dtype),
+    )
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
         by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
-        return (products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
-                products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
-                fresh.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None)
-    return record(y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight))
+        return (
+            products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
+            products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
+            fresh.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
+        )
+
+    return record(
+        y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight)
+    )
 
 
 def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
@@ -51,18 +61,28 @@ def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
 def _check_linear(x, weight, bias):
     """The shape of x, and out. Errors: ShapeError unless the three fit together."""
     x_shape, weight_shape = x.shape, weight.shape
-    if not x_shape or len(weight_shape) != 2 or x_shape[-1] != weight_shape[1] or (
-            bias is not None and bias.shape != weight_shape[:1]):
-        raise ShapeError(f"linear of x {x_shape}, weight {weight_shape}, bias {None if bias is None else bias.shape}; "
-                         "wanted x [..., in], weight [out, in], bias [out]")
+    if (
+        not x_shape
+        or len(weight_shape) != 2
+        or x_shape[-1] != weight_shape[1]
+        or (bias is not None and bias.shape != weight_shape[:1])
+    ):
+        raise ShapeError(
+            f"linear of x {x_shape}, weight {weight_shape}, bias {None if bias is None else bias.shape}; "
+            "wanted x [..., in], weight [out, in], bias [out]"
+        )
     _check_dtypes("linear", x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
     return x_shape, weight_shape[0]
 
 
 def _check_dtypes(name, *dtypes):
-    """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the caller's back."""
+    """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the
+    caller's back.
+    """
     if not is_floating(dtypes[0]) or len(set(dtypes)) > 1:
-        raise ShapeError(f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast")
+        raise ShapeError(
+            f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast"
+        )
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
@@ -73,20 +93,31 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """
     x, y = [operand if isinstance(operand, Tensor) else Tensor(operand) for operand in (x, y)]
     if x.ndim < 2 or y.ndim < 2 or x.shape[-1] != y.shape[-2]:
-        raise ShapeError(f"matmul of {x.shape} @ {y.shape}; wanted [..., n, k] @ [..., k, m] with the same k: "
-                         "transpose one of them, or unsqueeze a vector")
+        raise ShapeError(
+            f"matmul of {x.shape} @ {y.shape}; wanted [..., n, k] @ [..., k, m] with the same k: "
+            "transpose one of them, or unsqueeze a vector"
+        )
     _check_dtypes("matmul", x.dtype, y.dtype)
     form_x, form_y = form(x), form(y)
     for_y, for_x = (x if form_y else None), (y if form_x else None)
 
     def backward(gradient, wanted):
-        return (fit(products.matmul(gradient, for_x.array.swapaxes(-1, -2)), form_x) if wanted[0] else None,
-                fit(products.matmul(for_y.array.swapaxes(-1, -2), gradient), form_y) if wanted[1] else None)
+        return (
+            fit(products.matmul(gradient, for_x.array.swapaxes(-1, -2)), form_x)
+            if wanted[0]
+            else None,
+            fit(products.matmul(for_y.array.swapaxes(-1, -2), gradient), form_y)
+            if wanted[1]
+            else None,
+        )
+
     try:
         product = products.matmul(x.array, y.array)
     except ValueError:
-        raise ShapeError(f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the right, "
-                         "sizes must be equal or 1") from None
+        raise ShapeError(
+            f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the right, "
+            "sizes must be equal or 1"
+        ) from None
     return record(product, (x, y), backward, needs=(for_x, for_y))
 
 
@@ -100,12 +131,17 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
     """
     ids, (num_rows, width) = index_array(ids), weight.shape
     if not is_checked:
-        check_ids("embedding", ids, num_rows)              # before they go to a GPU, if they still have to
+        check_ids("embedding", ids, num_rows)  # before they go to a GPU, if they still have to
     ids = fresh.placed(ids, xp_of(weight.array))
 
     def backward(gradient, wanted):
         rows = gradient.reshape(ids.size, width)
-        return (kernels.embedding_backward(rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()),)
+        return (
+            kernels.embedding_backward(
+                rows, ids.reshape(-1), num_rows, out=weight.empty_gradient()
+            ),
+        )
+
     return record(fresh.rows(weight.array, ids), (weight,), backward)
 
 
@@ -116,7 +152,9 @@ def index_array(ids):
 
 
 def check_ids(name, ids, stop, ignored=None):
-    """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU whose ids nobody knows."""
+    """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU
+    whose ids nobody knows.
+    """
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
     noted(_check_range, name, ids, stop, ignored)
@@ -128,5 +166,7 @@ def _check_range(name, ids, stop, ignored):
     if ignored is not None:
         ids = ids[ids != ignored]
     if ids.size and (ids.min() < 0 or ids.max() >= stop):
-        raise ShapeError(f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
-                         "is the vocabulary as large as the one the ids were made with?")
+        raise ShapeError(
+            f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
+            "is the vocabulary as large as the one the ids were made with?"
+        )

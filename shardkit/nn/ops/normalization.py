@@ -1,4 +1,5 @@
 """Layer norms, and dropout."""
+
 from ...array import kernels
 from ...array.random import key_of
 from ...array.recording import changing
@@ -10,7 +11,8 @@ from ..context import ForwardContext
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (arXiv 1607.06450).
 
-    x [..., D], weight [D], bias [D] -> [..., D]; the variance is the mean square, not the sample variance
+    x [..., D], weight [D], bias [D] -> [..., D]; the variance is the mean square, not the sample
+    variance
     """
     rows = _rows("layer_norm", x, weight, bias)
     return _layer_norm(x, weight, bias, *kernels.layer_norm(rows, weight.array, bias.array, eps))
@@ -22,9 +24,13 @@ def _layer_norm(x, weight, bias, y, mean, inverse):
 
     def backward(gradient, wanted):
         for_x, for_weight, for_bias = kernels.layer_norm_backward(
-            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, mean, inverse, wanted)
+            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, mean, inverse, wanted
+        )
         return None if for_x is None else for_x.reshape(gradient.shape), for_weight, for_bias
-    return record(y.reshape(x.shape), (x, weight, bias), backward, needs=(x, weight), is_one_pass=True)
+
+    return record(
+        y.reshape(x.shape), (x, weight, bias), backward, needs=(x, weight), is_one_pass=True
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
@@ -42,24 +48,35 @@ def _rms_norm(x, weight, y, inverse):
 
     def backward(gradient, wanted):
         for_x, for_weight = kernels.rms_norm_backward(
-            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, inverse, wanted)
+            gradient.reshape(by_row), x.array.reshape(by_row), weight.array, inverse, wanted
+        )
         return None if for_x is None else for_x.reshape(gradient.shape), for_weight
+
     return record(y.reshape(x.shape), (x, weight), backward, needs=(x, weight), is_one_pass=True)
 
 
-def add_layer_norm(x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> tuple[Tensor, Tensor]:
-    """x + branch, and its layer_norm, in one pass: where a residual connection ends and the next one begins.
+def add_layer_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5
+) -> tuple[Tensor, Tensor]:
+    """x + branch, and its layer_norm, in one pass: where a residual connection ends and the next
+    one begins.
 
     x, branch [..., D] of one shape and dtype, weight [D], bias [D] -> two of [..., D]
     """
     rows, branch_rows = _summands("add_layer_norm", x, branch, weight, bias)
-    total, y, mean, inverse = kernels.add_layer_norm(rows, branch_rows, weight.array, bias.array, eps)
+    total, y, mean, inverse = kernels.add_layer_norm(
+        rows, branch_rows, weight.array, bias.array, eps
+    )
     total = _sum(total, x, branch)
     return total, _layer_norm(total, weight, bias, y, mean, inverse)
 
 
-def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """x + branch, and its rms_norm, in one pass. x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]."""
+def add_rms_norm(
+    x: Tensor, branch: Tensor, weight: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor]:
+    """x + branch, and its rms_norm, in one pass. x, branch [..., D] of one shape and dtype, weight
+    [D] -> two of [..., D].
+    """
     rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
     total, y, inverse = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
     total = _sum(total, x, branch)
@@ -68,31 +85,44 @@ def add_rms_norm(x: Tensor, branch: Tensor, weight: Tensor, eps: float = 1e-6) -
 
 def _rows(name, x, *parameters):
     """x as [rows, D]. Errors: ShapeError unless each parameter is [D] in the dtype of x."""
-    if x.ndim < 1 or x.shape[-1] == 0 or any(p.shape != x.shape[-1:] or p.dtype != x.dtype for p in parameters):
+    if (
+        x.ndim < 1
+        or x.shape[-1] == 0
+        or any(p.shape != x.shape[-1:] or p.dtype != x.dtype for p in parameters)
+    ):
         got = ", ".join(f"{p.shape} {p.dtype}" for p in (x, *parameters))
-        raise ShapeError(f"{name} of {got}; wanted x [..., D] with D > 0 and then [D], all of one dtype")
+        raise ShapeError(
+            f"{name} of {got}; wanted x [..., D] with D > 0 and then [D], all of one dtype"
+        )
     return x.array.reshape(x.size // x.shape[-1], x.shape[-1])
 
 
 def _summands(name, x, branch, *parameters):
-    """x and branch as [rows, D]. Errors: ShapeError unless they have one shape and dtype, and the parameters fit."""
+    """x and branch as [rows, D]. Errors: ShapeError unless they have one shape and dtype, and the
+    parameters fit.
+    """
     if branch.shape != x.shape or branch.dtype != x.dtype:
-        raise ShapeError(f"{name} of x {x.shape} {x.dtype} and branch {branch.shape} {branch.dtype}; wanted one shape and dtype")
+        raise ShapeError(
+            f"{name} of x {x.shape} {x.dtype} and branch {branch.shape} {branch.dtype}; wanted one shape and dtype"
+        )
     return _rows(name, x, *parameters), _rows(name, branch, *parameters)
 
 
 def _sum(total, x, branch):
     """total [N, D], recorded as x + branch."""
-    return record(total.reshape(x.shape), (x, branch), lambda gradient, wanted: (gradient, gradient))
+    return record(
+        total.reshape(x.shape), (x, branch), lambda gradient, wanted: (gradient, gradient)
+    )
 
 
 def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
-    """x with each element zeroed with probability p, the others times 1 / (1 - p); x itself if not training.
+    """x with each element zeroed with probability p, the others times 1 / (1 - p); x itself if not
+    training.
 
     x        [samples, ...]; row i is sample context.first_sample + i of the global batch
     path     of the layer in the model; two dropouts of one model must not share it
-    The mask depends on (seed, path, step, global sample, place in the sample) alone, so it is the same however the batch
-    is cut, and it is made again in the backward instead of kept.
+    The mask depends on (seed, path, step, global sample, place in the sample) alone, so it is the
+    same however the batch is cut, and it is made again in the backward instead of kept.
     Errors: ShapeError unless 0 <= p < 1 and x has samples to count.
     """
     if not 0 <= p < 1:
@@ -106,4 +136,5 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
 
     def backward(gradient, wanted):
         return (kernels.dropout(gradient, key, start, p),)
+
     return record(kernels.dropout(x.array, key, start, p), (x,), backward)

@@ -2,6 +2,7 @@
 
 dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place.
 """
+
 from math import prod
 
 from ...array import fresh
@@ -17,16 +18,20 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
     def backward(gradient, wanted):
         return (_stretch(gradient, shape, dims, keepdim),)
+
     return record(fresh.total(x.array, dims, keepdim), (x,), backward)
 
 
 def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Mean over dim: the sum, divided by the number of elements summed. Errors: ShapeError if that number is 0."""
+    """Mean over dim: the sum, divided by the number of elements summed. Errors: ShapeError if that
+    number is 0.
+    """
     dims, shape = reduced_dims(x, dim), x.shape
     count = _count(x, dims, "mean")
 
     def backward(gradient, wanted):
         return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
+
     return record(fresh.total(x.array, dims, keepdim) / count, (x,), backward)
 
 
@@ -40,11 +45,16 @@ def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
         chosen = (x.array == y).astype(gradient.dtype)
         share = gradient.reshape(y.shape) / chosen.sum(axis=dims, keepdims=True)
         return (chosen * share,)
-    return record(y if keepdim else y.squeeze(axis=dims), (x,), backward, needs=(x,), needs_output=True)
+
+    return record(
+        y if keepdim else y.squeeze(axis=dims), (x,), backward, needs=(x,), needs_output=True
+    )
 
 
 def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Mean squared distance from the mean over dim (the divisor is the count, not the count minus one)."""
+    """Mean squared distance from the mean over dim (the divisor is the count, not the count minus
+    one).
+    """
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
 
@@ -53,19 +63,31 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
         return array - array.sum(axis=dims, keepdims=True) / count
 
     def backward(gradient, wanted):
-        return (rounded(_stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centred(), x.dtype),)
+        return (
+            rounded(
+                _stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centred(),
+                x.dtype,
+            ),
+        )
+
     y = (centred() ** 2).sum(axis=dims, keepdims=keepdim) / count
     return record(rounded(y, x.dtype), (x,), backward, needs=(x,))
 
 
 def reduced_dims(x, dim) -> tuple[int, ...]:
-    """dim as a tuple of dimensions counted from 0. Errors: ShapeError on one that does not exist or comes twice."""
+    """dim as a tuple of dimensions counted from 0. Errors: ShapeError on one that does not exist or
+    comes twice.
+    """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if any(not -x.ndim <= d < x.ndim for d in dims):
-        raise ShapeError(f"dim {dim} of a tensor of shape {x.shape}; wanted dims from {-x.ndim} to {x.ndim - 1}")
+        raise ShapeError(
+            f"dim {dim} of a tensor of shape {x.shape}; wanted dims from {-x.ndim} to {x.ndim - 1}"
+        )
     dims = tuple([d % x.ndim for d in dims])
     if len(set(dims)) < len(dims):
-        raise ShapeError(f"dim {dim} of a tensor of shape {x.shape} names a dimension twice; name each once")
+        raise ShapeError(
+            f"dim {dim} of a tensor of shape {x.shape} names a dimension twice; name each once"
+        )
     return dims
 
 
@@ -73,13 +95,17 @@ def _count(x, dims, name):
     """The number of elements that are reduced into one."""
     count = prod([x.shape[d] for d in dims])
     if count == 0:
-        raise ShapeError(f"{name} over dims {dims} of a tensor of shape {x.shape}, which has no elements there; "
-                         "only sum is defined for none")
+        raise ShapeError(
+            f"{name} over dims {dims} of a tensor of shape {x.shape}, which has no elements there; "
+            "only sum is defined for none"
+        )
     return count
 
 
 def _stretch(gradient, shape, dims, keepdim):
-    """The gradient of a reduction, repeated over the dimensions that were reduced; a read-only view."""
+    """The gradient of a reduction, repeated over the dimensions that were reduced; a read-only
+    view.
+    """
     if not keepdim:
         gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
     return xp_of(gradient).broadcast_to(gradient, shape)

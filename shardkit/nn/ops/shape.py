@@ -1,8 +1,10 @@
 """Other arrangements of the same elements, and parts of them.
 
-Where NumPy gives a view, the result is a view: it shares memory and version with its input. The gradient goes back to
-where each element came from; elements that were taken several times get the sum.
+Where NumPy gives a view, the result is a view: it shares memory and version with its input. The
+gradient goes back to where each element came from; elements that were taken several times get the
+sum.
 """
+
 from ...array import fresh
 from ...array.backend import xp_of
 from ...array.halves import is_floating, rounded, wide
@@ -19,8 +21,10 @@ def reshape(x: Tensor, shape) -> Tensor:
     try:
         y = x.array.reshape(shape)
     except ValueError:
-        raise ShapeError(f"reshape of {x.shape} ({x.size} elements) to {shape}; the numbers of elements must be equal, "
-                         "and at most one size may be -1") from None
+        raise ShapeError(
+            f"reshape of {x.shape} ({x.size} elements) to {shape}; the numbers of elements must be equal, "
+            "and at most one size may be -1"
+        ) from None
     shape = x.shape
     return record(y, (x,), lambda gradient, wanted: (gradient.reshape(shape),), view_of=x)
 
@@ -29,9 +33,16 @@ def permute(x: Tensor, dims) -> Tensor:
     """Dimension i of the result is dimension dims[i] of x."""
     dims = reduced_dims(x, tuple(dims))
     if len(dims) != x.ndim:
-        raise ShapeError(f"permute of a tensor of shape {x.shape} by {dims}; wanted each of its {x.ndim} dims once")
+        raise ShapeError(
+            f"permute of a tensor of shape {x.shape} by {dims}; wanted each of its {x.ndim} dims once"
+        )
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
-    return record(x.array.transpose(dims), (x,), lambda gradient, wanted: (gradient.transpose(inverse),), view_of=x)
+    return record(
+        x.array.transpose(dims),
+        (x,),
+        lambda gradient, wanted: (gradient.transpose(inverse),),
+        view_of=x,
+    )
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
@@ -40,6 +51,7 @@ def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
 
     def backward(gradient, wanted):
         return (gradient.swapaxes(dim0, dim1),)
+
     return record(x.array.swapaxes(dim0, dim1), (x,), backward, view_of=x)
 
 
@@ -47,14 +59,18 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
     """x without dimension dim, which must have size 1."""
     dims = reduced_dims(x, dim)
     if any(x.shape[d] != 1 for d in dims):
-        raise ShapeError(f"squeeze of dim {dim} of a tensor of shape {x.shape}; only a size of 1 can be left out")
+        raise ShapeError(
+            f"squeeze of dim {dim} of a tensor of shape {x.shape}; only a size of 1 can be left out"
+        )
     return reshape(x, [size for d, size in enumerate(x.shape) if d not in dims])
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """x with a new dimension of size 1, which is number dim of the result."""
     if not -x.ndim - 1 <= dim <= x.ndim:
-        raise ShapeError(f"unsqueeze at dim {dim} of a tensor of shape {x.shape}; wanted {-x.ndim - 1} to {x.ndim}")
+        raise ShapeError(
+            f"unsqueeze at dim {dim} of a tensor of shape {x.shape}; wanted {-x.ndim - 1} to {x.ndim}"
+        )
     at = dim % (x.ndim + 1)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
@@ -64,7 +80,9 @@ def expand(x: Tensor, shape) -> Tensor:
     try:
         y = xp_of(x.array).broadcast_to(x.array, tuple(shape))
     except ValueError:
-        raise ShapeError(f"expand of {x.shape} to {tuple(shape)}; from the right, sizes must be equal or 1") from None
+        raise ShapeError(
+            f"expand of {x.shape} to {tuple(shape)}; from the right, sizes must be equal or 1"
+        ) from None
     form_x = form(x)
     return record(y, (x,), lambda gradient, wanted: (fit(gradient, form_x),), view_of=x)
 
@@ -76,27 +94,41 @@ def concatenate(tensors, dim: int = 0) -> Tensor:
     try:
         y = xp_of(*arrays).concatenate(arrays, axis=dim)
     except ValueError:
-        raise ShapeError(f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at least one, "
-                         "with that dim, and all other sizes must be equal") from None
+        raise ShapeError(
+            f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at least one, "
+            "with that dim, and all other sizes must be equal"
+        ) from None
     forms = [form(tensor) for tensor in tensors]
     parts = list(_parts(y.ndim, [array.shape[dim] for array in arrays], dim))
 
     def backward(gradient, wanted):
-        return tuple([fit(gradient[part], form_) if want else None for form_, part, want in zip(forms, parts, wanted)])
+        return tuple(
+            [
+                fit(gradient[part], form_) if want else None
+                for form_, part, want in zip(forms, parts, wanted)
+            ]
+        )
+
     return record(y, tensors, backward)
 
 
 def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
-    """Consecutive parts along dim: of the sizes given, or (an int) that many equal ones. Views of x."""
-    dim, = reduced_dims(x, dim)
+    """Consecutive parts along dim: of the sizes given, or (an int) that many equal ones. Views of
+    x.
+    """
+    (dim,) = reduced_dims(x, dim)
     whole = x.shape[dim]
     if isinstance(sizes, int):
         if sizes < 1 or whole % sizes:
-            raise ShapeError(f"split of size {whole} (dim {dim} of {x.shape}) into {sizes} equal parts; "
-                             "wanted a divisor, or a list of sizes")
+            raise ShapeError(
+                f"split of size {whole} (dim {dim} of {x.shape}) into {sizes} equal parts; "
+                "wanted a divisor, or a list of sizes"
+            )
         sizes = [whole // sizes] * sizes
     if sum(sizes) != whole or any(size < 0 for size in sizes):
-        raise ShapeError(f"split of size {whole} (dim {dim} of {x.shape}) into {list(sizes)}; they must add up to {whole}")
+        raise ShapeError(
+            f"split of size {whole} (dim {dim} of {x.shape}) into {list(sizes)}; they must add up to {whole}"
+        )
     return [getitem(x, part) for part in _parts(x.ndim, sizes, dim)]
 
 
@@ -123,19 +155,26 @@ def getitem(x: Tensor, index) -> Tensor:
         if is_view:
             whole[index] = gradient
         else:
-            xp.add.at(whole, index, gradient)            # an element may be taken several times
+            xp.add.at(whole, index, gradient)  # an element may be taken several times
         return (rounded(whole, gradient.dtype),)
+
     return record(y, (x,), backward, view_of=x if is_view else None)
 
 
 def gather(x: Tensor, dim: int, index) -> Tensor:
-    """y[i, j, ...] = x[i, index[i, j, ...], ...] with the index at dim; all other sizes are those of x."""
-    dim, = reduced_dims(x, dim)
+    """y[i, j, ...] = x[i, index[i, j, ...], ...] with the index at dim; all other sizes are those
+    of x.
+    """
+    (dim,) = reduced_dims(x, dim)
     index, shape = array_of(index), x.shape
-    others_fit = index.ndim == len(shape) and all(index.shape[d] == shape[d] for d in range(len(shape)) if d != dim)
+    others_fit = index.ndim == len(shape) and all(
+        index.shape[d] == shape[d] for d in range(len(shape)) if d != dim
+    )
     if not others_fit or index.dtype.kind not in "iu":
-        raise ShapeError(f"gather from shape {shape} along dim {dim} with an index of shape {index.shape} and dtype "
-                         f"{index.dtype}; wanted integers, and the sizes of x in every other dim")
+        raise ShapeError(
+            f"gather from shape {shape} along dim {dim} with an index of shape {index.shape} and dtype "
+            f"{index.dtype}; wanted integers, and the sizes of x in every other dim"
+        )
     xp = xp_of(x.array)
     try:
         y = xp.take_along_axis(x.array, index, dim)
@@ -144,15 +183,20 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
 
     def backward(gradient, wanted):
         whole = fresh.zeros(shape, wide(gradient.dtype), xp)
-        places = list(xp.ogrid[tuple([slice(size) for size in index.shape])])    # each [1.., size, ..1]
+        places = list(
+            xp.ogrid[tuple([slice(size) for size in index.shape])]
+        )  # each [1.., size, ..1]
         places[dim] = index
         xp.add.at(whole, tuple(places), gradient)
         return (rounded(whole, gradient.dtype),)
+
     return record(y, (x,), backward)
 
 
 def cast(x: Tensor, dtype) -> Tensor:
-    """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no gradient flows."""
+    """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no
+    gradient flows.
+    """
     y, dtype_before = fresh.copy(x.array, dtype), x.dtype
     if not is_floating(y.dtype):
         return Tensor(y)

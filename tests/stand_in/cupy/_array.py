@@ -1,7 +1,9 @@
 """cupy.ndarray as far as it is needed: NumPy's arithmetic, in memory that NumPy is not let into.
 
-An array of NumPy meets one of these only where CuPy copies on purpose: in asarray, set, get and the like, and these are noted.
+An array of NumPy meets one of these only where CuPy copies on purpose: in asarray, set, get and the
+like, and these are noted.
 """
+
 import numpy
 
 from ._machine import machine
@@ -20,14 +22,18 @@ class ndarray:
         if memptr is None:
             num_bytes = int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize
             self._allocation = machine.lease(num_bytes) or machine.allocate(num_bytes)
-            self._host = numpy.ndarray(shape, dtype, self._allocation.memory, strides=strides, order=order)
+            self._host = numpy.ndarray(
+                shape, dtype, self._allocation.memory, strides=strides, order=order
+            )
         else:
             self._allocation = memptr.mem._allocation
             offset = memptr.ptr - self._allocation.address
-            self._host = numpy.ndarray(shape, dtype, self._allocation.memory, offset, strides, order)
+            self._host = numpy.ndarray(
+                shape, dtype, self._allocation.memory, offset, strides, order
+            )
         self.base = None
 
-    # ---- what it is ------------------------------------------------------------------------------------------------
+    # ---- what it is ------------------------------------------------------------------------------
 
     shape = property(lambda self: self._host.shape)
     dtype = property(lambda self: self._host.dtype)
@@ -45,12 +51,14 @@ class ndarray:
     @property
     def data(self):
         from .cuda.memory import Memory, MemoryPointer
+
         memory = Memory.of(self._allocation)
         return MemoryPointer(memory, self._address - memory.ptr)
 
     @property
     def device(self):
         from .cuda import Device
+
         return Device(self._allocation.device)
 
     @property
@@ -59,9 +67,15 @@ class ndarray:
 
     @property
     def __cuda_array_interface__(self):
-        return {"shape": self.shape, "typestr": self.dtype.str, "descr": self.dtype.descr, "version": 3,
-                "stream": machine.stream.address or 1, "data": (self._address, False),
-                "strides": None if self._host.flags.c_contiguous else self.strides}
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "descr": self.dtype.descr,
+            "version": 3,
+            "stream": machine.stream.address or 1,
+            "data": (self._address, False),
+            "strides": None if self._host.flags.c_contiguous else self.strides,
+        }
 
     def __len__(self):
         return len(self._host)
@@ -73,11 +87,13 @@ class ndarray:
 
     __hash__ = None
 
-    # ---- to the host, each time noted --------------------------------------------------------------------------------
+    # ---- to the host, each time noted ------------------------------------------------------------
 
     def __array__(self, dtype=None):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array "
-                        "explicitly.")
+        raise TypeError(
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array "
+            "explicitly."
+        )
 
     def get(self, stream=None, order="C", out=None, blocking=True):
         queue = machine.begin() if stream is None else stream._queue
@@ -141,9 +157,10 @@ class ndarray:
 
     def __reduce__(self):
         from . import array
+
         return array, (self.get(),)
 
-    # ---- parts and views -------------------------------------------------------------------------------------------
+    # ---- parts and views -------------------------------------------------------------------------
 
     def __getitem__(self, index):
         machine.begin()
@@ -182,7 +199,7 @@ class ndarray:
     def view(self, dtype=None, type=None):
         return wrapped(self._host.view() if dtype is None else self._host.view(dtype), self)
 
-    # ---- copies and reductions ---------------------------------------------------------------------------------------
+    # ---- copies and reductions -------------------------------------------------------------------
 
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
         machine.begin()
@@ -249,20 +266,24 @@ class ndarray:
     def cumsum(self, axis=None, dtype=None, out=None):
         return computed(numpy.cumsum, self, axis=axis, dtype=dtype, out=out)
 
-    # ---- NumPy's functions on these arrays ---------------------------------------------------------------------------
+    # ---- NumPy's functions on these arrays -------------------------------------------------------
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         import sys
+
         name = {"bitwise_invert": "invert"}.get(ufunc.__name__, ufunc.__name__)
         function = getattr(sys.modules[__package__], name, None)
         if function is None or method not in ("__call__", "at"):
             return NotImplemented
         if "out" in kwargs:
-            kwargs["out"], = kwargs["out"]
-        return function(*inputs, **kwargs) if method == "__call__" else function.at(*inputs, **kwargs)
+            (kwargs["out"],) = kwargs["out"]
+        return (
+            function(*inputs, **kwargs) if method == "__call__" else function.at(*inputs, **kwargs)
+        )
 
     def __array_function__(self, func, types, args, kwargs):
         import sys
+
         function = getattr(sys.modules[__package__], func.__name__, None)
         if function is None or any(kind not in (ndarray, numpy.ndarray) for kind in types):
             return NotImplemented
@@ -273,16 +294,28 @@ class Flags:
     """What CuPy tells about the memory of an array."""
 
     def __init__(self, flags):
-        self.c_contiguous, self.f_contiguous, self.owndata = flags.c_contiguous, flags.f_contiguous, flags.owndata
+        self.c_contiguous, self.f_contiguous, self.owndata = (
+            flags.c_contiguous,
+            flags.f_contiguous,
+            flags.owndata,
+        )
 
     def __getitem__(self, name):
-        return getattr(self, {"C_CONTIGUOUS": "c_contiguous", "F_CONTIGUOUS": "f_contiguous", "OWNDATA": "owndata"}[name])
+        return getattr(
+            self,
+            {"C_CONTIGUOUS": "c_contiguous", "F_CONTIGUOUS": "f_contiguous", "OWNDATA": "owndata"}[
+                name
+            ],
+        )
 
 
-# ---- between the two ----------------------------------------------------------------------------------------------------
+# ---- between the two -----------------------------------------------------------------------------
+
 
 def unwrapped(value):
-    """The NumPy array inside, a Python or NumPy number as it is. Errors: TypeError on an array of NumPy, and all else."""
+    """The NumPy array inside, a Python or NumPy number as it is. Errors: TypeError on an array of
+    NumPy, and all else.
+    """
     if isinstance(value, ndarray):
         _check_device(value)
         return value._host
@@ -295,12 +328,16 @@ def unwrapped(value):
 
 def _check_device(array):
     if array._allocation.device != machine.device:
-        raise ValueError(f"Array device must be same as the current device: array device = {array._allocation.device} while "
-                         f"current = {machine.device}")
+        raise ValueError(
+            f"Array device must be same as the current device: array device = {array._allocation.device} while "
+            f"current = {machine.device}"
+        )
 
 
 def wrapped(host, of=None) -> ndarray:
-    """The result of NumPy as an array of ours: a view of `of` if it lies in its memory, else memory of its own."""
+    """The result of NumPy as an array of ours: a view of `of` if it lies in its memory, else memory
+    of its own.
+    """
     host = numpy.asarray(host)
     self = ndarray.__new__(ndarray)
     self._host = host
@@ -313,7 +350,9 @@ def wrapped(host, of=None) -> ndarray:
 
 
 def made(make, of=None) -> ndarray:
-    """What make() of NumPy returns, as an array of ours; `of` as in `wrapped`. It is made again by a graph."""
+    """What make() of NumPy returns, as an array of ours; `of` as in `wrapped`. It is made again by
+    a graph.
+    """
     with numpy.errstate(all="ignore"):
         host = numpy.asarray(make())
     if of is not None and host.base is not None and root(host) is root(of._host):
@@ -323,8 +362,10 @@ def made(make, of=None) -> ndarray:
         return wrapped(host)
     self = ndarray.__new__(ndarray)
     self._allocation, self.base = lease, None
-    self._host = there = numpy.ndarray(host.shape, host.dtype, lease.memory, strides=numpy.empty_like(host).strides)
-    there[...] = host                   # also of a capture: the next one may need indices that are not out of range
+    self._host = there = numpy.ndarray(
+        host.shape, host.dtype, lease.memory, strides=numpy.empty_like(host).strides
+    )
+    there[...] = host  # also of a capture: the next one may need indices that are not out of range
     if machine.stream.capture is not None:
         machine.perform(lambda: numpy.copyto(there, make()))
     written(self)
@@ -351,6 +392,7 @@ def later(queue, array, copy):
     def work():
         machine.on_the_way.remove(place)
         copy()
+
     queue.put(work)
 
 
@@ -375,7 +417,9 @@ def _parts(index):
 
 
 def _index(index):
-    """Of integers, slices and arrays of ours. Errors: TypeError on an array of NumPy, which would travel unseen."""
+    """Of integers, slices and arrays of ours. Errors: TypeError on an array of NumPy, which would
+    travel unseen.
+    """
     if isinstance(index, tuple):
         return tuple(map(_index, index))
     if isinstance(index, ndarray):
@@ -395,12 +439,14 @@ def _operator(name, reflected=False):
         if not isinstance(other, (ndarray, numpy.ndarray, *_SCALARS)):
             return NotImplemented
         return computed(getattr(numpy, name), *((other, self) if reflected else (self, other)))
+
     return method
 
 
 def _in_place(name):
     def method(self, other):
         return computed(getattr(numpy, name), self, other, out=self)
+
     return method
 
 
@@ -408,14 +454,37 @@ def _unary(name):
     return lambda self: computed(getattr(numpy, name), self)
 
 
-for _symbol, _name in {"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-                       "mod": "remainder", "pow": "power", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
-                       "xor": "bitwise_xor", "lshift": "left_shift", "rshift": "right_shift"}.items():
+for _symbol, _name in {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "power",
+    "matmul": "matmul",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "left_shift",
+    "rshift": "right_shift",
+}.items():
     setattr(ndarray, f"__{_symbol}__", _operator(_name))
     setattr(ndarray, f"__r{_symbol}__", _operator(_name, reflected=True))
     setattr(ndarray, f"__i{_symbol}__", _in_place(_name))
-for _symbol, _name in {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal", "eq": "equal",
-                       "ne": "not_equal"}.items():
+for _symbol, _name in {
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "eq": "equal",
+    "ne": "not_equal",
+}.items():
     setattr(ndarray, f"__{_symbol}__", _operator(_name))
-for _symbol, _name in {"neg": "negative", "pos": "positive", "abs": "absolute", "invert": "invert"}.items():
+for _symbol, _name in {
+    "neg": "negative",
+    "pos": "positive",
+    "abs": "absolute",
+    "invert": "invert",
+}.items():
     setattr(ndarray, f"__{_symbol}__", _unary(_name))

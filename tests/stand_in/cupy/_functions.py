@@ -1,4 +1,5 @@
 """The functions of the module: those of NumPy, with CuPy's parameters, on arrays of ours."""
+
 import inspect
 
 import numpy
@@ -22,7 +23,7 @@ SIGNATURES = {
     "full": "shape, fill_value, dtype=None, order='C'",
     "full_like": "a, fill_value, dtype=None, order='K', subok=None, shape=None",
     "matmul": "*args, axes=None, axis=None, keepdims=False, casting='same_kind', dtype=None, "
-              "signature=None, order='K', out=None",
+    "signature=None, order='K', out=None",
     "max": "a, axis=None, out=None, keepdims=False",
     "mean": "a, axis=None, dtype=None, out=None, keepdims=False",
     "min": "a, axis=None, out=None, keepdims=False",
@@ -42,9 +43,11 @@ SIGNATURES = {
     "zeros": "shape, dtype=float, order='C'",
     "zeros_like": "a, dtype=None, order='K', subok=None, shape=None",
 }
-UFUNCS = ("absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater greater_equal invert "
-          "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or maximum minimum multiply "
-          "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh true_divide").split()
+UFUNCS = (
+    "absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater greater_equal invert "
+    "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or maximum minimum multiply "
+    "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh true_divide"
+).split()
 _FROM_NOTHING = ("arange", "empty", "full", "ones", "zeros")
 _VIEWS = ("broadcast_to", "expand_dims", "moveaxis", "reshape")
 
@@ -61,7 +64,9 @@ class ufunc:
         if len(args) > self.nin:
             *args, out = args
         if not any(isinstance(operand, ndarray) for operand in args):
-            raise TypeError(f"{self.name} of no array of the GPU: {[type(operand) for operand in args]}")
+            raise TypeError(
+                f"{self.name} of no array of the GPU: {[type(operand) for operand in args]}"
+            )
         return computed(self._function, *args, out=out, casting=casting, **settings)
 
     def at(self, a, indices, b=None):
@@ -78,6 +83,7 @@ def _function(name, signature):
     def function(*args, **kwargs):
         given = made.bind(*args, **kwargs)
         return _SPECIAL.get(name, _plain)(name, original, given)
+
     function.__name__, function.__signature__ = name, made
     return function
 
@@ -86,8 +92,13 @@ def _plain(name, original, given):
     args, kwargs = list(given.args), dict(given.kwargs)
     out = given.arguments.get("out")
     if out is not None:
-        args, kwargs = [a for a in args if a is not out], {k: v for k, v in kwargs.items() if v is not out}
-    return computed(original, *args, out=out, **{k: unwrapped_setting(v) for k, v in kwargs.items()})
+        args, kwargs = (
+            [a for a in args if a is not out],
+            {k: v for k, v in kwargs.items() if v is not out},
+        )
+    return computed(
+        original, *args, out=out, **{k: unwrapped_setting(v) for k, v in kwargs.items()}
+    )
 
 
 def unwrapped_setting(value):
@@ -123,8 +134,13 @@ def _view(name, original, given):
 
 
 def _copyto(name, original, given):
-    dst, arguments = given.arguments["dst"], {key: unwrapped(value) if key != "casting" else value
-                                              for key, value in given.arguments.items()}
+    dst, arguments = (
+        given.arguments["dst"],
+        {
+            key: unwrapped(value) if key != "casting" else value
+            for key, value in given.arguments.items()
+        },
+    )
     machine.begin()
     machine.perform(lambda: original(**arguments))
     written(dst)
@@ -145,7 +161,7 @@ def _flatnonzero(name, original, given):
 def _sorted(name, original, given):
     if given.arguments.get("kind") not in (None, "stable"):
         raise ValueError("kind should be None or 'stable'")
-    machine.waits()             # Thrust synchronizes
+    machine.waits()  # Thrust synchronizes
     return computed(original, *given.args[:2], **{**given.kwargs, "kind": "stable"})
 
 
@@ -178,10 +194,22 @@ def _shape(name, original, given):
     return a.shape if isinstance(a, ndarray) else original(a)
 
 
-_SPECIAL = {**dict.fromkeys(_FROM_NOTHING, _from_nothing), **dict.fromkeys(_VIEWS, _view),
-            **dict.fromkeys(("empty_like", "full_like", "ones_like", "zeros_like"), _like), "copyto": _copyto, "where": _where,
-            "flatnonzero": _flatnonzero, "argsort": _sorted, "sort": _sorted, "take": _take, "take_along_axis": _take_along_axis,
-            "matmul": _matmul, "concatenate": _joined, "stack": _joined, "shape": _shape}
+_SPECIAL = {
+    **dict.fromkeys(_FROM_NOTHING, _from_nothing),
+    **dict.fromkeys(_VIEWS, _view),
+    **dict.fromkeys(("empty_like", "full_like", "ones_like", "zeros_like"), _like),
+    "copyto": _copyto,
+    "where": _where,
+    "flatnonzero": _flatnonzero,
+    "argsort": _sorted,
+    "sort": _sorted,
+    "take": _take,
+    "take_along_axis": _take_along_axis,
+    "matmul": _matmul,
+    "concatenate": _joined,
+    "stack": _joined,
+    "shape": _shape,
+}
 FUNCTIONS = {name: _function(name, signature) for name, signature in SIGNATURES.items()}
 FUNCTIONS |= {name: ufunc(name) for name in UFUNCS}
 FUNCTIONS["abs"] = FUNCTIONS["absolute"]
@@ -225,6 +253,7 @@ def asnumpy(a, stream=None, order="C", out=None, *, blocking=True):
 
 def get_array_module(*args):
     import sys
+
     return sys.modules[__package__] if any(isinstance(a, ndarray) for a in args) else numpy
 
 

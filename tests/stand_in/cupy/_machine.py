@@ -1,12 +1,16 @@
-"""The machine that the stand-in pretends to have: GPUs whose memory is NumPy's, and a book of everything that happens.
+"""The machine that the stand-in pretends to have: GPUs whose memory is NumPy's, and a book of
+everything that happens.
 
-    transfers    every copy between host and GPU: what kind, how many bytes, from which line of whose code
-    mistakes     what a real GPU would not report, but answer with wrong numbers: memory that is read before what fills it was
-                 waited for, or given back while a copy is still on the way
+    transfers    every copy between host and GPU: what kind, how many bytes, from which line of
+                 whose code
+    mistakes     what a real GPU would not report, but answer with wrong numbers: memory that is
+                 read before what fills it was waited for, or given back while a copy is still on
+                 the way
 
-Work on arrays is done at once. What a program may not count on until it has waited, copies on streams, is done as late as a
-real GPU might do it: when somebody waits.
+Work on arrays is done at once. What a program may not count on until it has waited, copies on
+streams, is done as late as a real GPU might do it: when somebody waits.
 """
+
 import sys
 import threading
 import weakref
@@ -17,14 +21,14 @@ from typing import NamedTuple
 import numpy
 
 _HERE = str(Path(__file__).parent)
-_UNIT = 512             # bytes: what the pool rounds an allocation up to
+_UNIT = 512  # bytes: what the pool rounds an allocation up to
 
 
 class Transfer(NamedTuple):
     """One copy between host and GPU.
 
-    kind     "to host" or "to device": asked of an array; "size to host": the host must learn how large a result is;
-             "copy to host", "copy to device": asked of the runtime, by address
+    kind     "to host" or "to device": asked of an array; "size to host": the host must learn how
+             large a result is; "copy to host", "copy to device": asked of the runtime, by address
     place    file:line of the first caller outside of the stand-in
     thread   its name
     """
@@ -39,11 +43,18 @@ class Allocation:
     """A block of GPU memory, held by the arrays and pointers that use it.
 
     written   (stream, tick) of the work that last wrote it
-    parts     (start, stop, stream, tick) of copies by address that wrote these bytes since, not all of which have been waited for
+    parts     (start, stop, stream, tick) of copies by address that wrote these bytes since, not all
+              of which have been waited for
     """
 
     def __init__(self, machine, memory, device, size, written):
-        self.machine, self.memory, self.device, self.size, self.written = machine, memory, device, size, written
+        self.machine, self.memory, self.device, self.size, self.written = (
+            machine,
+            memory,
+            device,
+            size,
+            written,
+        )
         self.parts: list[tuple] = []
         self.address = memory.__array_interface__["data"][0]
 
@@ -97,20 +108,22 @@ class Machine:
         self.here = threading.local()
         self.transfers: list[Transfer] = []
         self.mistakes: list[str] = []
-        self.streams = weakref.WeakValueDictionary()            # address -> Queue of those that were made
-        self.busy: set[Queue] = set()               # those with work that is still to be done
-        self._null_streams: dict[int, Queue] = {}   # device -> the one that it has anyway
-        self._kept: list = []                       # memory that copies still need
+        self.streams = weakref.WeakValueDictionary()  # address -> Queue of those that were made
+        self.busy: set[Queue] = set()  # those with work that is still to be done
+        self._null_streams: dict[int, Queue] = {}  # device -> the one that it has anyway
+        self._kept: list = []  # memory that copies still need
         self.known_to_host: dict[object, int] = {}  # stream -> tick that somebody has waited for
-        self.pinned: dict[int, int] = {}            # address -> bytes
-        self.used_bytes: dict[int, int] = {}        # of each device
+        self.pinned: dict[int, int] = {}  # address -> bytes
+        self.used_bytes: dict[int, int] = {}  # of each device
         self.limit_bytes: dict[int, int] = {}
-        self.peak_bytes: dict[int, int] = {}        # of total_bytes: the pool keeps what it has
-        self._addresses: list[tuple[int, int]] = []             # (address, bytes) of allocations, sorted
-        self._allocations: dict[int, weakref.ref] = {}          # by address
-        self.on_the_way: list[tuple[int, int]] = []             # (address, bytes) of GPU memory that copies will touch
+        self.peak_bytes: dict[int, int] = {}  # of total_bytes: the pool keeps what it has
+        self._addresses: list[tuple[int, int]] = []  # (address, bytes) of allocations, sorted
+        self._allocations: dict[int, weakref.ref] = {}  # by address
+        self.on_the_way: list[
+            tuple[int, int]
+        ] = []  # (address, bytes) of GPU memory that copies will touch
 
-    # ---- the book --------------------------------------------------------------------------------------------------
+    # ---- the book --------------------------------------------------------------------------------
 
     def open_book(self, num_devices, capacity_bytes):
         """Begin anew, on the first device of so many."""
@@ -131,7 +144,7 @@ class Machine:
         self.mistakes.append(text)
         raise RuntimeError(text)
 
-    # ---- devices and streams ---------------------------------------------------------------------------------------
+    # ---- devices and streams ---------------------------------------------------------------------
 
     @property
     def device(self) -> int:
@@ -159,16 +172,24 @@ class Machine:
             return self._null_streams[device]
 
     def stream_at(self, address):
-        """The stream of this address, or the null stream of the current device. Errors: KeyError."""
+        """The stream of this address, or the null stream of the current device. Errors:
+        KeyError.
+        """
         return self.null_stream(self.device) if address in (0, 1) else self.streams[address]
 
     def all_streams(self, device) -> list:
         """Of one device."""
         with self.lock:
-            return [queue for queue in [self.null_stream(device), *self.streams.values()] if queue.device == device]
+            return [
+                queue
+                for queue in [self.null_stream(device), *self.streams.values()]
+                if queue.device == device
+            ]
 
     def begin(self):
-        """Before work on arrays in this thread: what its stream was told to do first is done. Returns the stream."""
+        """Before work on arrays in this thread: what its stream was told to do first is done.
+        Returns the stream.
+        """
         stream = self.stream
         stream.finish_before()
         return stream
@@ -182,21 +203,26 @@ class Machine:
             capture.works.append(work)
 
     def waits(self, stream=None):
-        """The host is to wait for this stream, or the current one, or for a number that it makes. Errors: if it is captured."""
+        """The host is to wait for this stream, or the current one, or for a number that it makes.
+        Errors: if it is captured.
+        """
         capture = (self.stream if stream is None else stream).capture
         if capture is not None:
             capture.is_valid = False
             from .cuda.runtime import CUDARuntimeError
+
             raise CUDARuntimeError(900)
 
-    # ---- memory ----------------------------------------------------------------------------------------------------
+    # ---- memory ----------------------------------------------------------------------------------
 
     def lease(self, num_bytes):
         """Memory of the allocator of this thread; None if it uses the pool that all have."""
         allocator = getattr(self.here, "allocator", None)
         if allocator is None:
             if self.stream.capture is not None:
-                self.mistake("memory of the pool that all have, in a graph: others get it before the graph is launched")
+                self.mistake(
+                    "memory of the pool that all have, in a graph: others get it before the graph is launched"
+                )
             return None
         lease = allocator(num_bytes).mem._allocation
         if self.stream.capture is not None:
@@ -204,18 +230,21 @@ class Machine:
         return lease
 
     def allocate(self, num_bytes, memory=None) -> Allocation:
-        """A block of the pool on the current device; `memory` is a NumPy array that already holds its contents."""
+        """A block of the pool on the current device; `memory` is a NumPy array that already holds
+        its contents.
+        """
         device, size = self.device, -(-max(num_bytes, 1) // _UNIT) * _UNIT
         with self.lock:
             used = self.used_bytes.get(device, 0) + size
             most = min(self.capacity_bytes, self.limit_bytes.get(device, 0) or self.capacity_bytes)
             if used > most:
                 from .cuda.memory import OutOfMemoryError
+
                 raise OutOfMemoryError(size, used - size, most)
             self.used_bytes[device] = used
             self.peak_bytes[device] = max(self.peak_bytes.get(device, 0), used)
         if memory is None:
-            memory = numpy.full(max(num_bytes, 1), 0xFF, numpy.uint8)          # NaN, for those who read it
+            memory = numpy.full(max(num_bytes, 1), 0xFF, numpy.uint8)  # NaN, for those who read it
         stream = self.stream
         allocation = Allocation(self, memory, device, size, (stream, stream.tick))
         with self.lock:
@@ -231,12 +260,19 @@ class Machine:
             _, num_bytes = self._addresses.pop(at)
             del self._allocations[allocation.address]
             stop = allocation.address + num_bytes
-            if any(start < stop and allocation.address < start + size for start, size in self.on_the_way):
-                self.mistakes.append(f"{num_bytes} bytes were given back while a copy of them was on the way")
+            if any(
+                start < stop and allocation.address < start + size
+                for start, size in self.on_the_way
+            ):
+                self.mistakes.append(
+                    f"{num_bytes} bytes were given back while a copy of them was on the way"
+                )
                 self._kept.append(allocation.memory)
 
     def find(self, address, num_bytes=1):
-        """The allocation that holds these bytes, or None. Errors: RuntimeError if they run out of it."""
+        """The allocation that holds these bytes, or None. Errors: RuntimeError if they run out of
+        it.
+        """
         with self.lock:
             at = bisect_right(self._addresses, (address, float("inf"))) - 1
             if at < 0 or self._addresses[at][0] + self._addresses[at][1] <= address:
@@ -250,24 +286,43 @@ class Machine:
     def is_pinned(self, address, num_bytes=1) -> bool:
         """Whether these bytes of host memory are page-locked."""
         with self.lock:
-            return any(start <= address and address + num_bytes <= start + size for start, size in self.pinned.items())
+            return any(
+                start <= address and address + num_bytes <= start + size
+                for start, size in self.pinned.items()
+            )
 
     def check_seen(self, stream, allocation, what, start=0, stop=float("inf")):
-        """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes of the allocation."""
+        """Errors: RuntimeError unless work on this stream comes after what last wrote these bytes
+        of the allocation.
+        """
         with self.lock:
-            writers = [allocation.written] + [part[2:] for part in allocation.parts if part[0] < stop and start < part[1]]
+            writers = [allocation.written] + [
+                part[2:] for part in allocation.parts if part[0] < stop and start < part[1]
+            ]
         if not all(self._has_seen(stream, *writer) for writer in writers):
-            self.mistake(f"{what} on a stream that has not waited for the work that writes this memory")
+            self.mistake(
+                f"{what} on a stream that has not waited for the work that writes this memory"
+            )
 
     def _has_seen(self, stream, writer, tick):
-        if writer is stream or stream.seen.get(writer, -1) >= tick or self.known_to_host.get(writer, -1) >= tick:
-            return True                                 # the null stream and ordinary ones wait for each other
-        return 0 in (writer.address, stream.address) and not writer.non_blocking and not stream.non_blocking
+        if (
+            writer is stream
+            or stream.seen.get(writer, -1) >= tick
+            or self.known_to_host.get(writer, -1) >= tick
+        ):
+            return True  # the null stream and ordinary ones wait for each other
+        return (
+            0 in (writer.address, stream.address)
+            and not writer.non_blocking
+            and not stream.non_blocking
+        )
 
     def note_written(self, allocation, stream, start, stop):
         """A copy by address, put on this stream, writes these bytes."""
         with self.lock:
-            allocation.parts = [part for part in allocation.parts if self.known_to_host.get(part[2], -1) < part[3]]
+            allocation.parts = [
+                part for part in allocation.parts if self.known_to_host.get(part[2], -1) < part[3]
+            ]
             allocation.parts.append((start, stop, stream, stream.tick))
 
 
@@ -275,11 +330,16 @@ class Queue:
     """A stream: what it was told and has not done yet, in order."""
 
     def __init__(self, machine, device, address, *, non_blocking):
-        self.machine, self.device, self.address, self.non_blocking = machine, device, address, non_blocking
-        self.waiting: list = []             # functions
-        self.num_done = 0                   # of all that were ever put in
-        self.tick = 0                       # grows with every piece of work
-        self.seen: dict[Queue, int] = {}    # of other streams, the ticks that this one has waited for
+        self.machine, self.device, self.address, self.non_blocking = (
+            machine,
+            device,
+            address,
+            non_blocking,
+        )
+        self.waiting: list = []  # functions
+        self.num_done = 0  # of all that were ever put in
+        self.tick = 0  # grows with every piece of work
+        self.seen: dict[Queue, int] = {}  # of other streams, the ticks that this one has waited for
         self.capture: Capture | None = None
 
     def put(self, work):
@@ -308,12 +368,18 @@ class Queue:
                 self.machine.busy.discard(self)
 
     def finish_before(self):
-        """As before work that is done at once: the null stream waits for ordinary ones, and they for it."""
+        """As before work that is done at once: the null stream waits for ordinary ones, and they
+        for it.
+        """
         if not self.machine.busy:
             return
         self.finish()
         with self.machine.lock:
-            others = [queue for queue in self.machine.busy if queue.device == self.device and 0 in (self.address, queue.address)]
+            others = [
+                queue
+                for queue in self.machine.busy
+                if queue.device == self.device and 0 in (self.address, queue.address)
+            ]
             for other in others if not self.non_blocking else ():
                 if not other.non_blocking:
                     other.finish()
@@ -324,7 +390,9 @@ class Queue:
         self.finish_before()
         with self.machine.lock:
             for stream, tick in {**self.seen, self: self.tick}.items():
-                self.machine.known_to_host[stream] = max(self.machine.known_to_host.get(stream, -1), tick)
+                self.machine.known_to_host[stream] = max(
+                    self.machine.known_to_host.get(stream, -1), tick
+                )
 
 
 def _caller() -> str:

@@ -1,4 +1,5 @@
 """Kernels in CUDA C++, run on the CPU by the emulator beside this package."""
+
 import threading
 
 import numpy
@@ -13,17 +14,28 @@ _one_at_a_time = threading.Lock()
 class RawModule:
     """The kernels of a source text."""
 
-    def __init__(self, code=None, *, path=None, options=(), backend="nvrtc", translate_cucomplex=False,
-                 enable_cooperative_groups=False, name_expressions=None, jitify=None):
+    def __init__(
+        self,
+        code=None,
+        *,
+        path=None,
+        options=(),
+        backend="nvrtc",
+        translate_cucomplex=False,
+        enable_cooperative_groups=False,
+        name_expressions=None,
+        jitify=None,
+    ):
         if code is None or not isinstance(options, tuple):
             raise TypeError("wanted code, a string, and options, a tuple")
         self.code, self.options, self.backend = code, options, backend
         self._emulated = None
 
     def compile(self, log_stream=None):
-        with _one_at_a_time:                    # ranks are threads
+        with _one_at_a_time:  # ranks are threads
             if self._emulated is None:
                 from stand_in.emulator import EmulatedModule
+
                 self._emulated = EmulatedModule(self.code, self.options)
 
     def get_function(self, name):
@@ -34,8 +46,17 @@ class RawModule:
 class RawKernel:
     """One kernel of a source text."""
 
-    def __init__(self, code, name, options=(), backend="nvrtc", translate_cucomplex=False, *, enable_cooperative_groups=False,
-                 jitify=None):
+    def __init__(
+        self,
+        code,
+        name,
+        options=(),
+        backend="nvrtc",
+        translate_cucomplex=False,
+        *,
+        enable_cooperative_groups=False,
+        jitify=None,
+    ):
         self._module, self.name = RawModule(code, options=options, backend=backend), name
         self.code, self.options = code, options
 
@@ -55,20 +76,26 @@ class Function:
 
     def __call__(self, grid, block, args, *, shared_mem=0):
         if shared_mem > self.max_dynamic_shared_size_bytes:
-            raise RuntimeError("CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes allows")
+            raise RuntimeError(
+                "CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes allows"
+            )
         self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()
         arrays = [arg for arg in args if isinstance(arg, ndarray)]
         for array in arrays:
             _check_device(array)
         memory, arguments = [array._host for array in arrays], tuple(map(_argument, args))
-        machine.perform(lambda memory=memory: self._run(tuple(grid), tuple(block), arguments, shared_mem))
+        machine.perform(
+            lambda memory=memory: self._run(tuple(grid), tuple(block), arguments, shared_mem)
+        )
         for array in arrays:
             written(array)
 
 
 def _argument(value):
-    """As CuPy passes it: the address of an array, a Python number in 64 bits, a number of NumPy in its own size."""
+    """As CuPy passes it: the address of an array, a Python number in 64 bits, a number of NumPy in
+    its own size.
+    """
     if isinstance(value, ndarray):
         return value._address
     if isinstance(value, numpy.generic):

@@ -1,7 +1,9 @@
 """GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays.
 
-x/2 (1 + tanh u) is x / (1 + exp(-2u)), which needs one exponential and loses no digits where tanh is near -1.
+x/2 (1 + tanh u) is x / (1 + exp(-2u)), which needs one exponential and loses no digits where tanh
+is near -1.
 """
+
 from ... import fresh
 from ..reference import activation as reference
 from .arrays import elementwise, empty_like, run
@@ -50,7 +52,12 @@ def swiglu(gate, up, out=None):
 
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     for_gate, for_up = [empty_like(gate, buffer) for buffer in out]
-    run(_swiglu_backward, [x.reshape(-1) for x in (gradient, gate, up)], (), [for_gate.reshape(-1), for_up.reshape(-1)])
+    run(
+        _swiglu_backward,
+        [x.reshape(-1) for x in (gradient, gate, up)],
+        (),
+        [for_gate.reshape(-1), for_up.reshape(-1)],
+    )
     return for_gate, for_up
 
 
@@ -70,7 +77,8 @@ def softmax_backward(gradient, y, dim=-1, out=None):
     return out
 
 
-# ---- formulas ------------------------------------------------------------------------------------------------------
+# ---- formulas ------------------------------------------------------------------------------------
+
 
 @inlined
 def _twice_u(x):
@@ -85,7 +93,7 @@ def _gelu_of(x):
 @inlined
 def _gelu_slope(x):
     s = logistic(_twice_u(x))
-    slope = fma(x * x, like(3 * TWICE_CUBIC, x), like(TWICE, x))       # 2u'
+    slope = fma(x * x, like(3 * TWICE_CUBIC, x), like(TWICE, x))  # 2u'
     return s * fma(x * (like(1.0, x) - s), slope, like(1.0, x))
 
 
@@ -94,7 +102,8 @@ def _silu_slope(x, s):
     return s * fma(x, like(1.0, x) - s, like(1.0, x))
 
 
-# ---- loops ---------------------------------------------------------------------------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
+
 
 @compiled
 def _gelu(x, out):

@@ -3,19 +3,22 @@
     @compiled                   a loop that Python calls: kept in a file
     @inlined                    a formula that loops call
 
-Both compile to exact IEEE arithmetic: nothing is reordered or contracted behind our back (no fastmath), so an element has
-the same bits wherever it stands, whether it was computed in a vector or alone. What may be reordered says so (`plus` in
-scalar.py). Loops get C-contiguous, writable arrays only: one machine code per kernel and dtype.
+Both compile to exact IEEE arithmetic: nothing is reordered or contracted behind our back (no
+fastmath), so an element has the same bits wherever it stands, whether it was computed in a vector
+or alone. What may be reordered says so (`plus` in scalar.py). Loops get C-contiguous, writable
+arrays only: one machine code per kernel and dtype.
 
-Compiling takes a few tenths of a second per loop, once per machine: the code is then read from the first of these folders
-that has it, and written to the first that lets us.
+Compiling takes a few tenths of a second per loop, once per machine: the code is then read from the
+first of these folders that has it, and written to the first that lets us.
 
     NUMBA_CACHE_DIR, if it is set    __pycache__ beside this file    ~/.cache/shardkit    a private folder in the temporary one
 
-If none can be written to, each process compiles what it needs. One file holds one loop for one signature and kind of CPU,
-and carries a checksum: ranks that compile at the same time write equal files, and a torn file is compiled again. (Numba's own
-cache numbers its files in an index, which two processes that save different signatures can leave pointing at each other's.)
+If none can be written to, each process compiles what it needs. One file holds one loop for one
+signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
+files, and a torn file is compiled again. (Numba's own cache numbers its files in an index, which
+two processes that save different signatures can leave pointing at each other's.)
 """
+
 import contextlib
 import functools
 import hashlib
@@ -49,7 +52,9 @@ def inlined(formula):
 
 
 class Loop:
-    """Numba's dispatcher of a loop, to be called from Python; where a recorder is active, it notes the call."""
+    """Numba's dispatcher of a loop, to be called from Python; where a recorder is active, it notes
+    the call.
+    """
 
     def __init__(self, dispatcher):
         self._dispatcher = dispatcher
@@ -65,7 +70,9 @@ class Loop:
 
 
 class CodeFiles:
-    """The compiled signatures of one loop, in files. The five members are what Numba asks of a cache."""
+    """The compiled signatures of one loop, in files. The five members are what Numba asks of a
+    cache.
+    """
 
     def __init__(self, loop, folders=None):
         self._name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
@@ -97,8 +104,16 @@ class CodeFiles:
 
     def _file_name(self, signature, codegen):
         """Different for different code: of the sources, signature, CPU, Numba and Python."""
-        key = repr((_source_digest(), _digest_of(self._home), signature, codegen.magic_tuple(), numba.__version__,
-                    sys.version_info[:2]))
+        key = repr(
+            (
+                _source_digest(),
+                _digest_of(self._home),
+                signature,
+                codegen.magic_tuple(),
+                numba.__version__,
+                sys.version_info[:2],
+            )
+        )
         return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
 
 
@@ -108,14 +123,16 @@ def candidate_folders() -> tuple[Path, ...]:
     folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
     folders.append(Path(__file__).parent / "__pycache__")
     home = os.path.expanduser("~")
-    if home != "~":                                                    # which it stays where there is no home directory
+    if home != "~":  # which it stays where there is no home directory
         folders.append(Path(home) / ".cache" / "shardkit")
     private = Path(tempfile.gettempdir()) / f"shardkit-kernels-{os.getuid()}"
     return (*folders, private) if _is_private(private) else tuple(folders)
 
 
 def _is_private(folder):
-    """True for a folder that nobody else can write to, which is made if there is none: code is read from it."""
+    """True for a folder that nobody else can write to, which is made if there is none: code is read
+    from it.
+    """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()

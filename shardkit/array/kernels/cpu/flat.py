@@ -1,4 +1,7 @@
-"""Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read once."""
+"""Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read
+once.
+"""
+
 import numpy
 
 from ...arena import empty
@@ -6,7 +9,7 @@ from .arrays import empty_like, plain, run
 from .compiled import compiled
 from .scalar import plus
 
-PIECE_ELEMENTS = 1 << 15                                               # two partial sums of this size stay in cache
+PIECE_ELEMENTS = 1 << 15  # two partial sums of this size stay in cache
 
 
 def tree_sum(buffers, out=None):
@@ -26,13 +29,15 @@ def block_squares(x, block=256):
     _block_squares(plain(x[:whole]).reshape(-1, block), sums)
     if x.size > whole:
         rest = numpy.zeros((1, block), x.dtype)
-        rest[0, :x.size - whole] = x[whole:]
+        rest[0, : x.size - whole] = x[whole:]
         _block_squares(rest, sums[-1:])
     return sums
 
 
 def _sum_piece(buffers, out):
-    """The largest full tree on the left, the rest on the right; out is written last, so it may be one of the buffers."""
+    """The largest full tree on the left, the rest on the right; out is written last, so it may be
+    one of the buffers.
+    """
     if len(buffers) in SUMS:
         return SUMS[len(buffers)](*buffers, out)
     half = 1 << (len(buffers) - 1).bit_length() - 1
@@ -76,4 +81,4 @@ def _block_squares(blocks, sums):
         sums[i] = total
 
 
-SUMS = {1: _copy, 2: _sum_two, 3: _sum_three, 4: _sum_four}            # by the number of buffers
+SUMS = {1: _copy, 2: _sum_two, 3: _sum_three, 4: _sum_four}  # by the number of buffers

@@ -1,9 +1,10 @@
-"""To half floats and back: float16 with the instructions that the CPU has for it, bfloat16 by its bits (NumPy's casts take 5 to
-10 times as long).
+"""To half floats and back: float16 with the instructions that the CPU has for it, bfloat16 by its
+bits (NumPy's casts take 5 to 10 times as long).
 
     float32    s eeeeeeee fffffff ffffffffffffffff
     bfloat16   s eeeeeeee fffffff                     the upper half, one more if the lower half is more than a half of it
 """
+
 import functools
 
 import numpy
@@ -52,6 +53,7 @@ def _has_half_floats():
 def _half_bits(typing_context, x):
     def generate(context, builder, signature, arguments):
         return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
+
     return types.uint16(x), generate
 
 
@@ -59,6 +61,7 @@ def _half_bits(typing_context, x):
 def _from_half_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         return builder.fpext(builder.bitcast(arguments[0], ir.HalfType()), ir.FloatType())
+
     return types.float32(bits), generate
 
 
@@ -67,12 +70,18 @@ def _bfloat16_bits(typing_context, x):
     def generate(context, builder, signature, arguments):
         def number(value):
             return ir.Constant(ir.IntType(32), value)
+
         bits = builder.bitcast(arguments[0], ir.IntType(32))
         is_odd = builder.and_(builder.lshr(bits, number(16)), number(1))
-        nearest = builder.add(builder.add(bits, number(0x7fff)), is_odd)           # of two as near, the even one
-        not_a_number = builder.or_(builder.and_(bits, number(0x80000000)), number(0x7fc00000))
-        chosen = builder.select(builder.fcmp_unordered("uno", arguments[0], arguments[0]), not_a_number, nearest)
+        nearest = builder.add(
+            builder.add(bits, number(0x7FFF)), is_odd
+        )  # of two as near, the even one
+        not_a_number = builder.or_(builder.and_(bits, number(0x80000000)), number(0x7FC00000))
+        chosen = builder.select(
+            builder.fcmp_unordered("uno", arguments[0], arguments[0]), not_a_number, nearest
+        )
         return builder.trunc(builder.lshr(chosen, number(16)), ir.IntType(16))
+
     return types.uint16(x), generate
 
 
@@ -81,6 +90,7 @@ def _from_bfloat16_bits(typing_context, bits):
     def generate(context, builder, signature, arguments):
         wide = builder.zext(arguments[0], ir.IntType(32))
         return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
+
     return types.float32(bits), generate
 
 

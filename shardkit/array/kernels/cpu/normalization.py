@@ -1,8 +1,9 @@
 """Layer norm and RMS norm, each with its gradient and with the addition before it.
 
-A row is read while it lies in the first cache, once for its sums and once for its results. The gradients of weight and bias
-are added up row after row, whatever else is computed.
+A row is read while it lies in the first cache, once for its sums and once for its results. The
+gradients of weight and bias are added up row after row, whatever else is computed.
 """
+
 import math
 
 from ... import fresh
@@ -26,9 +27,19 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     for_x, wants_sums = empty_like(x, out) if wanted[0] else _no_rows(x), wanted[1] or wanted[2]
-    for_weight, for_bias = fresh.zeros(weight.shape, weight.dtype), fresh.zeros(weight.shape, weight.dtype)
-    run(_layer_norm_backward, (gradient, x, mean, inverse), (weight, wanted[0], wants_sums, for_weight, for_bias), (for_x,))
-    return tuple([array if want else None for array, want in zip((for_x, for_weight, for_bias), wanted)])
+    for_weight, for_bias = (
+        fresh.zeros(weight.shape, weight.dtype),
+        fresh.zeros(weight.shape, weight.dtype),
+    )
+    run(
+        _layer_norm_backward,
+        (gradient, x, mean, inverse),
+        (weight, wanted[0], wants_sums, for_weight, for_bias),
+        (for_x,),
+    )
+    return tuple(
+        [array if want else None for array, want in zip((for_x, for_weight, for_bias), wanted)]
+    )
 
 
 def rms_norm(x, weight, eps, out=None):
@@ -58,7 +69,8 @@ def _no_rows(x):
     return empty((0, x.shape[1]), x.dtype)
 
 
-# ---- rows ----------------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------
+
 
 @inlined
 def _layer_norm_row(x, i, weight, bias, eps, y, mean, inverse):
@@ -91,7 +103,8 @@ def _add_row(x, branch, i, total):
         total[i, j] = x[i, j] + branch[i, j]
 
 
-# ---- loops ---------------------------------------------------------------------------------------------------------
+# ---- loops ---------------------------------------------------------------------------------------
+
 
 @compiled
 def _layer_norm(x, weight, bias, eps, y, mean, inverse):
@@ -107,7 +120,9 @@ def _add_layer_norm(x, branch, weight, bias, eps, total, y, mean, inverse):
 
 
 @compiled
-def _layer_norm_backward(gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x):
+def _layer_norm_backward(
+    gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x
+):
     for i in range(x.shape[0]):
         middle, scale = mean[i], inverse[i]
         if wants_x:

@@ -1,8 +1,9 @@
 """What loops compute on single numbers, float32 or float64; LLVM makes vectors of it.
 
-A Python number in a compiled loop is a float64, and one float64 in a formula halves the speed of float32. So constants are
-written like(0.5, x): 0.5 in the type of x.
+A Python number in a compiled loop is a float64, and one float64 in a formula halves the speed of
+float32. So constants are written like(0.5, x): 0.5 in the type of x.
 """
+
 import math
 
 from llvmlite import ir
@@ -11,36 +12,54 @@ from numba.extending import intrinsic, overload, register_jitable
 
 from .compiled import inlined
 
-LN2 = {types.float32: (0.693359375, -2.12194440054690583e-4),         # high part with zeros at the end, and the rest
-       types.float64: (0.693145751953125, 1.42860682030941723212e-6)}
-ROUNDING = {types.float32: 1.5 * 2 ** 23, types.float64: 1.5 * 2 ** 52}     # adding this leaves no bits behind the point
-NUM_TERMS = {types.float32: 8, types.float64: 14}                     # |r| < 0.35: the next is below half a last bit
+LN2 = {
+    types.float32: (
+        0.693359375,
+        -2.12194440054690583e-4,
+    ),  # high part with zeros at the end, and the rest
+    types.float64: (0.693145751953125, 1.42860682030941723212e-6),
+}
+ROUNDING = {
+    types.float32: 1.5 * 2**23,
+    types.float64: 1.5 * 2**52,
+}  # adding this leaves no bits behind the point
+NUM_TERMS = {types.float32: 8, types.float64: 14}  # |r| < 0.35: the next is below half a last bit
 LIMITS = {types.float32: (-87.3, 89.0), types.float64: (-708.3, 710.0)}
 
 
 @intrinsic
 def like(typing_context, constant, x):
     """The constant in the type of x."""
+
     def generate(context, builder, signature, arguments):
         return context.cast(builder, arguments[0], *signature.args)
+
     return x(constant, x), generate
 
 
 @intrinsic
 def fma(typing_context, x, y, z):
     """x y + z, rounded once."""
+
     def generate(context, builder, signature, arguments):
         return builder.fma(*arguments)
+
     return x(x, x, x), generate
 
 
 @intrinsic
 def larger(typing_context, x, y):
-    """The larger one, NaN if one is NaN, any of two zeros. In a loop LLVM may choose the order: it changes nothing else."""
+    """The larger one, NaN if one is NaN, any of two zeros. In a loop LLVM may choose the order: it
+    changes nothing else.
+    """
+
     def generate(context, builder, signature, arguments):
         kind = arguments[0].type
-        maximum = builder.module.declare_intrinsic("llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind]))
+        maximum = builder.module.declare_intrinsic(
+            "llvm.maximum", [kind], ir.FunctionType(kind, [kind, kind])
+        )
         return builder.call(maximum, arguments, fastmath=("nsz",))
+
     return x(x, x), generate
 
 
@@ -48,29 +67,40 @@ def larger(typing_context, x, y):
 def plus(typing_context, x, y):
     """x + y as a part of a sum whose order LLVM may choose: for sums along a row.
 
-    The choice is made when the loop is compiled, so the bits of a sum depend on its length and terms, not on where these
-    lie in memory. It needs a loop that stores nothing: with stores, code for arrays that overlap is made beside.
+    The choice is made when the loop is compiled, so the bits of a sum depend on its length and
+    terms, not on where these lie in memory. It needs a loop that stores nothing: with stores, code
+    for arrays that overlap is made beside.
     """
+
     def generate(context, builder, signature, arguments):
         return builder.fadd(*arguments, flags=("reassoc",))
+
     return x(x, x), generate
 
 
 @intrinsic
 def _power_of_two(typing_context, shifted):
-    """2^n from n + ROUNDING, whose low bits are the integer n: they become the exponent. n = 128 (1024) gives infinity."""
-    integer, mantissa, bias = {types.float32: (ir.IntType(32), 23, 127), types.float64: (ir.IntType(64), 52, 1023)}[shifted]
+    """2^n from n + ROUNDING, whose low bits are the integer n: they become the exponent. n = 128
+    (1024) gives infinity.
+    """
+    integer, mantissa, bias = {
+        types.float32: (ir.IntType(32), 23, 127),
+        types.float64: (ir.IntType(64), 52, 1023),
+    }[shifted]
 
     def generate(context, builder, signature, arguments):
         bits = builder.add(builder.bitcast(arguments[0], integer), integer(bias))
         return builder.bitcast(builder.shl(bits, integer(mantissa)), arguments[0].type)
+
     return shifted(shifted), generate
 
 
 def exp(x):
-    """e^x, to 1 or 2 units in the last place; 0 below -87.3 and infinity from 88.4 on (in float64 -708.3 and 709.4).
+    """e^x, to 1 or 2 units in the last place; 0 below -87.3 and infinity from 88.4 on (in float64
+    -708.3 and 709.4).
 
-    x = n ln 2 + r with n an integer and |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of e^r.
+    x = n ln 2 + r with n an integer and |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of
+    e^r.
     """
     raise NotImplementedError("exp of scalar.py works in compiled loops only")
 
@@ -81,18 +111,22 @@ def _exp(x):
     polynomial = _taylor_polynomial(NUM_TERMS[x])
 
     def formula(x):
-        bounded = like(highest, x) if x > like(highest, x) else x     # NaN stays NaN
+        bounded = like(highest, x) if x > like(highest, x) else x  # NaN stays NaN
         shifted = fma(bounded, like(1 / math.log(2), x), like(rounding, x))
         n = shifted - like(rounding, x)
         r = fma(n, like(-ln2_low, x), fma(n, like(-ln2_high, x), bounded))
         y = polynomial(r) * _power_of_two(shifted)
         return like(0.0, x) if x < like(lowest, x) else y
+
     return formula
 
 
 def _taylor_polynomial(num_terms):
     """The formula sum of r^k / k! for k < num_terms, by Horner's rule."""
-    first, rest = 1 / math.factorial(num_terms - 1), tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)])
+    first, rest = (
+        1 / math.factorial(num_terms - 1),
+        tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)]),
+    )
 
     @register_jitable
     def polynomial(r):
@@ -100,6 +134,7 @@ def _taylor_polynomial(num_terms):
         for coefficient in rest:
             y = fma(y, r, like(coefficient, r))
         return y
+
     return polynomial
 
 

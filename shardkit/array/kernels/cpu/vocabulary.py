@@ -1,4 +1,7 @@
-"""Cross-entropy with its gradient, row by row while the logits are in cache; the gradient of an embedding."""
+"""Cross-entropy with its gradient, row by row while the logits are in cache; the gradient of an
+embedding.
+"""
+
 import math
 
 import numpy
@@ -18,7 +21,12 @@ def cross_entropy(logits, targets, counts=None):
 
 def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
     out = empty_like(logits, out)
-    run(_cross_entropy_backward, (logits, *_marks(targets, counts), log_sums), (_one(gradient, log_sums.dtype),), (out,))
+    run(
+        _cross_entropy_backward,
+        (logits, *_marks(targets, counts), log_sums),
+        (_one(gradient, log_sums.dtype),),
+        (out,),
+    )
     return out
 
 
@@ -30,13 +38,17 @@ def embedding_backward(gradient, ids, num_rows, out=None):
 
 
 def _one(number, dtype):
-    """A number, or an array of one element -> [1]: the loop reads it, so that no one has to know it before."""
+    """A number, or an array of one element -> [1]: the loop reads it, so that no one has to know it
+    before.
+    """
     return fresh.placed(number, numpy, dtype).reshape(1)
 
 
 def _marks(targets, counts):
     """Targets as int64 and counts as bool, always arrays: one machine code for all calls."""
-    return targets.astype(numpy.int64, copy=False), numpy.ones(targets.shape, bool) if counts is None else counts
+    return targets.astype(numpy.int64, copy=False), numpy.ones(
+        targets.shape, bool
+    ) if counts is None else counts
 
 
 @compiled

@@ -1,10 +1,24 @@
 """GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays."""
+
 from ...backend import xp_of
-from .arrays import THREADS, alike, by_rows, elementwise, new, new_like, pack, plain, real, real_dtype, spread, sum_pieces
+from .arrays import (
+    THREADS,
+    alike,
+    by_rows,
+    elementwise,
+    new,
+    new_like,
+    pack,
+    plain,
+    real,
+    real_dtype,
+    spread,
+    sum_pieces,
+)
 from .launch import launch
 
 FILE = "activation.cu"
-ROWS = 32                           # of a piece, whose sum is made in order
+ROWS = 32  # of a piece, whose sum is made in order
 MAX_GRID_Y = 65535
 
 
@@ -25,13 +39,27 @@ def bias_gelu(x, bias, out=None):
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = new_like(x, out) if wanted[0] else None
     parts = new(x, (-(-x.shape[0] // ROWS), x.shape[1]), real_dtype(x)) if wanted[1] else None
-    launch(x, FILE, "bias_gelu_backward", _grid(x), (THREADS,), alike(gradient, x), plain(x), real(bias, x), out, parts,
-           *x.shape, ROWS)
+    launch(
+        x,
+        FILE,
+        "bias_gelu_backward",
+        _grid(x),
+        (THREADS,),
+        alike(gradient, x),
+        plain(x),
+        real(bias, x),
+        out,
+        parts,
+        *x.shape,
+        ROWS,
+    )
     return out, sum_pieces(parts, x) if wanted[1] else None
 
 
 def _grid(x):
-    """Blocks of THREADS packs of columns and ROWS rows; beyond the limit of a grid they take several pieces."""
+    """Blocks of THREADS packs of columns and ROWS rows; beyond the limit of a grid they take
+    several pieces.
+    """
     return *spread(x.shape[1], THREADS * pack(x)), min(-(-x.shape[0] // ROWS), MAX_GRID_Y)
 
 
@@ -53,8 +81,17 @@ def swiglu(gate, up, out=None):
 
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     for_gate, for_up = [new_like(gate, buffer) for buffer in out]
-    launch(gate, FILE, "swiglu_backward", spread(gate.size, THREADS * pack(gate)), (THREADS,),
-           *[alike(x, gate) for x in (gradient, gate, up)], for_gate, for_up, gate.size)
+    launch(
+        gate,
+        FILE,
+        "swiglu_backward",
+        spread(gate.size, THREADS * pack(gate)),
+        (THREADS,),
+        *[alike(x, gate) for x in (gradient, gate, up)],
+        for_gate,
+        for_up,
+        gate.size,
+    )
     return for_gate, for_up
 
 

@@ -1,4 +1,7 @@
-"""From the arrays that callers have to the ones that kernels take, and how threads are shared out over them."""
+"""From the arrays that callers have to the ones that kernels take, and how threads are shared out
+over them.
+"""
+
 from math import prod
 
 import numpy
@@ -8,7 +11,7 @@ from ...backend import xp_of
 from .launch import MAX_BLOCKS, launch
 
 THREADS = 256
-PACK_BYTES = 16                     # of one load
+PACK_BYTES = 16  # of one load
 
 
 def plain(x):
@@ -17,12 +20,16 @@ def plain(x):
 
 
 def alike(x, like):
-    """x, C-contiguous, in the dtype of `like`: kernels take arrays of one dtype, and cannot see another."""
+    """x, C-contiguous, in the dtype of `like`: kernels take arrays of one dtype, and cannot see
+    another.
+    """
     return plain(x.astype(like.dtype, copy=False))
 
 
 def real_dtype(x):
-    """What numbers of x are computed in, and what is one number per row or column: float32, or float64 for float64."""
+    """What numbers of x are computed in, and what is one number per row or column: float32, or
+    float64 for float64.
+    """
     return numpy.dtype("float64" if x.dtype.name == "float64" else "float32")
 
 
@@ -55,15 +62,25 @@ def spread(num_items: int, per_block: int = THREADS) -> tuple:
 def elementwise(file, name, *inputs, out=None):
     """kernel(*inputs, out, n) on arrays of one shape; returns out, or a new array."""
     out = new_like(inputs[0], out)
-    launch(out, file, name, spread(out.size, THREADS * pack(out)), (THREADS,), *[alike(x, out) for x in inputs], out,
-           out.size)
+    launch(
+        out,
+        file,
+        name,
+        spread(out.size, THREADS * pack(out)),
+        (THREADS,),
+        *[alike(x, out) for x in inputs],
+        out,
+        out.size,
+    )
     return out
 
 
 def row_threads(x) -> tuple:
-    """(threads for a row, rows of a block) for rows of the width of x; the width alone decides, since sums depend on it.
+    """(threads for a row, rows of a block) for rows of the width of x; the width alone decides,
+    since sums depend on it.
 
-    Narrow rows get a warp each, and several of them a block; wide ones a block, of at most 1024 threads.
+    Narrow rows get a warp each, and several of them a block; wide ones a block, of at most 1024
+    threads.
     """
     packs = -(-x.shape[-1] // pack(x))
     for threads, most in ((32, 128), (128, 1024), (256, 8192)):
@@ -81,5 +98,14 @@ def by_rows(file, name, x, *args):
 def sum_pieces(pieces, like):
     """pieces [P, D] -> their sum [D], always in the same order."""
     out = new(like, pieces.shape[1:], pieces.dtype)
-    launch(pieces, "columns.cu", "sum_pieces", spread(out.size, 32), (32, 32), pieces, out, *pieces.shape)
+    launch(
+        pieces,
+        "columns.cu",
+        "sum_pieces",
+        spread(out.size, 32),
+        (32, 32),
+        pieces,
+        out,
+        *pieces.shape,
+    )
     return out

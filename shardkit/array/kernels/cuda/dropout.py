@@ -1,4 +1,7 @@
-"""Dropout with its mask made on the way, with the CPU's bits: nothing is kept for the backward but the key."""
+"""Dropout with its mask made on the way, with the CPU's bits: nothing is kept for the backward but
+the key.
+"""
+
 import numpy
 
 from ..reference.dropout import dropped_numbers
@@ -10,13 +13,34 @@ FILE = "dropout.cu"
 
 def dropout(x, key, start, p, out=None):
     out = new_like(x, out)
-    launch(x, FILE, "dropout", _grid(x.size), (THREADS,), plain(x), *_stream(key, start, p), 1 / (1 - p), out, x.size)
+    launch(
+        x,
+        FILE,
+        "dropout",
+        _grid(x.size),
+        (THREADS,),
+        plain(x),
+        *_stream(key, start, p),
+        1 / (1 - p),
+        out,
+        x.size,
+    )
     return out
 
 
 def dropout_mask(key, start, stop, p, xp=numpy):
     mask = xp.empty(stop - start, numpy.bool_)
-    launch(mask, FILE, "dropout_mask", _grid(mask.size), (THREADS,), *_stream(key, start, p), mask, mask.size, dtype="float32")
+    launch(
+        mask,
+        FILE,
+        "dropout_mask",
+        _grid(mask.size),
+        (THREADS,),
+        *_stream(key, start, p),
+        mask,
+        mask.size,
+        dtype="float32",
+    )
     return mask
 
 
@@ -25,5 +49,7 @@ def _stream(key, start, p):
 
 
 def _grid(size):
-    """A thread for each counter, of four elements; the first and the last may be needed in part. None for no elements."""
+    """A thread for each counter, of four elements; the first and the last may be needed in part.
+    None for no elements.
+    """
     return spread(size and size // 4 + 2)

@@ -1,10 +1,14 @@
-"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition before it."""
+"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition
+before it.
+"""
+
 from .arrays import alike, by_rows, new, new_like, pack, plain, real, real_dtype, sum_pieces
 from .launch import launch
 
 FILE = "normalization.cu"
-ROWS = 16                           # of a piece of the sums over rows
-# (width in packs, packs of a thread): registers hold the columns of a thread, of up to 512 and NUMBERS each
+ROWS = 16  # of a piece of the sums over rows
+# (width in packs, packs of a thread): registers hold the columns of a thread, of up to 512 and
+# NUMBERS each
 SHARES, NUMBERS = ((512, 1), (1024, 2), (2048, 4)), 16
 
 
@@ -19,7 +23,20 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 def _layer_norm(x, branch, total, weight, bias, eps, out):
     y, mean, inverse = new_like(x, out), _per_row(x), _per_row(x)
-    by_rows(FILE, "layer_norm", x, plain(x), branch, total, real(weight, x), real(bias, x), float(eps), y, mean, inverse)
+    by_rows(
+        FILE,
+        "layer_norm",
+        x,
+        plain(x),
+        branch,
+        total,
+        real(weight, x),
+        real(bias, x),
+        float(eps),
+        y,
+        mean,
+        inverse,
+    )
     return y, mean, inverse
 
 
@@ -49,15 +66,35 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
 def _backward(gradient, x, weight, mean, inverse, wanted, out):
     """Gradients of x, weight and bias; without a mean those of RMS norm, which has no bias."""
     for_x, num_pieces = new_like(x, out) if wanted[0] else None, -(-x.shape[0] // ROWS)
-    parts = [new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None for is_wanted in wanted[1:]]
+    parts = [
+        new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None
+        for is_wanted in wanted[1:]
+    ]
     packs, threads = _share(x)
-    launch(x, "normalization_backward.cu", "norm_backward", (num_pieces,), (threads,), alike(gradient, x), plain(x),
-           real(weight, x), None if mean is None else real(mean, x), real(inverse, x), for_x, *parts, *x.shape, ROWS, PACKS=packs)
+    launch(
+        x,
+        "normalization_backward.cu",
+        "norm_backward",
+        (num_pieces,),
+        (threads,),
+        alike(gradient, x),
+        plain(x),
+        real(weight, x),
+        None if mean is None else real(mean, x),
+        real(inverse, x),
+        for_x,
+        *parts,
+        *x.shape,
+        ROWS,
+        PACKS=packs,
+    )
     return for_x, *[None if part is None else sum_pieces(part, x) for part in parts]
 
 
 def fits(gradient) -> bool:
-    """False for rows too wide for the registers of a block: more than 8192 numbers, or 4096 float64."""
+    """False for rows too wide for the registers of a block: more than 8192 numbers, or 4096
+    float64.
+    """
     packs, _ = _share(gradient)
     return packs is not None and packs * pack(gradient) <= NUMBERS
 

@@ -1,4 +1,5 @@
 """GELU, SiLU, SwiGLU, softmax, each with its gradient."""
+
 import math
 
 from ...backend import xp_of
@@ -14,6 +15,7 @@ def gelu(x, out=None):
 
     def rule(x):
         return 0.5 * x * (1 + tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * x * x)))
+
     return elementwise(rule, x, out=out)
 
 
@@ -24,8 +26,9 @@ def gelu_backward(gradient, x, out=None):
     def rule(gradient, x):
         square = x * x
         t = tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * square))
-        slope = SQRT_2_OVER_PI + 3 * SQRT_2_OVER_PI * CUBIC * square                 # u'
-        return gradient * (0.5 * (1 + t) * (1 + x * (1 - t) * slope))                # 1 - t^2 = (1 + t) (1 - t)
+        slope = SQRT_2_OVER_PI + 3 * SQRT_2_OVER_PI * CUBIC * square  # u'
+        return gradient * (0.5 * (1 + t) * (1 + x * (1 - t) * slope))  # 1 - t^2 = (1 + t) (1 - t)
+
     return elementwise(rule, gradient, x, out=out)
 
 
@@ -38,7 +41,8 @@ def bias_gelu(x, bias, out=None):
 
 
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
-    """gradient [N, D], x [N, D], bias [D] -> gradients of x [N, D] and bias [D], the sum of the former over N in order.
+    """gradient [N, D], x [N, D], bias [D] -> gradients of x [N, D] and bias [D], the sum of the
+    former over N in order.
 
     wanted  which of the two to compute; the other is None
     """
@@ -72,6 +76,7 @@ def silu_backward(gradient, x, out=None):
     def rule(gradient, x):
         s = 0.5 * tanh(0.5 * x) + 0.5
         return gradient * (s * (1 + x * (1 - s)))
+
     return elementwise(rule, gradient, x, out=out)
 
 
@@ -83,9 +88,12 @@ def swiglu(gate, up, out=None):
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     """gradient [...], gate [...], up [...] -> gradients of gate and up, both [...].
 
-    out  two buffers, or None for new ones; they may be gradient, gate or up, but not one array twice
+    out  two buffers, or None for new ones; they may be gradient, gate or up, but not one array
+         twice
     """
-    for_gate = elementwise(lambda gradient, gate, up: silu_backward(gradient * up, gate), gradient, gate, up)
+    for_gate = elementwise(
+        lambda gradient, gate, up: silu_backward(gradient * up, gate), gradient, gate, up
+    )
     for_up = elementwise(lambda gradient, gate: gradient * silu(gate), gradient, gate)
     return tuple([_into(buffer, array) for buffer, array in zip(out, (for_gate, for_up))])
 

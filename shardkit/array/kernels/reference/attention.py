@@ -1,4 +1,5 @@
 """Causal attention with its gradient, and rotary positions."""
+
 import numpy
 
 from ... import products
@@ -9,15 +10,15 @@ from .chunks import empty_like
 def causal_attention(q, k, v, scale, first_query, out=None):
     """q [B, H, S, D], k and v [B, KV, T, D] -> y [B, H, S, D], log_sums [B, H, S].
 
-    The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax denominators: with them
-    the backward computes the probabilities again. The scores of one sample exist at a time.
-    out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
+    The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax
+    denominators: with them the backward computes the probabilities again. The scores of one sample
+    exist at a time. out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
     y, log_sums = empty_like(q, out), xp.empty(q.shape[:3], q.dtype)
     hidden = _hidden(q, k, first_query)
     for b in range(q.shape[0] if q.size else 0):
-        scores = _scores(q[b], k[b], scale, hidden)                    # [KV, group, S, T]
+        scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         top = scores.max(axis=-1, keepdims=True)
         xp.exp(xp.subtract(scores, top, out=scores), out=scores)
         total = scores.sum(axis=-1, keepdims=True)
@@ -27,11 +28,14 @@ def causal_attention(q, k, v, scale, first_query, out=None):
     return y, log_sums
 
 
-def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)):
+def causal_attention_backward(
+    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+):
     """gradient [B, H, S, D] and what the forward took and returned -> gradients of q, k, v.
 
-    With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of gradient y).
-    out  three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
+    With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of
+    gradient y). out  three buffers, of the gradients of q, k, v, as in causal_attention, or None
+    for new ones
     """
     xp = xp_of(q)
     for_q, for_k, for_v = [empty_like(array, buffer) for array, buffer in zip((q, k, v), out)]
@@ -40,8 +44,8 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
             gradient_of[...] = 0
     hidden = _hidden(q, k, first_query)
     for b in range(q.shape[0] if q.size else 0):
-        grouped = _by_key_head(gradient[b], k.shape[1])                # [KV, group S, D]
-        p = _scores(q[b], k[b], scale, hidden)                         # [KV, group, S, T]
+        grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
+        p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
         p -= log_sums[b].reshape(p.shape[:3])[..., None]
         xp.exp(p, out=p)
         for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
@@ -50,7 +54,9 @@ def causal_attention_backward(gradient, q, k, v, y, log_sums, scale, first_query
         for_scores *= p
         for_scores *= scale
         for_q[b] = products.matmul(_stack(for_scores), k[b]).reshape(q[b].shape)
-        for_k[b] = products.matmul(_stack(for_scores).swapaxes(1, 2), _by_key_head(q[b], k.shape[1]))
+        for_k[b] = products.matmul(
+            _stack(for_scores).swapaxes(1, 2), _by_key_head(q[b], k.shape[1])
+        )
     return for_q, for_k, for_v
 
 
@@ -58,7 +64,7 @@ def _scores(q, k, scale, hidden):
     """q [H, S, D], k [KV, T, D] -> scaled scores [KV, group, S, T], minus infinity where hidden."""
     num_heads, num_queries, _ = q.shape
     num_key_heads, num_keys, _ = k.shape
-    scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))    # [KV, group S, T]
+    scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))  # [KV, group S, T]
     scores *= scale
     scores = scores.reshape(num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
     scores += hidden
@@ -66,7 +72,9 @@ def _scores(q, k, scale, hidden):
 
 
 def _by_key_head(x, num_key_heads):
-    """x [H, S, D] -> [KV, group S, D]: the rows that use one key head, below each other, so that no key is repeated."""
+    """x [H, S, D] -> [KV, group S, D]: the rows that use one key head, below each other, so that no
+    key is repeated.
+    """
     return x.reshape(num_key_heads, x.shape[0] // num_key_heads * x.shape[1], x.shape[2])
 
 
@@ -94,7 +102,8 @@ def rotary_tables(positions, head_dim, base, dtype):
 
 
 def rotary(x, cos, sin, out=None):
-    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle; -sin turns back.
+    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle;
+    -sin turns back.
 
     out  not x; it may be strided if its rows [D] are contiguous
     """

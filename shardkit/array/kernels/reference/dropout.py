@@ -1,4 +1,7 @@
-"""Dropout: the mask is a function of (key, number of the element), so it is made again instead of kept."""
+"""Dropout: the mask is a function of (key, number of the element), so it is made again instead of
+kept.
+"""
+
 import numpy
 
 from ...backend import xp_of
@@ -21,10 +24,12 @@ def dropout(x, key, start, p, out=None):
 
 
 def dropout_mask(key, start, stop, p, xp=numpy):
-    """Elements [start, stop) of the mask of this key -> [stop - start] bool, True (keep) with probability 1 - p."""
+    """Elements [start, stop) of the mask of this key -> [stop - start] bool, True (keep) with
+    probability 1 - p.
+    """
     return random_bits(key, start, stop, xp) >= dropped_numbers(p)
 
 
 def dropped_numbers(p) -> int:
     """How many of the 2^32 numbers mean that an element is dropped."""
-    return min(round(p * 2 ** 32), 2 ** 32 - 1)
+    return min(round(p * 2**32), 2**32 - 1)

@@ -1,4 +1,5 @@
 """To half floats and back, for messages of half the size."""
+
 import numpy
 
 from ...backend import xp_of
@@ -6,7 +7,9 @@ from .chunks import spans
 
 
 def to_half(x, scale=1.0, out=None):
-    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504. On CPUs also bfloat16, that of `out`."""
+    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504. On CPUs also
+    bfloat16, that of `out`.
+    """
     out = xp_of(x).empty(x.shape, numpy.float16) if out is None else out
     with numpy.errstate(over="ignore"):
         for span in spans(x):
@@ -23,4 +26,8 @@ def from_half(x, dtype, out=None):
 
 def largest_magnitude(x):
     """The largest |x| of x [n], as a Python number; 0 of none, NaN if there is one."""
-    return max([float(abs(x[span]).max()) for span in spans(x)], default=0.0, key=lambda value: (value != value, value))
+    return max(
+        [float(abs(x[span]).max()) for span in spans(x)],
+        default=0.0,
+        key=lambda value: (value != value, value),
+    )

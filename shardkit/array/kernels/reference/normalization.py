@@ -1,14 +1,19 @@
-"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition before it.
+"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition
+before it.
 
-Both norms keep one or two numbers per row and compute the normalised rows again in the backward. A sum over rows (the
-gradients of weight and bias) goes through the rows in order, in pieces whose size depends on D alone.
+Both norms keep one or two numbers per row and compute the normalised rows again in the backward. A
+sum over rows (the gradients of weight and bias) goes through the rows in order, in pieces whose
+size depends on D alone.
 """
+
 from ...backend import xp_of
 from .chunks import empty_like, spans
 
 
 def layer_norm(x, weight, bias, eps, out=None):
-    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N] = 1 / sqrt(variance + eps)."""
+    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N] = 1 / sqrt(variance +
+    eps).
+    """
     xp, width = xp_of(x), x.shape[1]
     y = empty_like(x, out)
     mean, inverse = xp.empty(x.shape[0], x.dtype), xp.empty(x.shape[0], x.dtype)
@@ -23,7 +28,8 @@ def layer_norm(x, weight, bias, eps, out=None):
 
 
 def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
-    """x [N, D], branch [N, D] -> total = x + branch [N, D], and layer_norm(total): y, mean, inverse.
+    """x [N, D], branch [N, D] -> total = x + branch [N, D], and layer_norm(total): y, mean,
+    inverse.
 
     out  two buffers, of total and y, or None for new ones; total may be x or branch
     """
@@ -32,7 +38,8 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
-    """gradient [N, D], x [N, D] and what layer_norm returned -> gradients of x [N, D], weight [D], bias [D].
+    """gradient [N, D], x [N, D] and what layer_norm returned -> gradients of x [N, D], weight [D],
+    bias [D].
 
     With n the normalised row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
     wanted  which of the three to compute; the others are None
@@ -47,7 +54,7 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
             for_weight += (gradient[rows] * normalised).sum(axis=0)
         if wanted[2]:
             for_bias += gradient[rows].sum(axis=0)
-        if wanted[0]:                                                  # last, since it may overwrite the gradient
+        if wanted[0]:  # last, since it may overwrite the gradient
             h = gradient[rows] * weight
             level = h.sum(axis=1, keepdims=True) / width
             along = (h * normalised).sum(axis=1, keepdims=True) / width
@@ -76,7 +83,8 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 
 
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
-    """gradient [N, D], x [N, D] and what rms_norm returned -> gradients of x [N, D] and weight [D] (None if not wanted).
+    """gradient [N, D], x [N, D] and what rms_norm returned -> gradients of x [N, D] and weight [D]
+    (None if not wanted).
 
     With n the normalised row and h = gradient weight:  inverse (h - n mean(h n)).
     """
@@ -87,7 +95,7 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
         normalised = x[rows] * inverse[rows, None]
         if wanted[1]:
             for_weight += (gradient[rows] * normalised).sum(axis=0)
-        if wanted[0]:                                                  # last, since it may overwrite the gradient
+        if wanted[0]:  # last, since it may overwrite the gradient
             h = gradient[rows] * weight
             along = (h * normalised).sum(axis=1, keepdims=True) / width
             for_x[rows] = (h - normalised * along) * inverse[rows, None]

@@ -1,9 +1,11 @@
 """Optimizer rules on 1-D arrays, in place, with the formulas of torch.optim.
 
-Each element is computed from its own parameter, gradient and state alone, so the bits do not depend on how a span is cut.
-Gradients are not written to; each is used times gradient_scale, which is how clipping gets in without a pass of its own.
-All arrays of a call have one length and live on one device.
+Each element is computed from its own parameter, gradient and state alone, so the bits do not depend
+on how a span is cut. Gradients are not written to; each is used times gradient_scale, which is how
+clipping gets in without a pass of its own. All arrays of a call have one length and live on one
+device.
 """
+
 import math
 
 from ...backend import xp_of
@@ -17,7 +19,17 @@ def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
         p -= lr * _decayed(gradients[span] * gradient_scale, p, weight_decay)
 
 
-def momentum(parameters, gradients, velocity, *, lr, beta, nesterov=False, weight_decay=0.0, gradient_scale=1.0):
+def momentum(
+    parameters,
+    gradients,
+    velocity,
+    *,
+    lr,
+    beta,
+    nesterov=False,
+    weight_decay=0.0,
+    gradient_scale=1.0,
+):
     """velocity = beta velocity + g; parameters -= lr velocity (nesterov: lr (g + beta velocity)).
 
     velocity starts at zero, which makes the first one g, as in torch.optim.SGD with dampening 0.
@@ -30,7 +42,21 @@ def momentum(parameters, gradients, velocity, *, lr, beta, nesterov=False, weigh
         p -= lr * (g + beta * v if nesterov else v)
 
 
-def adam(parameters, gradients, m, v, *, step, lr, beta1, beta2, eps, weight_decay=0.0, decoupled, gradient_scale=1.0):
+def adam(
+    parameters,
+    gradients,
+    m,
+    v,
+    *,
+    step,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay=0.0,
+    decoupled,
+    gradient_scale=1.0,
+):
     """Adam (arXiv 1412.6980) or, decoupled, AdamW (arXiv 1711.05101).
 
     step  1 for the first update; m and v start at zero
@@ -50,8 +76,10 @@ def adam(parameters, gradients, m, v, *, step, lr, beta1, beta2, eps, weight_dec
 
 
 def adam_factors(step, lr, beta1, beta2):
-    """What corrects the moments of step number `step` for their start at zero: (lr / (1 - beta1^n), sqrt(1 - beta2^n))."""
-    return lr / (1 - beta1 ** step), math.sqrt(1 - beta2 ** step)
+    """What corrects the moments of step number `step` for their start at zero: (lr / (1 - beta1^n),
+    sqrt(1 - beta2^n)).
+    """
+    return lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
 
 
 def _decayed(gradients, parameters, weight_decay):

@@ -1,10 +1,12 @@
 """Where rows meet class numbers: cross-entropy, and the gradient of an embedding."""
+
 from ...backend import xp_of
 from .chunks import empty_like, spans
 
 
 def cross_entropy(logits, targets, counts=None):
-    """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of exp over V).
+    """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of
+    exp over V).
 
     targets  one that is not in [0, V) stands in columns that others hold: its logit is taken as 0
     counts   [N] bool or None (all): rows that do not count have loss 0, whatever their target
@@ -24,9 +26,11 @@ def cross_entropy(logits, targets, counts=None):
 
 
 def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
-    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax - one-hot) gradient.
+    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax -
+    one-hot) gradient.
 
-    A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than are here.
+    A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than
+    are here.
     """
     xp, width = xp_of(logits), logits.shape[1]
     out = empty_like(logits, out)
@@ -47,21 +51,23 @@ def _chosen(targets, width):
 
 
 def embedding_backward(gradient, ids, num_rows, out=None):
-    """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients whose id is v.
+    """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients
+    whose id is v.
 
-    Each row is summed in the order of N, so its bits depend on nothing but its own gradients. out is overwritten.
+    Each row is summed in the order of N, so its bits depend on nothing but its own gradients. out
+    is overwritten.
     """
     xp = xp_of(gradient)
     out = xp.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
     out.fill(0)
     if ids.size == 0:
         return out
-    order = xp.argsort(ids, kind="stable")                             # equal ids side by side, in the order they came
+    order = xp.argsort(ids, kind="stable")  # equal ids side by side, in the order they came
     sorted_ids = ids[order]
     inner = xp.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
     starts = xp.concatenate([xp.zeros(1, inner.dtype), inner])
     counts = xp.concatenate([inner, xp.full(1, ids.size, inner.dtype)]) - starts
-    out[sorted_ids[starts]] = gradient[order[starts]]                  # all there is for ids that came once
+    out[sorted_ids[starts]] = gradient[order[starts]]  # all there is for ids that came once
     for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist()):
-        out[sorted_ids[start]] = gradient[order[start:start + count]].sum(axis=0)
+        out[sorted_ids[start]] = gradient[order[start : start + count]].sum(axis=0)
     return out

@@ -1,4 +1,5 @@
 """Devices, streams, events and memory."""
+
 from contextlib import contextmanager
 
 from .._machine import machine
@@ -75,7 +76,29 @@ def is_available():
     return machine.num_devices > 0
 
 
-__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "MemoryPool", "PinnedMemory",
-           "PinnedMemoryPool", "Stream", "UnownedMemory", "alloc_pinned_memory", "cublas", "device", "get_current_stream",
-           "get_elapsed_time", "graph", "is_available", "memory", "nvrtc", "pinned_memory", "runtime", "stream",
-           "using_allocator"]
+__all__ = [
+    "Device",
+    "Event",
+    "ExternalStream",
+    "Graph",
+    "Memory",
+    "MemoryPointer",
+    "MemoryPool",
+    "PinnedMemory",
+    "PinnedMemoryPool",
+    "Stream",
+    "UnownedMemory",
+    "alloc_pinned_memory",
+    "cublas",
+    "device",
+    "get_current_stream",
+    "get_elapsed_time",
+    "graph",
+    "is_available",
+    "memory",
+    "nvrtc",
+    "pinned_memory",
+    "runtime",
+    "stream",
+    "using_allocator",
+]

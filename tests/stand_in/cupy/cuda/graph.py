@@ -1,4 +1,5 @@
 """CUDA graphs: what a stream was told while it was captured, done as often as it is launched."""
+
 import numpy
 
 from .._machine import machine
@@ -8,7 +9,9 @@ class Graph:
     """Made by Stream.end_capture."""
 
     def __init__(self, *args, **kwargs):
-        raise NotImplementedError("currently this class cannot be initiated by the user and must be created via stream capture")
+        raise NotImplementedError(
+            "currently this class cannot be initiated by the user and must be created via stream capture"
+        )
 
     @classmethod
     def _of(cls, capture):

@@ -1,4 +1,5 @@
 """Blocks of GPU memory, and the pool that they come from."""
+
 from .._machine import Lease, machine
 
 
@@ -6,8 +7,10 @@ class OutOfMemoryError(MemoryError):
     """The GPU has no room for a block."""
 
     def __init__(self, size, total, limit=0):
-        super().__init__(f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes"
-                         + (f", limit set to: {limit:,} bytes)." if limit else ")."))
+        super().__init__(
+            f"Out of memory allocating {size:,} bytes (allocated so far: {total:,} bytes"
+            + (f", limit set to: {limit:,} bytes)." if limit else ").")
+        )
 
 
 class Memory:
@@ -15,18 +18,27 @@ class Memory:
 
     def __init__(self, size):
         self._allocation = machine.allocate(size)
-        self.ptr, self.size, self.device_id = self._allocation.address, size, self._allocation.device
+        self.ptr, self.size, self.device_id = (
+            self._allocation.address,
+            size,
+            self._allocation.device,
+        )
 
     @classmethod
     def of(cls, allocation):
         self = cls.__new__(cls)
         self._allocation = allocation
-        self.ptr, self.size, self.device_id = allocation.address, allocation.memory.nbytes, allocation.device
+        self.ptr, self.size, self.device_id = (
+            allocation.address,
+            allocation.memory.nbytes,
+            allocation.device,
+        )
         return self
 
     @property
     def device(self):
         from . import Device
+
         return Device(self.device_id)
 
 
@@ -47,14 +59,15 @@ class MemoryPointer:
 
 
 class MemoryPool:
-    """Blocks that are used again. The one that all have counts what a pool that never gives a block back would hold.
+    """Blocks that are used again. The one that all have counts what a pool that never gives a block
+    back would hold.
 
     allocator   (bytes) -> MemoryPointer, what others get their blocks from, which they keep
     """
 
     def __init__(self, allocator=None):
         self._allocator = allocator or (lambda size: MemoryPointer(Memory(size), 0))
-        self._idle: dict[tuple, list] = {}          # (stream, bytes) -> blocks
+        self._idle: dict[tuple, list] = {}  # (stream, bytes) -> blocks
 
     def used_bytes(self):
         return machine.used_bytes.get(machine.device, 0)
@@ -72,7 +85,9 @@ class MemoryPool:
         return machine.limit_bytes.get(machine.device, 0)
 
     def set_limit(self, size=None, fraction=None):
-        machine.limit_bytes[machine.device] = int(machine.capacity_bytes * fraction) if size is None else size
+        machine.limit_bytes[machine.device] = (
+            int(machine.capacity_bytes * fraction) if size is None else size
+        )
 
     def malloc(self, size):
         if self is pool:

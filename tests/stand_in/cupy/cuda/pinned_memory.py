@@ -1,4 +1,5 @@
 """Host memory that is page-locked, so that copies need not wait for it."""
+
 import ctypes
 import weakref
 
@@ -10,7 +11,7 @@ class PinnedMemory:
 
     def __init__(self, size, flags=0):
         self._buffer = (ctypes.c_uint8 * max(size, 1))()
-        ctypes.memset(self._buffer, 0xFF, max(size, 1))                # NaN, for those who read it
+        ctypes.memset(self._buffer, 0xFF, max(size, 1))  # NaN, for those who read it
         self.ptr, self.size = ctypes.addressof(self._buffer), size
         with machine.lock:
             machine.pinned[self.ptr] = max(size, 1)
@@ -25,8 +26,15 @@ def _unlock(address):
 def pointer(mem, offset=0):
     """A PinnedMemoryPointer to all that is behind the offset."""
     size = mem.size - offset
-    kind = type("PinnedMemoryPointer", (ctypes.c_uint8 * max(size, 1),), {"size": lambda self: size, "ptr": property(
-        ctypes.addressof), "mem": property(lambda self: mem)})
+    kind = type(
+        "PinnedMemoryPointer",
+        (ctypes.c_uint8 * max(size, 1),),
+        {
+            "size": lambda self: size,
+            "ptr": property(ctypes.addressof),
+            "mem": property(lambda self: mem),
+        },
+    )
     return kind.from_buffer(mem._buffer, offset)
 
 

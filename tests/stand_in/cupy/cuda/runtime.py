@@ -1,23 +1,30 @@
 """The CUDA runtime, by address."""
+
 import ctypes
 
 from .._machine import Queue, machine
 from . import memory, stream as streams
 from .pinned_memory import PinnedMemory
 
-memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = range(5)
+memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = (
+    range(5)
+)
 memoryTypeUnregistered, memoryTypeHost, memoryTypeDevice, memoryTypeManaged = range(4)
 eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
 streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
 hostAllocDefault, hostAllocPortable, hostAllocMapped, hostAllocWriteCombined = 0, 1, 2, 4
 is_hip = False
-_ERRORS = {1: "cudaErrorInvalidValue: invalid argument", 2: "cudaErrorMemoryAllocation: out of memory",
-           35: "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
-           100: "cudaErrorNoDevice: no CUDA-capable device is detected", 101: "cudaErrorInvalidDevice: invalid device ordinal",
-           400: "cudaErrorInvalidResourceHandle: invalid resource handle",
-           900: "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing",
-           901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during capture"}
-_held: dict[int, object] = {}           # what malloc, hostAlloc and streamCreate gave out
+_ERRORS = {
+    1: "cudaErrorInvalidValue: invalid argument",
+    2: "cudaErrorMemoryAllocation: out of memory",
+    35: "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+    100: "cudaErrorNoDevice: no CUDA-capable device is detected",
+    101: "cudaErrorInvalidDevice: invalid device ordinal",
+    400: "cudaErrorInvalidResourceHandle: invalid resource handle",
+    900: "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing",
+    901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during capture",
+}
+_held: dict[int, object] = {}  # what malloc, hostAlloc and streamCreate gave out
 
 
 class CUDARuntimeError(RuntimeError):
@@ -32,10 +39,16 @@ class PointerAttributes:
     """What is known about an address."""
 
     def __init__(self, device, devicePointer, hostPointer, type):
-        self.device, self.devicePointer, self.hostPointer, self.type = device, devicePointer, hostPointer, type
+        self.device, self.devicePointer, self.hostPointer, self.type = (
+            device,
+            devicePointer,
+            hostPointer,
+            type,
+        )
 
 
-# ---- devices -------------------------------------------------------------------------------------------------------
+# ---- devices -------------------------------------------------------------------------------------
+
 
 def getDeviceCount():
     if machine.num_devices == 0:
@@ -67,8 +80,14 @@ def deviceGetPCIBusId(device):
 
 
 def getDeviceProperties(device):
-    return {"name": b"stand-in", "totalGlobalMem": machine.capacity_bytes, "major": 9, "minor": 0, "multiProcessorCount": 132,
-            "pciBusID": device + 1}
+    return {
+        "name": b"stand-in",
+        "totalGlobalMem": machine.capacity_bytes,
+        "major": 9,
+        "minor": 0,
+        "multiProcessorCount": 132,
+        "pciBusID": device + 1,
+    }
 
 
 def runtimeGetVersion():
@@ -83,7 +102,8 @@ def memGetInfo():
     return machine.capacity_bytes - memory.pool.total_bytes(), machine.capacity_bytes
 
 
-# ---- memory --------------------------------------------------------------------------------------------------------
+# ---- memory --------------------------------------------------------------------------------------
+
 
 def malloc(size):
     block = memory.Memory(size)
@@ -124,7 +144,9 @@ def pointerGetAttributes(ptr):
     if allocation is not None:
         return PointerAttributes(allocation.device, ptr, 0, memoryTypeDevice)
     is_pinned = machine.is_pinned(ptr)
-    return PointerAttributes(-2 if not is_pinned else 0, 0, ptr, memoryTypeHost if is_pinned else memoryTypeUnregistered)
+    return PointerAttributes(
+        -2 if not is_pinned else 0, 0, ptr, memoryTypeHost if is_pinned else memoryTypeUnregistered
+    )
 
 
 def memcpy(dst, src, size, kind):
@@ -142,14 +164,19 @@ def memcpyAsync(dst, src, size, kind, stream):
         ends = _ends(queue, dst, src, size, kind)
         host = src if kind == memcpyHostToDevice else dst
         if kind in (memcpyHostToDevice, memcpyDeviceToHost) and not machine.is_pinned(host, size):
-            machine.mistake("memcpyAsync of host memory that is not page-locked, which makes the host wait")
-        places = [(address, size) for address, end in ((src, ends[0]), (dst, ends[1])) if end is not None]
+            machine.mistake(
+                "memcpyAsync of host memory that is not page-locked, which makes the host wait"
+            )
+        places = [
+            (address, size) for address, end in ((src, ends[0]), (dst, ends[1])) if end is not None
+        ]
         machine.on_the_way.extend(places)
 
         def work():
             for place in places:
                 machine.on_the_way.remove(place)
             ctypes.memmove(dst, src, size)
+
         queue.put(work)
         _mark_written(ends[1], queue, dst, size)
 
@@ -173,7 +200,9 @@ def memsetAsync(ptr, value, size, stream):
 def _ends(queue, dst, src, size, kind):
     """The allocations (source, target) of a copy, None for the host; checked and noted."""
     source, target = machine.find(src, size), machine.find(dst, size)
-    found = {(False, False): 0, (False, True): 1, (True, False): 2, (True, True): 3}[source is not None, target is not None]
+    found = {(False, False): 0, (False, True): 1, (True, False): 2, (True, True): 3}[
+        source is not None, target is not None
+    ]
     if kind not in (found, memcpyDefault):
         raise CUDARuntimeError(1)
     for allocation, address in ((source, src), (target, dst)):
@@ -188,10 +217,13 @@ def _ends(queue, dst, src, size, kind):
 def _mark_written(allocation, queue, address, size):
     if allocation is not None:
         queue.tick += 1
-        machine.note_written(allocation, queue, address - allocation.address, address - allocation.address + size)
+        machine.note_written(
+            allocation, queue, address - allocation.address, address - allocation.address + size
+        )
 
 
-# ---- streams and events ----------------------------------------------------------------------------------------------
+# ---- streams and events --------------------------------------------------------------------------
+
 
 def streamCreate():
     return streamCreateWithFlags(streamDefault)

@@ -1,4 +1,5 @@
 """Streams and events."""
+
 import itertools
 import time
 
@@ -56,7 +57,9 @@ class _BaseStream:
         if self.ptr in (0, 1):
             raise RuntimeError("cannot capture on the default (legacy) stream")
         if not self.is_non_blocking:
-            machine.mistake("a stream is captured that waits for the null stream, which others use meanwhile")
+            machine.mistake(
+                "a stream is captured that waits for the null stream, which others use meanwhile"
+            )
         self._queue.capture = Capture()
 
     def end_capture(self):
@@ -65,18 +68,23 @@ class _BaseStream:
             memory.fill(0xFF)
         if not capture.is_valid:
             from .runtime import CUDARuntimeError
+
             raise CUDARuntimeError(901)
         return graph.Graph._of(capture)
 
 
 class Stream(_BaseStream):
-    """Work in order. What is copied on one that is not the current one is copied when somebody waits for it."""
+    """Work in order. What is copied on one that is not the current one is copied when somebody
+    waits for it.
+    """
 
     def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
         if null:
             self._queue = machine.null_stream(machine.device)
         else:
-            self._queue = Queue(machine, machine.device, next(_addresses), non_blocking=non_blocking)
+            self._queue = Queue(
+                machine, machine.device, next(_addresses), non_blocking=non_blocking
+            )
             with machine.lock:
                 machine.streams[self._queue.address] = self._queue
         self._before = []
@@ -151,7 +159,7 @@ class Event:
         self._point.synchronize()
 
 
-points: dict[int, Point] = {}           # address of an event -> its point
+points: dict[int, Point] = {}  # address of an event -> its point
 
 
 def get_elapsed_time(start_event, end_event):
