@@ -161,10 +161,10 @@ def torch_ways(state, options):
         return {}
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
-    import torch.distributed.checkpoint as dcp
 
     torch.set_num_threads(1)
     rank, size = state.backend.rank, state.backend.world_size

@@ -15,13 +15,13 @@ from math import inf
 from pathlib import Path
 
 from . import __version__
-from .checkpoint.convert import from_safetensors, to_safetensors
-from .checkpoint.describe import describe
-from .checkpoint.diff import compare, comparison_text
 from .checkpoint.find import find_checkpoint
+from .checkpoint.tools.convert import from_safetensors, to_safetensors
+from .checkpoint.tools.describe import describe
+from .checkpoint.tools.diff import compare, comparison_text
 from .comm import InMemoryCommunicationBackend, MPICommunicationBackend
-from .comm.failure import INTERRUPTED_CODE, abort_on_error
-from .comm.hang import hang_report
+from .comm.failure.together import INTERRUPTED_CODE, abort_on_error
+from .comm.watch.hang import hang_report
 from .config import RunConfiguration, help_text, launcher, parse_override, read_toml, resumed
 from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted

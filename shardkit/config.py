@@ -18,7 +18,6 @@ from typing import Any
 from .arguments import is_among, is_integer, is_number, nearest, require
 from .errors import ConfigurationError
 
-
 # ---- the environment -----------------------------------------------------------------------------
 
 _WORLD_SIZE_VARIABLES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "PMI", "PMIX_SIZE": "PMIx"}

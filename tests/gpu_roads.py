@@ -10,7 +10,7 @@ from stand_in import pretended_gpu
 
 from shardkit.array import kernels
 from shardkit.comm import ReductionOperation, ordered_all_reduce, ordered_reduce_scatter
-from shardkit.comm.staging import Staging
+from shardkit.comm.gpu.staging import Staging
 
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 SIZES = (0, 7, 2500)

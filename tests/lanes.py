@@ -4,9 +4,9 @@ them.
 
 import threading
 
-from shardkit.comm.shared.desk import new_desk, table_of
-from shardkit.comm.shared.heap import Heap
-from shardkit.comm.shared.lane import Lane
+from shardkit.comm.node.desk import new_desk, table_of
+from shardkit.comm.node.heap import Heap
+from shardkit.comm.node.lane import Lane
 
 HEAP_BYTES = 1 << 26
 

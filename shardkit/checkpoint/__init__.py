@@ -3,7 +3,7 @@ written atomically.
 """
 
 from .find import find_checkpoint
-from .image import load_image, make_image
+from .format.image import load_image, make_image
 from .load import Checkpoint
 from .saving import PendingCheckpoint, Retention, Saver
 from .store import CheckpointStore

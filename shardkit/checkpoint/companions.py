@@ -9,7 +9,7 @@ them, but for config.json on the way back.
 from pathlib import Path
 
 from ..errors import CheckpointError
-from .files import as_text, crc32, file_bytes, open_regular, sync
+from .format.files import as_text, crc32, file_bytes, open_regular, sync
 
 CONFIGURATION_NAME = "config.json"
 NAMES = (

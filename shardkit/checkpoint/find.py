@@ -8,8 +8,8 @@ from ..comm import run_ranks
 from ..errors import CheckpointError
 from ..nn.description import reads_descriptions
 from ..nn.gpt import GPT
+from .format.manifest import MANIFEST_NAME, parsed
 from .load import Checkpoint
-from .manifest import MANIFEST_NAME, parsed
 from .store import CheckpointStore
 
 

@@ -19,12 +19,12 @@ from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
 from .companions import read_companions
-from .files import READERS, Reader, read_all
 from .fit import Fit, Wanted, state_names
-from .hdf5 import located
-from .manifest import read_manifest, stored_boxes
-from .reads import Check, reads_of
-from .stored import SegmentTable, StoredBox, ranges_outside
+from .format.files import READERS, Reader, read_all
+from .format.hdf5 import located
+from .format.manifest import read_manifest, stored_boxes
+from .format.reads import Check, reads_of
+from .format.stored import SegmentTable, StoredBox, ranges_outside
 
 
 class Checkpoint:

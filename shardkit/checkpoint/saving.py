@@ -33,8 +33,8 @@ from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
 from .companions import write_companions
-from .files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
-from .hdf5 import (
+from .format.files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
+from .format.hdf5 import (
     INDEX_NAME,
     SHARED_NAME,
     check_parallel,
@@ -43,9 +43,9 @@ from .hdf5 import (
     write_index,
     write_together,
 )
+from .format.manifest import FORMAT, VERSION, check_description, check_storable, write_manifest
+from .format.stored import StoredBox, ranges_outside
 from .load import Checkpoint
-from .manifest import FORMAT, VERSION, check_description, check_storable, write_manifest
-from .stored import StoredBox, ranges_outside
 
 
 @dataclass(frozen=True)

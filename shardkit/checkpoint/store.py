@@ -21,10 +21,10 @@ from pathlib import Path
 from ..array.copies import Copies
 from ..comm import CommunicationBackend, collectively
 from ..errors import CheckpointError
-from .files import make_folder, sync, write_text
 from .fit import model_shapes
+from .format.files import make_folder, sync, write_text
+from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
-from .manifest import MANIFEST_NAME
 from .saving import Retention, Saving, check_driver
 
 _STEP = re.compile(r"step-(\d{8,})")

@@ -6,14 +6,14 @@ it.
 """
 
 from .backend import CommunicationBackend
-from .ballot import Ballot
-from .failure import abort_on_error, agree, collectively, raise_together
-from .memory import InMemoryCommunicationBackend, run_ranks
+from .collectives.ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
+from .failure.ballot import Ballot
+from .failure.together import abort_on_error, agree, collectively, raise_together
 from .mesh import Mesh
-from .mpi import MPICommunicationBackend
+from .mpi.backend import MPICommunicationBackend
 from .operations import Handle, ReductionOperation, Traffic
-from .ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
 from .same import check_same
+from .threads.backend import InMemoryCommunicationBackend, run_ranks
 
 __all__ = [
     "Ballot",

@@ -8,9 +8,9 @@ import numpy
 
 from ..errors import CommunicationError
 from . import checks
+from .gpu.staging import Part
 from .operations import FinishedHandle, Handle, ReductionOperation
 from .ports import open_port
-from .staging import Part
 
 _LONGEST = ReductionOperation.MAX
 

@@ -30,14 +30,14 @@ from pathlib import Path
 from ..array.backend import is_device_array
 from . import checks
 from .arguments import Arguments, unstage, with_starts
-from .ledger import LEDGER_NAME, Ledger
+from .gpu.roads import Roads
+from .gpu.staging import Staging
 from .objects import ObjectVerbs
 from .operations import Handle, ReductionOperation, SeveralHandles, Traffic, together
 from .plain import PlainVerbs
 from .ports import NoPort
-from .progress import Progress
-from .roads import Roads
-from .staging import Staging
+from .watch.ledger import LEDGER_NAME, Ledger
+from .watch.progress import Progress
 
 SUM = ReductionOperation.SUM
 

@@ -11,8 +11,8 @@ from ..config import checked_mode
 from ..errors import MeshError
 from ..layout.mesh_shape import AXES, Coordinates, MeshShape
 from .backend import CommunicationBackend
-from .failure import collectively
-from .transports import open_transport
+from .failure.together import collectively
+from .gpu.transports import open_transport
 
 
 class Mesh:

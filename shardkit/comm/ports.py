@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy
 
 from ..array.backend import is_device_array
-from .device import EVERY_STREAM
+from .gpu.device import EVERY_STREAM
 
 HALF_FLOATS = ("float16", "bfloat16")
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ..checkpoint.hdf5 import try_locking
+from ..checkpoint.format.hdf5 import try_locking
 from ..comm import CommunicationBackend, agree
 from .finding import Finding, error, ok, warning
 

@@ -1,10 +1,10 @@
 """GPUs: which rank has which, and which ways there are between them (gpu_transport)."""
 
 from ..comm import CommunicationBackend
-from ..comm.device import GpuSeat, gpu_seat, nccl_version
-from ..comm.gpu_ipc import why_no_ipc
-from ..comm.launch import ranks_text
-from ..comm.probe import agreed_verdict
+from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
+from ..comm.gpu.ipc import why_no_ipc
+from ..comm.gpu.probe import agreed_verdict
+from ..comm.mpi.launch import ranks_text
 from ..config import visible_gpus
 from ..errors import DeviceError
 from .finding import Finding, ok, warning

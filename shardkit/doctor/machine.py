@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
-from ..checkpoint.hdf5 import library_text
+from ..checkpoint.format.hdf5 import library_text
 from ..comm import CommunicationBackend
-from ..comm.launch import all_seats, crowding, ranks_text
+from ..comm.mpi.launch import all_seats, crowding, ranks_text
 from ..config import allocation_end, blas_threads_are_set, slurm_job
 from ..train.log import duration_text
 from ..train.stopping import end_of_slurm_job

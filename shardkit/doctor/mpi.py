@@ -4,9 +4,9 @@ import re
 import subprocess
 import sys
 
-from ..comm.elastic import why_not_elastic
-from ..comm.facts import mpi_facts
-from ..comm.launch import find_mpiexec, launch_warnings
+from ..comm.failure.elastic import why_not_elastic
+from ..comm.mpi.facts import mpi_facts
+from ..comm.mpi.launch import find_mpiexec, launch_warnings
 from ..config import environment_without_launcher, launcher
 from .finding import Finding, error, ok, warning
 

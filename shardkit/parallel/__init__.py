@@ -3,10 +3,9 @@ step.
 """
 
 from ..layout.policy import POLICIES, Policy
-from .balance import measure_blocks
-from .copies import StateDrift
-from .optimization import EvaluationResult, OptimizationInputData, OptimizationResult
-from .optimizer import (
+from .model.copies import StateDrift
+from .model.optimization import EvaluationResult, OptimizationInputData, OptimizationResult
+from .model.optimizer import (
     DDPOptimizer,
     FSDPOptimizer,
     HybridShardedOptimizer,
@@ -16,9 +15,7 @@ from .optimizer import (
     ZeRO1Optimizer,
     ZeRO2Optimizer,
 )
-from .plan import apply_plan, default_plan
-from .profile import StepProfile, profile_steps
-from .sharded_model import (
+from .model.sharded_model import (
     DDPModel,
     FSDPModel,
     HybridShardedModel,
@@ -30,6 +27,9 @@ from .sharded_model import (
     ZeRO3Model,
     split_batch,
 )
+from .pipeline.balance import measure_blocks
+from .step.profile import StepProfile, profile_steps
+from .tensor.plan import apply_plan, default_plan
 
 __all__ = [
     "DDPModel",

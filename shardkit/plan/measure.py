@@ -29,8 +29,8 @@ from threadpoolctl import threadpool_limits
 from ..array import kernels, products
 from ..array.blas import Library, library_named
 from ..comm import CommunicationBackend, collectively
-from ..comm.launch import all_seats
-from ..comm.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ..comm.mpi.launch import all_seats
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND

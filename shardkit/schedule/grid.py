@@ -20,7 +20,6 @@ from .catalog import order_named
 from .lowering import lower
 from .simulate import Event, Timeline, simulate
 
-
 _IN_WORDS = {
     "s": "seconds",
     "units": "units; F, B and W of a stage take one each",

@@ -24,8 +24,8 @@ from ..comm import CommunicationBackend, collectively
 from ..config import RunConfiguration
 from ..errors import ConfigurationError
 from ..parallel import ShardedModel, StepProfile, profile_steps
-from ..parallel.profile import least_parts
-from ..parallel.stopwatch import Product, large_product_speed
+from ..parallel.step.profile import least_parts
+from ..parallel.step.stopwatch import Product, large_product_speed
 from .advice import advise
 from .data import VOCABULARY_SIZE
 from .loop import check_batch, make_gpt, make_model

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from ..arguments import is_integer, is_number, require
 from ..comm import CommunicationBackend
-from ..comm.elastic import LivingRanks
-from ..comm.failure import Program, report_failure
-from ..comm.launch import ranks_text
+from ..comm.failure.elastic import LivingRanks
+from ..comm.failure.together import Program, report_failure
+from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..parallel import ShardedModel
-from ..parallel.neighbours import Neighbours, restore
+from ..parallel.pipeline.neighbours import Neighbours, restore
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from ..checkpoint import PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
-from ..comm.failure import Program
-from ..comm.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..comm.failure.together import Program
+from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
 from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled, slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from math import inf
 
-from ..comm.failure import INTERRUPTED_CODE
+from ..comm.failure.together import INTERRUPTED_CODE
 from ..config import Run, allocation_end, launcher, slurm_job
 from .log import duration_text
 

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import OPEN_MPI_SETTINGS, ROOT, python_of, run_job
 
-from shardkit.checkpoint.diff import compare
 from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.diff import compare
 
 SCRIPT = Path(__file__).with_name("elastic_rank.py")
 SURVIVE = ("--with-ft", "ulfm")

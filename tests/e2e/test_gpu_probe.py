@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import ROOT
 
-from shardkit.comm import probe as probes
-from shardkit.comm.probe import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
+from shardkit.comm.gpu import probe as probes
+from shardkit.comm.gpu.probe import SIZE_CLASSES, VERBS, Verdict, _session_members, _try_all, probe
 
 STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
-if "shardkit.comm.probe" in sys.orig_argv:
+if "shardkit.comm.gpu.probe" in sys.orig_argv:
     from shardkit.comm.gpu_mpi import MPIRoad
     broadcast = MPIRoad.broadcast
     def wrong(self, port, root):

@@ -18,8 +18,8 @@ import pytest
 from e2e.mpi_jobs import python_of
 from slurm_cluster import ENDED, START_FAULT, SlurmCluster, StartFault, why_not
 
-from shardkit.checkpoint.diff import compare
 from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.diff import compare
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.checkpoint.diff import compare
 from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.diff import compare
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 SMALL = [

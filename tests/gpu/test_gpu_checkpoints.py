@@ -8,7 +8,7 @@ from builders import small_gpt, train
 from hybrids import hybrid, step_once
 
 import shardkit as sk
-from shardkit.parallel.neighbours import Neighbours, restore
+from shardkit.parallel.pipeline.neighbours import Neighbours, restore
 
 WAYS = [
     ("cuda", "cpu", "at once"),
@@ -100,7 +100,7 @@ def test_what_neighbours_keep_comes_from_the_gpu_and_goes_back(gpu):
 
 
 def test_writing_takes_two_page_locked_blocks_and_reading_two(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("shardkit.checkpoint.stored.SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr("shardkit.checkpoint.format.stored.SEGMENT_BYTES", 1 << 20)
 
     def on_rank(backend):
         model, _ = train("DDP", backend, 1, model=small_gpt(width=64, layers=3), device="cuda")

@@ -11,7 +11,7 @@ from hybrids import hybrid
 
 import shardkit as sk
 from shardkit.errors import ShapeError, ShardingError
-from shardkit.parallel import recorded
+from shardkit.parallel.step import recorded
 
 STEPS = 6  # plain, captured, compared, replayed three times
 FSDP = (1, 2, 1), {"policy": "fsdp"}

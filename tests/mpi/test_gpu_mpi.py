@@ -7,7 +7,8 @@ bash tests/gpu/run.sh           runs these on 1, 2 and 4 ranks, on the stand-in 
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
-from gpus import gpu as any_gpu, missing  # noqa: F401
+from gpus import gpu as any_gpu  # noqa: F401
+from gpus import missing  # noqa: F401
 from hybrids import (
     GradientRecord,
     gpt,

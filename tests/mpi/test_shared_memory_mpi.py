@@ -15,7 +15,7 @@ from shardkit.comm import (
     ordered_all_reduce,
     ordered_reduce_scatter,
 )
-from shardkit.comm.shared.verbs import CALLS_BEFORE_LANE
+from shardkit.comm.node.verbs import CALLS_BEFORE_LANE
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation

@@ -27,9 +27,9 @@ from checkpoints import as_version, described, owned_part, rows, save_boxes, sea
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.describe import describe
 from shardkit.checkpoint.fit import Wanted
-from shardkit.checkpoint.image import image_of, read_image
+from shardkit.checkpoint.format.image import image_of, read_image
+from shardkit.checkpoint.tools.describe import describe
 from shardkit.layout.box import Box
 
 MOST_MEMORY = 4 << 30  # of address space: taking memory for a forged size is a MemoryError

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from shardkit.comm import ReductionOperation, ordered_sum, run_ranks
-from shardkit.comm.staging import Staging
+from shardkit.comm.gpu.staging import Staging
 
 WINDOW_BYTES = 32
 

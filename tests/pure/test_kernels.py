@@ -9,7 +9,8 @@ import tracemalloc
 
 import numpy
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardkit.array import kernels
 from shardkit.array.kernels.reference.chunks import CHUNK_ELEMENTS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardkit.comm.launch import Seat, crowding, ranks_text, share_cores
+from shardkit.comm.mpi.launch import Seat, crowding, ranks_text, share_cores
 
 
 def seats(*rows):

@@ -10,10 +10,10 @@ import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.comm.hang import hang_report, hang_suspects
-from shardkit.comm.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
-from shardkit.comm.progress import Progress
-from shardkit.comm.watchdog import Watchdog
+from shardkit.comm.watch.hang import hang_report, hang_suspects
+from shardkit.comm.watch.ledger import LEDGER_NAME, NUM_RECORDS, Ledger, read_ledger
+from shardkit.comm.watch.progress import Progress
+from shardkit.comm.watch.watchdog import Watchdog
 
 RANKS = (0, 1, 2)
 

@@ -6,7 +6,8 @@ import threading
 
 import numpy
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor

@@ -5,8 +5,8 @@ from planned import gpt_of
 
 import shardkit as sk
 from shardkit.layout.cuts import balanced_stages, merged_blocks
-from shardkit.parallel.balance import multiplied_elements, stage_ranges
-from shardkit.parallel.partition import plan_units
+from shardkit.parallel.data.partition import plan_units
+from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
 from shardkit.plan import SHARDKIT, Layout, ModelShape, read_model, why_not
 from shardkit.plan.stages import stage_units
 

@@ -6,7 +6,8 @@ import math
 
 import numpy
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardkit.array import random
 from shardkit.errors import ShapeError

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from shardkit import comm
-from shardkit.comm.attendance import job_key
 from shardkit.comm.checks import check_timeout
-from shardkit.comm.progress import Progress
+from shardkit.comm.watch.attendance import job_key
 from shardkit.comm.watch.folder import PREFIX, JobFolder, note_segments, remove_abandoned
+from shardkit.comm.watch.progress import Progress
 from shardkit.comm.watch.roll import Entry, Roll
 from shardkit.comm.watch.warden import state_of, whom
 

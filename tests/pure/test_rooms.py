@@ -29,10 +29,10 @@ LEVEL = {
     "__main__": 7,
 }
 DOORS = {
-    "cupy": ("array/", "comm/device.py"),
+    "cupy": ("array/", "comm/gpu/device.py"),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/hdf5.py",),
-    "xxhash": ("checkpoint/files.py",),
+    "h5py": ("checkpoint/format/hdf5.py",),
+    "xxhash": ("checkpoint/format/files.py",),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package
 

@@ -19,8 +19,10 @@ from shardkit.schedule import (
     gpipe,
     grid,
     lower,
+    order_named,
+    simulate,
+    unit_timeline,
 )
-from shardkit.schedule import order_named, simulate, unit_timeline
 
 SVG = "{http://www.w3.org/2000/svg}"
 runs = st.builds(

@@ -17,8 +17,9 @@ from shardkit.schedule import (
     one_f_one_b,
     simulate,
     to_text,
+    unit_timeline,
+    zero_bubble_h1,
 )
-from shardkit.schedule import unit_timeline, zero_bubble_h1
 
 WHOLE_BACKWARD = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.WEIGHT: 0}
 INTERLEAVED = [(p, v, m) for p, v in product(range(1, 5), range(2, 4)) for m in (p, 2 * p, 3 * p)]

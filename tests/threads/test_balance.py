@@ -5,8 +5,8 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.parallel.balance import multiplied_elements, stage_ranges, unit_costs
-from shardkit.parallel.partition import plan_units
+from shardkit.parallel.data.partition import plan_units
+from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges, unit_costs
 
 
 def units_of(model, minimum=1):

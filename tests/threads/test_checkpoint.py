@@ -11,7 +11,7 @@ from checkpoints import edit_manifest, flip_bit, save_boxes
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.describe import describe
+from shardkit.checkpoint.tools.describe import describe
 from shardkit.layout.box import Box
 
 

@@ -17,7 +17,8 @@ from builders import small_gpt, token_batch, train
 from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, save_boxes
 
 import shardkit as sk
-from shardkit.checkpoint import Checkpoint, CheckpointStore, files, saving
+from shardkit.checkpoint import Checkpoint, CheckpointStore, saving
+from shardkit.checkpoint.format import files
 from shardkit.layout.box import Box
 
 SHAPE = (40, 30)

@@ -17,7 +17,7 @@ from checkpoints import as_version_1, described, edit_manifest, rows, save_boxes
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.image import image_of, read_image
+from shardkit.checkpoint.format.image import image_of, read_image
 from shardkit.train import load_for_generation
 
 SHAPE = (40, 30)

@@ -9,8 +9,8 @@ from checkpoints import as_version, described, flip_bit, load_box, owned_part, r
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.files import READERS, Reader
-from shardkit.checkpoint.stored import SEGMENT_BYTES
+from shardkit.checkpoint.format.files import READERS, Reader
+from shardkit.checkpoint.format.stored import SEGMENT_BYTES
 from shardkit.layout.box import Box
 
 WINDOW_BYTES = READERS * SEGMENT_BYTES

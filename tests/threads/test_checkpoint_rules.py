@@ -14,7 +14,7 @@ from checkpoints import edit_manifest
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.describe import describe
+from shardkit.checkpoint.tools.describe import describe
 
 
 def falling(step):

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from shardkit.comm import MPICommunicationBackend
-from shardkit.comm.guard import JobGuard
-from shardkit.comm.launch import check_launch, check_library, launch_warnings
-from shardkit.comm.progress import Call
+from shardkit.comm.failure.guard import JobGuard
+from shardkit.comm.mpi.launch import check_launch, check_library, launch_warnings
+from shardkit.comm.watch.progress import Call
 from shardkit.errors import CommunicationError, LaunchError
 
 

@@ -12,9 +12,9 @@ from torch_or_skip import torch
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.convert import from_safetensors, to_safetensors
-from shardkit.checkpoint.diff import compare
-from shardkit.checkpoint.safetensors import read_header
+from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
+from shardkit.checkpoint.tools.diff import compare
+from shardkit.checkpoint.tools.safetensors import read_header
 from shardkit.train.sample import load_for_generation
 
 VOCABULARY = 62  # even, for two tensor ranks; token_batch of builders stays below

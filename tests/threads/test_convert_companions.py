@@ -15,8 +15,8 @@ from torch_or_skip import torch
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, find_checkpoint
 from shardkit.checkpoint import companions as companions_module
-from shardkit.checkpoint.convert import from_safetensors, to_safetensors
-from shardkit.parallel.neighbours import Neighbours, restore
+from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
+from shardkit.parallel.pipeline.neighbours import Neighbours, restore
 
 FILES = {
     "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',

@@ -9,8 +9,8 @@ from builders import small_gpt, train
 import shardkit as sk
 from shardkit import nn
 from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint import diff as diff_module
-from shardkit.checkpoint.diff import compare, comparison_text
+from shardkit.checkpoint.tools import diff as diff_module
+from shardkit.checkpoint.tools.diff import compare, comparison_text
 from shardkit.nn.init import Normal
 
 

@@ -19,8 +19,8 @@ import pytest
 from hybrids import batch, gpt, hybrid, step_once
 
 import shardkit as sk
-from shardkit.comm import memory
 from shardkit.comm.operations import Handle
+from shardkit.comm.threads import backend as memory
 
 WRONG = 1e-8  # relative; rounding is 1e-15
 

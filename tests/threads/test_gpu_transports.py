@@ -12,7 +12,7 @@ from stand_in import fake_ipc, fake_nccl, pretended_gpu
 
 import shardkit as sk
 from shardkit.array import kernels
-from shardkit.comm import gpu_ipc
+from shardkit.comm.gpu import ipc as gpu_ipc
 from shardkit.errors import DeviceError
 
 

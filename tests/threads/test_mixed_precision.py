@@ -17,7 +17,7 @@ from sabotage import sabotage
 import shardkit as sk
 from shardkit.config import RunConfiguration
 from shardkit.errors import ConfigurationError
-from shardkit.parallel.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
+from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
 from shardkit.train.loop import make_model, train_run
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)

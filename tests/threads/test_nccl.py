@@ -8,7 +8,7 @@ from gpu_roads import AVERAGE, all_verbs, bits, ordered_sums, plain_twins, value
 from stand_in import fake_nccl, pretended_gpu
 
 from shardkit.comm import ordered_reduce_scatter, run_ranks
-from shardkit.comm.nccl import open_nccl
+from shardkit.comm.gpu.nccl import open_nccl
 from shardkit.errors import CommunicationError, DeviceError
 
 

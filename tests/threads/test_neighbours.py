@@ -8,7 +8,7 @@ from builders import small_gpt, token_batch
 
 import shardkit as sk
 from shardkit.layout.box import Box, flat_range_to_boxes
-from shardkit.parallel.neighbours import Neighbours, redistribute, restore
+from shardkit.parallel.pipeline.neighbours import Neighbours, redistribute, restore
 
 SAMPLES = 8
 

@@ -12,7 +12,7 @@ from test_traffic import UNIT, ThreeLayers
 
 import shardkit as sk
 from shardkit.errors import ConfigurationError, OutOfMemoryError
-from shardkit.parallel.overlap import Overlap
+from shardkit.parallel.data.overlap import Overlap
 from shardkit.schedule import Kind
 
 

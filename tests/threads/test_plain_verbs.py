@@ -7,7 +7,7 @@ import pytest
 
 import shardkit as sk
 from shardkit.comm import ReductionOperation
-from shardkit.comm.ledger import LEDGER_NAME, read_ledger
+from shardkit.comm.watch.ledger import LEDGER_NAME, read_ledger
 
 AVERAGE = ReductionOperation.AVERAGE
 VERBS = {

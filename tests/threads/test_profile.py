@@ -9,10 +9,11 @@ from builders import small_gpt, token_batch
 import shardkit as sk
 from shardkit.array import kernels, products
 from shardkit.array.backend import Device
-from shardkit.comm.progress import Call, Progress
+from shardkit.comm.watch.progress import Call, Progress
 from shardkit.nn import ops
-from shardkit.parallel import profile, profile_steps, stopwatch
-from shardkit.parallel.stopwatch import (
+from shardkit.parallel import profile_steps
+from shardkit.parallel.step import profile, stopwatch
+from shardkit.parallel.step.stopwatch import (
     COMMUNICATION,
     MESSAGE_WAIT,
     Product,

@@ -5,16 +5,16 @@ refuse.
 import pytest
 
 import shardkit as sk
-from shardkit.checkpoint.convert import from_safetensors, to_safetensors
-from shardkit.checkpoint.diff import compare
 from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
+from shardkit.checkpoint.tools.diff import compare
 from shardkit.config import TAKEN_WHEN_A_RUN_GOES_ON, RunConfiguration, resumed
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
 from shardkit.train import generate_text, load_for_generation, train_run
 from shardkit.train.folder import stored_settings
-from shardkit.train.loop import bits_text
 from shardkit.train.initial import with_initial_sizes
+from shardkit.train.loop import bits_text
 
 SMALL = {
     "model.width": 8,

@@ -10,9 +10,9 @@ from lanes import on_lanes
 from threads.communication_contract import rough, tree
 
 from shardkit.comm import ReductionOperation
-from shardkit.comm.shared.desk import SLOT_BYTES
-from shardkit.comm.shared.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
-from shardkit.comm.shared.streams import STREAM_BYTES, stream_bytes
+from shardkit.comm.node.desk import SLOT_BYTES
+from shardkit.comm.node.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
+from shardkit.comm.node.streams import STREAM_BYTES, stream_bytes
 
 SUM, PRODUCT, MIN, MAX, _ = ReductionOperation
 SLOT = SLOT_BYTES // 4  # elements of float32

@@ -13,9 +13,8 @@ from shardkit.layout.flat import FlatLayout
 from shardkit.layout.placement import even_span
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
-from shardkit.parallel import conjugate
-from shardkit.parallel.plan import apply_plan, close_groups, default_plan
-from shardkit.parallel.tensor import (
+from shardkit.parallel.tensor import conjugate
+from shardkit.parallel.tensor.layers import (
     TensorAxis,
     VocabularyParallelCrossEntropy,
     global_piece,
@@ -23,6 +22,7 @@ from shardkit.parallel.tensor import (
     sum_partial,
     whole_outputs,
 )
+from shardkit.parallel.tensor.plan import apply_plan, close_groups, default_plan
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 VOCABULARY, SEQUENCE = 60, 12

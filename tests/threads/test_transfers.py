@@ -7,7 +7,7 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.comm.memory import InMemoryCommunicationBackend
+from shardkit.comm.threads.backend import InMemoryCommunicationBackend
 
 
 def make(backend, **settings):

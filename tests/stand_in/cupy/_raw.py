@@ -7,7 +7,6 @@ import numpy
 from ._array import _check_device, ndarray, written
 from ._machine import machine
 
-
 _one_at_a_time = threading.Lock()
 
 

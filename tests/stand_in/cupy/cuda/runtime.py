@@ -3,7 +3,8 @@
 import ctypes
 
 from .._machine import Queue, machine
-from . import memory, stream as streams
+from . import memory
+from . import stream as streams
 from .pinned_memory import PinnedMemory
 
 memcpyHostToHost, memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice, memcpyDefault = (

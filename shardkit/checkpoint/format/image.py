@@ -1,0 +1,168 @@
+"""Images: a model and its optimizer state as bytes, whole, so that they load under any mesh and
+policy.
+
+    {"crc32": "9ae0daaf", "format": "shardkit-image", "version": 2, "bytes": 41984, "description":
+    {...},
+     "tensors": {"model/head.norm.weight": {"shape": [128], "dtype": "float32", "at": 3072}, ...}}     zeros,
+                                                                                                       then
+                                                                                                       an
+                                                                                                       HDF5
+                                                                                                       file
+
+HDF5 programs skip the beginning and see one dataset per tensor. We go by the beginning alone: its
+checksum is over all bytes, taken with zeros for these eight digits, and it says where each tensor
+stands, so HDF5 never parses what somebody sent us.
+
+For models that fit into the memory of one rank twice; larger ones are saved as a checkpoint folder
+(store.py).
+"""
+
+import json
+import re
+from math import prod
+
+import numpy
+
+from ...array.backend import is_device_array, to_host
+from ...comm import CommunicationBackend, collectively
+from ...errors import CheckpointError
+from ..fit import Fit, Wanted
+from .files import as_text, crc32
+from .hdf5 import write_image
+from .manifest import UNSEALED, check_description, check_seal, check_storable, checked_shape, parsed
+from .stored import ITEM_BYTES
+
+FORMAT, VERSION = "shardkit-image", 2
+_ROOM_BYTES = 512  # the smallest user block of HDF5; others are this times a power of two
+_TEXT = re.compile(rb"[^\0]*")
+_DIGITS = 20  # room for a number that is not known yet
+
+
+def make_image(
+    owned, shapes: dict[str, tuple[int, ...]], backend: CommunicationBackend, description: dict
+) -> bytes:
+    """The same bytes on all ranks. Collective over `backend`.
+
+    owned    (tensor path, Piece, 1-D array) each: over all ranks these tile every tensor exactly
+             once
+    shapes   {tensor path: global shape}
+    Errors, on all ranks: CheckpointError if JSON cannot say the description.
+    """
+    everyones = backend.gather_object(
+        [(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned], 0
+    )
+    image = None
+    with collectively(backend):
+        check_storable(description)
+        if everyones is not None:
+            image = image_of(_assemble(everyones, shapes), description)
+    return backend.broadcast_object(image, 0)
+
+
+def _assemble(everyones, shapes) -> dict:
+    boxes = [box for part in everyones for box in part]
+    tensors = {tensor: numpy.empty(shapes[tensor], array.dtype) for tensor, _, array in boxes}
+    for tensor, box, array in boxes:
+        tensors[tensor][box.slices()] = array.reshape(box.shape)
+    return {tensor: tensors[tensor] for tensor in sorted(tensors)}
+
+
+def image_of(tensors: dict, description: dict) -> bytes:
+    """tensors  {tensor path: NumPy array}, whole."""
+    room = _ROOM_BYTES
+    while room <= len(
+        _beginning(tensors, description, dict.fromkeys(tensors, 10**_DIGITS), 10**_DIGITS)
+    ):
+        room *= 2
+    image, places = write_image(tensors, description, room)
+    beginning = _beginning(tensors, description, places, len(image))
+    image[: len(beginning)] = beginning
+    seal = as_text(crc32(image)).encode()
+    at = UNSEALED.index("0")
+    image[at : at + len(seal)] = seal
+    return bytes(image)
+
+
+def _beginning(tensors, description, places, num_bytes) -> bytes:
+    table = {
+        tensor: {"shape": list(array.shape), "dtype": str(array.dtype), "at": places[tensor]}
+        for tensor, array in tensors.items()
+    }
+    rest = json.dumps(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "bytes": num_bytes,
+            "description": description,
+            "tensors": table,
+        }
+    )
+    return (UNSEALED + rest[1:]).encode()
+
+
+def read_image(data) -> tuple[dict, dict]:
+    """(tensors, description) of what make_image made; the tensors are read-only views of the bytes.
+
+    Errors: CheckpointError if the bytes are damaged or something else.
+    """
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise CheckpointError(f"an image of a sharded model is bytes; got {type(data).__name__}")
+    content = memoryview(data).toreadonly().cast("B")
+    try:
+        check_seal(content)
+        table = parsed(bytes(content[: _TEXT.match(content).end()]))
+        if (table.get("format"), table.get("version"), table.get("bytes")) != (
+            FORMAT,
+            VERSION,
+            len(content),
+        ):
+            raise CheckpointError(
+                f"it says {table.get('format')!r:.40} version {table.get('version')!r:.40}"
+            )
+        check_description(table["description"])
+        return {
+            tensor: _view(content, tensor, entry) for tensor, entry in table["tensors"].items()
+        }, table["description"]
+    except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"these {len(content)} bytes are no whole image of a sharded model: {error}"
+        ) from None
+
+
+def _view(content: memoryview, tensor: str, entry: dict):
+    shape, dtype = checked_shape(tensor, entry)
+    at, num_bytes = entry["at"], prod(shape) * ITEM_BYTES[dtype]
+    if type(at) is not int or not 0 <= at <= len(content) - num_bytes:
+        raise CheckpointError(f"{tensor} at byte {at!r:.40} is not inside")
+    return numpy.frombuffer(content[at : at + num_bytes], dtype).reshape(shape)
+
+
+def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend) -> Fit:
+    """Fill the owned arrays from an image and return how it goes with the model. Collective over
+    `backend`.
+
+    Optimizer state that it does not hold becomes zero, as at the first step.
+    Errors, on all ranks: CheckpointError if the bytes are damaged or of another model; nothing is
+    written then.
+    """
+    with collectively(backend):
+        tensors, description = read_image(data)
+        fit = wanted.fit(
+            "the image",
+            description,
+            {tensor: array.shape for tensor, array in tensors.items()},
+            {tensor: str(array.dtype) for tensor, array in tensors.items()},
+        )
+    for tensor, piece, array in wanted.taken(owned):
+        if tensor in tensors:
+            _fill(array, tensors[tensor][piece.box.slices()].reshape(-1))
+        else:
+            array[...] = 0
+    return fit
+
+
+def _fill(array, values) -> None:
+    if is_device_array(array):
+        array.set(numpy.ascontiguousarray(values))
+    else:
+        array[...] = values

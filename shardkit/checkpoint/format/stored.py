@@ -1,0 +1,97 @@
+"""Stored boxes: where the parts of the tensors stand in the files of a checkpoint, and the
+checksums of their bytes.
+
+    rank-00000.h5   | HDF5's own | box of tensor a          | box of tensor b | HDF5's own |
+                    0            at                         at + box_bytes
+                                 |segment|segment|segment|.|                     one checksum each
+
+Segments are SEGMENT_BYTES long, counted from the beginning of their box; the last one of a box is
+shorter. They are what is verified, so that a rank can trust a part of a large box without reading
+all of it.
+"""
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ...layout.box import Box
+
+SEGMENT_BYTES = 1 << 20
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2}  # the dtypes that a checkpoint may hold
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBox:
+    """One box of one tensor in one file.
+
+    at          byte of the file where the box begins, in C order and without gaps; None: only HDF5
+                knows (version 1)
+    checksums   of each segment, in hexadecimal digits: 16 of an XXH3, or in version 2 of the format
+                8 of a CRC-32
+    """
+
+    tensor: str  # path, such as "model/blocks.0.mlp.up.weight"
+    file: str
+    dataset: str  # path in that file
+    box: Box
+    global_shape: tuple[int, ...]
+    dtype: str
+    at: int | None = None
+    checksums: tuple[str, ...] = ()
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes of the whole box."""
+        return self.box.size * self.item_bytes
+
+
+def num_segments(num_bytes: int) -> int:
+    """Segments of a box of this many bytes."""
+    return -(-num_bytes // SEGMENT_BYTES)
+
+
+def cut(start: int, stop: int) -> list[tuple[int, int]]:
+    """Bytes [start, stop) of a box, cut where segments begin."""
+    marks = [start, *range((start // SEGMENT_BYTES + 1) * SEGMENT_BYTES, stop, SEGMENT_BYTES), stop]
+    return list(zip(marks, marks[1:])) if stop > start else []
+
+
+def ranges_outside(boxes: list[StoredBox], num_bytes: int) -> list[tuple[int, int]]:
+    """The bytes [start, stop) of a file of this size that belong to none of its boxes, which come
+    in their order.
+    """
+    starts = [0, *(box.at + box.box_bytes for box in boxes)]
+    return list(zip(starts, [*(box.at for box in boxes), num_bytes]))
+
+
+class SegmentTable:
+    """All segments of a checkpoint, numbered in the order in which they stand in its files."""
+
+    def __init__(self, boxes: list[StoredBox]):
+        self.boxes = sorted(boxes, key=lambda box: (box.file, box.at))
+        counts = [num_segments(box.box_bytes) for box in self.boxes]
+        self._first = [0, *accumulate(counts)]
+        self._number = {(box.file, box.at): first for box, first in zip(self.boxes, self._first)}
+
+    def __len__(self):
+        return self._first[-1]
+
+    def boxes_of(self, file: str) -> list[StoredBox]:
+        """The boxes in one file, from its beginning to its end."""
+        first = bisect_left(self.boxes, file, key=lambda box: box.file)
+        return self.boxes[first : bisect_right(self.boxes, file, key=lambda box: box.file)]
+
+    def number(self, box: StoredBox, start: int) -> int:
+        """Of the segment that holds byte `start` of the box."""
+        return self._number[box.file, box.at] + start // SEGMENT_BYTES
+
+    def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
+        """The box of a segment, and which of its bytes [start, stop) the segment is."""
+        index = bisect_right(self._first, number) - 1
+        box, start = self.boxes[index], (number - self._first[index]) * SEGMENT_BYTES
+        return box, start, min(start + SEGMENT_BYTES, box.box_bytes)

@@ -1,0 +1,121 @@
+"""What is in a checkpoint, as text for people."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from ...errors import CheckpointError
+from ...optim.description import rule_text
+from ..find import found_place
+from ..format.tree import tensor_tree
+from ..load import Checkpoint
+from ..store import CheckpointStore
+
+
+@dataclass(frozen=True)
+class Description:
+    """Text about one or several checkpoints, of which some may be damaged."""
+
+    text: str
+    num_damaged: int
+
+    def __str__(self):
+        return self.text
+
+
+def describe(path, *, verify: bool = False) -> Description:
+    """One checkpoint with all its tensors, or a list of the checkpoints in a store or run folder.
+
+    verify  read every file and compare checksums
+    Errors: FileNotFoundError, CheckpointError if `path` is a checkpoint that is damaged.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
+    folder, name = found_place(path)
+    if name is not None:
+        return Description(_described(path, verify, _page), 0)
+    store = CheckpointStore(folder)
+    folders, unfinished = store.steps(), sorted(store.folder.glob("step-*.tmp"))
+    if not folders and not unfinished:
+        raise FileNotFoundError(f"no checkpoints in {path}")
+    lines, num_damaged = [], 0
+    for folder in folders:
+        try:
+            lines.append(_described(folder, verify, _line))
+        except CheckpointError as error:
+            lines.append(f"{folder.name}  DAMAGED: {error}")
+            num_damaged += 1
+    lines += [
+        f"{folder.name}  unfinished: being written, or left by a job that died; never read"
+        for folder in unfinished
+    ]
+    return Description("\n".join(lines), num_damaged)
+
+
+def _described(folder: Path, verify: bool, form) -> str:
+    """The text of `form` about one checkpoint. Errors: CheckpointError if it is damaged, or its
+    manifest leaves out something.
+    """
+    checkpoint = Checkpoint(folder)
+    if verify:
+        checkpoint.verify()
+    try:
+        return form(folder, checkpoint.manifest) + (", checksums hold" if verify else "")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the manifest of {folder} is damaged: {type(error).__name__} {error}"
+        ) from None
+
+
+def _line(folder: Path, manifest: dict) -> str:
+    return (
+        f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, {_mesh(manifest)}, "
+        f"{_loss(manifest)}, {_files(manifest)}"
+    )
+
+
+def _page(folder: Path, manifest: dict) -> str:
+    model, optimizer = manifest["model"], manifest["optimizer"]
+    arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
+    state = (
+        "parameters only, no optimizer state"
+        if optimizer is None
+        else f"optimizer {rule_text(optimizer)}"
+    )
+    return "\n".join(
+        [
+            f"{folder}",
+            f"step {manifest['step']}, {_loss(manifest)}, seed {manifest['seed']}",
+            f"written as {_mesh(manifest)}; opens under any other",
+            f"{model['class']}({arguments})",
+            f"{_num_parameters(manifest):,} parameters, {state}",
+            "",
+            tensor_tree(manifest["tensors"]),
+            "",
+            _files(manifest),
+        ]
+    )
+
+
+def _num_parameters(manifest) -> int:
+    return sum(
+        prod(entry["shape"])
+        for tensor, entry in manifest["tensors"].items()
+        if tensor.startswith("model/")
+    )
+
+
+def _mesh(manifest) -> str:
+    return (
+        " x ".join(f"{axis} {size}" for axis, size in manifest["mesh"].items())
+        + f", {manifest['strategy']}"
+    )
+
+
+def _loss(manifest) -> str:
+    return "no loss yet" if manifest["last_loss"] is None else f"loss {manifest['last_loss']:.4f}"
+
+
+def _files(manifest) -> str:
+    return f"{len(manifest['files'])} files, {sum(record['bytes'] for record in manifest['files'].values()):,} bytes"

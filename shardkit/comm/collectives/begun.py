@@ -1,0 +1,178 @@
+"""Collectives that are begun now and ended later, so that their messages travel while this rank
+computes.
+
+    begin           pump, pump ...                                  end
+    all messages    the library moves bytes; once all are there     waits for what is left
+    are posted      the owner adds them, and posts the sums
+
+An MPI library moves bytes inside of its calls only, and its own non-blocking collectives take many
+small turns, each of which waits for the next call. So every message of a turn is posted at once
+here, and whoever computes calls pump() now and then. Sums are the tree of ordered.py: the same bits
+as without haste. Ranks need not come to the second turn of several sums in the same order, since
+each has tags of its own.
+
+Where the ranks of a node share memory (shared/levels.py), what happens within a node is done when
+the collective is begun or ended, by all its ranks together; only what goes between nodes is under
+way.
+"""
+
+import time
+from contextlib import contextmanager
+
+from ...errors import OutOfMemoryError
+from ..checks import equal_counts, pieces_of, shares_of
+from ..operations import ReductionOperation
+from .ordered import add_slices
+
+NUM_TAGS = 2  # of each collective: its own and the next one
+
+
+class Begun:
+    """A collective under way on this rank; its arrays must not be touched until end() has returned.
+
+    turns   generator of handles: each turn begins when the one before is complete
+    last    collective within the node that ends it, or None
+    """
+
+    def __init__(self, group, turns, last=None):
+        self._group, self._turns, self._last = group, turns, last
+        self._call = group.progress.current
+        self._handle = self._next_turn()
+
+    def pump(self) -> None:
+        """Let messages move, and begin the next turn if one is complete. Never blocks."""
+        began = time.monotonic()
+        while self._handle is not None and self._handle.test():
+            self._handle = self._next_turn()
+        self._group.progress.seconds[self._group.group_key] += time.monotonic() - began
+
+    def end(self) -> None:
+        """Return when it is complete; a second call returns at once. All ranks end what they began
+        in the same order.
+        """
+        with self._group._waiting(self._call):
+            while self._handle is not None:
+                self._handle.wait()
+                self._handle = self._next_turn()
+            if self._last is not None:
+                self._last()
+                self._last = None
+
+    def _next_turn(self):
+        try:
+            return next(self._turns, None)
+        except (
+            MemoryError
+        ) as error:  # in the midst of a product, perhaps, but others wait for the message
+            raise OutOfMemoryError(
+                f"{self._call}: no memory to add what has come ({error})"
+            ) from error
+
+
+def begin_all_gather(group, own, whole, tag: int) -> Begun:
+    """The slices of all ranks, in rank order, in `whole`, both on the host. Begun and ended by all
+    ranks of the group.
+
+    own     [shard]; may be its own place in `whole`
+    whole   [world_size * shard]
+    tag     this and the next one are not used by anything else that is under way on the group
+    """
+    with _beginning(group, "begin_all_gather"):
+        part, parts = group._all_gather_parts(own, whole, None)
+        group._count_all_gather(part.port.num_bytes)
+        own, whole, counts = part.port.host, parts.port.host, parts.counts
+        slices = pieces_of(whole, counts)
+        if own.ctypes.data != slices[group.rank].ctypes.data:
+            slices[group.rank][...] = own
+        if group.levels is not None:
+            return Begun(group, *group.levels.begin_all_gather(whole, counts, tag))
+        return Begun(group, to_all(group, slices, tag))
+
+
+def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> Begun:
+    """The sum of ordered_reduce_scatter, of float32 or wider on the host. Begun and ended by all
+    ranks of the group.
+
+    buffer    [world_size * shard], unchanged unless `out` is a view of this rank's own slice of it,
+              which it may be
+    scratch   [buffer.size] of the same dtype, until the end
+    tag       as for begin_all_gather
+    """
+    with _beginning(group, "begin_reduce_scatter"):
+        counts = equal_counts("counts", buffer.size, group.world_size)
+        group.traffic.add("reduce_scatter", buffer.nbytes - out.nbytes)
+        if _adds_in_levels(group, buffer):
+            return Begun(
+                group, group.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
+            )
+        return Begun(group, to_owner(group, pieces_of(buffer, counts), out, scratch, tag))
+
+
+def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> Begun:
+    """The sum of ordered_all_reduce, in `buffer`; arguments as for begin_ordered_reduce_scatter."""
+    with _beginning(group, "begin_all_reduce"):
+        group.traffic.add(
+            "all_reduce", 2 * (group.world_size - 1) * buffer.nbytes // group.world_size
+        )
+        if _adds_in_levels(group, buffer):
+            return Begun(group, *group.levels.begin_all_reduce(buffer, scratch, tag))
+        return Begun(
+            group,
+            to_owner_to_all(
+                group, pieces_of(buffer, shares_of(buffer.size, group.world_size)), scratch, tag
+            ),
+        )
+
+
+@contextmanager
+def _beginning(group, name: str):
+    """Around the beginning: the backend must be alive, and `progress` knows what this rank is
+    doing.
+    """
+    group._check_alive(name)
+    group.progress.begin_message(name, group.group_key, group.world_ranks)
+    try:
+        yield
+    except BaseException:
+        group.progress.fail()
+        raise
+    group.progress.end()
+
+
+def _adds_in_levels(group, buffer) -> bool:
+    return group.levels is not None and group.levels.adds(buffer.dtype, ReductionOperation.SUM)
+
+
+# ---- turns: generators of handles; parts are one per rank of the group ---------------------------
+
+
+def to_all(group, parts, tag: int):
+    """Every rank's own part, in all of them."""
+    own, others = parts[group.rank], _others(group)
+    yield group._begin_exchange(
+        [(rank, own) for rank in others], [(rank, parts[rank]) for rank in reversed(others)], tag
+    )
+
+
+def to_owner(group, parts, out, scratch, tag: int):
+    """The sum over ranks of the part of this one, in `out`, which may be that part."""
+    own, others = parts[group.rank], _others(group)
+    slices = pieces_of(scratch, [own.size] * group.world_size)
+    slices[group.rank] = own
+    yield group._begin_exchange(
+        [(rank, parts[rank]) for rank in others],
+        [(rank, slices[rank]) for rank in reversed(others)],
+        tag,
+    )
+    add_slices(slices, out)
+
+
+def to_owner_to_all(group, parts, scratch, tag: int):
+    """The sum over ranks of every part, in it."""
+    yield from to_owner(group, parts, parts[group.rank], scratch, tag)
+    yield from to_all(group, parts, tag + 1)
+
+
+def _others(group) -> list[int]:
+    """All other ranks, the next one first: no rank is everybody's first."""
+    return [(group.rank + step) % group.world_size for step in range(1, group.world_size)]

@@ -1,0 +1,62 @@
+"""Sums over ranks that travel as half floats: half the bytes, about three digits, still one fixed
+order.
+
+    buffer float32 --times a power of two--> float16 --all_to_all--> owner: float32, tree over
+    ranks, scaled back
+
+The power of two is agreed on by all ranks, so that the largest element lands near the top of the
+range of float16: small gradients do not vanish and large ones do not overflow. Only the way to the
+owners is compressed; sums are float32.
+Source: the idea of a half-float hook is from PyTorch DDP (fp16_compress_hook).
+"""
+
+import math
+
+import numpy
+
+from ...array.backend import xp_of
+from ...array.kernels import from_half, largest_magnitude, to_half, tree_sum
+from ..operations import ReductionOperation
+
+_TOP_EXPONENT = 14  # scaled elements are below 2**15; float16 ends at 65504
+
+
+def compressed_reduce_scatter(backend, buffer, out):
+    """Sum over ranks of this rank's slice of `buffer`, to about three digits. Collective over the
+    backend.
+
+    buffer    [world_size * shard] float; unchanged, unless `out` is a view of this rank's own slice
+              of it
+    out       [shard], same dtype
+    """
+    scale = _agreed_scale(backend, buffer)
+    wire = to_half(buffer, scale)
+    received = xp_of(wire).empty_like(wire)
+    backend.all_to_all(wire, received)
+    tree_sum(
+        [from_half(row, out.dtype) for row in received.reshape(backend.world_size, -1)], out=out
+    )
+    out *= out.dtype.type(1 / scale)
+
+
+def compressed_all_reduce(backend, buffer):
+    """Sum over ranks of `buffer`, in it, to about three digits. Collective over the backend.
+
+    buffer    [world_size * shard] float. The sums come back to all ranks as they are, so that all
+              hold the same bits.
+    """
+    shard = buffer.size // backend.world_size
+    own = buffer[backend.rank * shard : (backend.rank + 1) * shard]
+    compressed_reduce_scatter(backend, buffer, own)
+    backend.all_gather(own, buffer)
+
+
+def _agreed_scale(backend, buffer) -> float:
+    """The power of two that brings the largest element of any rank near the top of the half-float
+    range.
+    """
+    largest = numpy.array([largest_magnitude(buffer)])
+    backend.all_reduce(largest, ReductionOperation.MAX)
+    if not math.isfinite(largest[0]) or largest[0] == 0:
+        return 1.0
+    return 2.0 ** (_TOP_EXPONENT - math.frexp(largest[0])[1])

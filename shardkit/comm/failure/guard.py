@@ -1,0 +1,251 @@
+"""JobGuard: no rank of an MPI job waits for a dead one.
+
+    how a rank goes                        who notices                             what happens
+    an exception nobody catches            its own excepthook (exits.py)           message and traceback, abort
+    sys.exit or the end of the program     says "left" to all; a rank that is      that rank names it and aborts
+      without shutdown()                     stuck in a verb with it hears that
+    it is in its own code for ever         those that wait for it at their end     the first of them names it and aborts
+    os._exit, SIGKILL, a crash             its right neighbour on the node, which  the neighbour names it and aborts
+                                             waits on its lifeline
+    all ranks fail or leave alike          exchange_within                         one message, no abort
+
+From initialize() to shutdown(); before, after, and where a process is stopped in between, its
+warden watches (attendance.py). The watching is two threads that sleep; it costs nothing while all
+is well. It needs thread level MULTIPLE (mpi4py asks for it by default); with less, a rank that
+leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
+"""
+
+import atexit
+import pickle
+import threading
+import time
+
+import numpy
+
+from ..mpi.launch import ranks_text
+from ..watch.attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
+from ..watch.lifeline import Lifelines
+from .together import describe_error
+
+LEFT_TAG = 1
+POLL_SECONDS = 0.25  # between two looks at who has left
+TURN_SECONDS = 0.5  # a stuck rank waits this long per lower rank that may speak first
+MAX_TURNS = 8
+SILENT_SECONDS = 0.5  # who may not speak gives the speaker this time before it aborts too
+LONELY_EXIT_SECONDS = 30.0
+
+
+class JobGuard:
+    """Watches over the ranks of one world on a communicator of its own.
+
+    backend     whose `progress` and `abort` are used
+    comm        a duplicate of the world's communicator; freed by stop()
+    is_active   False: only exchange_within works; the job belongs to somebody else's program
+    """
+
+    def __init__(self, backend, mpi, comm, *, is_active: bool):
+        self._backend, self._mpi, self._comm = backend, mpi, comm
+        self._is_active = is_active
+        self._is_watching = is_active and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
+        self._stopped = threading.Event()
+        self._left: dict[
+            int, dict[str, int]
+        ] = {}  # rank -> its collective calls per group, when it left
+        self._told: list = []  # requests whose messages must live until the end
+        self.has_stopped = False
+        self._has_parted = False  # all ranks have exchanged what they had to say at their end
+        self._lifelines: Lifelines | None = None
+        self._threads: list[threading.Thread] = []
+
+    # ---- life ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to watch. Collective."""
+        if not self._is_active:
+            return
+        atexit.register(self._at_exit)
+        if self._is_watching:
+            self._lifelines = Lifelines.open(self._mpi, self._comm)
+            self._start_threads()
+
+    def _start_threads(self):
+        holds = threading.Event()
+        self._run(self._watch, holds)
+        holds.wait()
+        self._comm.Barrier()  # every rank holds its lifeline
+        if self._lifelines is not None and self._lifelines.neighbour_rank != self._comm.rank:
+            self._run(self._wait_for_neighbour)
+
+    def _run(self, target, *arguments):
+        def run():
+            try:
+                target(*arguments)
+            except (
+                Exception
+            ) as error:  # a thread that dies lets go of its lifeline, and nobody watches
+                if not self._stopped.is_set():
+                    self._backend.abort(
+                        f"rank {self._comm.rank}: the thread that watches over the job failed: "
+                        f"{describe_error(error)}; the job is ended"
+                    )
+
+        thread = threading.Thread(target=run, daemon=True, name=f"shardkit guard {target.__name__}")
+        self._threads.append(thread)
+        thread.start()
+
+    def meet(self) -> None:
+        """Return when all ranks have come. Collective."""
+        self._comm.Barrier()
+
+    def stop(self) -> None:
+        """End the threads, free the communicator; nobody is stuck any more. Collective."""
+        self._stopped.set()
+        self.has_stopped = True
+        for thread in self._threads:
+            thread.join()
+        if self._is_active:
+            atexit.unregister(self._at_exit)
+        if self._lifelines is not None:
+            lifelines, self._lifelines = self._lifelines, None
+            lifelines.close()
+        self._comm.Free()
+
+    # ---- a rank that says that it goes -----------------------------------------------------------
+
+    def exchange_within(self, note, seconds: float | None) -> list | None:
+        """The notes of all ranks, or None if not all of them call this within the time."""
+        if not self._is_complete(self._comm.Ibarrier(), seconds):
+            return None
+        own = numpy.frombuffer(pickle.dumps(note), numpy.uint8)
+        sizes = numpy.empty(self._comm.size, numpy.int64)
+        if not self._is_complete(self._comm.Iallgather(numpy.array([own.size]), sizes), seconds):
+            return None
+        notes = numpy.empty(sizes.sum(), numpy.uint8)
+        if not self._is_complete(self._comm.Iallgatherv(own, [notes, sizes]), seconds):
+            return None
+        self._has_parted = True
+        return [pickle.loads(part) for part in numpy.split(notes, sizes.cumsum()[:-1])]
+
+    def _is_complete(self, request, seconds) -> bool:
+        """Wait for it, at most for the time. A request that is given up stays: the job ends."""
+        deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
+        while not request.Test():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def may_speak(self) -> bool:
+        """True for the first rank of the node that asks; the others should leave the word to it."""
+        if self._lifelines is None or self._lifelines.speaker.try_take():
+            return True
+        time.sleep(SILENT_SECONDS)
+        return False
+
+    def _tell_others(self, note, tag):
+        others = (rank for rank in range(self._comm.size) if rank != self._comm.rank)
+        self._told += [self._comm.isend(note, rank, tag) for rank in others]
+
+    def _at_exit(self):
+        """The program ends and shutdown() was not called. Fine if all ranks do that; else whoever
+        needs this rank hears.
+        """
+        if self._mpi.Is_finalized():
+            return
+        attendance().leave(
+            "the end of its program", self._backend.timeout + NEXT_TO_WATCHDOG_SECONDS
+        )
+        try:
+            self._part()
+        except BaseException as error:  # an exception out of here would only be printed
+            self._backend.abort(
+                f"rank {self._comm.rank} failed at the end of its program: {describe_error(error)}; the job is "
+                "ended"
+            )
+
+    def _part(self):
+        if self._is_watching:
+            self._tell_others(self._backend.progress.calls_made(), LEFT_TAG)
+        seconds = (
+            self._backend.timeout
+            if self._is_watching
+            else min(self._backend.timeout, LONELY_EXIT_SECONDS)
+        )
+        if not self._has_parted and self.exchange_within(None, seconds) is None:
+            self._backend.abort(
+                f"rank {self._comm.rank} has waited {seconds:g} s at the end of its program: "
+                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end together, or set "
+                "the backend's timeout"
+            )
+        self.stop()
+
+    def _who_is_missing(self) -> str:
+        """Who has not come to the end of its program, as far as anybody tells."""
+        missing = [
+            rank
+            for rank in range(self._comm.size)
+            if rank != self._comm.rank and rank not in self._left
+        ]
+        if not self._is_watching:
+            return "others have not come to theirs"
+        if not missing:
+            return "all ranks are there"
+        one = len(missing) == 1
+        return (
+            f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, which "
+            f"{'has' if one else 'have'} not come to the end"
+        )
+
+    # ---- the threads -----------------------------------------------------------------------------
+
+    def _watch(self, holds):
+        """Hold this rank's lifeline, and look now and then whether the rank waits for one that has
+        left.
+        """
+        if self._lifelines is not None:
+            self._lifelines.own.take()
+        holds.set()
+        while not self._stopped.wait(POLL_SECONDS):
+            self._hear_who_left()
+            self._abort_if_stuck()
+        if self._lifelines is not None:
+            self._lifelines.own.release()
+
+    def _wait_for_neighbour(self):
+        """Sleeps until the neighbour's process ends, or releases its lifeline because all is
+        done.
+        """
+        has_died = self._lifelines.neighbour.take()
+        if has_died:
+            self._backend.abort(
+                f"rank {self._lifelines.neighbour_rank} died: its process ended without a word (killed, out "
+                "of memory, a crash in native code, or os._exit); the job is ended"
+            )
+        self._lifelines.neighbour.release()
+
+    def _hear_who_left(self):
+        status = self._mpi.Status()
+        while self._comm.iprobe(self._mpi.ANY_SOURCE, LEFT_TAG, status):
+            self._left[status.source] = self._comm.recv(None, status.source, LEFT_TAG)
+
+    def _abort_if_stuck(self):
+        """Abort if the verb under way needs a rank that left before it. The lowest stuck rank
+        speaks first.
+        """
+        call = self._backend.progress.current
+        gone = [rank for rank in call.ranks if self._is_missing(rank, call)] if call else []
+        if not gone:
+            return
+        num_before = sum(rank not in self._left for rank in range(self._comm.rank))
+        stopped = self._stopped.wait(TURN_SECONDS * (1 + min(num_before, MAX_TURNS)))
+        if not stopped and self._backend.progress.current is call:
+            self._backend.abort(
+                f"rank {gone[0]} left the program (sys.exit, or the end of its script) while rank "
+                f"{self._comm.rank} waits for it in {call}; the job is ended"
+            )
+
+    def _is_missing(self, rank, call):
+        """True if the rank left without making this call."""
+        return rank in self._left and (
+            call.number is None or self._left[rank].get(call.group, 0) < call.number
+        )

@@ -1,0 +1,119 @@
+"""The road through an MPI library that takes GPU memory: its calls get GPU addresses, and the host
+is left out.
+
+What is not certain here is the library, so a probe (probe.py) comes first: it says for each verb up
+to how many bytes it works. Messages move; sums are added on the GPU by whoever owns them
+(swaps.py), so no reduction of the library sees GPU memory, least of all a non-blocking one.
+Everything larger, and every other verb, is staged.
+"""
+
+from ..checks import MAX_TAG
+from ..mpi.verbs import PIECE_TAG, _RequestsHandle
+from ..operations import ReductionOperation
+from .probe import Verdict, agreed_verdict
+from .swaps import HostSwapRoad
+
+MESSAGE_BYTES = 1 << 30  # a longer one goes in several: counts are C ints
+_PROBED_AS = {
+    "send": "send",
+    "receive": "send",
+    "broadcast": "broadcast",
+    "all_gather": "all_gather",
+    "all_to_all": "all_to_all",
+}
+assert PIECE_TAG > MAX_TAG
+
+
+def open_gpu_mpi(world, groups) -> None:
+    """Give these groups the road through MPI as far as the probe allows. Collective over the world.
+
+    Where it allows nothing, rank 0 says why, and GPU arrays are staged.
+    """
+    verdict = agreed_verdict(world)
+    if not verdict.takes_anything and world.rank == 0:
+        world.say(
+            f'gpu_transport "mpi": {verdict.reason}; GPU arrays are staged through host memory'
+        )
+    if verdict.takes_anything:
+        for group in groups:
+            if group.world_size > 1:
+                group.road = MPIRoad(group, verdict)
+
+
+class MPIRoad(HostSwapRoad):
+    """One rank's end.
+
+    group     of MPI ranks
+    verdict   the same on all ranks
+    """
+
+    def __init__(self, group, verdict: Verdict):
+        super().__init__(group)
+        self._mpi, self._verdict = group._mpi, verdict
+
+    def takes(self, verb, num_bytes, dtype, op):
+        if verb == "all_to_all":  # ranks need not know each other's sizes
+            return self._verdict.takes_all("all_to_all")
+        if verb in ("all_reduce", "reduce_scatter"):
+            return (
+                self._is_tree(dtype, op)
+                and self._verdict.takes_all("all_to_all")
+                and self._verdict.takes_all("all_gather")
+            )
+        return verb in _PROBED_AS and self._verdict.takes(_PROBED_AS[verb], num_bytes)
+
+    def adds_in_tree_order(self, array):
+        return self.takes("all_reduce", array.nbytes, array.dtype, ReductionOperation.SUM)
+
+    def _swap_others(self, outgoing, incoming):
+        me, size, comm = self._group.rank, self._group.world_size, self._group._comm
+        others = [(me + step) % size for step in range(1, size)]
+        with self._group._errors():
+            self._group._meet_asleep()
+            requests = [
+                comm.Irecv(part, rank, PIECE_TAG)
+                for rank in reversed(others)
+                for part in self._parts(*incoming[rank])
+            ]
+            requests += [
+                comm.Isend(part, rank, PIECE_TAG)
+                for rank in others
+                for part in self._parts(*outgoing[rank])
+            ]
+            self._group._wait_all(requests)
+
+    def broadcast(self, port, root):
+        with self._work("broadcast", port), self._group._errors():
+            self._group._meet_asleep()
+            for part in self._parts(port.address, port.num_bytes):
+                self._group._comm.Bcast(part, root)
+        return self._handle()
+
+    def send(self, port, destination, tag):
+        port.settle()
+        with self._group._errors():
+            parts = self._messages(port)
+            return _RequestsHandle(
+                self._group, [self._group._comm.Isend(part, destination, tag) for part in parts], []
+            )
+
+    def receive(self, port, source, tag):
+        port.settle()
+        with self._group._errors():
+            parts = self._messages(port)
+            requests = [self._group._comm.Irecv(part, source, tag) for part in parts]
+            return _RequestsHandle(self._group, requests, [(source, part) for part in parts])
+
+    def _parts(self, address, num_bytes):
+        """What mpi4py takes for these bytes, which it must not look at; none if there are none."""
+        return [
+            self._mpi.buffer.fromaddress(address + start, min(MESSAGE_BYTES, num_bytes - start))
+            for start in range(0, num_bytes, MESSAGE_BYTES)
+        ]
+
+    def _messages(self, port):
+        """The same; an empty array is a message too."""
+        return self._parts(port.address, port.num_bytes) or [self._mpi.buffer.allocate(0)]
+
+    def close(self):
+        """Nothing is held."""

@@ -1,0 +1,232 @@
+"""The road through NCCL: collectives between GPUs without the host, for one GPU per rank.
+
+    array on the GPU     kernels ---- event ---------------------------------------- the verb
+                         returns: complete
+                                        \\                                         /
+    the road's stream                    send and receive  |  add in tree order  |  end
+
+NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
+for half floats, which are added as float32, the slices are sent to their owners, who add them on
+the GPU; NCCL's reductions do the rest. NCCL has no tags: messages between two ranks, which may come
+in any order, are staged, and so is the pipeline axis.
+Source: NCCL user guide, "Group Calls", "Point-to-point communication"; bindings: docs.cupy.dev,
+cupy.cuda.nccl.
+"""
+
+from collections import Counter
+from contextlib import contextmanager
+
+from ...errors import CommunicationError, DeviceError
+from ..operations import CopiedHandle, ReductionOperation
+from ..ports import HALF_FLOATS
+from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
+from .swaps import SwapRoad, spans
+
+SUM = ReductionOperation.SUM
+BROADCAST_BYTES = (
+    1 << 30
+)  # in one call: some versions of CuPy take the count of a broadcast as a C int
+_MOVES = ("broadcast", "all_gather", "iall_gather", "all_to_all")
+_REDUCTIONS = ("all_reduce", "iall_reduce", "reduce_scatter", "ireduce_scatter")
+_TYPES = {
+    name: f"NCCL_{name.upper()}"
+    for name in ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float32", "float64")
+}
+_OPERATIONS = {
+    SUM: "NCCL_SUM",
+    ReductionOperation.PRODUCT: "NCCL_PROD",
+    ReductionOperation.MIN: "NCCL_MIN",
+    ReductionOperation.MAX: "NCCL_MAX",
+}
+
+
+def open_nccl(world, groups, *, fixed_order: bool) -> None:
+    """Give these groups, which are split from the world, the road through NCCL. Collective over the
+    world.
+
+    fixed_order   sums of floats are added as the tree over ranks, not in NCCL's order
+    Errors, on all ranks: DeviceError where a rank has no GPU or no NCCL, or two ranks have one GPU.
+    """
+    module, problem = None, ""
+    try:
+        seat = gpu_seat(world.local_rank)
+        module = nccl_module()
+    except DeviceError as error:
+        seat, problem = None, str(error)
+    _check_seats(world.all_gather_object((seat, problem)))
+    for group in groups:
+        if group.world_size > 1:
+            group.road = NcclRoad(group, module, fixed_order=fixed_order)
+
+
+def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
+    """Errors: DeviceError, the same on all ranks, unless every rank has NCCL and a GPU of its
+    own.
+    """
+    for rank, (_, problem) in enumerate(answers):
+        if problem:
+            raise DeviceError(
+                f'gpu_transport "nccl" cannot be used: rank {rank}: {problem}; or set gpu_transport to "staged"'
+            )
+    shared = shared_gpus([seat for seat, _ in answers])
+    if shared:
+        place, ranks = next(iter(shared.items()))
+        raise DeviceError(
+            f"NCCL wants a GPU for each rank, but ranks {', '.join(map(str, ranks))} share {place}; start as many "
+            'ranks per node as there are GPUs, or set gpu_transport to "staged" or "ipc"'
+        )
+
+
+def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
+    """{GPU: ranks} of those that several ranks take."""
+    users = Counter(seat.place for seat in seats)
+    return {
+        place: [rank for rank, seat in enumerate(seats) if seat.place == place]
+        for place, n in users.items()
+        if n > 1
+    }
+
+
+class NcclRoad(SwapRoad):
+    """One rank's end. Making one, and every method, is collective over the group."""
+
+    def __init__(self, group, module, *, fixed_order: bool):
+        super().__init__(group)
+        self._module, self._fixed_order = module, fixed_order
+        self._stream = CollectiveStream()
+        unique_id = group.broadcast_object(module.get_unique_id() if group.rank == 0 else None)
+        with group._verb("connect NCCL"), self._errors("connect"):
+            self._communicator = module.NcclCommunicator(group.world_size, unique_id, group.rank)
+
+    def takes(self, verb, num_bytes, dtype, op):
+        return (
+            verb in _MOVES
+            or verb in _REDUCTIONS
+            and (self._is_native(dtype, op) or self._is_tree(dtype, op))
+        )
+
+    def adds_in_tree_order(self, array):
+        return (
+            self._is_tree(array.dtype, SUM)
+            or array.dtype.kind in "iu"
+            and self._is_native(array.dtype, SUM)
+        )
+
+    def _is_native(self, dtype, op):
+        """NCCL's own reduction will do."""
+        is_exact = dtype.kind in "iu" or op is not SUM and op is not ReductionOperation.PRODUCT
+        return dtype.name in _TYPES and op in _OPERATIONS and (is_exact or not self._fixed_order)
+
+    def _is_tree(self, dtype, op):
+        return op is SUM and (
+            dtype.name in HALF_FLOATS
+            or self._fixed_order
+            and dtype.name in _TYPES
+            and dtype.kind == "f"
+        )
+
+    # ---- what moves: bytes -----------------------------------------------------------------------
+
+    def broadcast(self, port, root):
+        with self._work("broadcast", port):
+            for start in range(0, port.num_bytes, BROADCAST_BYTES):
+                at, size = port.address + start, min(BROADCAST_BYTES, port.num_bytes - start)
+                self._communicator.broadcast(
+                    at, at, size, self._module.NCCL_UINT8, root, self._stream.address
+                )
+        return self._handle()
+
+    def _gather(self, source, target, counts, itemsize):
+        if len(set(counts)) > 1:
+            return super()._gather(source, target, counts, itemsize)
+        self._communicator.allGather(
+            source, target, counts[0] * itemsize, self._module.NCCL_UINT8, self._stream.address
+        )
+
+    def _swap(self, outgoing, incoming):
+        me = self._group.rank
+        self._stream.copy(incoming[me][0], *outgoing[me])
+        with self._together():
+            for rank, ((source, sent), (target, received)) in enumerate(zip(outgoing, incoming)):
+                if rank != me and sent:
+                    self._communicator.send(
+                        source, sent, self._module.NCCL_UINT8, rank, self._stream.address
+                    )
+                if rank != me and received:
+                    self._communicator.recv(
+                        target, received, self._module.NCCL_UINT8, rank, self._stream.address
+                    )
+
+    # ---- what NCCL adds --------------------------------------------------------------------------
+
+    def all_reduce(self, port, op):
+        if not self._is_native(port.dtype, op):
+            return super().all_reduce(port, op)
+        with self._work("all_reduce", port):
+            self._communicator.allReduce(
+                port.address,
+                port.address,
+                port.size,
+                *self._codes(port.dtype, op),
+                self._stream.address,
+            )
+        return self._handle()
+
+    def reduce_scatter(self, whole, own, op):
+        if not self._is_native(own.port.dtype, op):
+            return super().reduce_scatter(whole, own, op)
+        with self._work("reduce_scatter", whole.port, own.port):
+            self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
+        return self._handle()
+
+    def _reduce_slices(self, whole, own, dtype, op):
+        if len(set(whole.counts)) == 1:
+            return self._communicator.reduceScatter(
+                whole.port.address, own.address, own.size, dtype, op, self._stream.address
+            )
+        with self._together():
+            for owner, ((address, num_bytes), count) in enumerate(zip(spans(whole), whole.counts)):
+                if num_bytes:
+                    self._communicator.reduce(
+                        address, own.address, count, dtype, op, owner, self._stream.address
+                    )
+
+    def _codes(self, dtype, op):
+        return getattr(self._module, _TYPES[dtype.name]), getattr(self._module, _OPERATIONS[op])
+
+    # ---- order, errors, the end ------------------------------------------------------------------
+
+    def _flat(self, port):
+        return self._stream.flat(port)
+
+    @contextmanager
+    def _work(self, verb, *ports):
+        self._stream.follow(*ports)
+        with self._errors(verb), self._stream.current():
+            yield
+
+    @contextmanager
+    def _together(self):
+        """Around sends and receives that only together come to an end."""
+        self._module.groupStart()
+        try:
+            yield
+        finally:
+            self._module.groupEnd()
+
+    @contextmanager
+    def _errors(self, verb):
+        try:
+            yield
+        except self._module.NcclError as error:
+            raise CommunicationError(
+                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in the "
+                "environment makes it say more"
+            ) from error
+
+    def _handle(self):
+        return CopiedHandle(self._stream.end())
+
+    def close(self):
+        """Collective over the group."""
+        self._communicator.destroy()

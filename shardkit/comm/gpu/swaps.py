@@ -1,0 +1,160 @@
+"""Roads that can do one thing, swap pieces of GPU memory between all ranks at once; the collectives
+made of that.
+
+    all_to_all         one swap
+    all_gather         one swap: own slice to everybody, a slice from everybody
+    reduce_scatter     for each window of the slices: a swap, and the owner adds as the tree over
+                       ranks (ordered.py)
+    all_reduce         a reduce_scatter in place, and an all_gather
+
+Sums are added on the GPU, so their bits are those of the host, and half floats are added as
+float32.
+"""
+
+from contextlib import AbstractContextManager, contextmanager
+
+from ..checks import shares_of, starts_of
+from ..collectives.ordered import reduce_to_owners
+from ..operations import CompleteHandle, Handle, ReductionOperation
+from ..ports import HALF_FLOATS
+from .staging import Part
+
+SUM = ReductionOperation.SUM
+SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
+
+
+class SwapRoad:
+    """One rank's end. Every method is collective over the group.
+
+    A road has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in which
+    they are called.
+    """
+
+    def __init__(self, group):
+        self._group = group
+
+    def adds_in_tree_order(self, array):
+        return self._is_tree(array.dtype, SUM)
+
+    def _is_tree(self, dtype, op) -> bool:
+        """Such values are added here, as the tree over ranks."""
+        return op is SUM and (dtype.kind in "iuf" or dtype.name in HALF_FLOATS)
+
+    def _work(self, verb: str, *ports) -> AbstractContextManager:
+        """Around what a verb does, which comes after what computes these arrays."""
+        raise NotImplementedError
+
+    def _swap(self, outgoing: list[tuple[int, int]], incoming: list[tuple[int, int]]) -> None:
+        """(address, bytes) for each rank: give the ones, get the others. The own pieces are of one
+        size.
+        """
+        raise NotImplementedError
+
+    def _flat(self, port):
+        """The port's array as CuPy's, [size], a view."""
+        raise NotImplementedError
+
+    def _handle(self) -> Handle:
+        """Of all that was done."""
+        raise NotImplementedError
+
+    def all_to_all(self, outgoing, incoming):
+        with self._work("all_to_all", outgoing.port, incoming.port):
+            self._swap(spans(outgoing), spans(incoming))
+        return self._handle()
+
+    def all_gather(self, own, whole):
+        with self._work("all_gather", own.port, whole.port):
+            self._gather(
+                own.port.address, whole.port.address, whole.counts, whole.port.dtype.itemsize
+            )
+        return self._handle()
+
+    def reduce_scatter(self, whole, own, op):
+        with self._work("reduce_scatter", whole.port, own.port):
+            self._add(self._flat(whole.port), whole.counts, self._flat(own.port))
+        return self._handle()
+
+    def all_reduce(self, port, op):
+        with self._work("all_reduce", port):
+            flat = self._flat(port)
+            counts = shares_of(flat.size, self._group.world_size)
+            start = starts_of(counts)[self._group.rank]
+            own = flat[start : start + counts[self._group.rank]]
+            self._add(flat, counts, own)
+            self._gather(address_of(own), address_of(flat), counts, flat.dtype.itemsize)
+        return self._handle()
+
+    def _gather(self, source: int, target: int, counts, itemsize):
+        """Slices from the addresses `source` of all ranks -> `target`."""
+        sizes = [count * itemsize for count in counts]
+        self._swap(
+            [(source, sizes[self._group.rank])] * self._group.world_size,
+            [(target + start, size) for start, size in zip(starts_of(sizes), sizes)],
+        )
+
+    def _add(self, flat, counts, out):
+        reduce_to_owners(self._swap_arrays, self._group.rank, flat, counts, out, SCRATCH_ELEMENTS)
+
+    def _swap_arrays(self, send, receive, send_counts, receive_counts, send_starts):
+        """As all_to_all of a backend, on CuPy arrays."""
+        self._swap(
+            _spans(address_of(send), send_starts, send_counts, send.dtype.itemsize),
+            _spans(
+                address_of(receive),
+                starts_of(receive_counts),
+                receive_counts,
+                receive.dtype.itemsize,
+            ),
+        )
+
+
+class HostSwapRoad(SwapRoad):
+    """A road whose swaps the host waits for: kernels that add are done before the next swap, and
+    all when the verb returns.
+    """
+
+    _VERBS = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
+
+    def __init__(self, group):
+        super().__init__(group)
+        self._copies = group.staging.copies
+
+    @contextmanager
+    def _work(self, verb, *ports):
+        for port in ports:
+            port.settle()
+        yield
+        self._copies.finish_kernels()
+
+    def _swap(self, outgoing, incoming):
+        self._copies.finish_kernels()
+        own, target = outgoing[self._group.rank], incoming[self._group.rank][0]
+        if own[0] != target:
+            self._copies.begin_within(target, *own)
+        self._swap_others(outgoing, incoming)
+        self._copies.copied().synchronize()
+
+    def _swap_others(self, outgoing, incoming) -> None:
+        """The same between this rank and the others; their pieces are there when it returns."""
+        raise NotImplementedError
+
+    def _flat(self, port):
+        return self._copies.flat(port)
+
+    def _handle(self):
+        return CompleteHandle()
+
+
+def spans(part: Part) -> list[tuple[int, int]]:
+    """(address, bytes) of each piece."""
+    return _spans(part.port.address, part.starts, part.counts, part.port.dtype.itemsize)
+
+
+def _spans(address, starts, counts, itemsize):
+    return [(address + start * itemsize, count * itemsize) for start, count in zip(starts, counts)]
+
+
+def address_of(array) -> int:
+    """Of the first byte of a CuPy array."""
+    return array.__cuda_array_interface__["data"][0]

@@ -1,0 +1,58 @@
+"""What is said when the program of a rank ends by an exception, from the constructor of its backend
+to the end of the process.
+
+before initialize(), and until shutdown()      report_failure: one message, and the end of the job
+                                               if this rank fails alone
+after shutdown()                               one message; the others may finish what they do
+                                               without this rank
+"""
+
+import sys
+from functools import cache
+
+from ..failure.together import describe_error, report_failure, trace_of
+
+
+@cache
+def exits() -> "Exits":
+    """Those of this process."""
+    return Exits()
+
+
+class Exits:
+    """The excepthook of a process, while backends that guard their job exist, and after."""
+
+    def __init__(self):
+        self._backends: list = []
+        self._previous_hook = None
+        self._last = None  # the backend that was shut down last
+
+    def add(self, backend) -> None:
+        """A backend that guards its job; errors are reported through the oldest one."""
+        if not self._backends and self._last is None:
+            self._previous_hook, sys.excepthook = sys.excepthook, self._excepthook
+        self._backends.append(backend)
+
+    def remove(self, backend) -> None:
+        """It is shut down."""
+        self._last = backend
+        if backend in self._backends:
+            self._backends.remove(backend)
+
+    def _excepthook(self, kind, error, traceback):
+        if not self._backends:
+            return self._say_after_shutdown(kind, error, traceback)
+        try:
+            report_failure(self._backends[0], error)
+        except BaseException as another:  # the backend is half open or half closed
+            self._backends[0].abort(
+                f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in saying so, "
+                f"{describe_error(another)}){trace_of(error)}"
+            )
+
+    def _say_after_shutdown(self, kind, error, traceback):
+        if self._last.world_size > 1 and isinstance(error, Exception):
+            self._last.say(
+                f"rank {self._last.rank} failed after shutdown(): {describe_error(error)}"
+            )
+        self._previous_hook(kind, error, traceback)

@@ -1,0 +1,192 @@
+"""How the job was started: what the launcher says against what MPI sees, and which ranks share
+which cores.
+
+    mpiexec or srun says 4 ranks, MPI sees 1      four programs that each train alone: refused, with
+                                                  what to do
+    4 ranks x 8 BLAS threads on 8 cores           slower than 4 x 2: a warning with the setting
+    nobody has set the threads                    the cores that a rank may use, shared among the
+                                                  ranks that may use them
+
+Affinity masks say which cores a rank may use; mpiexec and srun set them ("binding"). Cores are
+those of the kernel: with two hardware threads to a core, both count.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from threadpoolctl import threadpool_limits
+
+from ...config import Launcher, blas_threads_are_set, launcher
+from ...errors import LaunchError
+
+
+def check_launch(world_size: int, library: str) -> None:
+    """Errors: LaunchError, with the fix, if a launcher started several ranks, but MPI sees one.
+
+    library   name of the MPI that mpi4py loads: "MPICH", "Open MPI", ...
+    """
+    found = launcher()
+    if found.num_ranks is not None and found.num_ranks > 1 and world_size == 1:
+        raise LaunchError(
+            f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each would train "
+            f"alone: {_mismatch(found, library)}"
+        )
+
+
+def check_library(library: str) -> None:
+    """Errors: LaunchError, with the fix, if this MPI, which is not initialised yet, is not that of
+    the launcher.
+    """
+    found = launcher()
+    if found.name == "Open MPI" and library != "Open MPI":
+        raise LaunchError(
+            f"the {found.num_ranks} ranks cannot find each other: {_mismatch(found, library)}"
+        )
+
+
+def _mismatch(found: Launcher, library: str) -> str:
+    """Why the ranks did not find each other, and how to start them."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    mpiexec = f"{beside}" if beside.exists() else f"the mpiexec of {library}"
+    if found.name == "srun":
+        kind = "pmix" if library == "Open MPI" else "pmi2"
+        return (
+            f"srun spoke no protocol that {library} knows; start with srun --mpi={kind} (srun --mpi=list shows what there "
+            f"is), or with {mpiexec}"
+        )
+    if found.name == "Open MPI" or library == "Open MPI":
+        return (
+            f"they were started by {found.name}, but mpi4py loads {library}; start with {mpiexec}"
+        )
+    return (
+        f"mpi4py loads another {library} than the launcher's; start with {mpiexec} "
+        "(python -m mpi4py --mpi-lib-version shows what is loaded)"
+    )
+
+
+def find_mpiexec() -> str | None:
+    """The mpiexec beside this Python, or that of the PATH."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def launch_warnings(world_size: int) -> list[str]:
+    """What looks wrong about the start, though it may be meant."""
+    found = launcher()
+    if found.num_ranks is None and found.num_tasks is not None and found.num_tasks > world_size:
+        return [
+            f"SLURM gave this job {found.num_tasks} tasks, but {world_size} rank runs; start with srun or mpiexec"
+        ]
+    return []
+
+
+# ---- cores and threads ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank runs: its host, the cores that it may use there, and the BLAS threads that it
+    has.
+    """
+
+    host: str
+    cores: tuple[int, ...]
+    threads: int
+
+    @classmethod
+    def here(cls, threads: int) -> "Seat":
+        """That of this process."""
+        return cls(platform.node(), own_cores(), threads)
+
+
+def own_cores() -> tuple[int, ...]:
+    """The cores that this process may use, in order."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))  # no affinity masks on this system
+
+
+def all_seats(backend, threads: int) -> list[Seat]:
+    """The seats of all ranks, in rank order. Collective over the backend."""
+    return backend.all_gather_object(Seat.here(threads))
+
+
+def crowding(seats: list[Seat]) -> list[str]:
+    """One sentence for each host on which more threads run than cores are there for them, with what
+    to set.
+    """
+    return [
+        text
+        for host in dict.fromkeys(seat.host for seat in seats)
+        for text in _crowding_on(
+            host, {rank: seat for rank, seat in enumerate(seats) if seat.host == host}
+        )
+    ]
+
+
+def _crowding_on(host, seats):
+    """[] or [sentence] for {rank: seat} of one host, about its most crowded rank."""
+    demand = {rank: _demand(seat, seats.values()) / len(seat.cores) for rank, seat in seats.items()}
+    worst = max(demand, key=demand.get)
+    if demand[worst] <= 1:
+        return []
+    seat = seats[worst]
+    peers = [rank for rank, other in seats.items() if set(other.cores) & set(seat.cores)]
+    fair = max(1, len(seat.cores) // len(peers))
+    what = (
+        f"on {host} rank{'s' if len(peers) > 1 else ''} {ranks_text(peers)} run{'' if len(peers) > 1 else 's'} "
+        f"{sum(seats[rank].threads for rank in peers)} threads on {len(seat.cores)} core{'s' if len(seat.cores) > 1 else ''}"
+    )
+    if len(peers) == 1:
+        return [
+            f"{what}; set run.threads={fair}, or bind wider: srun --cpus-per-task={seat.threads}, mpiexec -bind-to "
+            f"core:{seat.threads} (MPICH) or --map-by slot:PE={seat.threads} (Open MPI)"
+        ]
+    if fair < seat.threads:
+        return [f"{what}; set run.threads={fair} (OMP_NUM_THREADS={fair})"]
+    return [
+        f"{what}; start {len(seat.cores) // seat.threads} ranks there, or give the job more cores"
+    ]
+
+
+def _demand(seat, others):
+    """Threads that want the cores of this seat; those of a rank are spread evenly over the cores
+    that it may use.
+    """
+    cores = set(seat.cores)
+    return sum(
+        other.threads * len(cores.intersection(other.cores)) / len(other.cores) for other in others
+    )
+
+
+def share_cores(own: tuple[int, ...], everyones: list[tuple[int, ...]]) -> int:
+    """BLAS threads for a rank with these cores, if every rank of its node gets a fair part of the
+    cores that it may use.
+    """
+    return max(1, len(own) // sum(bool(set(own) & set(other)) for other in everyones))
+
+
+def settle_threads(node) -> None:
+    """Set the BLAS threads of this process to its share, unless the environment says how many.
+    Collective over the node.
+
+    node  an mpi4py communicator of the ranks of this node
+    """
+    everyones = node.allgather((own_cores(), blas_threads_are_set()))
+    if not any(is_set for _, is_set in everyones) and len(everyones) > 1:
+        threadpool_limits(share_cores(own_cores(), [cores for cores, _ in everyones]))
+
+
+def ranks_text(ranks) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1].append(rank)
+        else:
+            parts.append([rank])
+    return ", ".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)

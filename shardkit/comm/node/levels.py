@@ -1,0 +1,156 @@
+"""A group on several nodes, with as many of its ranks on each: in the memory of a node first, then
+between nodes.
+
+    ranks    0 1 | 2 3 | 4 5          near: the ranks of one node, in a lane          (0 1) (2 3) (4 5)
+                                      far:  those at the same place of every node     (0 2 4) (1 3 5)
+
+    reduce-scatter   near: each rank adds what all ranks at its place are to get;    far: each of them adds its own
+    all-reduce       near: reduce-scatter;    far: reduce-scatter, all-gather;       near: all-gather
+    all-gather       far: the slices of all ranks at its place;                      near: all slices
+
+A sum leaves its node once, and not once per rank. Where a node has a power of two of the ranks, the
+tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree.
+"""
+
+from itertools import groupby
+
+from ...array.arena import empty
+from ..checks import pieces_of, shares_of, starts_of
+from ..collectives.begun import to_all, to_owner, to_owner_to_all
+from ..collectives.ordered import reduce_to_owners
+from ..operations import ReductionOperation
+
+SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
+
+
+def ranks_per_node(homes) -> int | None:
+    """How many ranks of a group each of its nodes has, if levels suit it: one node after the other,
+    with equally many ranks.
+
+    homes   of all ranks of the group: what tells nodes apart; None where a rank sees no neighbour's
+            memory
+    """
+    lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
+    suits = (
+        None not in homes
+        and 1 < len(lengths) == len(set(homes))
+        and len(set(lengths)) == 1
+        and lengths[0] > 1
+    )
+    return lengths[0] if suits else None
+
+
+class Levels:
+    """One rank's end. Every method is collective over the whole group; arrays are flat, on the
+    host.
+
+    near, far   groups with a lane, and of one rank per node
+    """
+
+    def __init__(self, near, far):
+        self.near, self.far = near, far
+        self._place, self._here = near.rank, near.world_size
+
+    def adds(self, dtype, op) -> bool:
+        """True if such reductions are done here: sums, as the tree over all ranks."""
+        return (
+            op in (SUM, AVERAGE)
+            and self._here & (self._here - 1) == 0
+            and self.near._lane.adds(dtype, op)
+        )
+
+    def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
+        """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""
+        partial, own = self._sums_of_node(send, counts)
+        self._add_nodes(partial, own, receive)
+
+    def all_reduce(self, array, op=SUM) -> None:
+        """The sum, in place."""
+        mine, here = self._sum_at_place(array)
+        there = shares_of(mine.size, self.far.world_size)
+        own = pieces_of(mine, there)[self.far.rank]
+        self._add_nodes(mine, there, own)
+        self.far._all_gather(own, mine, there)
+        self.near._lane.all_gather(mine, array, here)
+
+    def all_gather(self, send, receive, counts) -> None:
+        """All slices in `receive`."""
+        own, nodes = counts[self._place :: self._here], self.far.world_size
+        places = starts_of(counts)[self._place :: self._here]
+        self.far._all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
+        self._to_neighbours(receive, counts)
+
+    # ---- begun now and ended later (begun.py): turns between nodes, and what ends the collective within a node ------
+
+    def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
+        """Turns."""
+        partial, own = self._sums_of_node(send, counts)
+        return to_owner(self.far, pieces_of(partial, own), receive, scratch, tag)
+
+    def begin_all_reduce(self, array, scratch, tag):
+        """(turns, last)"""
+        mine, here = self._sum_at_place(array)
+        there = shares_of(mine.size, self.far.world_size)
+        return (
+            to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag),
+            lambda: self.near._lane.all_gather(mine, array, here),
+        )
+
+    def begin_all_gather(self, receive, counts, tag):
+        """(turns, last); this rank's slice is in its place already."""
+        return (
+            to_all(self.far, pieces_of(receive, counts)[self._place :: self._here], tag),
+            lambda: self._to_neighbours(receive, counts),
+        )
+
+    # ---- parts of them ---------------------------------------------------------------------------
+
+    def _sums_of_node(self, send, counts):
+        """The node's sums of the slices of all ranks at this place, one after the other, and their
+        counts.
+        """
+        own, starts = counts[self._place :: self._here], starts_of(counts)
+        partial = empty(sum(own), send.dtype)
+        for node, out in enumerate(pieces_of(partial, own)):
+            first = node * self._here
+            there = counts[first : first + self._here]
+            self.near._lane.reduce_scatter(
+                send[starts[first] : starts[first] + sum(there)], out, there, SUM
+            )
+        return partial, own
+
+    def _sum_at_place(self, array):
+        """The node's sum of this place's share of `array`, in it, and the shares of the node's
+        ranks.
+        """
+        here = shares_of(array.size, self._here)
+        mine = pieces_of(array, here)[self._place]
+        self.near._lane.reduce_scatter(array, mine, here, SUM)
+        return mine, here
+
+    def _to_neighbours(self, receive, counts) -> None:
+        """The slices of all ranks at this place, to the ranks of this node, and theirs here."""
+        starts, slices = starts_of(counts), pieces_of(receive, counts)
+        for first in range(0, len(counts), self._here):
+            there = counts[first : first + self._here]
+            self.near._lane.all_gather(
+                slices[first + self._place],
+                receive[starts[first] : starts[first] + sum(there)],
+                there,
+            )
+
+    def _add_nodes(self, partial, counts, out) -> None:
+        """The sum over nodes of the slice of `partial` that this rank owns, in `out`, which may be
+        that slice.
+        """
+        reduce_to_owners(self._between_nodes, self.far.rank, partial, counts, out)
+
+    def _between_nodes(self, send, receive, send_counts, receive_counts, send_starts) -> None:
+        self.far._all_to_all(
+            send, receive, send_counts, receive_counts, send_starts, starts_of(receive_counts)
+        )
+
+    def close(self) -> None:
+        """Collective."""
+        for group in (self.near, self.far):
+            group.shutdown()

@@ -1,0 +1,117 @@
+"""A node: the ranks of one machine that can map each other's heaps, and the lanes of groups inside
+of it.
+"""
+
+import os
+import weakref
+
+import numpy
+
+from ..mpi.launch import own_cores
+from .desk import NOWHERE, new_desk, table_of
+from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
+from .lane import Lane
+
+
+class Node:
+    """One rank's view of its node: its own heap, and where those of its neighbours are in this
+    process.
+
+    members  world ranks of the node, in order
+    """
+
+    def __init__(self, heap: Heap, mappings: list[Mapping], members: list[int], *, has_cores: bool):
+        self.heap, self.members = heap, members
+        self._mappings = dict(zip(members, mappings))
+        self._has_cores = has_cores
+        # by offset, of lanes that nobody has closed: neighbours may still look at them
+        self._desks: dict = {}
+        self._common: dict[
+            tuple, numpy.ndarray
+        ] = {}  # (world ranks, offset): array in this heap that these ranks see
+        self._unused: set[tuple] = (
+            set()
+        )  # of these keys: this rank has no view of the array any more
+
+    @classmethod
+    def open(cls, comm, world_rank: int) -> "Node | None":
+        """The node of an mpi4py communicator between ranks of one machine; None on all if one
+        cannot see another's memory.
+
+        Collective over comm. Refused where processes may not look into each other (other users,
+        other containers), where address space is limited, and where the system has no nameless
+        files.
+        """
+        heap, mappings = None, None
+        try:
+            heap = Heap(min(machine_bytes(), ADDRESS_BYTES // comm.size))
+        except (OSError, AttributeError, ValueError, OverflowError):
+            pass  # the ranks hear of it below, and agree on messages
+        facts = comm.allgather(
+            None if heap is None else (os.getpid(), heap.file, heap.num_bytes, heap.token)
+        )
+        if None not in facts:
+            try:
+                mappings = [
+                    heap.memory if rank == comm.rank else Mapping.of_neighbour(*fact)
+                    for rank, fact in enumerate(facts)
+                ]
+            except (OSError, ValueError, OverflowError):
+                pass  # likewise
+        places = comm.allgather((world_rank, own_cores(), mappings is not None))
+        if heap is not None:
+            heap.hide()
+        members, cores, sees_all = zip(*places)
+        if not all(sees_all):
+            return None
+        return cls(
+            heap, mappings, list(members), has_cores=len(set().union(*cores)) >= len(members)
+        )
+
+    def lane(self, comm, world_ranks: tuple[int, ...], probe, address) -> Lane | None:
+        """A lane for these ranks of the node; None on all of them if a heap is full. Collective
+        over comm, which they form.
+
+        probe, address   as for Lane
+        """
+        desk = new_desk(self.heap)
+        own = NOWHERE if desk is None else desk.ctypes.data - self.heap.memory.address
+        offsets = comm.allgather(own)
+        if NOWHERE in offsets:
+            return None
+        self._desks[own] = desk
+        heaps = [self._mappings[rank].address for rank in world_ranks]
+        desks = [heap + offset for heap, offset in zip(heaps, offsets)]
+
+        def forget():
+            comm.Barrier()
+            del self._desks[own]
+
+        return Lane(
+            table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores),
+            probe,
+            address,
+            forget,
+        )
+
+    def common(self, comm, world_ranks: tuple[int, ...], size: int, dtype):
+        """An array that these ranks see, contents undefined, in the heap of the first; None on all
+        if that is full.
+
+        Collective over comm, which they form. When a rank lets it go a neighbour may still read it:
+        so it is freed at a later call by the same ranks, once all have.
+        """
+        for key in frozenset.intersection(*comm.allgather(frozenset(self._unused))):
+            if key[0] == world_ranks:
+                self._unused.remove(key)
+                self._common.pop(key, None)
+        array = self.heap.empty(size, dtype) if comm.rank == 0 else None
+        offset = comm.bcast(None if array is None else array.ctypes.data - self.heap.memory.address)
+        if offset is None:
+            return None
+        key = world_ranks, offset
+        if array is not None:
+            self._common[key] = array
+        seen = numpy.ndarray(size, dtype, self._mappings[world_ranks[0]].map, offset)
+        weakref.finalize(seen, self._unused.add, key).atexit = False
+        return seen

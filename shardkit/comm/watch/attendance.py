@@ -1,0 +1,288 @@
+"""Attendance: what this process, as a rank of a job, writes into the roll of its node, and the
+warden that it has beside it.
+
+    import_mpi()      with attendance().waiting("MPI_Init", ...)         the ledger, the guard and the watchdog are there
+    initialize()      with attendance().waiting("initialize()", ...)       from the end of initialize() to that of shutdown();
+    shutdown()        with attendance().waiting("shutdown()", ...)         outside of it a warden watches (watch/warden.py)
+    end of program    attendance().leave("MPI_Finalize")
+
+A job that no launcher numbered, and a job of one rank, has a warden for MPI_Init only.
+"""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from math import inf
+from pathlib import Path
+
+from ...config import launcher
+from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
+from .roll import Entry, Roll
+
+LAUNCHERS = (
+    "hydra_pmi_proxy",
+    "pmi_proxy",
+    "mpiexec",
+    "mpirun",
+    "prterun",
+    "prted",
+    "orterun",
+    "orted",
+    "slurmstepd",
+    "palsd",
+)
+POLL_SECONDS = 0.01
+NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden lets the watchdog, which knows more, speak first
+_WARDEN = (
+    "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
+)
+
+
+@cache
+def attendance() -> "Attendance":
+    """That of this process."""
+    return Attendance()
+
+
+class Attendance:
+    """This process in the roll of its node.
+
+    limit     function () -> seconds that a wait at the end of the program may take; may be set
+    folder    of the job on this node, from open() on; None before, and where none can be made
+    """
+
+    def __init__(self):
+        found = launcher()
+        self.rank, self.num_ranks = found.rank, found.num_ranks or 1
+        self.limit = lambda: inf
+        self._folders: dict[Path, JobFolder] = {}
+        self.folder: Path | None = None
+        self._entry = Entry(os.getpid())
+        self._roll: Roll | None = None
+        self._warden: subprocess.Popen | None = None
+        self._num_exchanges = 0
+
+    def open(self, facts: str, hints: dict[str, str], *, survives: bool) -> None:
+        """Come into the roll, and start a warden; what killed jobs left behind on this node is
+        removed. No communication.
+
+        facts, hints   for what the warden says (watch/warden.py)
+        survives       deaths of ranks do not end the job
+        """
+        if self._roll is not None:
+            return
+        try:
+            above = Path(tempfile.gettempdir())
+            remove_abandoned(above)
+            self.folder = above / f"{PREFIX}{os.getuid()}-{job_key(self.num_ranks)}"
+            self.share(self.folder)
+            self._roll = Roll(self.folder)
+            self._write(replace(self._entry, survives=survives, doing="its own code"))
+            self._start_warden(facts, hints)
+        except OSError as error:
+            self.folder = None if self._roll is None else self.folder
+            warnings.warn(
+                f"nobody will watch over this rank outside of the verbs: {error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def share(self, path: Path) -> None:
+        """Hold the folder of a job until close(). Errors: OSError."""
+        if path not in self._folders:
+            self._folders[path] = JobFolder.open(path)
+
+    def _start_warden(self, facts, hints):
+        arguments = {
+            "folder": str(self.folder),
+            "rank": self.rank,
+            "num_ranks": self.num_ranks,
+            "process": os.getpid(),
+            "facts": facts,
+            "hints": hints,
+        }
+        socket = launcher().socket  # as long as it is open the launcher knows of no death
+        self._warden = subprocess.Popen(
+            [
+                sys.executable,
+                "-E",
+                "-s",
+                "-S",
+                "-c",
+                _WARDEN,
+                json.dumps(arguments),
+                os.path.dirname(os.path.dirname(__file__)),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=() if socket is None else (socket,),
+        )
+
+    def has_started(self) -> None:
+        """MPI_Init is over. What it has left in shared memory is noted, since it stays when the job
+        is killed.
+        """
+        if self._warden is None:
+            return
+        if self.num_ranks > 1:
+            self._warden.stdout.read()  # until it watches
+            note_segments(self.folder)
+        else:
+            self._warden.kill()
+            self._warden.communicate()
+            self._warden = None
+
+    @property
+    def is_open(self) -> bool:
+        """True if this process is in the roll."""
+        return self._roll is not None
+
+    # ---- entries ---------------------------------------------------------------------------------
+
+    @contextmanager
+    def waiting(self, doing: str, seconds: float):
+        """Around what returns when all ranks have come to it; all ranks make such waits in the same
+        order.
+        """
+        before = self._entry
+        self._write(
+            replace(
+                before,
+                number=before.number + 1,
+                is_waiting=True,
+                since=time.monotonic(),
+                seconds=seconds,
+                doing=doing,
+            )
+        )
+        try:
+            yield
+        except BaseException:
+            self._write(replace(before, doing=f"its own code after an exception in {doing}"))
+            raise
+        self._write(replace(self._entry, is_waiting=False, doing=f"its own code after {doing}"))
+
+    def leave(self, doing: str, seconds: float) -> None:
+        """The program is at its end: what follows are waits for the others to come to theirs, until
+        close().
+        """
+        self._write(
+            replace(
+                self._entry,
+                has_left=True,
+                is_waiting=True,
+                since=time.monotonic(),
+                seconds=seconds,
+                doing=doing,
+            )
+        )
+
+    def leave_mpi(self) -> str | None:
+        """MPI_Finalize comes next, or, without others to wait for, the end. Who waits for this rank
+        in vain, if anybody does.
+        """
+        self.leave("MPI_Finalize", self.limit())
+        if self.num_ranks == 1:
+            self.close()
+            return None
+        return None if self._roll is None or self._entry.survives else self._who_waits()
+
+    def _who_waits(self):
+        for rank in range(self.num_ranks):
+            other = self._roll.read(rank)
+            if (
+                other is not None
+                and other.is_waiting
+                and not other.has_left
+                and other.number > self._entry.number
+            ):
+                return f"rank {rank} waits for it in {other.doing}"
+        return None
+
+    def close(self) -> None:
+        """MPI is finalized: this process may go at any time."""
+        self._write(replace(self._entry, has_ended=True, is_waiting=False))
+        if self._is_own():
+            for folder in self._folders.values():
+                folder.close()
+
+    def _write(self, entry):
+        if self._roll is not None and self._is_own():
+            self._entry = entry
+            self._roll.write(self.rank, entry)
+
+    def _is_own(self) -> bool:
+        """False in a process that was forked off the rank."""
+        return os.getpid() == self._entry.process
+
+    # ---- when it goes wrong ----------------------------------------------------------------------
+
+    def may_speak(self) -> bool | None:
+        """True for the first process of the node that asks; None if there is no roll."""
+        return None if self._roll is None else self._roll.take_word()
+
+    def end_job(self) -> None:
+        """Wardens end the ranks of this node that are still there in some seconds."""
+        if self._roll is not None:
+            self._roll.end()
+
+    def exchange_within(self, note, seconds: float) -> list | None:
+        """The notes of all ranks, or None if not all of them, on this node, call this within the
+        time. Without MPI.
+        """
+        if self._roll is None:
+            return [note] if self.num_ranks == 1 else None
+        self._num_exchanges += 1
+        paths = [
+            self.folder / f"note-{self._num_exchanges}-{rank:05d}" for rank in range(self.num_ranks)
+        ]
+        own = paths[self.rank]
+        own.with_suffix(".new").write_bytes(pickle.dumps(note))
+        own.with_suffix(".new").rename(own)
+        deadline = time.monotonic() + seconds
+        while not all(path.exists() for path in paths):
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_SECONDS)
+        return [pickle.loads(path.read_bytes()) for path in paths]
+
+
+def job_key(num_ranks: int) -> str:
+    """What the ranks of a job on this node have in common, and no other job has: the process that
+    started them.
+    """
+    if num_ranks == 1:
+        return f"alone-{_identity(os.getpid())}"
+    process = os.getppid()
+    while process > 1:
+        name, parent = _name_and_parent(process)
+        if name.startswith(LAUNCHERS):
+            return f"{name}-{_identity(process)}"
+        process = parent
+    return f"parent-{_identity(os.getppid())}"
+
+
+def _name_and_parent(process: int) -> tuple[str, int]:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:  # no such system, or not to be seen from here
+        return "", 0
+    return text[text.index("(") + 1 : text.rindex(")")], int(text.rpartition(")")[2].split()[1])
+
+
+def _identity(process: int) -> str:
+    """Its number, the numbers' namespace, and when it started: numbers are used again."""
+    try:
+        started = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+        return f"{process}-{os.stat('/proc/self/ns/pid').st_ino}-{started}"
+    except OSError:
+        return str(process)

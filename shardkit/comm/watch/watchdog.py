@@ -1,0 +1,149 @@
+"""The watchdog: a call that takes longer than the time limit ends the job with a report instead of
+node-hours.
+
+    every rank keeps a ledger (ledger.py), and a thread that looks at it now and then
+
+    a call outlives the limit --> the first rank that notices makes the file `hang`, asks the
+    processes of its node for their
+                                  stacks by a signal (ranks of other nodes see the file), reads all
+                                  ledgers, and aborts with the report of hang.py
+
+The folder must be one that all ranks see for a report that names all of them; with a folder of its
+own on each node it names those of the node. Source: the idea of a flight recorder is from
+torch.distributed.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import threading
+import time
+from math import inf
+from pathlib import Path
+
+from ..failure.together import describe_error
+from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
+from .ledger import LEDGER_NAME, Ledger
+
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+STACKS_SECONDS = 0.7  # until the stacks of this node are written
+PATIENCE_SECONDS = 3.0  # that the first rank to notice has to end the job
+MAX_POLL_SECONDS = 1.0  # the time limit may be set anew at any time
+LAST_WORDS_SECONDS = 8.0  # before the batch system kills the job, whoever hangs is told of
+MIN_SECONDS = 10.0  # that a call may take even then: a save may still end well
+
+
+class Watchdog:
+    """One rank's ledger, and the thread that watches the call under way.
+
+    progress      whose calls are written into the ledger
+    folder        for the files of all ranks; made if it is missing
+    seconds       function () -> seconds that a call may take
+    seconds_left  function () -> seconds until the batch system kills the job, after which nobody
+                  could report
+    abort         function (message) that ends the job
+    """
+
+    def __init__(
+        self,
+        progress,
+        folder,
+        rank: int,
+        world_size: int,
+        *,
+        seconds,
+        abort,
+        seconds_left=lambda: inf,
+    ):
+        self.folder, self.rank, self._seconds = Path(folder), rank, seconds
+        self._progress, self._abort, self._seconds_left = progress, abort, seconds_left
+        self._stopped = threading.Event()
+        self._gives_up = inf  # when this rank ends the job though another has the word
+        self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
+        self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
+        self._hang = self.folder / HANG_NAME
+        self._hang.unlink(missing_ok=True)  # of an earlier run in this folder
+        faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
+        progress.ledger = self.ledger
+        self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
+        self._thread.start()
+
+    def close(self) -> None:
+        """No more calls come; the files stay."""
+        self._stopped.set()
+        self._thread.join()
+        if self._progress.ledger is self.ledger:  # else another watchdog has taken over
+            self._progress.ledger = None
+            faulthandler.unregister(STACKS_SIGNAL)
+        self._stacks.close()
+        self.ledger.close()
+
+    def _watch(self):
+        while not self._stopped.wait(min(MAX_POLL_SECONDS, self._seconds() / 8)):
+            try:
+                self._look()
+            except Exception as error:  # without this thread nobody would notice anything any more
+                self._abort(
+                    f"no progress in {self._progress.current}, or the watchdog itself fails: {describe_error(error)}; "
+                    "the job is ended"
+                )
+
+    def _look(self):
+        if self._has_outlived():
+            self._report()
+        elif self._hang.exists():
+            self._dump_stacks()
+
+    def _has_outlived(self) -> bool:
+        call, began = self._progress.current, self._progress.began
+        return (
+            call is not None
+            and time.monotonic() - began > self._limit()
+            and self._progress.current is call
+        )
+
+    def _limit(self) -> float:
+        """Seconds that a call may take now: fewer when the job is about to be killed, which would
+        leave no report.
+        """
+        seconds = self._seconds()
+        return min(seconds, MIN_SECONDS) if self._seconds_left() < LAST_WORDS_SECONDS else seconds
+
+    def _report(self):
+        """The first rank to come here speaks; the others give it the time to, and end the job if it
+        does not.
+        """
+        try:
+            self._hang.touch(exist_ok=False)
+        except FileExistsError:
+            self._dump_stacks()
+            self._gives_up = min(self._gives_up, time.monotonic() + PATIENCE_SECONDS)
+            self._stopped.wait(STACKS_SECONDS)
+            if time.monotonic() < self._gives_up:
+                return
+        call, limit, suspects = self._progress.current, self._limit(), hang_suspects(self.folder)
+        self._ask_for_stacks()  # which may wake who slept in a system call
+        time.sleep(STACKS_SECONDS)
+        report = hang_report(self.folder, time.time())
+        why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
+        self._abort(
+            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}\n"
+            f"files: {self.folder}"
+        )
+
+    def _ask_for_stacks(self):
+        """A signal to every process of this node; its handler writes the stacks at once, even
+        inside of MPI.
+        """
+        for other in read_ledgers(self.folder):
+            if other.host == socket.gethostname():
+                try:
+                    os.kill(other.pid, STACKS_SIGNAL)
+                except OSError:  # it has died, or is somebody else's by now
+                    continue
+
+    def _dump_stacks(self):
+        """Once, and not if the signal has done it."""
+        if os.fstat(self._stacks.fileno()).st_size == 0:
+            faulthandler.dump_traceback(self._stacks, all_threads=True)

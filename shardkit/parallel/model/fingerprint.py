@@ -1,0 +1,122 @@
+"""What must be the same on all ranks that build a model together, in words: the model, its policy
+and its configuration.
+
+    facts_of(model, config, policy) --> {"policy": "FSDP", "seed": "0", ..., "parameter
+    head.weight": "(3, 8) float32 ..."}
+
+Ranks that differ in any of it would wait for each other for ever, or train replicas apart without a
+word. Initial values are a function of an initializer, a seed and a name, which are compared; values
+that were put into a parameter are compared by a checksum.
+"""
+
+import zlib
+from dataclasses import fields, is_dataclass
+from functools import partial
+
+import numpy
+
+from ...array.backend import is_device_array, to_host
+from ...config import ShardingConfiguration
+from ...layout.policy import Policy
+from ...nn.module import Module, Parameter, blocks_of, configuration_of
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
+_OF_THIS_RANK = ("backend", "check")  # `check` by what it comes to, with the environment
+
+
+def facts_of(model: Module, config: ShardingConfiguration, policy: Policy) -> dict[str, str]:
+    """{what: its value in words}, in the order in which a difference is best understood. No
+    communication.
+    """
+    settings = {
+        field.name: describe(getattr(config, field.name))
+        for field in fields(config)
+        if field.name not in _OF_THIS_RANK
+    }
+    return {
+        "the policy": policy.name,
+        "the model": describe(type(model)),
+        **settings,
+        "checked mode": str(config.is_checked),
+        "the model's loss": describe(model.loss),
+        **_facts_of_model(model, config.seed),
+    }
+
+
+def _facts_of_model(model, seed):
+    sizes = {
+        f"the model's {name}": describe(value) for name, value in configuration_of(model).items()
+    }
+    blocks = {
+        f"block {index}": f"{name or 'the model'}, a {type(block).__name__}"
+        for index, (name, block) in enumerate(blocks_of(model))
+    }
+    modules = {
+        f"module {path or '(the model)'}": describe_settings(module)
+        for path, module in model.named_modules().items()
+    }
+    parameters = {
+        f"parameter {name}": _describe_parameter(parameter, seed)
+        for name, parameter in model.named_parameters().items()
+    }
+    return {**sizes, **blocks, **modules, **parameters}
+
+
+def _describe_parameter(parameter: Parameter, seed) -> str:
+    """Whole shape, dtype, and where its values come from; those of a part of it belong to one rank
+    alone.
+    """
+    kind = f"{parameter.global_shape} {parameter.dtype}, requires_grad {parameter.requires_grad}"
+    if parameter.is_fresh:
+        return f"{kind}, {describe(parameter.init)} of seed {seed if parameter.seed is None else parameter.seed}"
+    is_whole = parameter.claim is None and not parameter.is_released
+    return f"{kind}, values {_checksum(parameter.array)}" if is_whole else kind
+
+
+def describe(value) -> str:
+    """A setting in words: equal for what trains equally, on any rank. Objects and functions by
+    their names and settings.
+    """
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(describe, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{describe(key)}: {describe(entry)}' for key, entry in value.items())}}}"
+    if isinstance(value, numpy.ndarray) or is_device_array(value):
+        return f"{value.dtype} {value.shape} {_checksum(value)}"
+    if isinstance(value, partial):
+        return f"{describe(value.func)} with {describe(value.args)} {describe(value.keywords)}"
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        return value.__qualname__
+    if is_dataclass(value):
+        entries = {field.name: getattr(value, field.name) for field in fields(value)}
+        return f"{type(value).__qualname__}({', '.join(f'{name}={describe(entry)}' for name, entry in entries.items())})"
+    return f"{type(value).__qualname__}({_settings(value)})"
+
+
+def describe_settings(module: Module) -> str:
+    """Its class and, for a module of this package, its settings; what others keep in attributes may
+    be of one rank alone.
+    """
+    is_ours = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return f"{type(module).__qualname__}({_settings(module) if is_ours else ''})"
+
+
+def _settings(thing) -> str:
+    """Its attributes that are plain values."""
+    attributes = sorted(getattr(thing, "__dict__", {}).items())
+    plain = {
+        name: value for name, value in attributes if name != "path_in_model" and _is_plain(value)
+    }
+    return ", ".join(f"{name}={describe(value)}" for name, value in plain.items())
+
+
+def _is_plain(value) -> bool:
+    return (
+        isinstance(value, _PLAIN) or isinstance(value, (list, tuple)) and all(map(_is_plain, value))
+    )
+
+
+def _checksum(array) -> str:
+    return f"checksum {zlib.crc32(numpy.ascontiguousarray(to_host(array))):08x}"

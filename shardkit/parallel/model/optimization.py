@@ -1,0 +1,261 @@
+"""What an optimizer is given and what it gives back: whole sets of samples, cut into epochs and
+batches; results.
+
+    epoch e    all samples in the order of (shuffle_seed, e)
+               |-- batch_size --|-- batch_size --|-- batch_size --| rest |
+    batch      | data rank 0 | data rank 1 | ... |                   the rest is trained on if it divides, else left out
+
+The arrays are global and the same on all ranks; who computes on which sample follows from the mesh.
+"""
+
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any
+
+import numpy
+
+from ...arguments import is_integer, require
+from ...array.backend import host_array
+from ...array.random import key_of, random_bits
+from ...comm import CommunicationBackend, collectively
+from ...errors import ConfigurationError, ShapeError
+from ..step.engine import Engine
+from .sharded_model import ShardedModel, own_part
+
+SETS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizationInputData:
+    """The samples to learn from and to judge by, and how to go through them.
+
+    x_train, y_train             [samples, ...] each, global, the same on all ranks
+    x_validation, y_validation   judge each epoch; None: the training loss does
+    x_test, y_test               looked at once, at the end; or None
+    initial_solution             an nn.Module, a sharded model, or a canonical vector for the model
+                                 that is there already
+    epochs                       at most
+    batch_size                   samples of a global batch; data ranks x micro_batches must divide
+                                 it
+    shuffle_seed                 the order of an epoch depends on it and the epoch alone; None: as
+                                 they come
+
+    Samples that do not fill a last batch make a smaller one if data ranks x micro_batches divide
+    them; else this epoch leaves them out (under a shuffle, others in each epoch). What is wrong is
+    said by optimize(), on all ranks.
+    """
+
+    x_train: Any
+    y_train: Any
+    x_validation: Any = None
+    y_validation: Any = None
+    x_test: Any = None
+    y_test: Any = None
+    initial_solution: Any = None
+    epochs: int = 10
+    batch_size: int = 32
+    shuffle_seed: int | None = 0
+
+    def samples(self, name: str):
+        """(x, y) of the set "train", "validation" or "test" as NumPy arrays; None if it was not
+        given.
+        """
+        x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
+        return (
+            None
+            if x is None and y is None
+            else (host_array(f"x_{name}", x), host_array(f"y_{name}", y))
+        )
+
+    def check(self):
+        """Errors: ShapeError on sets whose x and y do not match, ConfigurationError on sizes and
+        seeds that are none.
+        """
+        for name in SETS:
+            if name == "train" or self.samples(name) is not None:
+                _check_set(name, getattr(self, f"x_{name}"), getattr(self, f"y_{name}"))
+        for name in ("epochs", "batch_size"):
+            require(
+                is_integer(getattr(self, name), at_least=1),
+                name,
+                getattr(self, name),
+                "an integer >= 1",
+            )
+        if self.shuffle_seed is not None:
+            require(
+                is_integer(self.shuffle_seed, at_least=0),
+                "shuffle_seed",
+                self.shuffle_seed,
+                "an integer >= 0, or None",
+            )
+
+    def check_batches(self, num_parts: int):
+        """Errors: ConfigurationError unless batches can be cut into `num_parts` = data ranks x
+        micro-batches equal parts.
+        """
+        if self.batch_size % num_parts:
+            raise ConfigurationError(
+                f"batch_size = {self.batch_size} is no multiple of {num_parts}, data ranks x micro_batches; "
+                f"wanted {-(-self.batch_size // num_parts) * num_parts}, for example"
+            )
+        if not self.batches(0, num_parts):
+            raise ConfigurationError(
+                f"{len(self.x_train)} training samples make no batch: data ranks x micro_batches = "
+                f"{num_parts} do not divide them; give {num_parts} or more"
+            )
+
+    def check_samples(self, engine: Engine):
+        """Errors: ShapeError naming the set unless the engine's model and loss take it."""
+        for name in SETS:
+            samples = self.samples(name)
+            try:
+                if samples is not None:
+                    engine.check_samples(*samples)
+            except ShapeError as error:
+                raise ShapeError(f"x_{name}, y_{name}: {error}") from None
+
+    def batches(self, epoch: int, num_parts: int) -> list:
+        """The numbers of the samples of each global batch of an epoch, arrays of at most
+        batch_size; no communication.
+        """
+        count = len(self.x_train)
+        order = numpy.arange(count)
+        if self.shuffle_seed is not None:
+            order = numpy.argsort(
+                random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count), kind="stable"
+            )
+        cut = [order[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
+        return [batch for batch in cut if len(batch) % num_parts == 0]
+
+    def outline(self) -> dict[str, str]:
+        """What must be the same on all ranks, as text: shapes and dtypes of arrays, numbers as they
+        are.
+        """
+        return {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
+
+
+def check_together(given: OptimizationInputData, backend: CommunicationBackend):
+    """Collective over the backend. Errors, on all ranks: as check(), TypeError, ShapeError if ranks
+    were given different ones.
+    """
+    with collectively(backend):
+        if not isinstance(given, OptimizationInputData):
+            raise TypeError(
+                f"optimize() takes an OptimizationInputData, got {type(given).__name__}"
+            )
+        given.check()
+    outlines = backend.all_gather_object(given.outline())
+    for rank, other in enumerate(outlines):
+        for name, here in outlines[0].items():
+            if other[name] != here:
+                raise ShapeError(
+                    f"{name} is {here} on rank 0, but {other[name]} on rank {rank}; pass the same, whole, on all "
+                    "ranks: each takes its part of every batch"
+                )
+
+
+def _check_set(name, x, y):
+    shapes = [None if array is None else numpy.shape(array) for array in (x, y)]
+    if not all(shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
+        raise ShapeError(
+            f"x_{name} has shape {shapes[0]} and y_{name} {shapes[1]}; wanted the same number of samples, one or "
+            "more, along dim 0"
+        )
+
+
+def _outline(value) -> str:
+    if value is None or isinstance(value, (int, numpy.integer)):
+        return str(value)
+    array = numpy.asarray(value)
+    return type(value).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+
+
+# ---- results -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """The mean loss over all samples of a set."""
+
+    loss: float
+    samples: int
+
+
+@dataclass(frozen=True, eq=False)
+class OptimizationResult:
+    """The best parameters that were found, and how they were found; all but best_solution's shards
+    the same on all ranks.
+
+    best_solution        the sharded model, with the parameters of the epoch of best fitness
+    best_fitness_score   of that epoch; lower is better
+    iterations           optimisation steps taken
+    fitness_history      one per epoch: the validation loss after it, or without validation set the
+                         mean loss of its samples, each before the step that learned from it
+    training_result, validation_result, test_result
+                         of best_solution on the whole sets; None for a set that was not given
+    selected_features    numbers of the input features that best_solution looks at; None if it has
+                         no features
+    """
+
+    best_solution: ShardedModel
+    best_fitness_score: float
+    iterations: int
+    fitness_history: tuple[float, ...]
+    training_result: EvaluationResult
+    validation_result: EvaluationResult | None
+    test_result: EvaluationResult | None
+    selected_features: tuple[int, ...] | None
+
+
+def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationResult | None:
+    """The mean loss over all items of a set, whatever its size; None for None. Collective.
+
+    samples      (x, y), global, the same on all ranks
+    batch_size   samples that are on the way at once, over all data ranks
+    The last slice may leave a data rank without a part. It computes on a sample that it does not
+    count, since the others gather parameters with it.
+    """
+    if samples is None:
+        return None
+    total = items = 0.0
+    for start in range(0, len(samples[0]), batch_size):
+        x, y = (array[start : start + batch_size] for array in samples)
+        mine = own_part(model.mesh, x), own_part(model.mesh, y)
+        has_part = len(mine[0]) > 0
+        of_slice = model.engine.total_loss(
+            *(mine if has_part else (x[:1], y[:1])), is_counted=has_part
+        )
+        total, items = total + of_slice[0], items + of_slice[1]
+    return EvaluationResult(total / max(items, 1.0), len(samples[0]))
+
+
+def epochs_since_improvement(history, minimum_improvement: float) -> int:
+    """Epochs after the last one that was below the best before it by more than
+    `minimum_improvement`; NaN never is.
+    """
+    best, waited = inf, 0
+    for fitness in history:
+        improves = fitness < best - minimum_improvement
+        best, waited = (fitness, 0) if improves else (best, waited + 1)
+    return waited
+
+
+class BestEpoch:
+    """The best fitness so far, and the parameters of its epoch as far as this rank owns them: no
+    gathering.
+    """
+
+    def __init__(self):
+        self.fitness = inf
+        self._parameters = None
+
+    def offer(self, fitness: float, model: ShardedModel):
+        """Keep the model's parameters if this fitness is the lowest, or the first. No
+        communication.
+        """
+        if self._parameters is None or fitness < self.fitness or self.fitness != self.fitness:
+            self.fitness, self._parameters = fitness, model.engine.copy_parameters()
+
+    def put_back(self, model: ShardedModel):
+        """Collective."""
+        model.engine.put_parameters(self._parameters)

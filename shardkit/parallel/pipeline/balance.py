@@ -1,0 +1,150 @@
+"""How much work each block of a model is, and where the stages of a pipeline begin.
+
+    "compute"       elements of the weights in matrix products, an estimate of the time   (the default)
+    "parameters"    elements of all parameters, an estimate of the memory
+    "uniform"       every block counts the same
+    (3.1, 9.4, ...) a cost for each block, in any unit: measure_blocks() gives seconds
+
+or by hand: blocks_per_stage = (3, 2, 2, 1).
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from ...comm import CommunicationBackend, collectively
+from ...errors import ConfigurationError, StagesError
+from ...layout.cuts import balanced_stages
+from ...nn.autograd import Tensor, backward_inputs
+from ...nn.context import ForwardContext, forward_context
+from ...nn.init import Constant
+from ...nn.loss import as_loss
+from ...nn.module import Module, blocks_of, members_of
+from ..data.partition import UnitPlan
+
+BALANCES = ("compute", "parameters", "uniform")
+
+
+def stage_ranges(
+    units: list[UnitPlan],
+    num_stages: int,
+    balance: "str | Sequence[float]" = "compute",
+    blocks_per_stage: Sequence[int] | None = None,
+) -> list[range]:
+    """The units of each stage: contiguous, none empty.
+
+    blocks_per_stage   by hand; the balance is not looked at then
+    Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
+    ConfigurationError on costs or counts that are not those of the model's blocks.
+    """
+    if blocks_per_stage is not None:
+        return _by_hand(units, num_stages, tuple(blocks_per_stage))
+    return balanced_stages(unit_costs(units, balance), num_stages)
+
+
+def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[float]:
+    """What each unit costs under this balance."""
+    if balance == "parameters":
+        return [unit.num_elements for unit in units]
+    if balance == "uniform":
+        return [len(unit.blocks) for unit in units]
+    if balance == "compute":
+        return [sum(multiplied_elements(block) for block in unit.blocks) for unit in units]
+    num_blocks = sum(len(unit.blocks) for unit in units)
+    if isinstance(balance, str) or len(balance) != num_blocks or any(cost < 0 for cost in balance):
+        raise ConfigurationError(
+            f"stage_balance = {balance!r}; wanted {', '.join(map(repr, BALANCES))}, or {num_blocks} costs "
+            ">= 0, one for each block of the model"
+        )
+    costs = iter(balance)
+    return [sum(next(costs) for _ in unit.blocks) for unit in units]
+
+
+def multiplied_elements(block: Module) -> int:
+    """Elements of the matrices that the block multiplies with; tables that are looked up do not
+    count.
+    """
+    matrices = [
+        member
+        for module in block.named_modules().values()
+        if not module.is_table
+        for member in members_of(module).values()
+        if not isinstance(member, Module) and member.ndim == 2
+    ]
+    return sum(matrix.size for matrix in matrices)
+
+
+def measure_blocks(
+    model: Module, x, y, backend: CommunicationBackend, *, loss=None, repeats: int = 3
+) -> tuple[float, ...]:
+    """Seconds of each block's forward and backward on this batch, the median of `repeats`, as rank
+    0 measured them.
+
+    Collective over `backend`: the same figures on all ranks, for
+    ShardingConfiguration(stage_balance=...).
+    model   not sharded yet; a copy of it is run
+    x, y    one micro-batch
+    loss    as in the configuration; None: the model's own
+    Errors, on all ranks: those of the model's forward on this batch.
+    """
+    seconds = None
+    with collectively(backend):
+        if backend.rank == 0:
+            twin, criterion = copy.deepcopy(model).finish(0), as_loss(loss or model.loss)
+            for parameter in twin.parameters():
+                if parameter.awaits_values:  # it takes as long with any others
+                    parameter.init = Constant(0.0)
+            runs = [_seconds_per_block(twin, criterion, x, y) for _ in range(repeats + 1)][
+                1:
+            ]  # the first one warms up
+            seconds = tuple(map(median, zip(*runs)))
+    return backend.broadcast_object(seconds, 0)
+
+
+def _seconds_per_block(model, criterion, x, y) -> list[float]:
+    """One forward and backward, block by block, on the whole of the model in this process."""
+    blocks = [block for _, block in blocks_of(model)]
+    inputs, outputs, seconds = [], [], [0.0] * len(blocks)
+    with forward_context(ForwardContext(training=True)):
+        for number, block in enumerate(blocks):
+            began = time.perf_counter()
+            inputs.append(Tensor(x, requires_grad=x.dtype.kind == "f"))
+            outputs.append(block(inputs[-1]))
+            if block is blocks[-1]:
+                outputs[-1] = criterion.total(outputs[-1], y)
+            seconds[number] += time.perf_counter() - began
+            x = outputs[-1].array
+    gradient = None
+    for number in reversed(range(len(blocks))):
+        began = time.perf_counter()
+        backward_inputs(outputs[number], gradient).run()
+        seconds[number] += time.perf_counter() - began
+        gradient = inputs[number].grad
+    return seconds
+
+
+def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
+    num_blocks = sum(len(unit.blocks) for unit in units)
+    if (
+        len(blocks_per_stage) != num_stages
+        or sum(blocks_per_stage) != num_blocks
+        or min(blocks_per_stage) < 1
+    ):
+        raise ConfigurationError(
+            f"blocks_per_stage = {blocks_per_stage} gives {sum(blocks_per_stage)} blocks to "
+            f"{len(blocks_per_stage)} stages; wanted {num_blocks} blocks for {num_stages} stages, at "
+            "least one each"
+        )
+    ends = [
+        sum(len(unit.blocks) for unit in units[:number]) for number in range(len(units) + 1)
+    ]  # in blocks
+    starts = [sum(blocks_per_stage[:stage]) for stage in range(num_stages)] + [num_blocks]
+    cut = next((start for start in starts if start not in ends), None)
+    if cut is not None:
+        raise StagesError(
+            f"blocks_per_stage = {blocks_per_stage} begins a stage at block {cut}, inside a unit of merged "
+            f"blocks; units begin at blocks {', '.join(map(str, ends[:-1]))}: use one of these, or a smaller "
+            "minimum_parameter_group_size"
+        )
+    return [range(ends.index(start), ends.index(stop)) for start, stop in zip(starts, starts[1:])]

@@ -1,0 +1,131 @@
+"""Where the units of a model stand: stage by stage along the pipeline, and each stage on one
+pipeline rank.
+
+    units     0    1    2    3    4    5           places  (0,0) (0,1) (1,0) (1,1) (1,2) (2,0)
+    stages    |-- 0 --|---- 1 -----|-2-|           ranks     0     0     1     1     1     2
+
+Tied weights belong to the unit that uses them first. If a later user stands on another rank, its
+stage begins with a copy of that unit: no blocks, the same parameters. Owner and copies add up their
+gradients (TIE) and take the same steps.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from ...nn.module import Module
+from ...schedule import Program
+from ..data.partition import UnitPlan
+
+
+class Place(NamedTuple):
+    """A unit by its stage and its number in the stage, as actions name it."""
+
+    stage: int
+    unit: int
+
+
+@dataclass(frozen=True)
+class Stages:
+    """All units of the model in order, and the pipeline rank of each stage.
+
+    plans     {place: plan of the unit}, in order
+    rank_of   {stage: pipeline rank}
+    lenders   {place: places on the same rank whose parameters it borrows}
+    holders   {place of a tied unit or copy: pipeline ranks that hold one, the owner's first}
+    """
+
+    plans: dict[Place, UnitPlan]
+    rank_of: dict[int, int]
+    lenders: dict[Place, tuple[Place, ...]]
+    holders: dict[Place, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, units: list[UnitPlan], ranges: list[range], order: Program) -> "Stages":
+        """The stages that hold these ranges of units, on the ranks where the order runs them."""
+        rank_of = {action.stage: rank for rank, actions in order.items() for action in actions}
+        plans, lenders, at = {}, {}, {}  # at: (unit, rank) -> where its parameters are on that rank
+        for stage, here in enumerate(ranges):
+            rank, number = rank_of[stage], 0
+            for index in here:
+                for lender in units[index].lenders:
+                    if (lender, rank) not in at:
+                        at[lender, rank] = Place(stage, number)
+                        plans[Place(stage, number)] = replace(
+                            units[lender], blocks=(), lenders=(), is_copy=True
+                        )
+                        number += 1
+                place = at[index, rank] = Place(stage, number)
+                plans[place] = units[index]
+                lenders[place] = tuple(at[lender, rank] for lender in units[index].lenders)
+                number += 1
+        holders = {}
+        for unit in {unit for (unit, _), place in at.items() if plans[place].is_copy}:
+            ranks = tuple(
+                rank for (other, rank) in at if other == unit
+            )  # in the order of the model, the owner first
+            holders.update({place: ranks for (other, _), place in at.items() if other == unit})
+        return cls(plans, rank_of, lenders, holders)
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """The place of each unit of the model, copies included."""
+        return tuple(self.plans)
+
+    @cached_property
+    def units_per_stage(self) -> tuple[int, ...]:
+        """Units of each stage, copies included."""
+        return tuple(
+            sum(place.stage == stage for place in self.plans)
+            for stage in range(self.places[-1].stage + 1)
+        )
+
+    @property
+    def first(self) -> Place:
+        """Where x goes in."""
+        return Place(0, 0)
+
+    @property
+    def last(self) -> Place:
+        """Where predictions and losses come out."""
+        return Place(len(self.units_per_stage) - 1, self.units_per_stage[-1] - 1)
+
+    @property
+    def last_rank(self) -> int:
+        """The pipeline rank of the last stage."""
+        return self.rank_of[len(self.units_per_stage) - 1]
+
+    def after(self, place: Place) -> Place:
+        """The place that the output of `place` goes to."""
+        is_end = place.unit == self.units_per_stage[place.stage] - 1
+        return Place(place.stage + 1, 0) if is_end else Place(place.stage, place.unit + 1)
+
+    def before(self, place: Place) -> Place:
+        """The place that the input of `place` comes from."""
+        if place.unit:
+            return Place(place.stage, place.unit - 1)
+        return Place(place.stage - 1, self.units_per_stage[place.stage - 1] - 1)
+
+    def of_rank(self, rank: int) -> list[Place]:
+        """The places on one pipeline rank, in order."""
+        return [place for place in self.places if self.rank_of[place.stage] == rank]
+
+    def blocks_of(self, rank: int) -> dict[int, list[Module]]:
+        """{stage: its blocks} of one pipeline rank, in order."""
+        return {
+            stage: [
+                block
+                for place, plan in self.plans.items()
+                if place.stage == stage
+                for block in plan.blocks
+            ]
+            for stage, at in sorted(self.rank_of.items())
+            if at == rank
+        }
+
+    def holder_tag(self, place: Place) -> int:
+        """A number that a tied unit shares with its copies and with nothing else."""
+        names = self.plans[place].parameters.keys()
+        return min(
+            i for i, other in enumerate(self.places) if self.plans[other].parameters.keys() == names
+        )

@@ -1,0 +1,168 @@
+"""The batch of a step: this data rank's part, checked on all ranks at once, with its place in the
+global batch.
+
+data rank 0    x [n0, ...] | data rank 1    x [n1, ...] | ...          pipeline and tensor peers pass the same part
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy
+
+from ...array.backend import host_array
+from ...array.halves import is_half
+from ...comm import Ballot, Mesh, collectively
+from ...errors import ShapeError, ShardingError, StopVoted
+from ...nn.loss import Loss, as_loss
+from ...nn.module import Module, check_input_of, output_shape_of
+
+SAMPLE_BITS = (
+    32  # of the number of a rank's samples; above it in the same message is the form of its part
+)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This data rank's part of a global batch, and where it lies in the whole."""
+
+    x: object
+    y: object
+    first_sample: int  # number of x[0] in the global batch
+    loss: Loss
+    samples: int  # of the global batch
+    items: float  # that the loss counts in the global batch (tokens, for a language model)
+    form: bytes  # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
+
+
+def agree_on_batch(
+    mesh: Mesh,
+    model: Module,
+    x,
+    y,
+    loss,
+    micro_batches: int,
+    *,
+    compare_peers: bool,
+    ballot: Ballot | None = None,
+) -> Batch:
+    """The batch of this step. Collective over the mesh.
+
+    loss            a Loss, or a function (prediction, y) -> mean loss
+    compare_peers   checked mode: pipeline and tensor peers must have passed the same part
+    ballot          whether to stop, decided in the message that the ranks need anyway to agree that
+                    the batch is good
+    Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
+    micro-batches, or is nothing that the model takes or the loss has targets in; StopVoted,
+    ShardingError naming the ranks that passed another part than their peers.
+    """
+    with collectively(mesh.world, ballot):
+        criterion = as_loss(loss)
+        x, y = checked_samples(model, criterion, x, y)
+        _check_division(len(x), micro_batches)
+        mine = numpy.array([len(x) | _form(x, y) << SAMPLE_BITS, criterion.count(y)], numpy.int64)
+    if ballot is not None and ballot.outcome:
+        raise StopVoted(*ballot.outcome)
+    if compare_peers:
+        check_peers(mesh, x, y)
+    data = mesh.group("data")
+    everyones = numpy.zeros((data.world_size, 2), numpy.int64)
+    data.all_gather(mine, everyones.reshape(-1))
+    samples, items = everyones[:, 0] & (1 << SAMPLE_BITS) - 1, everyones[:, 1]
+    return Batch(
+        x,
+        y,
+        int(samples[: data.rank].sum()),
+        criterion,
+        int(samples.sum()),
+        float(items.sum()),
+        everyones[:, 0].tobytes(),
+    )
+
+
+def check_peers(mesh: Mesh, *arrays) -> None:
+    """Errors, on all ranks: ShardingError naming ranks that passed other arrays than the first rank
+    of their replica.
+
+    Collective over the mesh; by checksums.
+    """
+    mine = [
+        (array.shape, str(array.dtype), zlib.crc32(numpy.ascontiguousarray(array)))
+        for array in map(numpy.asarray, arrays)
+    ]
+    everyones = mesh.world.all_gather_object((mesh.coordinates.data, mine))
+    first: dict[int, int] = {}  # data coordinate -> its first rank
+    for rank, (replica, _) in enumerate(everyones):
+        first.setdefault(replica, rank)
+    wrong = [
+        rank
+        for rank, (replica, theirs) in enumerate(everyones)
+        if theirs != everyones[first[replica]][1]
+    ]
+    if wrong:
+        replica = everyones[wrong[0]][0]
+        raise ShardingError(
+            f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, its peer in "
+            f"data replica {replica}; wanted the same part on all pipeline and tensor ranks of a replica: "
+            "take it with split_batch(model.mesh, x, y)"
+        )
+
+
+def _form(*arrays) -> int:
+    """31 bits for what these arrays are beside their numbers."""
+    return (
+        zlib.crc32(
+            repr(
+                [(array.shape, str(array.dtype), array.flags.c_contiguous) for array in arrays]
+            ).encode()
+        )
+        >> 1
+    )
+
+
+def checked_samples(model: Module, criterion: Loss, x, y):
+    """x and y as arrays of the host, if the model takes the one, and the loss the other. No
+    communication.
+
+    Errors: ShapeError, DeviceError.
+    """
+    x, y = _numbers("x", x), _numbers("y", y)
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+        raise ShapeError(
+            f"x has shape {x.shape} and y {y.shape}; wanted the same number of samples along dim 0"
+        )
+    if 0 in x.shape or 0 in y.shape:
+        raise ShapeError(
+            f"x has shape {x.shape} and y {y.shape}: there is nothing in it; wanted a sample or more on every rank"
+        )
+    check_input_of(model, x)
+    criterion.check_targets(y, output_shape_of(model, x.shape))
+    return x, y
+
+
+def checked_input(model: Module, x):
+    """x as an array of the host, if the model takes it; it may have no samples. Errors: ShapeError,
+    DeviceError.
+    """
+    x = _numbers("x", x)
+    if x.ndim == 0:
+        raise ShapeError("x is a single number; wanted an array [samples, ...]")
+    check_input_of(model, x)
+    return x
+
+
+def _numbers(what, array):
+    """What a caller passed, as an array of the host. Errors: ShapeError if it holds no real
+    numbers.
+    """
+    array = host_array(what, array)
+    if array.dtype.kind not in "biuf" and not is_half(array.dtype):
+        raise ShapeError(f"{what} is of dtype {array.dtype}; wanted real numbers, integers or bool")
+    return array
+
+
+def _check_division(num_samples, micro_batches):
+    if num_samples % micro_batches:
+        raise ShapeError(
+            f"{num_samples} samples on this rank do not divide into {micro_batches} micro-batches; "
+            f"pass a multiple of {micro_batches}, at least {micro_batches}"
+        )

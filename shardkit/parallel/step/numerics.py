@@ -1,0 +1,165 @@
+"""What a model is computed in: the dtype of activations, the precision of products, and the scale
+of float16's loss.
+
+    compute_dtype   masters, moments   lent to blocks   activations   gradients of parameters   messages
+    float32         float32            the masters      float32       float32                   float32
+    bfloat16        float32            rounded copies   bfloat16      float32                   half, but for gradients
+    float16         float32            rounded copies   float16       float32                   half, but for gradients
+
+Each rank rounds what it owns and gathers half floats, so a gather moves half the bytes; the rule
+updates the masters, which are what checkpoints hold. A product of half floats is added up in
+float32, and a weight's gradient is written as that float32, straight into the buffer that
+micro-batches and ranks are summed in: so the order of sums, and with it the claim that bits do not
+depend on the mesh, is that of float32. Norms, softmax, cross-entropy and all sums over elements
+compute in float32 and store half floats (array/kernels/wide.py); other losses see the prediction as
+float32.
+
+float16 ends at 65504 and has nothing between 0 and 6e-8, so small gradients would vanish: the loss
+is multiplied by a power of two before the backward, and gradients are divided by it when they are
+reduced, before anyone looks at them. If one is infinite or NaN on any rank, the vote on the step
+says so to all (votes.py): the step is skipped and the scale halved. After enough good steps in a
+row it is doubled. It depends on votes alone, so it is the same on all ranks and meshes.
+
+Source: Mixed precision training (arXiv 1710.03740); the constants of dynamic scaling are those of
+PyTorch's GradScaler, but that the loss here is a sum over tokens and not yet their mean, which is
+why it starts lower.
+"""
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy
+
+from ...array import products
+from ...array.blas import Library, library_named
+from ...array.halves import dtype_named, is_floating, rounded
+from ...config import ShardingConfiguration
+from ...errors import ConfigurationError
+
+INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
+
+
+@dataclass(frozen=True)
+class Numerics:
+    """What one model is computed in.
+
+    dtype           of masters, gradients, moments: that of the model
+    compute_dtype   of what is lent to the blocks, and of activations
+    precision       of products of float32: one of array.products.PRECISIONS
+    blas            library of products on the CPU; None: NumPy's
+    """
+
+    dtype: numpy.dtype
+    compute_dtype: numpy.dtype
+    precision: str = "highest"
+    blas: Library | None = None
+
+    @classmethod
+    def of(cls, config: ShardingConfiguration, dtype, xp) -> "Numerics":
+        """As the configuration says, for a model of this dtype on arrays of xp. Errors:
+        ConfigurationError.
+        """
+        compute = dtype if config.compute_dtype is None else dtype_named(config.compute_dtype, xp)
+        if compute != dtype and dtype != numpy.float32:
+            raise ConfigurationError(
+                f'compute_dtype = "{compute}" for a model of {dtype}; wanted a model of float32, which is '
+                f"what masters are kept in, or None, to compute in {dtype}"
+            )
+        if config.matmul_precision != "highest" and compute != numpy.float32:
+            raise ConfigurationError(
+                f'matmul_precision = "{config.matmul_precision}" is for products of float32, but this model '
+                f'computes in {compute}; wanted "highest"'
+            )
+        return cls(dtype, compute, config.matmul_precision, library_named(config.blas))
+
+    @property
+    def is_mixed(self) -> bool:
+        """True if blocks are lent rounded copies of the masters."""
+        return self.compute_dtype != self.dtype
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if the loss is scaled."""
+        return self.compute_dtype == numpy.float16
+
+    def entering(self, x):
+        """A batch's x as the first block reads it: numbers, but not integers, in the dtype that
+        mixed blocks compute in.
+        """
+        return rounded(x, self.compute_dtype) if self.is_mixed and is_floating(x.dtype) else x
+
+    @contextmanager
+    def in_use(self):
+        """Around all that computes: how products are made; and numbers that overflow are no
+        surprise if they are voted on.
+        """
+        ignored = {"over": "ignore", "invalid": "ignore"} if self.is_scaled else {}
+        with (
+            products.precision(self.precision),
+            products.multiplied_by(self.blas),
+            numpy.errstate(**ignored),
+        ):
+            yield
+
+
+class LossScale:
+    """What the loss is multiplied by before its backward: 1 unless it is dynamic.
+
+    initial    the first scale, a power of two; None: it is 1 for ever
+    interval   good steps in a row after which it is doubled
+    """
+
+    def __init__(self, initial: float | None = None, interval: int = GROWTH_INTERVAL):
+        self._initial, self._interval = initial, interval
+        self.reset()
+
+    @classmethod
+    def of(cls, config: ShardingConfiguration, numerics: Numerics) -> "LossScale":
+        """As the configuration says. Errors: ConfigurationError if it sets what nothing would
+        read.
+        """
+        chosen = {
+            "initial_loss_scale": config.initial_loss_scale,
+            "loss_scale_interval": config.loss_scale_interval,
+        }
+        if numerics.is_scaled:
+            return cls(
+                chosen["initial_loss_scale"] or INITIAL_SCALE,
+                chosen["loss_scale_interval"] or GROWTH_INTERVAL,
+            )
+        for name, value in chosen.items():
+            if value is not None:
+                raise ConfigurationError(
+                    f'{name} = {value}, but only compute_dtype = "float16" scales its loss; this model '
+                    f"computes in {numerics.compute_dtype}: wanted None"
+                )
+        return cls()
+
+    @property
+    def is_dynamic(self) -> bool:
+        return self._initial is not None
+
+    def reset(self):
+        """As at the beginning."""
+        self.value, self.good_steps = self._initial or 1.0, 0
+
+    def count(self, is_taken: bool) -> None:
+        """One step more: taken, or skipped because something was infinite or NaN."""
+        if not self.is_dynamic:
+            return
+        self.good_steps = self.good_steps + 1 if is_taken else 0
+        if not is_taken:
+            self.value = max(self.value / 2, SMALLEST_SCALE)
+        elif self.good_steps == self._interval:
+            self.value, self.good_steps = min(self.value * 2, LARGEST_SCALE), 0
+
+    def state(self) -> dict | None:
+        """What a checkpoint keeps; None if there is nothing to keep."""
+        return {"value": self.value, "good_steps": self.good_steps} if self.is_dynamic else None
+
+    def restore(self, state: dict | None) -> None:
+        """Go on from there; from the beginning if the checkpoint is of a run without a scale."""
+        self.reset()
+        if self.is_dynamic and state is not None:
+            self.value, self.good_steps = state["value"], state["good_steps"]

@@ -1,0 +1,209 @@
+"""Where the time of a training step goes: measured on a sharded model, on every rank, part by part.
+
+    products       matrix products                                idle           waiting for another rank to come
+    kernels        the other inner loops of array/kernels          communication  inside verbs, other ranks being there too
+    optimizer      clipping and the update                         rest           what no timed call claims: Python, and passes
+                                                                                  over arrays that
+                                                                                  are no kernel
+
+Steps are taken in pairs, one as ever and one watched by a stopwatch (stopwatch.py). The parts are
+those of the watched step in the middle, and add up to it. A collective that this rank came to first
+is idle time until the last rank came: ranks tell each other afterwards when they did, by clocks
+that a barrier has set equal. Waiting for a message is idle time too.
+"""
+
+import resource
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+
+from ...array import kernels
+from ...errors import ShardingError
+from ..model.sharded_model import ShardedModel
+from .stopwatch import (
+    COMMUNICATION,
+    MESSAGE_WAIT,
+    OPTIMIZER,
+    OWN,
+    Product,
+    Record,
+    Stopwatch,
+    overhead_per_call,
+    watching,
+)
+
+PARTS = ("products", "kernels", "optimizer", "communication", "idle", "rest")
+WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """One rank's step.
+
+    seconds          of the step as ever, the median
+    watched_seconds  of the step that the parts are of, without what the stopwatch itself took
+    parts            {part: seconds}; they add up to watched_seconds, but for what calling the step
+                     takes
+    kernels          {name: (seconds, calls)}, wherever they were called
+    products         {product: (seconds, calls)}
+    sent_bytes       to other ranks in the watched step; sent_calls: of verbs that send
+    peak_bytes       most memory that was ever resident in this process
+    """
+
+    seconds: float
+    watched_seconds: float
+    parts: dict[str, float]
+    kernels: dict[str, tuple[float, int]]
+    products: dict[Product, tuple[float, int]]
+    sent_bytes: int
+    sent_calls: int
+    peak_bytes: int
+
+    @property
+    def product_flops(self) -> int:
+        """Of all matrix products of the step."""
+        return sum(product.flops * calls for product, (_, calls) in self.products.items())
+
+
+def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
+    """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this
+    batch.
+
+    Collective; the model is trained. Each rank must be a process of its own: functions of the
+    package are replaced in between. Errors, on all ranks: ShardingError if the model is compiled.
+    """
+    _check_uncompiled(model)
+    world, plain, records, traffic = model.mesh.world, [], [], []
+    stopwatch = Stopwatch(model.engine.device)
+    _warm_up(model, x, y)
+    world.barrier()
+    origin = stopwatch.now()
+    for _ in range(steps):
+        began = stopwatch.now()
+        model.train(x, y)
+        plain.append(stopwatch.now() - began)
+        before = _traffic(model)
+        records.append(_watched_step(stopwatch, model, x, y))
+        traffic.append([after - first for first, after in zip(before, _traffic(model))])
+    middle = _middle_step(world.all_gather_object([record.seconds for record in records]))
+    idle = _idle_seconds(
+        records[middle], world.all_gather_object(_begun(records[middle], origin)), origin
+    )
+    mine = _profile(
+        records[middle],
+        median(plain),
+        idle,
+        overhead_per_call(model.engine.device),
+        traffic[middle],
+    )
+    return world.all_gather_object(mine)
+
+
+def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
+    """{part: the fewest seconds that it took on this rank in any of `steps` steps}: what it costs
+    however quiet it is.
+
+    Collective, as profile_steps is; idle time is not told from communication.
+    """
+    _check_uncompiled(model)
+    stopwatch, overhead = Stopwatch(model.engine.device), overhead_per_call(model.engine.device)
+    _warm_up(model, x, y)
+    records = [_watched_step(stopwatch, model, x, y) for _ in range(steps)]
+    parts = [_profile(record, record.seconds, 0.0, overhead, (0, 0)).parts for record in records]
+    return {part: min(of_step[part] for of_step in parts) for part in PARTS}
+
+
+def _warm_up(model: ShardedModel, x, y) -> None:
+    """Steps before those that count: until the model has chosen the program that it stays with."""
+    for _ in range(WARM_UP_STEPS):
+        model.train(x, y)
+    while not model.engine.overlap.is_settled:
+        model.train(x, y)
+
+
+def _check_uncompiled(model: ShardedModel):
+    if model.engine.is_compiled:
+        raise ShardingError(
+            "the model is compiled, and a replay does not go through the functions that are timed; profile one "
+            "that is not (parallel.compile = false)"
+        )
+
+
+def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
+    record = stopwatch.record = Record()
+    with watching(stopwatch, model.engine.runtime):
+        began = stopwatch.now()
+        stopwatch.timed(model.train, OWN, "step")(x, y)
+        record.seconds = time.perf_counter() - began
+    return record
+
+
+def _traffic(model: ShardedModel) -> tuple[int, int]:
+    """Bytes sent and calls made so far, over all groups."""
+    mesh = model.mesh
+    all_traffic = [
+        group.traffic for group in (mesh.world, *(mesh.group(axis) for axis in mesh.shape.order))
+    ]
+    return sum(t.bytes_sent for t in all_traffic), sum(sum(t.calls.values()) for t in all_traffic)
+
+
+def _middle_step(seconds_of_ranks: list[list[float]]) -> int:
+    """The step whose slowest rank is the median: the same one on all ranks."""
+    slowest = [max(of_step) for of_step in zip(*seconds_of_ranks)]
+    return sorted(range(len(slowest)), key=slowest.__getitem__)[len(slowest) // 2]
+
+
+def _begun(record: Record, origin: float) -> dict:
+    return {key: began - origin for key, began in record.begun.items()}
+
+
+def _idle_seconds(record: Record, begun_of_ranks: list[dict], origin: float) -> float:
+    """How long this rank was inside of collectives that another rank had not come to yet."""
+    latest: dict = defaultdict(float)
+    for begun in begun_of_ranks:
+        for key, began in begun.items():
+            latest[key] = max(latest[key], began)
+    return sum(
+        min(
+            max(latest[wait.group, wait.number] - (wait.entered - origin), 0.0),
+            wait.left - wait.entered,
+        )
+        for wait in record.waits
+    )
+
+
+def _profile(
+    record: Record, plain_seconds: float, idle: float, overhead: float, traffic
+) -> StepProfile:
+    parts, of_calls = dict.fromkeys(PARTS, 0.0), defaultdict(lambda: (0.0, 0))
+    for (region, call), (seconds, calls) in record.table.items():
+        parts[_part(region, call)] += seconds
+        of_calls[call] = of_calls[call][0] + seconds, of_calls[call][1] + calls
+    spent_watching = min(overhead * record.num_calls, parts["rest"])
+    idle = min(idle, parts["communication"])
+    parts["rest"] -= spent_watching
+    parts["communication"] -= idle
+    parts["idle"] += idle
+    return StepProfile(
+        plain_seconds,
+        record.seconds - spent_watching,
+        parts,
+        {call: figures for call, figures in of_calls.items() if call in kernels.__all__},
+        {call: figures for call, figures in of_calls.items() if isinstance(call, Product)},
+        *traffic,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def _part(region, call) -> str:
+    """The part that a call's own time belongs to."""
+    if call == COMMUNICATION:
+        return "communication"
+    if call == MESSAGE_WAIT:
+        return "idle"
+    if region == OPTIMIZER:
+        return "optimizer"
+    if isinstance(call, Product):
+        return "products"
+    return "kernels" if call in kernels.__all__ else "rest"

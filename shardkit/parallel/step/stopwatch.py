@@ -1,0 +1,287 @@
+"""A stopwatch inside the training step, for `shardkit bench`: which part of it takes how long on
+this rank.
+
+    step |- F ----------- B ------------------------------ REDUCE ------ CLIP, STEP -|      regions:
+                                                                                            actions
+                                                                                            of the
+                                                                                            program
+             [product][gelu]  [product][gelu_backward]     [all_reduce]  [adam]             calls inside of them
+
+A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
+region: Python, and passes over arrays that are no kernel. Only inside `watching` are functions
+replaced by timed ones, so a normal run pays nothing; the time that the replacements take themselves
+is measured, and subtracted by whoever reads the table.
+"""
+
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from math import prod
+from typing import NamedTuple
+
+import numpy
+
+from ...array import kernels, products
+from ...array.backend import Device
+from ...comm.collectives.begun import Begun
+from ...comm.watch.progress import Call, Progress
+from ...schedule import Kind
+from .runtime import Runtime
+
+COMMUNICATION, MESSAGE_WAIT, OWN = (
+    "communication",
+    "waiting for a message",
+    "own",
+)  # beside kernels and products
+OPTIMIZER = "optimizer"  # the region of CLIP and STEP
+_REGIONS = {Kind.CLIP: OPTIMIZER, Kind.STEP: OPTIMIZER}  # other actions: the name of their kind
+
+
+class Product(NamedTuple):
+    """A matrix product by the sizes of its operands, and the order of their dims from the widest
+    stride to the narrowest.
+    """
+
+    a_shape: tuple[int, ...]
+    a_order: tuple[int, ...]
+    b_shape: tuple[int, ...]
+    b_order: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, a, b) -> "Product":
+        return cls(a.shape, _order(a), b.shape, _order(b), str(a.dtype))
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each element of a row and column."""
+        leading = numpy.broadcast_shapes(self.a_shape[:-2], self.b_shape[:-2])
+        return 2 * prod(leading) * prod(self.a_shape[-2:]) * self.b_shape[-1]
+
+    def seconds_alone(self, device: Device, *, repeats: int = 3) -> float:
+        """The fastest of a few, with nothing in between."""
+        a, b = [
+            _alike(device.xp, shape, order, self.dtype)
+            for shape, order in ((self.a_shape, self.a_order), (self.b_shape, self.b_order))
+        ]
+        out, fastest = products.matmul(a, b), float("inf")
+        for _ in range(repeats):
+            device.synchronize()
+            began = time.perf_counter()
+            products.matmul(a, b, out=out)
+            device.synchronize()
+            fastest = min(fastest, time.perf_counter() - began)
+        return fastest
+
+    def __str__(self):
+        def text(shape, order):
+            return "x".join(map(str, shape)) + (
+                "" if order == tuple(sorted(order)) else " transposed"
+            )
+
+        return f"{text(self.a_shape, self.a_order)} @ {text(self.b_shape, self.b_order)}"
+
+
+def _order(array) -> tuple[int, ...]:
+    strides = array.strides
+    return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
+
+
+def _alike(xp, shape, order, dtype):
+    """An array of this shape whose memory lies in this order of dims."""
+    array = xp.ones([shape[dim] for dim in order], dtype)
+    return array.transpose([order.index(dim) for dim in range(len(order))])
+
+
+@dataclass
+class Wait:
+    """A collective that this rank was inside of, on the rank's own clock."""
+
+    group: str
+    number: int
+    entered: float
+    left: float
+
+
+@dataclass
+class Record:
+    """What one step took on this rank.
+
+    table    {(region, call): [seconds of its own, number of calls]}; call: a kernel's name, a
+             Product, COMMUNICATION, MESSAGE_WAIT, or OWN for what is left of the region
+    begun    {(group, number of the collective call on it): when this rank came to it}
+    waits    collectives that this rank was inside of, blocking or in wait()
+    """
+
+    seconds: float = 0.0
+    table: dict = field(default_factory=lambda: defaultdict(lambda: [0.0, 0]))
+    begun: dict[tuple[str, int], float] = field(default_factory=dict)
+    waits: list[Wait] = field(default_factory=list)
+
+    @property
+    def num_calls(self) -> int:
+        """Of everything that was timed."""
+        return sum(calls for _, calls in self.table.values())
+
+
+class Stopwatch:
+    """Nested timed calls; `record` is that of the step under way. On a GPU a call's work is waited
+    for before it counts.
+    """
+
+    def __init__(self, device: Device):
+        self._device = device
+        self.record = Record()
+        self._stack: list[list] = []  # [region, call, when it began, seconds of calls inside]
+        self._calls: list[Call] = []  # verbs under way, innermost last
+
+    def now(self) -> float:
+        """Seconds on this rank's clock, once the device has done what was asked of it."""
+        self._device.synchronize()
+        return time.perf_counter()
+
+    def enter(self, call, region: str | None = None) -> None:
+        """A call begins; leave() must follow. region: None for that of the call around it."""
+        if region is None:
+            region = self._stack[-1][0] if self._stack else "step"
+        self._stack.append([region, call, self.now(), 0.0])
+
+    def leave(self) -> float:
+        """The innermost call is over; returns when it ended."""
+        now = self.now()
+        region, call, began, inside = self._stack.pop()
+        entry = self.record.table[region, call]
+        entry[0] += now - began - inside
+        entry[1] += 1
+        if self._stack:
+            self._stack[-1][3] += now - began
+        return now
+
+    def timed(self, function, call, region: str | None = None):
+        """The function, timed as `call`; a callable `call` names it by its arguments."""
+
+        @wraps(function)
+        def run(*arguments, **named):
+            self.enter(call(*arguments) if callable(call) else call, region)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self.leave()
+
+        return run
+
+    # ---- verbs of communication ------------------------------------------------------------------
+
+    def begin_verb(self, call: Call, is_first: bool) -> None:
+        """A verb, or the wait for one that was begun earlier (is_first False)."""
+        waits_for_message = call.verb == "receive" or call.verb == "irecv" and not is_first
+        self._calls.append(call)
+        self.enter(MESSAGE_WAIT if waits_for_message else COMMUNICATION)
+        if is_first and call.number is not None:
+            self.record.begun[call.group, call.number] = self._stack[-1][2]
+
+    def end_verb(self) -> None:
+        call, entered = self._calls.pop(), self._stack[-1][2]
+        left = self.leave()
+        if call.number is not None:
+            self.record.waits.append(Wait(call.group, call.number, entered, left))
+
+
+@contextmanager
+def watching(stopwatch: Stopwatch, runtime: Runtime) -> Iterator[None]:
+    """Inside, kernels, matrix products, verbs and this runtime's actions are timed. For a rank that
+    is a whole process.
+    """
+    replacements = list(_replacements(stopwatch, runtime))
+    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
+    for owner, name, timed in replacements:
+        setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+
+
+def _replacements(stopwatch, runtime):
+    """(module, class or object; name in it; what stands there while watching)."""
+    yield (
+        runtime,
+        "_table",
+        {
+            kind: stopwatch.timed(act, OWN, _REGIONS.get(kind, kind.name))
+            for kind, act in runtime._table.items()
+        },
+    )
+    yield from _timed_everywhere(
+        products.matmul, stopwatch.timed(products.matmul, lambda a, b, out=None: Product.of(a, b))
+    )
+    for name in kernels.__all__:
+        function = getattr(kernels, name)
+        yield from _timed_everywhere(function, stopwatch.timed(function, name))
+    yield Begun, "pump", stopwatch.timed(Begun.pump, COMMUNICATION)
+    yield from ((Progress, name, method) for name, method in _timed_progress(stopwatch).items())
+
+
+def _timed_everywhere(function, timed):
+    """Every name in the package that stands for the function, wherever it was imported to."""
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith(f"{__name__.partition('.')[0]}."):
+            yield from (
+                (module, name, timed)
+                for name, value in list(vars(module).items())
+                if value is function
+            )
+
+
+def _timed_progress(stopwatch) -> dict:
+    """The methods of Progress, which every verb calls, with the stopwatch inside."""
+    begin_collective, begin_message, resume, end = (
+        Progress.begin_collective,
+        Progress.begin_message,
+        Progress.resume,
+        Progress.end,
+    )
+
+    def timed_begin(begin):
+        def run(self, *arguments):
+            begin(self, *arguments)
+            stopwatch.begin_verb(self.current, True)
+
+        return run
+
+    def timed_resume(self, call):
+        resume(self, call)
+        stopwatch.begin_verb(call, False)
+
+    def timed_end(self):
+        stopwatch.end_verb()
+        end(self)
+
+    return {
+        "begin_collective": timed_begin(begin_collective),
+        "begin_message": timed_begin(begin_message),
+        "resume": timed_resume,
+        "end": timed_end,
+    }
+
+
+def overhead_per_call(device: Device, repeats: int = 2000) -> float:
+    """Seconds that a timed call adds to the call around it."""
+    stopwatch = Stopwatch(device)
+    timed = stopwatch.timed(lambda: None, "inside")
+    stopwatch.enter(OWN, "outside")
+    for _ in range(repeats):
+        timed()
+    stopwatch.leave()
+    return stopwatch.record.table["outside", OWN][0] / repeats
+
+
+def large_product_speed(device: Device, dtype: str, size: int = 1024) -> float:
+    """Floating point operations per second of a product of two square matrices."""
+    square = Product((size, size), (0, 1), (size, size), (0, 1), dtype)
+    return square.flops / square.seconds_alone(device)

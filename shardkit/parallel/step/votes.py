@@ -1,0 +1,113 @@
+"""What the ranks decide together at the end of a step: whether it counts, and whether a rank could
+not go on in it.
+
+    losses, gradients of all ranks --> one number that every rank has anyway (the gradient norm) -->
+    NaN or infinite: no step
+
+A rank whose loss is bad, or that had to go on with zeros since memory ran out or a block raised,
+makes it NaN for all. So a good step costs no message; only after a bad one the ranks tell each
+other what happened.
+"""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from ...array.backend import Device, numbers_of
+from ...comm import CommunicationBackend, agree, raise_together
+from ...errors import DeviceMemoryError
+
+NOTHING_COUNTS = "no label of the global batch counts"
+_MOST_RANKS = 8  # named in a message
+
+
+@dataclass(frozen=True)
+class SkippedStep:
+    """A step that changed neither parameters nor optimizer state, on any rank.
+
+    number          of the step, the first is 1
+    loss            of the global batch; None where only gradients were at hand
+    gradient_norm   before clipping; None if nothing clips
+    ranks           world ranks whose own loss was NaN or infinite; () if it came with the gradients
+    is_empty        nothing was there to take a mean of: all labels are to be ignored
+    """
+
+    number: int
+    loss: float | None
+    gradient_norm: float | None
+    ranks: tuple[int, ...]
+    is_empty: bool = False
+
+    def __str__(self):
+        if self.is_empty:
+            return f"step {self.number} skipped: {NOTHING_COUNTS}"
+        figures = {"loss": self.loss, "gradient norm": self.gradient_norm}
+        text = ", ".join(
+            f"{name} {value:g}"
+            for name, value in figures.items()
+            if value is not None and not isfinite(value)
+        )
+        return f"step {self.number} skipped: {text or 'gradients NaN or infinite'}{self._origin()}"
+
+    def _origin(self):
+        if not self.ranks:
+            return ", in the gradients"
+        named = ", ".join(map(str, self.ranks[:_MOST_RANKS])) + (
+            " ..." if len(self.ranks) > _MOST_RANKS else ""
+        )
+        return f", in the loss on rank{'s' if len(self.ranks) > 1 else ''} {named}"
+
+
+class Skips:
+    """How many steps of a run changed nothing: in all, and in a row up to now."""
+
+    def __init__(self, total: int = 0):
+        self.total, self.in_a_row = total, 0
+        self.last: SkippedStep | None = None  # None if the last step was taken
+
+    def count(self, skip: SkippedStep | None) -> None:
+        """One step more: skipped, or (None) taken."""
+        self.last = skip
+        self.total += skip is not None
+        self.in_a_row = self.in_a_row + 1 if skip is not None else 0
+
+
+def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
+    """Whether the step is to be taken, the same on all ranks. Collective if nothing clips, else
+    without communication.
+    """
+    if step.gradient_norm is not None:
+        return isfinite(step.gradient_norm)
+    is_good = step.is_good and all(
+        map(isfinite, numbers_of([unit.squares().sum() for unit in units]))
+    )
+    return not agree(world, not is_good)
+
+
+def describe_skip(
+    world: CommunicationBackend, step, number: int, loss: float | None, is_empty: bool
+) -> SkippedStep:
+    """What happened in a step that was not taken. Collective."""
+    are_bad = world.all_gather_object(not all(map(isfinite, step.losses.values())))
+    ranks = tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad)
+    return SkippedStep(number, loss, step.gradient_norm, ranks, is_empty)
+
+
+def tell_failure(world: CommunicationBackend, failure: Exception | None) -> None:
+    """Collective. Errors, on all ranks: what stopped the first rank that was stopped, or this one;
+    nothing if none was.
+    """
+    if agree(world, failure is not None):
+        raise_together(world, failure)
+
+
+def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
+    """One sentence: which rank, where, the bytes it asked for and those it has, and what to do."""
+    asked = (
+        error.asked
+        if isinstance(error, DeviceMemoryError)
+        else str(error) or "the system gave none"
+    )
+    return (
+        f"rank {rank} ran out of memory in {place}: {asked.rstrip('.')}; {device.memory_text()}; use smaller micro-batches, "
+        "activation checkpointing, a policy that shards more, or more ranks"
+    )

@@ -1,0 +1,173 @@
+"""Collectives on Tensors, each beside its adjoint: what one does to values, the other does to
+gradients.
+
+A tensor inside a tensor-parallel region is in one of two states over the ranks of the tensor axis:
+
+    whole     the same values on every rank, standing for ONE tensor; its gradient is the same on
+              every rank too
+    own       values that belong to this rank: a slice of a larger tensor, or a term of a sum
+
+    function              forward                        backward                     from -> to
+    copy_to_region        identity                       all-reduce                   whole -> own (each rank's use of it)
+    reduce_from_region    all-reduce                     identity                     own (terms) -> whole
+    all_gather            all-gather along dim           reduce-scatter along dim     own (slices) -> own (uses)
+    reduce_scatter        reduce-scatter along dim       all-gather along dim         own (terms) -> own (slices)
+    split_to_region       take this rank's slice         all-gather along dim         whole -> own (slices)
+    gather_from_region    all-gather along dim           take this rank's slice       own (slices) -> whole
+
+Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices are
+those of layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks
+(comm/ordered.py): the same bits in every run. Source: Megatron-LM (arXiv 1909.08053) for the first
+two, arXiv 2205.05198 for the gather and scatter.
+"""
+
+from ...array import fresh
+from ...array.arena import empty
+from ...array.backend import is_device_array, xp_of
+from ...array.recording import is_recording, noted
+from ...comm import CommunicationBackend
+from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ...layout.placement import even_span
+from ...nn.autograd import Tensor, record
+
+
+def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
+    """x, whole, for each rank's own use; the gradients of all uses are summed in backward.
+
+    Collective over `group` in backward.
+    """
+    return record(x.array, (x,), lambda gradient, wanted: (_summed(gradient, group),), view_of=x)
+
+
+def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
+    """The sum of every rank's x, whole; the gradient goes to each term as it is.
+
+    Collective over `group` in forward. x of one shape on all ranks.
+    """
+    return record(_summed(x.array, group), (x,), lambda gradient, wanted: (gradient,))
+
+
+def all_gather(
+    x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
+) -> Tensor:
+    """The slices of all ranks along dim, for each rank's own use.
+
+    Collective over `group` in forward, and (reduce-scatter) in backward.
+    x        [..., own part of length, ...] local
+    length   of dim in the result; None: all slices are as long as this one
+    returns  [..., length, ...]
+    """
+    return record(
+        _gathered(x.array, group, dim, length),
+        (x,),
+        lambda gradient, wanted: (_scattered(gradient, group, dim),),
+    )
+
+
+def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
+    """This rank's slice along dim of the sum of every rank's x.
+
+    Collective over `group` in forward, and (all-gather) in backward.
+    x        [..., length, ...], of one shape on all ranks
+    returns  [..., own part of length, ...] local
+    """
+    length = x.shape[dim]
+    return record(
+        _scattered(x.array, group, dim),
+        (x,),
+        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+    )
+
+
+def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
+    """This rank's slice along dim of x, whole; the gradient is put together from all slices.
+
+    Collective over `group` in backward.
+    """
+    length = x.shape[dim]
+    return record(
+        _own_slice(x.array, group, dim),
+        (x,),
+        lambda gradient, wanted: (_gathered(gradient, group, dim, length),),
+        view_of=x,
+    )
+
+
+def gather_from_region(
+    x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
+) -> Tensor:
+    """The slices of all ranks along dim as one whole tensor; each slice takes its part of the
+    gradient.
+
+    Collective over `group` in forward. Shapes as for all_gather.
+    """
+    return record(
+        _gathered(x.array, group, dim, length),
+        (x,),
+        lambda gradient, wanted: (_own_slice(gradient, group, dim),),
+    )
+
+
+# ---- the same on arrays --------------------------------------------------------------------------
+
+
+def _summed(array, group):
+    """A new array: the sum over ranks."""
+    total = _reachable(array, group)
+    if total is None:
+        total = fresh.copy(array)
+    else:
+        total[...] = array
+    noted(ordered_all_reduce, group, total.reshape(-1))
+    return total
+
+
+def _reachable(array, group):
+    """A new array like this one, contents undefined, where other ranks of the group can read it;
+    None if there is no place.
+    """
+    heap = group.memory()
+    if heap is None or is_device_array(array) or is_recording():
+        return None
+    return heap.empty(array.shape, array.dtype)
+
+
+def _gathered(array, group, dim, length):
+    """[..., own, ...] -> [..., length, ...], a new array."""
+    xp = xp_of(array)
+    own = fresh.contiguous(xp.moveaxis(array, dim, 0))  # [own, ...rest]
+    length = own.shape[0] * group.world_size if length is None else length
+    spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
+    whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
+    row = whole[:1].size
+    noted(
+        group.all_gather,
+        own.reshape(-1),
+        whole.reshape(-1),
+        [(stop - start) * row for start, stop in spans],
+    )
+    return fresh.contiguous(xp.moveaxis(whole, 0, dim))
+
+
+def _scattered(array, group, dim):
+    """[..., length, ...] -> the sum over ranks of [..., own, ...], a new array.
+
+    Slices that differ by one are padded to the longest, because the ordered sum takes equal ones.
+    """
+    xp, num_ranks = xp_of(array), group.world_size
+    front = xp.moveaxis(array, dim, 0)  # [length, ...rest]
+    spans = [even_span(front.shape[0], num_ranks, rank) for rank in range(num_ranks)]
+    longest = spans[0][1]
+    buffer = fresh.zeros((num_ranks, longest, *front.shape[1:]), array.dtype, xp)
+    for part, (start, stop) in zip(buffer, spans):
+        part[: stop - start] = front[start:stop]
+    own = empty(buffer.shape[1:], array.dtype, xp)  # [longest, ...rest]
+    noted(ordered_reduce_scatter, group, buffer.reshape(-1), own.reshape(-1))
+    start, stop = spans[group.rank]
+    return fresh.contiguous(xp.moveaxis(own[: stop - start], 0, dim))
+
+
+def _own_slice(array, group, dim):
+    """[..., length, ...] -> [..., own, ...], a view."""
+    start, stop = even_span(array.shape[dim], group.world_size, group.rank)
+    return array[(slice(None),) * (dim % array.ndim) + (slice(start, stop),)]
