@@ -2,7 +2,7 @@
 same model and batches.
 
 Each class makes its model from Sizes and the common weights, and has one method: step(number) ->
-mean loss of this rank's part of the batch, after one whole optimisation step (AdamW, gradients
+mean loss of this rank's part of the batch, after one whole optimization step (AdamW, gradients
 clipped to norm 1).
 """
 

@@ -213,7 +213,7 @@ def row(race: Race, spec: Spec, first: str) -> list:
 
 def ratio(race: Race, name: str, first: str) -> float | None:
     """Median over turns of this contestant's step time by that of the first in the same turn:
-    neighbours meet the same noise.
+    neighbors meet the same noise.
     """
     pairs = list(zip(race.contestants[name].turns, race.contestants[first].turns))
     return median(theirs / ours for theirs, ours in pairs) if pairs else None

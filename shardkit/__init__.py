@@ -6,7 +6,7 @@ checkpoints.
     config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3), max_gradient_norm=1.0)
     model = sk.FSDPModel(sk.models.GPT(256, 128, width=256, layers=4, heads=4), config)
 
-Importing it starts nothing: MPI is initialised by the backend, CuPy is imported when a CUDA device
+Importing it starts nothing: MPI is initialized by the backend, CuPy is imported when a CUDA device
 is asked for.
 """
 

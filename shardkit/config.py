@@ -205,7 +205,7 @@ def slurm_node() -> str | None:
     return os.environ.get("SLURMD_NODENAME")
 
 
-GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")  # comm/transports.py
+GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")  # comm/gpu/transports.py
 
 
 # ---- sharded models ------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class ShardingConfiguration:
                                   clipping
     auto_synchronize_gradients    False: train() only accumulates local gradients until
                                   synchronize_gradients()
-    minimum_parameter_group_size  elements; neighbouring blocks are merged until a communication
+    minimum_parameter_group_size  elements; neighboring blocks are merged until a communication
                                   unit has this many. The bits of tied models depend on it, and the
                                   last digit of the norm that clips
     gradient_compression          "float16": gradients travel as half floats and are summed as
@@ -245,11 +245,11 @@ class ShardingConfiguration:
     virtual_stages                stages on each pipeline rank, for schedules that take several;
                                   None: what the schedule runs
     stage_balance                 what makes pipeline stages equal: "compute", "parameters",
-                                  "uniform", or one cost per block (parallel/balance.py;
+                                  "uniform", or one cost per block (parallel/pipeline/balance.py;
                                   measure_blocks() gives seconds)
     blocks_per_stage              blocks of each stage by hand, in the order of the model; None:
                                   balanced
-    tensor_plan                   {name pattern: style} for the tensor axis (parallel/plan.py);
+    tensor_plan                   {name pattern: style} for the tensor axis (parallel/tensor/plan.py);
                                   None: the default of GPT and MLP
     sequence_parallel             with several tensor ranks: norms and dropout see a slice of the
                                   sequence (GPT only); has bits of its own
@@ -263,7 +263,7 @@ class ShardingConfiguration:
     device                        "cpu" or "cuda"
     compute_dtype                 "float32", "bfloat16" or "float16": what blocks compute in, from
                                   float32 masters, with float32 gradients and moments
-                                  (parallel/numerics.py); None: the model's dtype
+                                  (parallel/step/numerics.py); None: the model's dtype
     initial_loss_scale            float16 only, whose loss is scaled: a power of two to begin with;
                                   None: 1024
     loss_scale_interval           float16 only: good steps in a row after which the scale is
@@ -283,7 +283,7 @@ class ShardingConfiguration:
                                   with the same bits, for memory of one more unit's parameters and
                                   two more of its gradients. "auto": the first steps try whether it
                                   is quicker, unless all data ranks share memory
-                                  (parallel/overlap.py)
+                                  (parallel/data/overlap.py)
     seed                          of dropout, and of the initial weights of a model that has none of
                                   its own
 
@@ -527,7 +527,7 @@ class Run:
 
     folder: str = key("runs/gpt", "where checkpoints, metrics and the token cache are kept")
     steps: int = key(
-        300, "optimisation steps in all, counted from the beginning of the run", "steps", minimum=1
+        300, "optimization steps in all, counted from the beginning of the run", "steps", minimum=1
     )
     seed: int = key(0, "of the initial weights, the order of the data and dropout")
     report_every: int = key(
@@ -583,7 +583,7 @@ class Run:
     )
     elastic_every: int = key(
         1,
-        "each rank keeps a copy of its neighbour's part of the model, so many steps old at most",
+        "each rank keeps a copy of its neighbor's part of the model, so many steps old at most",
         "steps",
         minimum=1,
     )

@@ -5,7 +5,7 @@
     run.gradients[3]                                    # of step 3, whole, before clipping, in
                                                         canonical order
 
-Width, heads, vocabulary and samples are multiples of 1, 2, 3, 4, 6 and 8, so every factorisation of
+Width, heads, vocabulary and samples are multiples of 1, 2, 3, 4, 6 and 8, so every factorization of
 so many ranks fits.
 """
 

@@ -10,7 +10,7 @@ is garbage.
 
 A segment is one mapping of memory, in huge pages where the system has them. An array gets the block
 of one of its size that came back last, and is still in the cache. If there is none, all that came
-back is free, neighbours as one block, and the array gets the smallest block that is large enough;
+back is free, neighbors as one block, and the array gets the smallest block that is large enough;
 what it does not need of it stays free. If nothing is large enough, the arena grows by a segment. A
 step lets go of all that it took, so after the first one, whose segments become one, nothing is
 asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the
@@ -179,7 +179,7 @@ class Arena:
         return start
 
     def _give(self, start: int, size: int):
-        """This block is free from now on, together with its free neighbours."""
+        """This block is free from now on, together with its free neighbors."""
         if start + size in self._size_at:
             size += self._remove(start + size)
         if start in self._start_of:

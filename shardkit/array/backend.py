@@ -161,7 +161,7 @@ class Device:
         return self
 
     def empty(self, shape, dtype="float32", *, purpose: str):
-        """An uninitialised array of this shape, counted under `purpose`, starting on a cache line.
+        """An uninitialized array of this shape, counted under `purpose`, starting on a cache line.
 
         Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the
         most there.

@@ -14,7 +14,7 @@ from ..errors import StagesError
 
 
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
-    """The blocks of each unit: neighbours, merged until they have `minimum` elements; the last may
+    """The blocks of each unit: neighbors, merged until they have `minimum` elements; the last may
     join the unit before it.
 
     sizes   elements of the blocks, in order

@@ -2,7 +2,7 @@
 mesh.
 
     MeshShape(pipeline=2, data=2, tensor=2), default order: tensor varies fastest, so tensor peers
-    are neighbours
+    are neighbors
 
                     tensor 0   tensor 1
         pipeline 0    data 0     0          1         group("tensor", 0)   = [0, 1]

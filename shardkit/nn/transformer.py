@@ -262,5 +262,5 @@ class TransformerBlock(Module):
         )
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        x, normalised = self.mlp_norm.after_adding(x, self.attention(self.attention_norm(x), cache))
-        return x + self.mlp(normalised)
+        x, normalized = self.mlp_norm.after_adding(x, self.attention(self.attention_norm(x), cache))
+        return x + self.mlp(normalized)

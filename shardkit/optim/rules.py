@@ -22,7 +22,7 @@ class Rule(Protocol):
 
     state_names: ClassVar[
         tuple[str, ...]
-    ]  # one zero-initialised array per name, as long as the span
+    ]  # one zero-initialized array per name, as long as the span
 
     def update(
         self,

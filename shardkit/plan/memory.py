@@ -5,7 +5,7 @@ moment, activations.
     memory.total, memory.activations
 
 For shardkit the parts are those that its allocator accounts for, padding and pools included: see
-the units in parallel/unit.py, the sums in parallel/gradient_sum.py. For other programs they are the
+the units in parallel/data/unit.py, the sums in parallel/data/gradient_sum.py. For other programs they are the
 formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
 
@@ -22,7 +22,7 @@ from .model import ModelShape
 from .software import Software
 from .stages import StageUnits, stage_units, stages_of_rank
 
-# shards are multiples of so many elements; the tests hold it equal to that of parallel/unit.py
+# shards are multiples of so many elements; the tests hold it equal to that of parallel/data/unit.py
 NORM_BLOCK = 256
 
 
@@ -154,7 +154,7 @@ def _formula_state(
 def _padded_state(
     stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int
 ) -> dict[str, float]:
-    """As parallel/unit.py allocates: equal shards with padding at the end, whole buffers from
+    """As parallel/data/unit.py allocates: equal shards with padding at the end, whole buffers from
     pools.
 
     borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the
@@ -197,7 +197,7 @@ def whole_gradients(
     tree.
 
     After i micro-batches a unit holds one partial sum for each 1 among the binary digits of i, and
-    one more while the next is computed (parallel/gradient_sum.py).
+    one more while the next is computed (parallel/data/gradient_sum.py).
     stages       elements of the units of each stage of this rank, in the order of the model
     keeps_whole  until the end of the step; else a unit's sum goes once it is reduced
     """

@@ -44,7 +44,7 @@ _LEFT_OUT = {
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
     "parallel.matmul_precision": ("highest", "multiplies faster"),
     "parallel.blas": ("numpy", "the hardware's products say how fast matrices are multiplied"),
-    "run.elastic": (False, "keeps a copy of a neighbour's part of the model"),
+    "run.elastic": (False, "keeps a copy of a neighbor's part of the model"),
 }
 
 

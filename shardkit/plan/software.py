@@ -148,7 +148,7 @@ SHARDKIT = Software(
     arena_share=1.07,
     calls_per_layer=26,
 )
-# parallel/numerics.py: masters beside the moments, gradients in float32; and what is lent to the
+# parallel/step/numerics.py: masters beside the moments, gradients in float32; and what is lent to the
 # blocks is rounded, 4 + 2
 SHARDKIT_BF16 = replace(
     SHARDKIT,

@@ -1,5 +1,5 @@
 """Which blocks stand in which stage, and on which pipeline rank: the planner's view of
-parallel/stages.py.
+parallel/pipeline/stages.py.
 
 stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("layer",), ("head",)))
                                                stage 0: two units            stage 1

@@ -57,7 +57,7 @@ def describe_timeline(timeline: Timeline) -> str:
 
 
 class _Rows:
-    """What a timeline computes, by rank, and how it must be labelled.
+    """What a timeline computes, by rank, and how it must be labeled.
 
     work     {rank: its F, B and W that take any time}
     stages   {rank: its stages, ascending}
@@ -174,11 +174,11 @@ def _box(event: Event, shade: float, top: float, scale: float, unit: str) -> str
     )
     return (
         f'<g><title>{action}: {start:g} to {end:g} {unit}</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
-        f'height="{_ROW - 4}" fill="{_colour(action.kind, shade)}" stroke="white"/>{text}</g>'
+        f'height="{_ROW - 4}" fill="{_color(action.kind, shade)}" stroke="white"/>{text}</g>'
     )
 
 
-def _colour(kind: Kind, shade: float) -> str:
+def _color(kind: Kind, shade: float) -> str:
     return "#" + "".join(
         f"{round(one + (two - one) * shade):02x}" for one, two in zip(*_COLOURS[kind])
     )
@@ -192,7 +192,7 @@ def _legend(rows: _Rows) -> Iterator[str]:
     left = _LEFT
     for kind, name in _NAMES.items():
         for shade in shades:
-            yield f'<rect x="{left}" y="34" width="12" height="14" fill="{_colour(kind, shade)}"/>'
+            yield f'<rect x="{left}" y="34" width="12" height="14" fill="{_color(kind, shade)}"/>'
             left += 12
         yield f'<text x="{left + 5}" y="45">{name}</text>'
         left += 7 * len(name) + 20

@@ -88,7 +88,7 @@ def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
         0: 0.0F0 0.1F0 0.0F1 0.1F1
         1: 1.0F0 1.1F0 1.1B0 1.1W0 1.0B0 1.0W0
 
-    On a single rank breadth first: neighbouring actions of one kind go through a unit together.
+    On a single rank breadth first: neighboring actions of one kind go through a unit together.
 
         >>> print(to_text(expand(from_text("0: 0F0 0F1 0B0 0W0 0B1 0W1"), {0: 2})))
         0: 0.0F0 0.0F1 0.1F0 0.1F1 0.1B0 0.1W0 0.1B1 0.1W1 0.0B0 0.0W0 0.0B1 0.0W1
@@ -125,7 +125,7 @@ def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
 
 
 def _merged(jobs: list[_Job]) -> list[_Job]:
-    """Neighbouring jobs that differ only in the micro-batch as one job."""
+    """Neighboring jobs that differ only in the micro-batch as one job."""
     runs = groupby(jobs, key=lambda job: (job.kinds, job.stage))
     return [
         _Job(kinds, stage, tuple(m for job in run for m in job.micro_batches))
@@ -146,7 +146,7 @@ def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
 
 
 def add_gathers(program: Program, borrows: Borrows = {}) -> Program:
-    """A unit is gathered before, and released after, each run of neighbouring actions that need its
+    """A unit is gathered before, and released after, each run of neighboring actions that need its
     parameters.
 
         >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.1W0 0.0B0 0.0W0"))))
@@ -272,12 +272,12 @@ def _add_sends_and_receives(program: Program) -> Program:
     )  # {stage: unit}; of equal stages a dictionary keeps the later
 
     def transfer(
-        kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbour: int
+        kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbor: int
     ) -> list[Action]:
-        """The transfer, if the action is at the edge of its stage and the neighbouring stage is on
+        """The transfer, if the action is at the edge of its stage and the neighboring stage is on
         another rank.
         """
-        crosses = rank_of_stage.get(neighbour, rank_of_stage[a.stage]) != rank_of_stage[a.stage]
+        crosses = rank_of_stage.get(neighbor, rank_of_stage[a.stage]) != rank_of_stage[a.stage]
         return (
             [Action(kind, a.stage, None, a.micro_batch)]
             if a.unit == at_unit[a.stage] and crosses

@@ -173,7 +173,7 @@ def _figures(
         "model_flops_per_second": flops / step_seconds,
         "product_flops_per_second_alone": speed,
         "large_product_flops_per_second": sum(of_rank[None] for of_rank in alone),
-        "model_flop_utilisation": flops / step_seconds / speed,
+        "model_flop_utilization": flops / step_seconds / speed,
         "parts": {part: sum(of_rank[part] for of_rank in parts) / len(parts) for part in PARTS},
         "parts_per_rank": parts,
         "kernels": _kernel_rows(ranks),
@@ -262,7 +262,7 @@ def print_figures(figures: dict) -> None:
         f"shardkit: {figures['parameter_count']:,} parameters as {figures['strategy']} on {figures['ranks']} ranks "
         f"({figures['mesh']}), {figures['threads_per_rank']} thread each on {figures['cores_per_node']} cores\n"
         f"step {figures['step_seconds'] * 1e3:.1f} ms, {figures['tokens_per_second']:,.0f} tokens/s; "
-        f"model FLOP utilisation {figures['model_flop_utilisation']:.0%}: {figures['model_flops_per_second'] / 1e9:.1f} of "
+        f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {figures['model_flops_per_second'] / 1e9:.1f} of "
         f"{figures['product_flops_per_second_alone'] / 1e9:.1f} GFLOP/s, the speed of its matrix products alone\n"
         f"peak memory per rank {' '.join(f'{b / 2**20:.0f}' for b in figures['peak_bytes_per_rank'][:8])} MiB",
         markup=False,

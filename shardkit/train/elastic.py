@@ -7,8 +7,8 @@ training = sk.ElasticTraining(make_model, work, checkpoints="runs/big/checkpoint
 training.run()
 
 8 ranks train ... rank 5 dies ... 7 live: 6 make a mesh, 1 is a spare ... the state comes from the
-neighbours' copies
-                                                                        (parallel/neighbours.py), at
+neighbors' copies
+                                                                        (parallel/neighbors.py), at
                                                                         most a step old
 """
 
@@ -26,7 +26,7 @@ from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..parallel import ShardedModel
-from ..parallel.pipeline.neighbours import Neighbours, restore
+from ..parallel.pipeline.neighbors import Neighbors, restore
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class ElasticTraining:
     num_training  function (number of the living) -> how many of them make the mesh, 0 if too few;
                   None: all whole replicas. The rest are spares, who take the places of the dead
     checkpoints   folder for what the copies in memory do not have; None: the job ends then
-    every         steps between two copies to the neighbour: so many may be lost
+    every         steps between two copies to the neighbor: so many may be lost
     timeout       seconds that one call may take before the job is ended with a report
-    ledger        folder for the ledgers of all ranks (comm/ledger.py); None: a temporary one where
+    ledger        folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one where
                   a death ends the job
     say           function (text), on every rank that trains, about each loss
 
@@ -114,7 +114,7 @@ class ElasticTraining:
             say or (lambda text: None),
         )
         self._ranks = LivingRanks()
-        self._copies: list[Neighbours] = []
+        self._copies: list[Neighbors] = []
         self._life, self._has_begun = 0, False
         self._failed_at: float | None = None
         self._died: list[int] = []  # since training went on the last time
@@ -217,14 +217,14 @@ class ElasticTraining:
             return None if model is None else model.load_model(self._checkpoints)["step"]
         except FileNotFoundError as error:
             raise CheckpointError(
-                "ranks died together with the neighbours that had copies of their parts, and there is no "
+                "ranks died together with the neighbors that had copies of their parts, and there is no "
                 f"checkpoint: {error}; start again, with checkpoints closer together"
             ) from error
 
     def _train(self, model):
         if self.why_not:
             return self._work(model, lambda: None)
-        copies = Neighbours(model, self._life)
+        copies = Neighbors(model, self._life)
         copies.commit()
         self._copies.append(copies)
         model.mesh.world.barrier()  # all have the new copies: nobody needs the old ones

@@ -56,7 +56,7 @@ def test_the_parts_add_up_to_the_step_and_stand_in_table_and_file(
         "matrix products",
         "exposed communication",
         "Python and bookkeeping",
-        "model FLOP utilisation",
+        "model FLOP utilization",
         "GFLOP/s",
         "peak memory per rank",
         "\n- ",
@@ -80,7 +80,7 @@ def test_the_parts_add_up_to_the_step_and_stand_in_table_and_file(
         > 0.01 * figures["step_seconds"]
     ) or not ranks
     assert (
-        0 < figures["model_flop_utilisation"] < 1.5
+        0 < figures["model_flop_utilization"] < 1.5
         and figures["tokens_per_second"] > 0
         and figures["advice"]
     )

@@ -153,7 +153,7 @@ def undisturbed_bits(tmp_path_factory):
             ],
         ),
     ],
-    ids=["shrink", "down to one", "a spare steps in", "pipeline", "neighbours", "tensor, twice"],
+    ids=["shrink", "down to one", "a spare steps in", "pipeline", "neighbors", "tensor, twice"],
 )
 def test_the_others_go_on_with_the_same_bits(
     tmp_path, undisturbed_bits, kills, num_ranks, pipeline, tensor, policy, wanted
@@ -184,10 +184,10 @@ def test_too_few_for_a_mesh_end_the_job_with_the_fix(tmp_path):
 def test_a_state_that_is_nowhere_ends_the_job_with_one_message(tmp_path):
     recoveries, bits, done = elastic(
         tmp_path / "run", "2.0:1,2"
-    )  # neighbours, before the first checkpoint
+    )  # neighbors, before the first checkpoint
     assert not bits and done.returncode != 0
     assert (
-        done.stderr.count("ranks died together with the neighbours that had copies of their parts")
+        done.stderr.count("ranks died together with the neighbors that had copies of their parts")
         == 1
     )
     assert "Traceback" not in done.stderr

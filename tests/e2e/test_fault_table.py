@@ -74,7 +74,7 @@ def covering_rows():
 
 
 def check(tmp_path, how, where, library, num_ranks, pipeline):
-    """Run one row. A rank that is killed races with the launcher, which kills its neighbour too:
+    """Run one row. A rank that is killed races with the launcher, which kills its neighbor too:
     that one has three tries.
     """
     for attempt in range(3 if how == "kill" else 1):

@@ -46,8 +46,8 @@ def test_a_rank_that_goes_ends_the_job_with_one_message_that_names_it(launch, ho
 
 
 @pytest.mark.parametrize("how", ["_exit", "segfault"])
-def test_a_rank_that_dies_without_a_word_ends_the_job_and_its_neighbour_names_it(launch, how):
-    """The neighbour races with the launcher, which kills it too: it wins 23 of 24 times on a busy
+def test_a_rank_that_dies_without_a_word_ends_the_job_and_its_neighbor_names_it(launch, how):
+    """The neighbor races with the launcher, which kills it too: it wins 23 of 24 times on a busy
     machine; 3 tries here.
     """
     for _ in range(3):

@@ -20,7 +20,7 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
 if "shardkit.comm.gpu.probe" in sys.orig_argv:
-    from shardkit.comm.gpu_mpi import MPIRoad
+    from shardkit.comm.gpu.mpi import MPIRoad
     broadcast = MPIRoad.broadcast
     def wrong(self, port, root):
         if port.num_bytes > 1 << 20:

@@ -8,7 +8,7 @@ from builders import small_gpt, train
 from hybrids import hybrid, step_once
 
 import shardkit as sk
-from shardkit.parallel.pipeline.neighbours import Neighbours, restore
+from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
 WAYS = [
     ("cuda", "cpu", "at once"),
@@ -86,10 +86,10 @@ def test_a_tensor_parallel_model_reads_columns_that_were_written_as_rows(gpu, tm
     sk.run_ranks(2, on_rank)
 
 
-def test_what_neighbours_keep_comes_from_the_gpu_and_goes_back(gpu):
+def test_what_neighbors_keep_comes_from_the_gpu_and_goes_back(gpu):
     def on_rank(backend):
         model, _ = train("FSDP", backend, 2, device="cuda")
-        copies, before = Neighbours(model), model.gather_full_parameters()
+        copies, before = Neighbors(model), model.gather_full_parameters()
         copies.commit()
         model.train(*sk.split_batch(model.mesh, *batch()))
         assert (model.gather_full_parameters() != before).any()

@@ -28,7 +28,7 @@ def lanes(backend):
     """The backend, if its ranks see each other's memory."""
     if backend.memory() is None:
         pytest.skip(
-            "no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbours in"
+            "no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbors in"
         )
     backend.small_bytes = -1  # empty arrays too go through the lane
     yield backend
@@ -139,7 +139,7 @@ def test_sums_have_the_bits_of_the_tree_with_lanes_and_without(lanes, dtype, whe
 
 def test_a_message_under_way_is_delivered_while_the_receiver_sits_in_a_lane(lanes):
     """The sender's large message moves only inside of MPI calls: a rank that waits for its
-    neighbours must make them.
+    neighbors must make them.
     """
     n, rank = lanes.world_size, lanes.rank
     mine, theirs = numpy.full(1 << 20, rank, "float32"), numpy.empty(1 << 20, "float32")

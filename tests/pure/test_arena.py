@@ -62,7 +62,7 @@ def test_two_arrays_that_are_alive_never_share_memory_and_all_comes_back(arena):
     del array
     alive.clear()
     assert arena.lent_bytes == 0
-    assert len(arena._free) == len(arena._segments), "free neighbours are not one block"
+    assert len(arena._free) == len(arena._segments), "free neighbors are not one block"
 
 
 def test_the_largest_free_block_is_kept_for_large_arrays(arena):

@@ -36,7 +36,7 @@ def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
     [
         "optimizer.xyz",
         "optimizer.lr",
-        "parallel.mpi_flavour",
+        "parallel.mpi_flavor",
         "run.colour",
         "zzz",
         "model.style.name.x",

@@ -203,7 +203,7 @@ def test_the_gradient_of_a_row_has_the_same_bits_whatever_other_rows_get():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8])
-def test_the_sum_is_the_tree_of_neighbours(count):
+def test_the_sum_is_the_tree_of_neighbors(count):
     buffers = [numbers(1000, seed=s) for s in range(count)]
     level = list(buffers)
     while len(level) > 1:

@@ -90,7 +90,7 @@ def test_an_embedding_and_its_gradient_equal_those_of_torch(dtype):
     numpy.testing.assert_allclose(layer.weight.grad, theirs.grad.numpy(), rtol=TOLERANCE[dtype])
 
 
-def test_initial_norms_do_nothing_but_normalise_and_initial_biases_are_zero():
+def test_initial_norms_do_nothing_but_normalize_and_initial_biases_are_zero():
     norm = LayerNorm(4).finish()
     assert (norm.weight.array == 1).all() and (norm.bias.array == 0).all()
     assert (RMSNorm(4).finish().weight.array == 1).all() and (

@@ -86,7 +86,7 @@ def test_a_call_is_noted_with_the_place_outside_of_the_room_that_made_it(tmp_pat
 def test_the_file_of_a_process_that_was_killed_says_where_it_was(tmp_path):
     program = textwrap.dedent(f"""
         import os, signal
-        from shardkit.comm.ledger import Ledger
+        from shardkit.comm.watch.ledger import Ledger
         ledger = Ledger({str(tmp_path / "killed")!r}, 0, 2)
         ledger.begin("broadcast", "world", (0, 1), 1)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -209,7 +209,7 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
             textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from shardkit.comm.ledger import Ledger
+        from shardkit.comm.watch.ledger import Ledger
         Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3).begin("all_reduce", "world", (0, 1, 2), 3)
         os.kill(os.getpid(), signal.SIGSTOP)"""),
         ]

@@ -379,7 +379,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
     "model, message",
     [
         ({"class": "MLP", "configuration": {"sizes": [1, 1]}}, "is of a MLP, not of a GPT"),
-        ({"class": "GPT", "configuration": {"colour": 3}}, "does not describe a GPT.*colour"),
+        ({"class": "GPT", "configuration": {"color": 3}}, "does not describe a GPT.*color"),
         ({"class": "GPT", "configuration": {}}, "no configuration"),
         ({"configuration": {}}, "has model = "),
         (None, "has model = "),

@@ -181,7 +181,7 @@ def test_the_files_that_come_with_shardkit_can_be_read():
         assert device.product_seconds(4096, 4096, 4096, "float32") > 0
 
 
-def test_a_fraction_lies_between_its_neighbours_and_stays_level_beyond_the_ends():
+def test_a_fraction_lies_between_its_neighbors_and_stays_level_beyond_the_ends():
     device = cluster_from(MINIMAL).device
     assert device.fraction(1) == device.fraction(10) == 0.5 and device.fraction(5000) == 1.0
     assert device.fraction(100) == pytest.approx(0.75)

@@ -63,7 +63,7 @@ def test_any_slice_equals_the_slice_of_the_whole(draw):
 
 @settings(max_examples=30, deadline=None)
 @given(keys, st.integers(0, 2**50), st.integers(0, 9), st.integers(0, 9))
-def test_two_neighbouring_slices_equal_one(key, start, left, right):
+def test_two_neighboring_slices_equal_one(key, start, left, right):
     middle, stop = start + left, start + left + right
     parts = [random.normal(key, start, middle), random.normal(key, middle, stop)]
     assert numpy.array_equal(numpy.concatenate(parts), random.normal(key, start, stop))

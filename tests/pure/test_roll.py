@@ -238,7 +238,7 @@ def test_a_time_limit_that_is_none_is_refused(seconds):
 
 STOPS_AT_THE_END = """
 import os, signal
-from shardkit.comm.attendance import attendance
+from shardkit.comm.watch.attendance import attendance
 here = attendance()
 here.open("", {}, survives=False)
 here.has_started()

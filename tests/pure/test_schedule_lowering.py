@@ -253,7 +253,7 @@ def test_gpipe_on_one_stage_gathers_each_unit_twice_and_1f1b_twice_per_micro_bat
         6,
         10,
         5,
-    ]  # neighbours touch at both ends
+    ]  # neighbors touch at both ends
     assert simulate(accumulate).peak_live_micro_batches(0) == 5
     assert simulate(one_at_a_time).peak_live_micro_batches(0) == 1
 

@@ -585,7 +585,7 @@ def traffic_counts_what_this_rank_sends_by_the_ring_formulas(backend):
 
 
 def tree(arrays):
-    """The definition: neighbours first, level by level, an odd one carried up."""
+    """The definition: neighbors first, level by level, an odd one carried up."""
     arrays = list(arrays)
     while len(arrays) > 1:
         pairs = [a + b for a, b in zip(arrays[::2], arrays[1::2])]

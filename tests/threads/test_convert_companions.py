@@ -16,7 +16,7 @@ import shardkit as sk
 from shardkit.checkpoint import Checkpoint, find_checkpoint
 from shardkit.checkpoint import companions as companions_module
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
-from shardkit.parallel.pipeline.neighbours import Neighbours, restore
+from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
 FILES = {
     "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}',
@@ -84,7 +84,7 @@ def save_a_copy(model, folder):
 
 def save_after_other_ranks_died(model, folder):
     """As elastic training does: a new model gets its state from copies in memory."""
-    copies = Neighbours(model)
+    copies = Neighbors(model)
     copies.commit()
     other, _ = train("FSDP", model.mesh.world, 0)
     assert restore(model.mesh.world, [copies], other) == 2

@@ -33,7 +33,7 @@ PRODUCT = [
     (mesh, policy, schedule) for mesh in MESHES for policy in POLICIES for schedule in SCHEDULES
 ]
 # Each mesh twice, the serial one five times, while policies (4) and schedules (5) go round: 20
-# neighbours have all pairs.
+# neighbors have all pairs.
 COVERING = [
     (mesh, POLICIES[turn % 4], SCHEDULES[turn % 5])
     for turn, mesh in enumerate([SERIAL] * 3 + sorted(2 * MESHES, key=numpy.prod))

@@ -344,7 +344,7 @@ def test_a_set_is_judged_by_the_mean_over_items_and_not_over_slices():
 
 @EVERY_OPTIMIZER
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_a_step_synchronises_what_was_accumulated(kind, num_ranks):
+def test_a_step_synchronizes_what_was_accumulated(kind, num_ranks):
     halves = [slice(0, 12), slice(12, 24)]
 
     def run(backend):

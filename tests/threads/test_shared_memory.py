@@ -190,20 +190,20 @@ def test_a_full_heap_says_so():
     assert arrays[0] is not None and arrays[-1] is None
 
 
-def test_a_neighbour_maps_the_same_memory_and_no_other_process_by_mistake(heap):
+def test_a_neighbor_maps_the_same_memory_and_no_other_process_by_mistake(heap):
     import os
 
     array = heap.empty(10, "uint8")
     array[:] = 7
     facts = (os.getpid(), heap.file, heap.num_bytes)
-    mapped = Mapping.of_neighbour(*facts, heap.token)
+    mapped = Mapping.of_neighbor(*facts, heap.token)
     offset = array.ctypes.data - heap.memory.address
     assert (
         mapped.map[offset : offset + 10] == bytes([7] * 10)
         and mapped.address != heap.memory.address
     )
-    with pytest.raises(OSError, match="not the neighbour"):
-        Mapping.of_neighbour(*facts, b"x" * len(heap.token))
+    with pytest.raises(OSError, match="not the neighbor"):
+        Mapping.of_neighbor(*facts, b"x" * len(heap.token))
 
 
 def test_a_copy_past_the_caches_moves_these_bytes_and_no_others():

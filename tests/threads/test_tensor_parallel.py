@@ -13,7 +13,7 @@ from shardkit.layout.flat import FlatLayout
 from shardkit.layout.placement import even_span
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
-from shardkit.parallel.tensor import conjugate
+from shardkit.parallel.tensor.layers import conjugate
 from shardkit.parallel.tensor.layers import (
     TensorAxis,
     VocabularyParallelCrossEntropy,
@@ -168,7 +168,7 @@ def batch_for(model):
     ) if is_regression else rng.integers(0, 12, 5)
 
 
-def randomised(model):
+def randomized(model):
     """The model with all parameters drawn, so that biases and norms are no constants."""
     for index, parameter in enumerate(model.parameters()):
         rng = numpy.random.default_rng(index)
@@ -191,10 +191,10 @@ def loss_and_gradients(model):
 
 def check_against_whole(name, num_ranks, **options):
     """Loss, gradients and names under the plan are those of the whole model."""
-    wanted_loss, wanted = loss_and_gradients(randomised(make(name)))
+    wanted_loss, wanted = loss_and_gradients(randomized(make(name)))
 
     def run(group):
-        model = randomised(make(name))
+        model = randomized(make(name))
         apply_plan(model, default_plan(model), group, **options)
         loss, gradients = loss_and_gradients(model)
         assert loss == pytest.approx(wanted_loss, rel=1e-12)

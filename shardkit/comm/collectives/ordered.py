@@ -2,7 +2,7 @@
 
     rank      0    1    2    3    4          everyone sends each owner its slice (all_to_all, straight from the buffer),
               a    b    c    d    e          the owner adds the slices as a fixed tree over the ranks:
-              a + b     c + d     e          neighbours first, level by level, an odd one carried up
+              a + b     c + d     e          neighbors first, level by level, an odd one carried up
               (a+b) + (c+d)       e
               ((a+b)+(c+d)) + e
 

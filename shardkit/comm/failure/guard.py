@@ -5,7 +5,7 @@
     sys.exit or the end of the program     says "left" to all; a rank that is      that rank names it and aborts
       without shutdown()                     stuck in a verb with it hears that
     it is in its own code for ever         those that wait for it at their end     the first of them names it and aborts
-    os._exit, SIGKILL, a crash             its right neighbour on the node, which  the neighbour names it and aborts
+    os._exit, SIGKILL, a crash             its right neighbor on the node, which  the neighbor names it and aborts
                                              waits on its lifeline
     all ranks fail or leave alike          exchange_within                         one message, no abort
 
@@ -73,8 +73,8 @@ class JobGuard:
         self._run(self._watch, holds)
         holds.wait()
         self._comm.Barrier()  # every rank holds its lifeline
-        if self._lifelines is not None and self._lifelines.neighbour_rank != self._comm.rank:
-            self._run(self._wait_for_neighbour)
+        if self._lifelines is not None and self._lifelines.neighbor_rank != self._comm.rank:
+            self._run(self._wait_for_neighbor)
 
     def _run(self, target, *arguments):
         def run():
@@ -211,17 +211,17 @@ class JobGuard:
         if self._lifelines is not None:
             self._lifelines.own.release()
 
-    def _wait_for_neighbour(self):
-        """Sleeps until the neighbour's process ends, or releases its lifeline because all is
+    def _wait_for_neighbor(self):
+        """Sleeps until the neighbor's process ends, or releases its lifeline because all is
         done.
         """
-        has_died = self._lifelines.neighbour.take()
+        has_died = self._lifelines.neighbor.take()
         if has_died:
             self._backend.abort(
-                f"rank {self._lifelines.neighbour_rank} died: its process ended without a word (killed, out "
+                f"rank {self._lifelines.neighbor_rank} died: its process ended without a word (killed, out "
                 "of memory, a crash in native code, or os._exit); the job is ended"
             )
-        self._lifelines.neighbour.release()
+        self._lifelines.neighbor.release()
 
     def _hear_who_left(self):
         status = self._mpi.Status()

@@ -33,7 +33,7 @@ _MAX = ReductionOperation.MAX
 def open_gpu_ipc(world, groups) -> None:
     """Give groups on one node the road through blocks of GPU memory. Collective over the world.
 
-    Where a rank cannot open a neighbour's memory, or reads something else there, its group stages
+    Where a rank cannot open a neighbor's memory, or reads something else there, its group stages
     its arrays, and rank 0 of it says why.
     """
     for group in groups:
@@ -95,7 +95,7 @@ def _read_others(group, block, handles) -> str:
 
 
 def _pattern(rank: int) -> int:
-    """A byte that no neighbour writes."""
+    """A byte that no neighbor writes."""
     return (7 * rank + 1) % 256
 
 

@@ -1,7 +1,7 @@
 """Does the MPI library take GPU memory? Tried by processes of their own: one that cannot may crash,
 hang or send wrong bytes.
 
-    this process     mpiexec -n 2 python -m shardkit.comm.probe send:1024 broadcast:1024 ...  <- with a time limit
+    this process     mpiexec -n 2 python -m shardkit.comm.gpu.probe send:1024 broadcast:1024 ...  <- with a time limit
     the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for
                      each that was right
     this process     the first that is missing is not used, nor at larger sizes; the others go on in
@@ -85,7 +85,7 @@ def agreed_verdict(world) -> Verdict:
 
 
 def _own_verdict(world) -> Verdict | None:
-    """Of this rank; None: a neighbour tells."""
+    """Of this rank; None: a neighbor tells."""
     word = gpu_aware_mpi()
     if world.communicator is None:
         return Verdict.nothing("these ranks are no MPI processes")

@@ -40,7 +40,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 def import_mpi(timeout: float = inf):
-    """mpi4py's MPI module, initialised.
+    """mpi4py's MPI module, initialized.
 
     timeout   seconds that MPI_Init may take, if SHARDKIT_START_SECONDS is not less
     Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another
@@ -71,8 +71,8 @@ def import_mpi(timeout: float = inf):
         )
         with start_limit(library, timeout):
             MPI.Init_thread(level)
-        atexit.register(_finalize, MPI)  # mpi4py finalizes only what it has initialised itself
-    elif not attendance().is_open:  # the program has initialised MPI itself
+        atexit.register(_finalize, MPI)  # mpi4py finalizes only what it has initialized itself
+    elif not attendance().is_open:  # the program has initialized MPI itself
         join_roll(MPI.get_vendor()[0])
         atexit.register(attendance().leave_mpi)
     return MPI
@@ -149,7 +149,7 @@ class MPICommunicationBackend(NodeVerbs):
         self._owns_job, self._outlives_ranks = comm is None, outlives_ranks
         self._is_world = True  # False for what split() makes
         self._guard = None
-        self._node = None  # of this rank, if it sees its neighbours' memory
+        self._node = None  # of this rank, if it sees its neighbors' memory
         self._homes: tuple[
             int | None, ...
         ] = ()  # of all ranks of the world: the first rank of its node, if it does

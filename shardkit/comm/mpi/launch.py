@@ -38,7 +38,7 @@ def check_launch(world_size: int, library: str) -> None:
 
 
 def check_library(library: str) -> None:
-    """Errors: LaunchError, with the fix, if this MPI, which is not initialised yet, is not that of
+    """Errors: LaunchError, with the fix, if this MPI, which is not initialized yet, is not that of
     the launcher.
     """
     found = launcher()

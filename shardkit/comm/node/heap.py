@@ -1,12 +1,12 @@
 """A heap of memory that the ranks of a node can map: arrays that are born there need not be packed
-to be read by neighbours.
+to be read by neighbors.
 
     rank 0   | desk | desk | parameters | gradients | ...                     address space without memory behind it |
     rank 1   | desk | desk | parameters | ...                                 the same, in its own file; each maps all
 
 The file has no name (memfd_create) and is as large as the machine's memory; only pages that are
 written to exist. Not MPI-3 windows, because those are allocated by all ranks together, mostly live
-in /dev/shm, which is 64 MB in a container, and cannot grow; a neighbour finds an array here by its
+in /dev/shm, which is 64 MB in a container, and cannot grow; a neighbor finds an array here by its
 offset alone. What is freed is used again for arrays of about its size.
 """
 
@@ -109,7 +109,7 @@ class Mapping:
         self.address = numpy.frombuffer(self.map, numpy.uint8, 1).ctypes.data
 
     @classmethod
-    def of_neighbour(cls, process: int, file: int, num_bytes: int, token: bytes) -> "Mapping":
+    def of_neighbor(cls, process: int, file: int, num_bytes: int, token: bytes) -> "Mapping":
         """The heap that is this open file of that process. Errors: OSError if it is not, or is out
         of reach.
         """
@@ -118,7 +118,7 @@ class Mapping:
             if (
                 os.pread(own, TOKEN_BYTES, 0) != token
             ):  # a process of another machine may have the same number
-                raise OSError(f"process {process} is not the neighbour that was meant")
+                raise OSError(f"process {process} is not the neighbor that was meant")
             return cls(own, num_bytes)
         finally:
             os.close(own)

@@ -26,7 +26,7 @@ class Lane:
     table    what the loops know of the group
     probe    function () that lets MPI make progress while this rank waits
     address  function (array) -> of its first byte in this process
-    forget   function () that is called when the lane is closed; collective, since neighbours may
+    forget   function () that is called when the lane is closed; collective, since neighbors may
              still look at the desk
     """
 

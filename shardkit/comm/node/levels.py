@@ -27,7 +27,7 @@ def ranks_per_node(homes) -> int | None:
     """How many ranks of a group each of its nodes has, if levels suit it: one node after the other,
     with equally many ranks.
 
-    homes   of all ranks of the group: what tells nodes apart; None where a rank sees no neighbour's
+    homes   of all ranks of the group: what tells nodes apart; None where a rank sees no neighbor's
             memory
     """
     lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
@@ -78,7 +78,7 @@ class Levels:
         own, nodes = counts[self._place :: self._here], self.far.world_size
         places = starts_of(counts)[self._place :: self._here]
         self.far._all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
-        self._to_neighbours(receive, counts)
+        self._to_neighbors(receive, counts)
 
     # ---- begun now and ended later (begun.py): turns between nodes, and what ends the collective within a node ------
 
@@ -100,7 +100,7 @@ class Levels:
         """(turns, last); this rank's slice is in its place already."""
         return (
             to_all(self.far, pieces_of(receive, counts)[self._place :: self._here], tag),
-            lambda: self._to_neighbours(receive, counts),
+            lambda: self._to_neighbors(receive, counts),
         )
 
     # ---- parts of them ---------------------------------------------------------------------------
@@ -128,7 +128,7 @@ class Levels:
         self.near._lane.reduce_scatter(array, mine, here, SUM)
         return mine, here
 
-    def _to_neighbours(self, receive, counts) -> None:
+    def _to_neighbors(self, receive, counts) -> None:
         """The slices of all ranks at this place, to the ranks of this node, and theirs here."""
         starts, slices = starts_of(counts), pieces_of(receive, counts)
         for first in range(0, len(counts), self._here):

@@ -253,7 +253,7 @@ def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, tabl
             return 1
         if not find_arrays(table):
             return NOT_SHARED
-        for step in range(1, num_ranks):  # everybody begins with another neighbour
+        for step in range(1, num_ranks):  # everybody begins with another neighbor
             rank = (table[RANK] + step) % num_ranks
             if whole_bytes < STREAM_BYTES:
                 move_bytes(whole + starts[rank], source_of(table, rank), counts[rank])

@@ -8,7 +8,7 @@ signature, and is waited for like one that has not come: the watchdog tells who 
 
 Whoever waits spins first, if every rank has a core; then lets others have the core; then sleeps. A
 loop that has waited long
-returns a stage to be resumed at, since between two tries MPI must be called: a neighbour may wait
+returns a stage to be resumed at, since between two tries MPI must be called: a neighbor may wait
 for a message of ours.
 """
 

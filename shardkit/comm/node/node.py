@@ -14,7 +14,7 @@ from .lane import Lane
 
 
 class Node:
-    """One rank's view of its node: its own heap, and where those of its neighbours are in this
+    """One rank's view of its node: its own heap, and where those of its neighbors are in this
     process.
 
     members  world ranks of the node, in order
@@ -24,7 +24,7 @@ class Node:
         self.heap, self.members = heap, members
         self._mappings = dict(zip(members, mappings))
         self._has_cores = has_cores
-        # by offset, of lanes that nobody has closed: neighbours may still look at them
+        # by offset, of lanes that nobody has closed: neighbors may still look at them
         self._desks: dict = {}
         self._common: dict[
             tuple, numpy.ndarray
@@ -53,7 +53,7 @@ class Node:
         if None not in facts:
             try:
                 mappings = [
-                    heap.memory if rank == comm.rank else Mapping.of_neighbour(*fact)
+                    heap.memory if rank == comm.rank else Mapping.of_neighbor(*fact)
                     for rank, fact in enumerate(facts)
                 ]
             except (OSError, ValueError, OverflowError):
@@ -98,7 +98,7 @@ class Node:
         """An array that these ranks see, contents undefined, in the heap of the first; None on all
         if that is full.
 
-        Collective over comm, which they form. When a rank lets it go a neighbour may still read it:
+        Collective over comm, which they form. When a rank lets it go a neighbor may still read it:
         so it is freed at a later call by the same ranks, once all have.
         """
         for key in frozenset.intersection(*comm.allgather(frozenset(self._unused))):

@@ -1,8 +1,8 @@
-"""Reductions straight from the memory of several ranks, in the fixed order of comm/ordered.py, one
+"""Reductions straight from the memory of several ranks, in the fixed order of comm/collectives/ordered.py, one
 block at a time.
 
 a  b  c  d  e        a block of each rank stays in the nearest cache until the whole tree over the ranks is added:
-a+b   c+d   e        neighbours first, level by level, an odd one carried up
+a+b   c+d   e        neighbors first, level by level, an odd one carried up
 """
 
 from ...array.kernels.cpu.compiled import inlined
@@ -36,7 +36,7 @@ def reduce_block(sources, num_ranks, start, count, into, like, op, scratch):
     """The tree over `count` elements at `start` (bytes) of the arrays whose addresses are at
     `sources`; the result at `into`.
 
-    `into` may be in one of the arrays. Partial results wait on a stack for their right neighbour,
+    `into` may be in one of the arrays. Partial results wait on a stack for their right neighbor,
     as the digits of a counter that grows; each has a block of the scratch.
     """
     depth, merged = 0, 0

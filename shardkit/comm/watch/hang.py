@@ -13,7 +13,7 @@ from .ledger import RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
 STACKS_NAME, HANG_NAME = "rank-{:05d}.stacks", "hang"  # of one rank; made by the rank that reports
-_OWN_THREADS = ("comm/watchdog.py", "comm/guard.py", "comm/lifeline.py")
+_OWN_THREADS = ("comm/watch/watchdog.py", "comm/failure/guard.py", "comm/watch/lifeline.py")
 _MAX_STACKS = 3  # ranks; the others are in the files
 _MAX_RANKS = 8  # named one by one in a line
 _MAX_STACK_LINES = 30

@@ -1,11 +1,11 @@
 """Lifelines: the kernel tells a process at once when another process on the same node is gone.
 
-Every rank holds a robust mutex in memory shared by the node, and its right neighbour waits for it:
+Every rank holds a robust mutex in memory shared by the node, and its right neighbor waits for it:
 
     rank 0 holds 0, waits for 2        rank 1 holds 1, waits for 0        rank 2 holds 2, waits for 1
 
 A process that ends in any way, SIGKILL included, loses its mutex before its sockets are closed; so
-the neighbour wakes while a launcher does not know yet, and has some milliseconds to say who died
+the neighbor wakes while a launcher does not know yet, and has some milliseconds to say who died
 before the launcher kills it too (MPICH's names nobody). Measured: awake after 0.2 to 0.6 ms, swept
 away after 5 to 10 ms. Linux and other systems with robust mutexes; elsewhere `Lifelines.open` gives
 None and the launcher's own message has to do.
@@ -52,7 +52,7 @@ class Lifelines:
     """The mutexes of one rank on its node.
 
     own          held by this rank as long as it lives
-    neighbour    held by `neighbour_rank` (in the world), the next lower rank of the node; the
+    neighbor    held by `neighbor_rank` (in the world), the next lower rank of the node; the
                  lowest has the highest
     speaker      whoever takes it may speak for the node; it is never released, so that a failing
                  job says one thing
@@ -67,13 +67,13 @@ class Lifelines:
                 library, self._window.Shared_query(rank)[0].address + slot * SLOT_BYTES
             )
 
-        neighbour = (node.rank - 1) % node.size
-        self.own, self.neighbour, self.speaker = (
+        neighbor = (node.rank - 1) % node.size
+        self.own, self.neighbor, self.speaker = (
             mutex(node.rank, 0),
-            mutex(neighbour, 0),
+            mutex(neighbor, 0),
             mutex(0, 1),
         )
-        self.neighbour_rank = node.allgather(world.rank)[neighbour]
+        self.neighbor_rank = node.allgather(world.rank)[neighbor]
         self.own.create()
         if node.rank == 0:
             self.speaker.create()

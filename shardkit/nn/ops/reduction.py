@@ -58,19 +58,19 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
 
-    def centred():
+    def centered():
         array = widened(x.array)
         return array - array.sum(axis=dims, keepdims=True) / count
 
     def backward(gradient, wanted):
         return (
             rounded(
-                _stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centred(),
+                _stretch(widened(gradient) * (2 / count), x.shape, dims, keepdim) * centered(),
                 x.dtype,
             ),
         )
 
-    y = (centred() ** 2).sum(axis=dims, keepdims=keepdim) / count
+    y = (centered() ** 2).sum(axis=dims, keepdims=keepdim) / count
     return record(rounded(y, x.dtype), (x,), backward, needs=(x,))
 
 

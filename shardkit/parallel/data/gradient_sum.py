@@ -32,7 +32,7 @@ class GradientTree:
         return self._pool.take(self._size), True
 
     def end(self, micro_batch: int, buffer):
-        """The gradient of this micro-batch is complete: add it to its neighbour, and on up while
+        """The gradient of this micro-batch is complete: add it to its neighbor, and on up while
         pairs are complete.
         """
         level, index = 0, micro_batch

@@ -152,7 +152,7 @@ class Gradients:
         """The same without the scale that has still to come."""
         if self.gradient is None:
             raise ShardingError(
-                "no synchronised gradients; call compute_gradients() or synchronize_gradients() first"
+                "no synchronized gradients; call compute_gradients() or synchronize_gradients() first"
             )
         return self._updated(self.gradient, self.policy.shard_gradients)
 

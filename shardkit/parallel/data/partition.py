@@ -1,7 +1,7 @@
 """Cutting a model into units, and units into pipeline stages.
 
 blocks   embedding | blocks.0 | blocks.1 | norm | head       what the model says
-units    embedding | blocks.0 | blocks.1 | norm   head       neighbours merged until a unit is worth a message
+units    embedding | blocks.0 | blocks.1 | norm   head       neighbors merged until a unit is worth a message
 stages   embedding   blocks.0 | blocks.1   norm   head       contiguous, as equal in cost as they can be
 """
 
@@ -16,7 +16,7 @@ from ...nn.parameter import INSTEAD_OF_FREEZING
 
 @dataclass(frozen=True)
 class UnitPlan:
-    """A run of neighbouring blocks, the parameters that it owns, and the earlier units whose
+    """A run of neighboring blocks, the parameters that it owns, and the earlier units whose
     parameters it borrows.
 
     Tied weights are owned where they appear first; a later unit that uses them has the owner among
@@ -38,7 +38,7 @@ class UnitPlan:
 
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     """The model's blocks as units of at least `minimum_elements` parameters each (the last may join
-    its neighbour).
+    its neighbor).
 
     Depends on the model and this number alone, never on the mesh: sums are formed per unit, and
     their bits must not change.
@@ -101,7 +101,7 @@ def _num_elements(blocks: list[Module]) -> int:
 
 
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
-    """Neighbours merged until each group owns enough elements; a tied parameter counts once, where
+    """Neighbors merged until each group owns enough elements; a tied parameter counts once, where
     it comes first.
     """
     seen, sizes = set(), []

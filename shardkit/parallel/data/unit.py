@@ -326,7 +326,7 @@ class Unit(Gradients):
 
         Collective over the data axis, if the gradient was not reduced: see wait_for_readers.
 
-        number          of the optimisation step, the first is 1
+        number          of the optimization step, the first is 1
         gradient_scale  each gradient counts times this, the factor of clipping
         """
         self.wait_for_readers()

@@ -188,7 +188,7 @@ class OptimizationResult:
 
     best_solution        the sharded model, with the parameters of the epoch of best fitness
     best_fitness_score   of that epoch; lower is better
-    iterations           optimisation steps taken
+    iterations           optimization steps taken
     fitness_history      one per epoch: the validation loss after it, or without validation set the
                          mean loss of its samples, each before the step that learned from it
     training_result, validation_result, test_result

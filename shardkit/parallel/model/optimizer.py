@@ -165,7 +165,7 @@ class ShardedOptimizer:
     # ---- steps -----------------------------------------------------------------------------------
 
     def step(self):
-        """Synchronise gradients that are only accumulated so far, clip if configured, and apply the
+        """Synchronize gradients that are only accumulated so far, clip if configured, and apply the
         rule. Collective.
 
         Errors, on all ranks: ShardingError if there are no gradients, or no model.
@@ -176,7 +176,7 @@ class ShardedOptimizer:
         model.step()
 
     def zero_gradients(self):
-        """Forget all gradients, accumulated or synchronised. No communication. Errors:
+        """Forget all gradients, accumulated or synchronized. No communication. Errors:
         ShardingError without a model.
         """
         self._attached().engine.drop_gradients()

@@ -125,7 +125,7 @@ class ShardedModel:
 
     @property
     def step_number(self) -> int:
-        """Optimisation steps taken."""
+        """Optimization steps taken."""
         return self.engine.step_number
 
     @property
@@ -144,7 +144,7 @@ class ShardedModel:
     # ---- training --------------------------------------------------------------------------------
 
     def train(self, x, y) -> float:
-        """Take one optimisation step on this data rank's part of the batch. Collective.
+        """Take one optimization step on this data rank's part of the batch. Collective.
 
         x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches
         returns  the mean loss of the global batch before the step, the same on all ranks
@@ -209,7 +209,7 @@ class ShardedModel:
         self.engine.reduce_accumulated()
 
     def step(self):
-        """Clip if configured, and apply the rule to the synchronised gradients. Collective.
+        """Clip if configured, and apply the rule to the synchronized gradients. Collective.
 
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """

@@ -51,7 +51,7 @@ class Step:
     x, y            one array per micro-batch; y is empty when only predictions are wanted
     contexts        one ForwardContext per micro-batch
     loss            a Loss, or None for predictions
-    number          of the optimisation step, the first is 1
+    number          of the optimization step, the first is 1
     gradient_scale  the sum of gradients is multiplied by this when it is reduced: 1 / items of the
                     global batch
     first_gradient  number of micro-batch 0 among all whose gradients are being summed
@@ -93,7 +93,7 @@ class Runtime:
     stages                  of the whole model
     mesh                    CLIP is collective over all its ranks, GATHER and REDUCE over the data
                             axis
-    transfers               of this rank, to its neighbours in the pipeline
+    transfers               of this rank, to its neighbors in the pipeline
     movement                of parameters and gradients over the data axis
     arena                   where activations, their gradients and temporaries lie
     numerics                how all of it computes

@@ -17,7 +17,7 @@ A tensor inside a tensor-parallel region is in one of two states over the ranks 
 
 Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices are
 those of layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks
-(comm/ordered.py): the same bits in every run. Source: Megatron-LM (arXiv 1909.08053) for the first
+(comm/collectives/ordered.py): the same bits in every run. Source: Megatron-LM (arXiv 1909.08053) for the first
 two, arXiv 2205.05198 for the gather and scatter.
 """
 

@@ -48,7 +48,7 @@ STYLES = ("column", "row", "vocabulary", "region")
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a parameter: [start, stop) along dim, which `copies` neighbouring ranks
+    """A rank's part of a parameter: [start, stop) along dim, which `copies` neighboring ranks
     hold.
     """
 

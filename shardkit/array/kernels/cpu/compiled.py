@@ -149,7 +149,7 @@ def _source_digest() -> str:
 
 @functools.cache
 def _digest_of(folder: Path) -> str:
-    """Of all its files: a loop contains formulas of its neighbours."""
+    """Of all its files: a loop contains formulas of its neighbors."""
     sources = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 

@@ -2,7 +2,7 @@
 
 constexpr int MAX_BUFFERS = 8;
 
-// The tree over up to 8 buffers: neighbours first, an odd one is carried up. out may be one of the buffers.
+// The tree over up to 8 buffers: neighbors first, an odd one is carried up. out may be one of the buffers.
 extern "C" __global__ void __launch_bounds__(256)
 tree_sum(const STORED* b0, const STORED* b1, const STORED* b2, const STORED* b3, const STORED* b4, const STORED* b5,
          const STORED* b6, const STORED* b7, long long num_buffers, STORED* out, long long n) {

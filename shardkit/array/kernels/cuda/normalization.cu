@@ -1,6 +1,6 @@
 // Layer norm and RMS norm over rows [num_rows, width], with the addition before them and with their gradients.
 //
-// branch, if it is not null, is added to x first and the sum written to total; a row is normalised as it is stored there.
+// branch, if it is not null, is added to x first and the sum written to total; a row is normalized as it is stored there.
 
 __device__ __forceinline__ const STORED*
 added(const STORED* x, const STORED* branch, STORED* total, long long width, bool aligned) {

@@ -10,7 +10,7 @@ def tree_sum(buffers, out=None):
     """Sum of equal 1-D arrays as a fixed tree -> out, or a new array. out may be one of the
     buffers.
 
-    a   b   c   d   e          neighbours first, level by level,
+    a   b   c   d   e          neighbors first, level by level,
     a + b   c + d   e          an odd one is carried up
     (a+b) + (c+d)   e
     ((a+b)+(c+d)) + e

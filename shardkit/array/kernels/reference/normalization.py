@@ -1,7 +1,7 @@
 """Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition
 before it.
 
-Both norms keep one or two numbers per row and compute the normalised rows again in the backward. A
+Both norms keep one or two numbers per row and compute the normalized rows again in the backward. A
 sum over rows (the gradients of weight and bias) goes through the rows in order, in pieces whose
 size depends on D alone.
 """
@@ -19,11 +19,11 @@ def layer_norm(x, weight, bias, eps, out=None):
     mean, inverse = xp.empty(x.shape[0], x.dtype), xp.empty(x.shape[0], x.dtype)
     for rows in spans(x, width):
         mean[rows] = x[rows].sum(axis=1) / width
-        centred = xp.subtract(x[rows], mean[rows, None], out=y[rows])
-        inverse[rows] = 1 / xp.sqrt((centred * centred).sum(axis=1) / width + eps)
-        centred *= inverse[rows, None]
-        centred *= weight
-        centred += bias
+        centered = xp.subtract(x[rows], mean[rows, None], out=y[rows])
+        inverse[rows] = 1 / xp.sqrt((centered * centered).sum(axis=1) / width + eps)
+        centered *= inverse[rows, None]
+        centered *= weight
+        centered += bias
     return y, mean, inverse
 
 
@@ -41,7 +41,7 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
     """gradient [N, D], x [N, D] and what layer_norm returned -> gradients of x [N, D], weight [D],
     bias [D].
 
-    With n the normalised row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
+    With n the normalized row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
     wanted  which of the three to compute; the others are None
     """
     xp, width = xp_of(gradient), x.shape[1]
@@ -49,16 +49,16 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
     for_weight = xp.zeros(width, x.dtype) if wanted[1] else None
     for_bias = xp.zeros(width, x.dtype) if wanted[2] else None
     for rows in spans(x, width):
-        normalised = (x[rows] - mean[rows, None]) * inverse[rows, None]
+        normalized = (x[rows] - mean[rows, None]) * inverse[rows, None]
         if wanted[1]:
-            for_weight += (gradient[rows] * normalised).sum(axis=0)
+            for_weight += (gradient[rows] * normalized).sum(axis=0)
         if wanted[2]:
             for_bias += gradient[rows].sum(axis=0)
         if wanted[0]:  # last, since it may overwrite the gradient
             h = gradient[rows] * weight
             level = h.sum(axis=1, keepdims=True) / width
-            along = (h * normalised).sum(axis=1, keepdims=True) / width
-            for_x[rows] = (h - level - normalised * along) * inverse[rows, None]
+            along = (h * normalized).sum(axis=1, keepdims=True) / width
+            for_x[rows] = (h - level - normalized * along) * inverse[rows, None]
     return for_x, for_weight, for_bias
 
 
@@ -86,17 +86,17 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
     """gradient [N, D], x [N, D] and what rms_norm returned -> gradients of x [N, D] and weight [D]
     (None if not wanted).
 
-    With n the normalised row and h = gradient weight:  inverse (h - n mean(h n)).
+    With n the normalized row and h = gradient weight:  inverse (h - n mean(h n)).
     """
     xp, width = xp_of(gradient), x.shape[1]
     for_x = empty_like(x, out) if wanted[0] else None
     for_weight = xp.zeros(width, x.dtype) if wanted[1] else None
     for rows in spans(x, width):
-        normalised = x[rows] * inverse[rows, None]
+        normalized = x[rows] * inverse[rows, None]
         if wanted[1]:
-            for_weight += (gradient[rows] * normalised).sum(axis=0)
+            for_weight += (gradient[rows] * normalized).sum(axis=0)
         if wanted[0]:  # last, since it may overwrite the gradient
             h = gradient[rows] * weight
-            along = (h * normalised).sum(axis=1, keepdims=True) / width
-            for_x[rows] = (h - normalised * along) * inverse[rows, None]
+            along = (h * normalized).sum(axis=1, keepdims=True) / width
+            for_x[rows] = (h - normalized * along) * inverse[rows, None]
     return for_x, for_weight

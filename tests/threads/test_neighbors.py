@@ -1,4 +1,4 @@
-"""Copies of shards at the neighbours: what is left of a model when ranks go, on the mesh of those
+"""Copies of shards at the neighbors: what is left of a model when ranks go, on the mesh of those
 who stay.
 """
 
@@ -8,7 +8,7 @@ from builders import small_gpt, token_batch
 
 import shardkit as sk
 from shardkit.layout.box import Box, flat_range_to_boxes
-from shardkit.parallel.pipeline.neighbours import Neighbours, redistribute, restore
+from shardkit.parallel.pipeline.neighbors import Neighbors, redistribute, restore
 
 SAMPLES = 8
 
@@ -44,7 +44,7 @@ def survive(backend, dead, policy, pipeline, tensor, num_left, *, lag=()):
     Returns (step that was restored, all parameters at the end, or None on ranks that do not train).
     """
     model = model_on(backend, policy, pipeline, tensor)
-    copies = Neighbours(model)
+    copies = Neighbors(model)
     copies.commit()
     take_steps(model, 3, copies)
     if backend.rank in lag:  # as if the last copies had not come through
@@ -110,7 +110,7 @@ def survive_three(backend, dead, policy, num_left):
     """
     first = backend.split(0 if backend.rank < 2 else None)
     model = None if first is None else model_on(first, policy)
-    copies = [] if model is None else [Neighbours(model)]
+    copies = [] if model is None else [Neighbors(model)]
     if model is not None:
         copies[0].commit()
         take_steps(model, 3, copies[0])
@@ -124,7 +124,7 @@ def survive_three(backend, dead, policy, num_left):
 
 
 @pytest.mark.parametrize("lag", [{0}, {2}, {0, 3}])
-def test_a_step_that_did_not_reach_all_neighbours_is_the_one_that_is_lost(lag):
+def test_a_step_that_did_not_reach_all_neighbors_is_the_one_that_is_lost(lag):
     whole = uninterrupted(2, "fsdp")
     found = sk.run_ranks(4, lambda backend: survive(backend, {1}, "fsdp", 1, 1, 2, lag=lag))
     living = [found[rank] for rank in (0, 2, 3)]
@@ -133,7 +133,7 @@ def test_a_step_that_did_not_reach_all_neighbours_is_the_one_that_is_lost(lag):
 
 
 @pytest.mark.parametrize("dead", [{1, 2}, {0, 3}, {1, 2, 3}])
-def test_neighbours_that_go_together_take_their_state_with_them(dead):
+def test_neighbors_that_go_together_take_their_state_with_them(dead):
     found = sk.run_ranks(4, lambda backend: survive(backend, dead, "fsdp", 1, 1, 1))
     assert all(result == (None, None) for rank, result in enumerate(found) if rank not in dead)
 

@@ -1,4 +1,4 @@
-"""Copies of shards at the neighbours, so that the state of a model outlives some of its ranks.
+"""Copies of shards at the neighbors, so that the state of a model outlives some of its ranks.
 
     rank            0           1           2           3
     keeps         own 0       own 1       own 2       own 3         what it owned after the last committed step,
@@ -54,7 +54,7 @@ class _Generation:
         if device.kind == "cpu":
             self.own = numpy.empty(own_bytes, numpy.uint8)
         else:
-            self.own = device.pinned(own_bytes, "uint8", purpose="copies for neighbours")
+            self.own = device.pinned(own_bytes, "uint8", purpose="copies for neighbors")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Note:
     generations: dict[int, dict]
 
 
-class Neighbours:
+class Neighbors:
     """The copies that one rank keeps. Making it is collective over the mesh of the model.
 
     life   a number that grows with each mesh of a job: copies of different lives do not go together
@@ -87,7 +87,7 @@ class Neighbours:
         ]
 
     def commit(self) -> None:
-        """Copy the state of this step, and exchange it with the neighbours. Collective over the
+        """Copy the state of this step, and exchange it with the neighbors. Collective over the
         mesh.
         """
         self._generations.reverse()
@@ -145,7 +145,7 @@ def _end(parts: list[Part]) -> int:
     return parts[-1].at + parts[-1].num_bytes if parts else 0
 
 
-def restore(living: CommunicationBackend, copies: list[Neighbours], model) -> int | None:
+def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int | None:
     """Put the newest state that the living hold together into the model; its step, or None if some
     of it is lost.
 
