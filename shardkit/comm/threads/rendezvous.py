@@ -177,6 +177,7 @@ class Group:
             meeting.results = work([meeting.given[rank] for rank in range(len(self.world_ranks))])
         except ValueError as error:  # pieces that do not fit together
             meeting.fail(CommunicationError, f"{meeting.what}: {error}")
+        meeting.given.clear()  # a rank that goes on may use the memory of its array again
         meeting.done.set()
 
     def post(self, source: int, destination: int, tag: int, array, *, is_send: bool) -> Message:
@@ -206,6 +207,7 @@ class Group:
             received.array[...] = sent.array
         for message in (sent, received):
             self.environment.end(message)
+            message.array = None  # its rank may use that memory again
             message.done.set()
 
 
