@@ -1,7 +1,6 @@
 """Checkpoints that tests look into, damage and forge."""
 
 import json
-import math
 import zlib
 from pathlib import Path
 
@@ -52,13 +51,6 @@ def save_boxes(path, tensors, step=1, **how):
     return Path(sk.run_ranks(num_ranks, on_rank)[0])
 
 
-def load_box(checkpoint, tensor, shape, box, dtype="float32"):
-    """The values of one box, read from a checkpoint."""
-    values = numpy.full(box.size, numpy.nan, dtype)
-    checkpoint.read_into([(tensor, Piece(tensor, box, 0, box.size, tuple(shape)), values)])
-    return values.reshape(box.shape)
-
-
 def rows(shape, num_parts):
     """The boxes of a cut along dim 0, one list per rank."""
     marks = [shape[0] * i // num_parts for i in range(num_parts + 1)]
@@ -90,42 +82,3 @@ def edit_manifest(folder, edit, *, sealed=True):
 def seal(text):
     """The text of a manifest whose first member is "crc32": "00000000", with the right digits."""
     return text.replace("00000000", f"{zlib.crc32(text.encode()):08x}", 1)
-
-
-def as_version(version, folder):
-    """Write the manifest as an older version of the format had it."""
-    {1: as_version_1, 2: as_version_2}[version](folder)
-
-
-def as_version_1(folder):
-    """Write the manifest as the first version of the format had it."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["crc32"], manifest["segment_bytes"]
-    manifest["version"] = 1
-    for name, record in manifest["files"].items():
-        record["crc32"] = f"{zlib.crc32((folder / name).read_bytes()):08x}"
-    for entry in manifest["tensors"].values():
-        entry["boxes"] = [box[:4] for box in entry["boxes"]]
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
-
-
-def as_version_2(folder):
-    """Write the manifest as the second version of the format had it, with a CRC-32 for each
-    segment.
-    """
-
-    def edit(manifest):
-        manifest["version"] = 2
-        for entry in manifest["tensors"].values():
-            for file, _, _, shape, at, sums in entry["boxes"]:
-                size, length = (
-                    math.prod(shape) * numpy.dtype(entry["dtype"]).itemsize,
-                    manifest["segment_bytes"],
-                )
-                content = (folder / file).read_bytes()[at : at + size]
-                sums[:] = [
-                    f"{zlib.crc32(content[start : start + length]):08x}"
-                    for start in range(0, size, length)
-                ]
-
-    edit_manifest(folder, edit)

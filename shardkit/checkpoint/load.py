@@ -21,10 +21,9 @@ from ..layout.piece import Piece
 from .companions import read_companions
 from .fit import Fit, Wanted, state_names
 from .format.files import READERS, Reader, read_all
-from .format.hdf5 import located
 from .format.manifest import read_manifest, stored_boxes
 from .format.reads import Check, reads_of
-from .format.stored import SegmentTable, StoredBox, ranges_outside
+from .format.stored import SegmentTable, ranges_outside
 
 
 class Checkpoint:
@@ -43,10 +42,7 @@ class Checkpoint:
             for tensor, entry in self.manifest["tensors"].items()
         }
         self.shapes = {tensor: boxes[0].global_shape for tensor, boxes in self._boxes.items()}
-        self._is_located = self.has_segments
-        self._segments = SegmentTable(
-            [box for boxes in self._boxes.values() for box in boxes if box.at is not None]
-        )
+        self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes])
 
     @classmethod
     def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
@@ -56,13 +52,6 @@ class Checkpoint:
         with collectively(backend):
             manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
         return cls(folder, backend.broadcast_object(manifest, 0))
-
-    @property
-    def has_segments(self) -> bool:
-        """True if parts of it can be verified by themselves: version 1 had checksums of whole files
-        only.
-        """
-        return self.manifest["version"] > 1
 
     def fit(self, wanted: Wanted) -> Fit:
         """Return how it goes with a model. Errors: CheckpointError if it does not."""
@@ -89,14 +78,10 @@ class Checkpoint:
         names = sorted(self.manifest["files"])[part::num_parts]
         checks = [Check(*self._segments[number]) for number in segments]
         num_bytes = sum(check.high - check.low for check in checks)
-        if not self.has_segments:
-            num_bytes = sum(self.manifest["files"][name]["bytes"] for name in names)
         read_all(self.folder, [*checks, *(self._rest_of(name) for name in names)], num_bytes)
 
     def _rest_of(self, name: str):
-        """A task: compare the bytes of this file that belong to no box (version 1: all its
-        bytes).
-        """
+        """A task: compare the bytes of this file that belong to no box."""
         record = self.manifest["files"][name]
         ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
 
@@ -141,7 +126,7 @@ class Checkpoint:
             )
 
     def _read(self, owned, copies=None, verified=None) -> None:
-        boxes = self._located_boxes()
+        boxes = self._boxes
         owned = [
             (boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
             for tensor, piece, array in owned
@@ -173,21 +158,6 @@ class Checkpoint:
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0
         return []
-
-    def _located_boxes(self) -> dict[str, list[StoredBox]]:
-        """The boxes with their places, which in version 1 only HDF5 knows."""
-        if not self._is_located:
-            by_file: dict[str, list[StoredBox]] = {}
-            for box in (box for boxes in self._boxes.values() for box in boxes):
-                by_file.setdefault(box.file, []).append(box)
-            found = [
-                box for file, boxes in by_file.items() for box in located(self.folder / file, boxes)
-            ]
-            self._boxes = {
-                tensor: [box for box in found if box.tensor == tensor] for tensor in self._boxes
-            }
-            self._is_located = True
-        return self._boxes
 
     def read_whole(self, tensor: str):
         """One tensor, whole, as a NumPy array. No communication, no checksums. Errors:

@@ -33,15 +33,12 @@ from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
 from .companions import write_companions
-from .format.files import Cancelled, Reader, file_bytes, settle, sync, write_arrays
+from .format.files import Cancelled, Reader, file_bytes, sync, write_arrays
 from .format.hdf5 import (
     INDEX_NAME,
-    SHARED_NAME,
-    check_parallel,
     lay_out,
     rank_file_name,
     write_index,
-    write_together,
 )
 from .format.manifest import FORMAT, VERSION, check_description, check_storable, write_manifest
 from .format.stored import StoredBox, ranges_outside
@@ -101,7 +98,7 @@ class Saving:
             if backend.rank == 0:
                 store.begin(self._temporary)
         self._path = self._temporary / rank_file_name(backend.rank)
-        self._put, self._copies = write_arrays, store.copies
+        self._copies = store.copies
         self._boxes: list[StoredBox] = []  # of this rank
         self._records: dict[str, dict] = {}  # what the manifest says about files
         self._scalars: dict[str, float] = {}  # values of tensors of shape ()
@@ -130,18 +127,15 @@ class Saving:
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
-    def save_at_once(self, owned, driver: str) -> str:
+    def save_at_once(self, owned) -> str:
         """From here to the end; returns the folder. Collective.
 
         owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may
                be made in their turn
         """
         with self.removed_on_error():
-            if driver == "mpio":
-                self._lay_out_together(owned)
-            else:
-                with collectively(self.backend):
-                    self.lay_out(owned)
+            with collectively(self.backend):
+                self.lay_out(owned)
             self.gather(self.backend.world_size - 1)
             with collectively(self.backend):
                 self.write_index()
@@ -156,25 +150,6 @@ class Saving:
         self._boxes = lay_out(self._path, (self._form(*part) for part in owned))
         self._records = {self._path.name: _record(self._path, self._boxes)}
 
-    def _lay_out_together(self, owned) -> None:
-        """Make and fill one file of all ranks, by parallel HDF5; write() then only compares.
-        Collective.
-        """
-        backend = self.backend
-        self._path, self._put = self._temporary / SHARED_NAME, settle
-        everyones = backend.all_gather_object([self._form(*part) for part in owned])
-        first = sum(map(len, everyones[: backend.rank]))
-        boxes = write_together(
-            self._path,
-            [box for part in everyones for box in part],
-            [numpy.ascontiguousarray(to_host(array)) for _, _, array in owned],
-            first,
-            backend.communicator,
-        )
-        self._boxes = boxes[first : first + len(everyones[backend.rank])]
-        with collectively(backend):
-            self._records = {SHARED_NAME: _record(self._path, boxes)} if backend.rank == 0 else {}
-
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """(tensor path, Piece, dtype); the value of a scalar is noted on the way."""
         if piece.global_shape == ():
@@ -185,7 +160,7 @@ class Saving:
         """Write the values that lay_out() made room for; they are on disk when this returns. No
         communication.
         """
-        sums = self._put(
+        sums = write_arrays(
             self._path,
             ((box.at, array) for box, (_, _, array) in zip(self._boxes, owned)),
             cancelled,
@@ -258,18 +233,6 @@ def _record(path: Path, boxes: list[StoredBox]) -> dict:
     outside = ranges_outside(sorted(boxes, key=lambda box: box.at), num_bytes)
     with Reader(path.parent) as reader:
         return {"bytes": num_bytes, "crc32": reader.crc32(path.name, outside)}
-
-
-def check_driver(driver: str, backend: CommunicationBackend) -> None:
-    """Errors: CheckpointError if it is unknown, or cannot be used here."""
-    if driver not in ("files", "mpio"):
-        raise CheckpointError(f'driver = {driver!r}; wanted "files" or "mpio"')
-    if driver == "mpio":
-        check_parallel()
-        if backend.communicator is None:
-            raise CheckpointError(
-                f'driver "mpio" needs ranks that are MPI processes, not a {type(backend).__name__}'
-            )
 
 
 # ---- beside the training -------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from .fit import model_shapes
 from .format.files import make_folder, sync, write_text
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
-from .saving import Retention, Saving, check_driver
+from .saving import Retention, Saving
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"step-(\d{8,})(\.deleted)?\.tmp")
@@ -95,7 +95,6 @@ class CheckpointStore:
         *,
         keep: int | None = None,
         keep_every: int | None = None,
-        driver: str = "files",
     ) -> str:
         """Write a checkpoint and return its folder. Collective over `backend`.
 
@@ -104,15 +103,10 @@ class CheckpointStore:
         description  goes into the manifest (see check_description); "step" names the folder
         keep         delete older ones but this many
         keep_every   and but those of steps that this divides
-        driver       "files": one per rank; "mpio": one for all, which needs an h5py built with MPI
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was
         before.
         """
-        with collectively(backend):
-            check_driver(driver, backend)
-        return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(
-            owned, driver
-        )
+        return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(owned)
 
     def begin(self, temporary: Path) -> None:
         """Make this folder, after whatever a job that died has left is cleared up. On one rank.
@@ -220,7 +214,7 @@ class CheckpointStore:
         """
 
         def load(checkpoint: Checkpoint):
-            if expendable and checkpoint.has_segments:
+            if expendable:
                 return checkpoint.read_verified(owned, backend, self.copies)
             verify_together(checkpoint, backend)
             with collectively(backend):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import h5py
 import numpy
-from checkpoints import as_version, described, owned_part, rows, save_boxes, seal
+from checkpoints import described, owned_part, rows, save_boxes, seal
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
@@ -59,17 +59,11 @@ def truth(step):
 
 
 def originals(folder):
-    """{version: folder of step 1}, step 2 beside it, and an image."""
-    made = {}
-    for version in (1, 2, 3):
-        store = folder / f"version-{version}"
-        for step in (1, 2):
-            boxes = {tensor: (array, rows(array.shape, 2)) for tensor, array in truth(step).items()}
-            made[version] = store / "step-00000001"
-            saved = save_boxes(store, boxes, step)
-            if version < 3:
-                as_version(version, saved)
-    return made, image_of(truth(1), described(1))
+    """Make two checkpoints in one store; return the folder of step 1, and an image of step 1."""
+    for step in (1, 2):
+        boxes = {tensor: (array, rows(array.shape, 2)) for tensor, array in truth(step).items()}
+        save_boxes(folder / "store", boxes, step)
+    return folder / "store" / "step-00000001", image_of(truth(1), described(1))
 
 
 # ---- mutations of bytes --------------------------------------------------------------------------
@@ -178,12 +172,10 @@ def edit_json(rng, table):
 
 def edited(rng, text, *, is_sealed):
     table = json.loads(text)
-    stated = table.pop("crc32", None)
+    stated = table.pop("crc32")
     edit_json(rng, table)
-    again = json.dumps(table if stated is None else {"crc32": "00000000", **table})
+    again = json.dumps({"crc32": "00000000", **table})
     again = again.replace(json.dumps(DEEP), "[" * 100_000 + "]" * 100_000)
-    if stated is None:
-        return again
     return seal(again) if is_sealed else again.replace("00000000", stated, 1)
 
 
@@ -329,27 +321,21 @@ def fuzz_image(rng, image, is_forged):
 def main(folder, first, count):
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     folder.mkdir(parents=True)
-    made, image = originals(folder)
+    original, image = originals(folder)
     outcomes, problems = Counter(), []
     for number in range(first, first + count):
         rng = random.Random(number)
-        target, is_forged = rng.choice((1, 2, 3, 3, 3, "image")), rng.random() < 0.25
+        target, is_forged = rng.choice(["checkpoint"] * 5 + ["image"]), rng.random() < 0.25
         mutation = edit_manifest_with_malice if is_forged else rng.choice(ACCIDENTS)
         try:
             if target == "image":
                 outcome = fuzz_image(rng, image, is_forged)
             else:
-                outcome = fuzz_checkpoint(rng, made[target], folder / "scratch", mutation)
+                outcome = fuzz_checkpoint(rng, original, folder / "scratch", mutation)
         except Exception as error:
             outcome = "crashed"
             problems.append(f"{number}: {type(error).__name__} {error}")
-        is_version_1_manifest = target == 1 and mutation in (
-            edit_manifest_by_accident,
-            damage_bytes,
-        )
-        if (
-            outcome == "changed" and not is_forged and not is_version_1_manifest
-        ):  # version 1 had no checksum of that
+        if outcome == "changed" and not is_forged:
             problems.append(
                 f"{number}: {target} {mutation.__name__} changed what was loaded, and nobody noticed"
             )

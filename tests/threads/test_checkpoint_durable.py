@@ -313,15 +313,6 @@ def test_a_loss_that_is_not_a_number_does_not_prevent_the_checkpoint(tmp_path):
     assert sk.run_ranks(2, on_rank) == [None, None]
 
 
-@pytest.mark.parametrize(
-    "driver, words", [("mpio", "parallel HDF5|MPI processes"), ("hdf6", 'wanted "files"')]
-)
-def test_a_driver_that_is_not_there_is_refused_before_anything_is_written(driver, words, tmp_path):
-    with pytest.raises(sk.CheckpointError, match=words):
-        save(tmp_path, 1, 1, driver=driver)
-    assert not names(tmp_path)
-
-
 # ---- real file systems ---------------------------------------------------------------------------
 
 

@@ -136,7 +136,7 @@ def test_a_scalar_parameter_is_saved_whole_and_its_attributes_change_no_other_fi
 SEGMENT = 1 << 20
 
 
-def write_by_the_page(store, model, *, step, optimizer, version=3):
+def write_by_the_page(store, model, *, step, optimizer):
     """A checkpoint made from the rules of the page with h5py and json: two files of odd names,
     boxes cut at will.
     """
@@ -161,10 +161,7 @@ def write_by_the_page(store, model, *, step, optimizer, version=3):
                 dataset.attrs["offset"] = numpy.array(offset)
                 dataset.parent.attrs["global_shape"] = numpy.array(array.shape)
                 sums = [
-                    xxh3(box.tobytes()[at : at + SEGMENT])
-                    if version == 3
-                    else crc(box.tobytes()[at : at + SEGMENT])
-                    for at in range(0, box.nbytes, SEGMENT)
+                    xxh3(box.tobytes()[at : at + SEGMENT]) for at in range(0, box.nbytes, SEGMENT)
                 ]
                 tensors[path]["boxes"].append(
                     [
@@ -176,17 +173,15 @@ def write_by_the_page(store, model, *, step, optimizer, version=3):
                         sums,
                     ]
                 )
-    counted = (lambda path: bytes_outside(path, tensors)) if version > 1 else Path.read_bytes
     files = {
-        path.name: {"bytes": path.stat().st_size, "crc32": crc(counted(path))}
+        path.name: {"bytes": path.stat().st_size, "crc32": crc(bytes_outside(path, tensors))}
         for path in folder.iterdir()
     }
-    if version == 1:
-        for entry in tensors.values():
-            entry["boxes"] = [box[:4] for box in entry["boxes"]]
     manifest = {
+        "crc32": "00000000",
+        "segment_bytes": SEGMENT,
         "format": "shardkit-checkpoint",
-        "version": version,
+        "version": 3,
         "step": step,
         "samples_seen": 0,
         "last_loss": None,
@@ -200,12 +195,8 @@ def write_by_the_page(store, model, *, step, optimizer, version=3):
         "files": files,
         "tensors": tensors,
     }
-    if version > 1:
-        manifest = {"crc32": "00000000", "segment_bytes": SEGMENT, **manifest}
     text = json.dumps(manifest)
-    (folder / "manifest.json").write_text(
-        text.replace("00000000", crc(text.encode()), 1) if version > 1 else text
-    )
+    (folder / "manifest.json").write_text(text.replace("00000000", crc(text.encode()), 1))
     folder.rename(folder.with_suffix(""))
 
 
@@ -230,16 +221,14 @@ def bytes_outside(path, tensors):
     return content[is_outside].tobytes()
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("strategy", ["DDP", "FSDP"])
-def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, version, tmp_path):
+def test_a_checkpoint_written_from_the_page_by_another_program_loads(strategy, tmp_path):
     model = small_gpt(seed=11)
     write_by_the_page(
         tmp_path,
         model,
         step=5,
         optimizer={"rule": "AdamW", "state": ["first_moment", "second_moment"]},
-        version=version,
     )
     Checkpoint(tmp_path / "step-00000005").verify()
     wanted = numpy.concatenate([values.ravel() for values in model.state_dict().values()])

@@ -46,13 +46,6 @@ def checksum(view) -> str:
     return xxhash.xxh3_64_hexdigest(view)
 
 
-def checksum_like(wanted: str, view) -> str:
-    """The checksum of the kind that `wanted` is: until version 2 of the format segments had a
-    CRC-32.
-    """
-    return checksum(view) if len(wanted) > 8 else as_text(crc32(view))
-
-
 # ---- writing -------------------------------------------------------------------------------------
 
 
@@ -83,23 +76,6 @@ def write_arrays(
                 if stop - sent >= EARLY_BYTES:
                     _begin_writing_back(descriptor, sent, stop)
                     sent = stop
-        return _settle(path, descriptor, written, cancelled)
-
-
-def settle(
-    path: Path, parts, cancelled: threading.Event | None = None, copies: Copies | None = None
-) -> list[tuple[str, ...]]:
-    """Wait until arrays that somebody wrote are on disk, and compare them meanwhile; all else as
-    write_arrays.
-    """
-    with _descriptor(path, os.O_RDWR) as descriptor:
-        written = [
-            [
-                (at + start, len(view), checksum(view))
-                for start, view in _segments(array, cancelled, copies or Copies())
-            ]
-            for at, array in parts
-        ]
         return _settle(path, descriptor, written, cancelled)
 
 

@@ -19,15 +19,13 @@ index before the manifest has been checked (load.py).
 
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy
 
-from ...errors import CheckpointError
 from .files import write_parts
-from .stored import ITEM_BYTES, StoredBox
+from .stored import StoredBox
 
 INDEX_NAME = "index.h5"
 _LIBRARY_VERSIONS = (
@@ -42,15 +40,6 @@ _HOW = {
     "alignment_threshold": 16 * PAGE_BYTES,
     "alignment_interval": PAGE_BYTES,
 }  # large boxes begin on a page
-_ERRORS = (
-    OSError,
-    KeyError,
-    ValueError,
-    RuntimeError,
-    TypeError,
-    OverflowError,
-    MemoryError,
-)  # of h5py on a bad file
 
 
 def rank_file_name(rank: int) -> str:
@@ -260,83 +249,6 @@ def _make_whole(made: _Maker, tensor: str, parts: list[StoredBox]):
     )
 
 
-def located(path: Path, boxes: list[StoredBox]) -> list[StoredBox]:
-    """The boxes of one file of format version 1 with the bytes at which they begin, as HDF5 tells
-    them.
-
-    Errors: CheckpointError unless each is an ordinary dataset in this very file, of the shape and
-    dtype given.
-    """
-    try:
-        with h5py.File(path, "r") as file:
-            return [
-                replace(box, at=_plain(file, box.dataset, box.box.shape, box.dtype).id.get_offset())
-                for box in boxes
-            ]
-    except _ERRORS as error:
-        raise CheckpointError(f"{path} is not a file of boxes: {error}") from None
-
-
-def _plain(file, name: str, shape, dtype: str):
-    """The dataset of this name, if its values stand in this file as they are."""
-    path = ""
-    for part in name.split("/"):
-        path = f"{path}/{part}"
-        if not isinstance(file.get(path, getlink=True), h5py.HardLink):
-            raise CheckpointError(f"{file.filename}: {path} is a link, or missing")
-    dataset = file[name]
-    if not isinstance(dataset, h5py.Dataset) or not _is_plain(dataset):
-        raise CheckpointError(f"{file.filename}: {name} is not an ordinary contiguous dataset")
-    if dataset.shape != shape or dataset.dtype != dtype:
-        raise CheckpointError(
-            f"{file.filename}: {name} is {dataset.dtype} {dataset.shape}, but the manifest says "
-            f"{dtype} {shape}"
-        )
-    return dataset
-
-
-def _is_plain(dataset) -> bool:
-    """True if the values stand in one piece in the file: no chunks, filters, other files or
-    references, no objects.
-    """
-    layout = dataset.id.get_create_plist().get_layout()
-    return (
-        layout == h5py.h5d.CONTIGUOUS
-        and not dataset.external
-        and str(dataset.dtype) in ITEM_BYTES
-        and dataset.id.get_offset() is not None
-        and dataset.id.get_storage_size() == dataset.size * dataset.dtype.itemsize
-    )
-
-
-# ---- one file of all ranks -----------------------------------------------------------------------
-
-SHARED_NAME = "boxes.h5"
-
-
-def check_parallel() -> None:
-    """Errors: CheckpointError, with what to do, unless this h5py is built with MPI."""
-    if not h5py.get_config().mpi:
-        raise CheckpointError(
-            'driver "mpio" needs an h5py that is built with parallel HDF5, but this one is serial; leave '
-            'driver="files" (one file per rank, which every h5py can), or build h5py with HDF5_MPI=ON'
-        )
-
-
-def write_together(path: Path, boxes, arrays: list, first: int, communicator) -> list[StoredBox]:
-    """Make one file of all ranks' boxes and write those of this rank. Collective over the
-    communicator.
-
-    boxes   (tensor path, Piece, dtype) each, of all ranks, the same on all of them
-    arrays  1-D NumPy arrays of this rank's boxes, which are boxes[first:first + len(arrays)]
-    """
-    with h5py.File(path, "w", driver="mpio", comm=communicator, **_HOW) as file:
-        stored = _make_datasets(file, path.name, boxes)
-        for box, array in zip(stored[first : first + len(arrays)], arrays):
-            file[box.dataset].id.write(h5py.h5s.ALL, h5py.h5s.ALL, array.reshape(box.box.shape))
-    return stored
-
-
 # ---- images in memory ----------------------------------------------------------------------------
 
 
@@ -362,13 +274,8 @@ def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray,
 
 
 def library_text() -> str:
-    """Versions of h5py and HDF5, and whether several ranks could write to one file."""
-    build = (
-        "parallel"
-        if h5py.get_config().mpi
-        else "serial, which is enough: each rank writes a file of its own"
-    )
-    return f"h5py {h5py.version.version}, HDF5 {h5py.version.hdf5_version}, {build}"
+    """Return the versions of h5py and HDF5."""
+    return f"h5py {h5py.version.version}, HDF5 {h5py.version.hdf5_version}"
 
 
 def try_locking(path: Path) -> None:

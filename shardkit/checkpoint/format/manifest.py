@@ -10,8 +10,7 @@ anything is trusted.
 
 The first member is the CRC-32 of the manifest itself, taken with zeros for these eight digits. That
 of a file is over all of its bytes that belong to no box. A box is [file, dataset, offset, shape,
-byte where it begins, XXH3 of each segment]. Version 2 had CRC-32 for segments too; version 1 had no
-places and segments, and the CRC-32 of a file was over the whole of it. Both are still read.
+byte where it begins, XXH3 of each segment].
 
 Everything here may have been written by somebody else: types, sizes and places are compared with
 each other and with the files before anybody takes memory for them.
@@ -29,13 +28,15 @@ from ..companions import check_companion
 from .files import as_text, crc32, file_bytes, open_regular, write_text
 from .stored import ITEM_BYTES, SEGMENT_BYTES, StoredBox, num_segments
 
-FORMAT, VERSION, READ_VERSIONS = "shardkit-checkpoint", 3, (1, 2, 3)
+FORMAT = "shardkit-checkpoint"
+VERSION = 3  # that of release 0.1.0; no release wrote an older one
 MANIFEST_NAME = "manifest.json"
 MOST_BYTES = 1 << 28  # of a manifest: room for two million boxes
 MOST_DIMS = 32
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
 _STEP_NAME = re.compile(r"step-(\d{8,})(\.tmp|\.old)?")
-_CRC32, _CHECKSUM = re.compile(r"[0-9a-f]{8}"), re.compile(r"[0-9a-f]{8}|[0-9a-f]{16}")
+_CRC32 = re.compile(r"[0-9a-f]{8}")
+_XXH3 = re.compile(r"[0-9a-f]{16}")
 UNSEALED = '{"crc32": "00000000", '  # the beginning, before its checksum is known
 _SEAL = slice(len('{"crc32": "'), len('{"crc32": "00000000'))
 
@@ -232,14 +233,9 @@ def read_manifest(folder: Path) -> dict:
     manifest = _parsed(path, text)
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not the manifest of a shardkit checkpoint")
-    if manifest.get("version") not in READ_VERSIONS:
-        raise CheckpointError(
-            f"{folder} has format version {manifest.get('version')!r:.20}; this shardkit reads "
-            f"{', '.join(map(str, READ_VERSIONS))}"
-        )
+    _check_version(folder, manifest.get("version"))
     try:
-        if manifest["version"] > 1:
-            check_seal(text)
+        check_seal(text)
         check_description(manifest)
         _check_step(folder, manifest)
         _check_files(folder, manifest["files"])
@@ -249,6 +245,17 @@ def read_manifest(folder: Path) -> dict:
     except CheckpointError as error:
         raise CheckpointError(f"{folder} is damaged: {error}") from None
     return manifest
+
+
+def _check_version(folder: Path, version) -> None:
+    if version == VERSION:
+        return
+    advice = "use a newer shardkit"
+    if version in range(VERSION):
+        advice = "no release wrote an older version, so no release reads it"
+    raise CheckpointError(
+        f"{folder} has format version {version!r:.20}; this shardkit reads version {VERSION}: {advice}"
+    )
 
 
 def _text_of(path: Path) -> bytes:
@@ -329,9 +336,9 @@ def stored_boxes(tensor: str, entry: dict) -> list[StoredBox]:
             Box(_numbers(offset), _numbers(size)),
             shape,
             dtype,
-            *_place(place),
+            *_checked_place(at, checksums),
         )
-        for file, dataset, offset, size, *place in entry["boxes"]
+        for file, dataset, offset, size, at, checksums in entry["boxes"]
     ]
 
 
@@ -363,8 +370,7 @@ def _check_tensors(manifest: dict) -> None:
         raise CheckpointError(
             f"a box of {stranger.tensor} stands in {stranger.file!r:.100}, which is not among the files"
         )
-    if manifest["version"] > 1:
-        _check_places(manifest, boxes)
+    _check_places(manifest, boxes)
 
 
 def _numbers(values) -> tuple[int, ...]:
@@ -373,18 +379,13 @@ def _numbers(values) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _place(place: list):
-    """[] of version 1, or [at, checksums]."""
-    if place:
-        at, checksums = place
-        if (
-            not _is_count(at)
-            or type(checksums) is not list
-            or not all(map(_CHECKSUM.fullmatch, checksums))
-        ):
-            raise CheckpointError(f"{place!r:.100} is not where a box begins, and its checksums")
-        return at, tuple(checksums)
-    return ()
+def _checked_place(at, checksums) -> tuple[int, tuple[str, ...]]:
+    is_right = _is_count(at) and type(checksums) is list and all(map(_XXH3.fullmatch, checksums))
+    if not is_right:
+        raise CheckpointError(
+            f"{[at, checksums]!r:.100} is not where a box begins, with checksums of 16 digits"
+        )
+    return at, tuple(checksums)
 
 
 def check_coverage(tensor: str, boxes: list[StoredBox]) -> None:
@@ -405,7 +406,6 @@ def _check_places(manifest: dict, boxes: list[StoredBox]) -> None:
         raise CheckpointError(
             f"segment_bytes = {manifest['segment_bytes']!r:.40}; wanted {SEGMENT_BYTES}"
         )
-    digits = 16 if manifest["version"] > 2 else 8
     stop_of = dict.fromkeys(manifest["files"], 0)
     for stored in sorted(boxes, key=lambda box: (box.file, box.at)):
         if (
@@ -418,9 +418,5 @@ def _check_places(manifest: dict, boxes: list[StoredBox]) -> None:
         if len(stored.checksums) != num_segments(stored.box_bytes):
             raise CheckpointError(
                 f"{stored.dataset} has {len(stored.checksums)} checksums for {stored.box_bytes} bytes"
-            )
-        if any(len(each) != digits for each in stored.checksums):
-            raise CheckpointError(
-                f"{stored.dataset} has checksums {stored.checksums!r:.100}; wanted {digits} digits"
             )
         stop_of[stored.file] = stored.at + stored.box_bytes

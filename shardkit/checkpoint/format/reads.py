@@ -13,7 +13,7 @@ import numpy
 from ...array.backend import is_device_array
 from ...errors import CheckpointError
 from ...layout.box import Box
-from .files import Reader, bytes_of, checksum_like
+from .files import Reader, bytes_of, checksum
 from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
 
 GAP_BYTES = 1 << 16  # unwanted bytes between wanted ones that are rather read than jumped over
@@ -113,7 +113,7 @@ def _host_bytes(reader: Reader, array, part: slice, num_bytes: int) -> memoryvie
 
 def _compare(reader: Reader, stored: StoredBox, low: int, high: int, view: memoryview) -> None:
     wanted = stored.checksums[low // SEGMENT_BYTES]
-    found = checksum_like(wanted, view)
+    found = checksum(view)
     if found != wanted:
         raise CheckpointError(
             f"{reader.folder / stored.file} is damaged: bytes {low} to {high} of {stored.dataset} have "

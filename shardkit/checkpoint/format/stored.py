@@ -24,10 +24,8 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2}  # the dtypes that a che
 class StoredBox:
     """One box of one tensor in one file.
 
-    at          byte of the file where the box begins, in C order and without gaps; None: only HDF5
-                knows (version 1)
-    checksums   of each segment, in hexadecimal digits: 16 of an XXH3, or in version 2 of the format
-                8 of a CRC-32
+    at          byte of the file where the box begins, in C order and without gaps
+    checksums   XXH3 of each segment, 16 hexadecimal digits; () until the values are written
     """
 
     tensor: str  # path, such as "model/blocks.0.mlp.up.weight"
@@ -36,7 +34,7 @@ class StoredBox:
     box: Box
     global_shape: tuple[int, ...]
     dtype: str
-    at: int | None = None
+    at: int
     checksums: tuple[str, ...] = ()
 
     @property

@@ -389,7 +389,6 @@ class ShardedModel:
         keep: int | None = None,
         keep_every: int | None = None,
         data_position: dict | None = None,
-        driver: str = "files",
     ) -> str:
         """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
 
@@ -397,8 +396,6 @@ class ShardedModel:
                        delete nothing
         keep_every     and but those of steps that this divides
         data_position  stored as it is, for whoever feeds the data
-        driver         "files": each rank writes its own; "mpio": one file for all, if h5py is built
-                       with parallel HDF5
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as
         they were.
         """
@@ -409,7 +406,6 @@ class ShardedModel:
             self.describe_state(data_position),
             keep=keep,
             keep_every=keep_every,
-            driver=driver,
         )
 
     def _store(self, path) -> CheckpointStore:
