@@ -60,11 +60,7 @@ def full_gradient(sharded, x, y):
     engine.compute_gradients(x, y)
     mine = []
     for unit in engine.units:
-        gradient = (
-            unit.updated_gradient
-            if engine.policy.shard_optimizer_state
-            else unit.updated_gradient[slice(*unit.span)]
-        )
+        gradient = unit.gradients.owned
         mine += [
             (piece.name, piece.box, to_host(gradient[piece.start : piece.stop].copy()))
             for piece in unit.pieces()

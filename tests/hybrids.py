@@ -137,11 +137,7 @@ class GradientRecord:
 
 
 def _gradient_boxes(unit):
-    owned = (
-        unit.updated_gradient
-        if unit.policy.shard_optimizer_state
-        else unit.updated_gradient[slice(*unit.span)]
-    )
+    owned = unit.gradients.owned
     for piece in unit.pieces():
         parameter = unit.plan.parameters[piece.name]
         values = to_host(owned[piece.start : piece.stop].copy()).reshape(piece.box.shape)

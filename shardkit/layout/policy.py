@@ -1,5 +1,4 @@
-"""Policy: what is sharded over the data axis. The four data-parallel strategies as four rows of one
-table.
+"""Policies: what each data-parallel strategy shards, as one table.
 
                  optimizer state   gradients    parameters     sent per rank and step, N parameters on d ranks
     DDP          whole             whole        whole          all-reduce                             2 N (d-1)/d
@@ -7,22 +6,38 @@ table.
     ZeRO-2       sharded           sharded      whole          reduce-scatter + all-gather            2 N (d-1)/d
     FSDP, ZeRO-3 sharded           sharded      sharded        reduce-scatter + two all-gathers       3 N (d-1)/d
 
+This table is pure: it counts bytes. parallel/data/keepers.py has the code that each entry stands for.
 Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
 """
 
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from ..arguments import is_among, require
 
 
+class Kept(Enum):
+    """How much of an array each data rank keeps between two steps."""
+
+    WHOLE = "whole"
+    SHARD = "shard"
+
+    def bytes_of(self, num_bytes: float, num_ranks: int) -> float:
+        """Return the bytes that one of `num_ranks` ranks keeps of an array of `num_bytes`."""
+        return num_bytes / num_ranks if self is Kept.SHARD else num_bytes
+
+
+WHOLE, SHARD = Kept.WHOLE, Kept.SHARD
+
+
 @dataclass(frozen=True)
 class Policy:
-    """What is sharded over the data axis. `name` is how the strategy is called in reports."""
+    """How much of a unit's arrays each data rank keeps. `name` is the strategy's name in reports."""
 
     name: str
-    shard_optimizer_state: bool
-    shard_gradients: bool
-    shard_parameters: bool
+    parameters: Kept
+    gradients: Kept
+    state: Kept
 
     def bytes_per_rank(
         self,
@@ -33,51 +48,37 @@ class Policy:
         gradient_bytes: int = 4,
         optimizer_bytes: int = 8,
     ) -> float:
-        """Bytes of parameters, gradients and optimizer state resident on each of `num_ranks` ranks
-        between two steps.
-        """
-
-        def share(num_bytes, is_sharded):
-            return num_bytes / num_ranks if is_sharded else num_bytes
-
+        """Return the bytes of parameters, gradients and optimizer state that stay on each rank."""
         return parameter_count * (
-            share(parameter_bytes, self.shard_parameters)
-            + share(gradient_bytes, self.shard_gradients)
-            + share(optimizer_bytes, self.shard_optimizer_state)
+            self.parameters.bytes_of(parameter_bytes, num_ranks)
+            + self.gradients.bytes_of(gradient_bytes, num_ranks)
+            + self.state.bytes_of(optimizer_bytes, num_ranks)
         )
 
     def on(self, num_ranks: int, *, rounds: bool = False) -> "Policy":
-        """What is left of it on so many data ranks: on a single one there is nobody to share with,
-        and nothing to move.
+        """Return what this policy amounts to on `num_ranks` data ranks: one rank shares nothing.
 
-        rounds   parameters are rounded when they are gathered: even a single rank keeps them so for
-                 a moment only
+        rounds   parameters are rounded when they are gathered: then even a single rank holds the
+                 rounded ones only while it uses them
         """
         if num_ranks > 1:
             return self
-        return replace(
-            self,
-            shard_optimizer_state=False,
-            shard_gradients=False,
-            shard_parameters=self.shard_parameters and rounds,
-        )
+        parameters = self.parameters if rounds else WHOLE
+        return replace(self, parameters=parameters, gradients=WHOLE, state=WHOLE)
 
 
+# fmt: off
 POLICIES = {
-    "ddp": Policy(
-        "DDP", shard_optimizer_state=False, shard_gradients=False, shard_parameters=False
-    ),
-    "zero1": Policy(
-        "ZeRO-1", shard_optimizer_state=True, shard_gradients=False, shard_parameters=False
-    ),
-    "zero2": Policy(
-        "ZeRO-2", shard_optimizer_state=True, shard_gradients=True, shard_parameters=False
-    ),
-    "fsdp": Policy("FSDP", shard_optimizer_state=True, shard_gradients=True, shard_parameters=True),
+    #                         parameters  gradients  state
+    "ddp":   Policy("DDP",    WHOLE,      WHOLE,     WHOLE),
+    "zero1": Policy("ZeRO-1", WHOLE,      WHOLE,     SHARD),
+    "zero2": Policy("ZeRO-2", WHOLE,      SHARD,     SHARD),
+    "fsdp":  Policy("FSDP",   SHARD,      SHARD,     SHARD),
 }
+# fmt: on
 
 
 def policy_named(name: str) -> Policy:
-    """The policy of this name. Errors: ConfigurationError if there is none."""
+    """Return the policy of this name. Errors: ConfigurationError if there is none."""
     require(is_among(name, POLICIES), "policy", name, " or ".join(map(repr, POLICIES)))
     return POLICIES[name]

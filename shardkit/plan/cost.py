@@ -9,7 +9,7 @@ cost.seconds, cost.parts["bubble"]
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from ..layout.policy import POLICIES
+from ..layout.policy import POLICIES, SHARD, WHOLE
 from .activations import boundary_bytes
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Group, collective_seconds
 from .hardware import Cluster
@@ -123,7 +123,7 @@ def _stage(units: StageUnits, at: Setting, data: Group, policy: str) -> _Stage:
         for unit in units
     ]
     gather = 0.0
-    if POLICIES[policy].shard_parameters and at.software.gathers(
+    if POLICIES[policy].parameters is SHARD and at.software.gathers(
         data.size, data.stride, at.cluster.sharing
     ):
         gather = sum(
@@ -248,17 +248,17 @@ def _end_of_step(
             cluster, operation, count * item_bytes / messages[most], data
         )
 
-    if not policy.shard_optimizer_state:
+    if policy.state is WHOLE:
         reduction = travel(ALL_REDUCE, software.wire_bytes)
         spread = 0.0
     else:
         reduction = travel(REDUCE_SCATTER, software.wire_bytes)
         spread = (
             travel(ALL_GATHER, software.parameter_bytes)
-            if not policy.shard_parameters
+            if policy.parameters is WHOLE
             else _meetings(messages[most], software, data, cluster)
         )
-    times = 1 if software.sums_in_tree or not policy.shard_gradients else layout.micro_batches
+    times = 1 if software.sums_in_tree or policy.gradients is WHOLE else layout.micro_batches
     reduction *= times  # there is no room for whole gradients to wait for the last micro-batch
     if software.overlaps_reductions:  # with the backward of that micro-batch
         of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
@@ -275,7 +275,7 @@ def _end_of_step(
             table,
             Group(2, (layout.pipeline - 1) * layout.data * layout.tensor),
         )
-    owned = count / (layout.data if policy.shard_optimizer_state else 1)
+    owned = count / (layout.data if policy.state is SHARD else 1)
     clip = sum(
         collective_seconds(cluster, ALL_REDUCE, 8, group)
         for group in (data, Group(layout.pipeline, 1))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from ..layout.flat import FlatLayout
-from ..layout.policy import POLICIES
+from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule import ORDERS, Kind, order_named
 from .activations import BlockBytes, block_bytes, boundary_bytes
 from .in_flight import most_alive
@@ -87,7 +87,7 @@ def rank_memory(
     parts = state(tuple(elements), layout, rank, software, borrowed)
     if not software.gathers(layout.data, layout.tensor, sharing):
         parts["gathered"] = 0.0
-    elif software.rounds_when_gathered and POLICIES[layout.policy].shard_parameters:
+    elif software.rounds_when_gathered and POLICIES[layout.policy].parameters is SHARD:
         parts["parameters"] = 0.0
     return Memory(
         **parts,
@@ -146,8 +146,8 @@ def _formula_state(
         "parameters": part(parameter_bytes=software.parameter_bytes),
         "gradients": part(gradient_bytes=software.gradient_bytes),
         "optimizer": part(optimizer_bytes=software.state_bytes),
-        "gathered": sum(largest) * software.parameter_bytes if policy.shard_parameters else 0.0,
-        "in_flight": sum(largest) * software.gradient_bytes if policy.shard_gradients else 0.0,
+        "gathered": sum(largest) * software.parameter_bytes if policy.parameters is SHARD else 0.0,
+        "in_flight": sum(largest) * software.gradient_bytes if policy.gradients is SHARD else 0.0,
     }
 
 
@@ -168,9 +168,9 @@ def _padded_state(
     shards = [whole // layout.data for whole in wholes]
     kept = [
         sum(shards if is_cut else wholes)
-        for is_cut in (policy.shard_parameters, policy.shard_optimizer_state)
+        for is_cut in (policy.parameters is SHARD, policy.state is SHARD)
     ]
-    gradients = sum(shards) if policy.shard_gradients else 0
+    gradients = sum(shards) if policy.gradients is SHARD else 0
     gathered = max(wholes) + (wholes[-1] if borrowed else 0)
     if borrowed and rank == 0:
         sizes = (*sizes[:-1], (*sizes[-1], padded_shard(borrowed, layout.data) * layout.data))
@@ -178,8 +178,8 @@ def _padded_state(
         "parameters": kept[0] * software.parameter_bytes,
         "optimizer": kept[1] * software.state_bytes,
         "gradients": gradients * software.gradient_bytes,
-        "gathered": gathered * software.parameter_bytes if policy.shard_parameters else 0.0,
-        "in_flight": whole_gradients(sizes, layout, rank, not policy.shard_gradients)
+        "gathered": gathered * software.parameter_bytes if policy.parameters is SHARD else 0.0,
+        "in_flight": whole_gradients(sizes, layout, rank, policy.gradients is WHOLE)
         * software.gradient_bytes,
     }
 

@@ -94,7 +94,7 @@ class Fault:
             factor = self.pass_by("reduction")
             done = reduce(*arguments, **settings)
             if factor != 1.0:
-                unit.updated_gradient[:] = factor
+                unit.gradients.updated[:] = factor
             return done
 
         unit.reduce = passing_reduce

@@ -10,6 +10,7 @@ from builders import small_gpt, token_batch, train
 from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
+from shardkit.layout.policy import WHOLE
 
 POOL_UNIT = 512  # bytes that CuPy's pool rounds an array up to
 
@@ -27,7 +28,7 @@ def test_the_accounts_are_those_of_the_cpu(gpu, mesh, policy):
             model = hybrid(backend, mesh, policy, model=module, micro_batches=1, device=device)
             step_once(model, 0)
             kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
-                not model.policy.shard_gradients
+                model.policy.on(model.mesh.size("data")).gradients is WHOLE
             )
             return [model.engine.device.bytes_in_use(kind) for kind in kinds]
 

@@ -9,7 +9,7 @@ from planned import gpt_of
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.parallel.data.unit import NORM_BLOCK
+from shardkit.parallel.data.gradients import NORM_BLOCK
 from shardkit.plan import MIXED, SHARDKIT, Layout, ModelShape, memory_of
 from shardkit.plan.activations import block_bytes
 from shardkit.plan.in_flight import most_alive, replayed

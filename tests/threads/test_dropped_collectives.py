@@ -54,7 +54,11 @@ class Script:
         self.lasting[model.rank] = [
             array
             for unit in units
-            for array in (unit.whole, unit.shard, *unit.state.values())
+            for array in (
+                unit.whole,
+                unit.parameters.shard,
+                *(state.array for state in unit.state.values()),
+            )
             if array is not None
         ]
         self._numbers[model.rank] = Counter()

@@ -17,6 +17,7 @@ import pytest
 from hybrids import POLICIES, gpt, hybrid, step_once
 
 import shardkit as sk
+from shardkit.layout.policy import WHOLE
 
 MESHES = [
     (1, 4, 1),
@@ -42,7 +43,7 @@ def resident_bytes(model):
     was summed in.
     """
     kinds = ["parameters", "gradients", "optimizer state"] + ["gradients in flight"] * (
-        not model.engine.policy.shard_gradients
+        model.policy.on(model.mesh.size("data")).gradients is WHOLE
     )
     return model.engine.device.bytes_in_use(*kinds)
 

@@ -201,8 +201,8 @@ def test_masters_gradients_and_moments_are_float32_and_only_lent_parameters_are_
         full, mine = model.gather_full_parameters(), model.local_parameter_shard
         for unit in model.engine.units:
             unit.gather()
-            assert unit.whole.dtype == half and unit.shard.dtype == "float32"
-            assert {str(state.dtype) for state in unit.state.values()} == {"float32"}
+            assert unit.whole.dtype == half and unit.parameters.shard.dtype == "float32"
+            assert {str(state.array.dtype) for state in unit.state.values()} == {"float32"}
             assert all(parameter.dtype == half for parameter in unit.plan.parameters.values())
             lent = unit.whole[: unit.layout.length].astype("float32")
             assert relative_distance(lent, unit.trained_parameters()) < HALF_A_LAST_BIT[half]
@@ -228,11 +228,11 @@ def test_copies_that_were_made_equal_are_what_blocks_are_lent(strategy, half):
             sk.AdamW(), model.sharding_configuration, model=model
         )
         unit = model.engine.units[0]
-        if unit.masters is not None and backend.rank == 1:
-            unit.masters[:10] += 1
+        if unit.parameters.is_whole and backend.rank == 1:
+            unit.parameters.masters.array[:10] += 1
             unit.follow_masters()  # without messages, where a rank has all masters
         drift = optimizer.synchronize_optimizer_state()
-        assert (drift.largest > 0.9) == (unit.masters is not None)
+        assert (drift.largest > 0.9) == unit.parameters.is_whole
         unit.gather()
         lent = unit.whole[: unit.layout.length].astype("float32")
         return relative_distance(lent, unit.trained_parameters()), sha256(lent)
@@ -351,7 +351,7 @@ def test_gradients_are_those_before_the_scale_whatever_it_is():
             accumulating.train(x[part], y[part])
         accumulating.synchronize_gradients()
         summed = numpy.concatenate(
-            [unit.updated_gradient for unit in accumulating.engine.own_units]
+            [unit.gradients.updated for unit in accumulating.engine.own_units]
         )
         return gradients, summed, model.engine.gradient_norm
 

@@ -127,7 +127,8 @@ def test_a_run_that_failed_on_all_ranks_leaves_nothing_that_the_next_one_meets()
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
         assert not sharded.engine.runtime.movement._under_way
         assert all(
-            unit._gathering is None and unit._reducing is None for unit in sharded.engine.units
+            not unit.parameters.is_on_its_way and unit.gradients._reducing is None
+            for unit in sharded.engine.units
         )
         return sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
 

@@ -194,7 +194,7 @@ def test_half_float_gradients_travel_in_half_the_bytes_and_stay_close(strategy):
             model.engine.compute_gradients(x, y)
             backend_of_data.traffic.reset()
             for unit in model.engine.units:
-                unit.drop_gradients()
+                unit.gradients.drop()
             gradient = full_gradient(model, x, y)
             return gradient, backend_of_data.traffic.by_verb["all_to_all"]
 

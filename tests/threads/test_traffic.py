@@ -27,7 +27,7 @@ from hybrids import POLICIES, SEQUENCE, WIDTH, batch, gpt, hybrid
 
 import shardkit as sk
 from shardkit import nn
-from shardkit.parallel.data.unit import NORM_BLOCK
+from shardkit.parallel.data.gradients import NORM_BLOCK
 from shardkit.schedule import Kind
 
 NUMBER, ITEM, HALF = 8, 4, 2  # bytes of a small number, of float32, and of float16

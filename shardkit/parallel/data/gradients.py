@@ -1,77 +1,81 @@
-"""The gradients of a unit, from the first micro-batch to the sum over data ranks: one half of
-unit.py.
+"""The gradients of a unit, from the first micro-batch to the sum over data ranks.
 
-micro-batch --open, W, close--> sum over micro-batches --reduce--> sum over data ranks, what the
-policy keeps of it
-                                one for each user of the unit      (begun ahead: begin_reduce ...
-                                                                   reduce)
+    micro-batch --open, W, close--> sum over micro-batches --reduce--> sum over data ranks, of which
+                                    one per user of the unit            the keeper keeps its part
+
+begin_reduce() posts the messages of reduce() ahead.
 """
 
 from math import frexp
 
+from ...array import fresh, kernels
 from ...errors import ShardingError
-from ..tensor.layers import is_partial, sum_partial
+from ..tensor.layers import is_counted, is_partial, sum_partial
 from .gradient_sum import GradientRunningSum, GradientTree
+from .keepers import Keepers, Site
+
+NORM_BLOCK = 256  # elements whose squares are summed together; shards are multiples of it
 
 
 class Gradients:
-    """Mixed into Unit, which has plan, policy, layout and the buffers.
+    """The gradients of one unit.
 
-    gradient   the reduced one, [layout.shard] or [layout.size] as the policy keeps it, perhaps not
-               scaled yet; or None
+    parameters   {name: Parameter} of the unit
+    The reduced gradient is what the keeper keeps times a scale that may still have to be applied.
     """
 
-    def _begin_gradients(self):
+    def __init__(self, parameters: dict, site: Site, keepers: Keepers):
+        self._parameters, self._site = parameters, site
+        self._movement, self._pool = site.movement, site.pools.whole_gradients
+        self._keeper = keepers.gradients.of_gradients(site)
+        self._reduced = keepers.state.reduced
+        self._updated = keepers.state.updated(site)
+        self._updates_all = keepers.state.is_whole
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}  # by user
-        self._reducing: list | None = (
-            None  # [(*of _take_sums, what was begun)], from begin_reduce to reduce
-        )
-        self.gradient, self._scale = None, 1.0  # the gradient is the one times the other
+        self._reducing: list | None = None  # (total, part, handle) from begin_reduce() to reduce()
+        self._is_reduced, self._scale = False, 1.0
 
-    def open_gradient(self, user: int):
-        """Bind the parameters' gradients to a buffer for one micro-batch. `user` is the unit whose
-        backward writes it.
+    # ---- one micro-batch -------------------------------------------------------------------------
 
+    def open(self, user: int):
+        """Bind the parameters' gradients to a buffer for one micro-batch, and return the buffer.
+
+        user   the unit whose backward writes it
         Nothing is set to zero first: the first gradient of each parameter overwrites what is there.
         """
+        layout = self._site.layout
         if user not in self._sums:
             kind = GradientTree if self._movement.is_deterministic else GradientRunningSum
-            self._sums[user] = kind(self._memory.whole_gradients, self.layout.size)
+            self._sums[user] = kind(self._pool, layout.size)
         buffer, is_empty = self._sums[user].begin()
-        buffer[self.layout.length :] = 0
-        for name, parameter in self.plan.parameters.items():
-            parameter.grad, parameter.grad_is_empty = self._view(buffer, name), is_empty
+        buffer[layout.length :] = 0
+        for slot, parameter in zip(layout.slots, self._parameters.values()):
+            parameter.grad = buffer[slot.offset : slot.stop].reshape(slot.shape)
+            parameter.grad_is_empty = is_empty
         return buffer
 
-    def close_gradient(self, user: int, micro_batch: int, buffer):
-        """This micro-batch's gradient is complete: add it to the sum."""
-        for parameter in self.plan.parameters.values():
+    def close(self, user: int, micro_batch: int, buffer) -> None:
+        """Add this micro-batch's gradient, which is complete, to the sum."""
+        for parameter in self._parameters.values():
             if parameter.grad_is_empty:  # no operation used it
                 parameter.grad.fill(0)
             parameter.grad, parameter.grad_is_empty = None, False
         self._sums[user].end(micro_batch, buffer)
 
-    def drop_gradients(self):
-        """Forget the gradients of the last step and anything accumulated. No communication."""
-        for pending in self._sums.values():
-            unfinished = pending.finish()
-            if unfinished is not None:
-                self._memory.whole_gradients.give(unfinished)
-        if self.gradient is not None and not self.policy.shard_gradients:
-            self._memory.whole_gradients.give(self.gradient)
-        self.gradient, self._scale = None, 1.0
+    # ---- the sum over data ranks -----------------------------------------------------------------
 
-    def begin_reduce(self):
-        """Let the gradients travel from now on; reduce() comes next. Collective over the data axis;
-        never blocks for long.
+    def begin_reduce(self) -> None:
+        """Post the messages of reduce(), which comes next; never block for long.
+
+        Collective over the data axis.
         """
         self._reducing = [
             (total, part, self._movement.begin_sum(total, part))
             for total, part in self._take_sums()
         ]
 
-    def reduce(self, scale: float):
-        """Sum the gradients over the data axis, times `scale`, and keep what the policy keeps.
+    def reduce(self, scale: float) -> None:
+        """Sum the gradients over the data axis, times `scale`, and keep what the keeper keeps.
 
         Collective over the data axis. Sums in tree order over micro-batches and then ranks, unless
         deterministic is off. Tied weights have one sum per unit that uses them: each is reduced by
@@ -80,52 +84,38 @@ class Gradients:
         Errors: ShardingError if there is nothing to reduce.
         Source: ZeRO (arXiv 1910.02054), gradient partitioning.
         """
-        totals, parts = zip(*(self._sum_at_once() if self._reducing is None else self._end_sums()))
-        self._may_be_read = False  # every rank is past its backward
-        self.gradient = self._gradient_shard if self.policy.shard_gradients else totals[0]
-        if len(parts) == 1 and _changes_no_digit(scale):
+        sums = self._sum_now() if self._reducing is None else self._end_sums()
+        totals, parts = zip(*sums)
+        first, *others = parts
+        if not others and _changes_no_digit(scale):
             self._scale = scale
         else:
             for part in parts:  # scaled one by one, as they are on different ranks
                 part *= part.dtype.type(scale)
-            first, *others = parts
             for other in others:
                 first += other
-        for total in totals if self.policy.shard_gradients else totals[1:]:
-            self._memory.whole_gradients.give(total)
-        for piece in self._pieces(is_whole=not self.policy.shard_optimizer_state):
-            if is_partial(
-                self.plan.parameters[piece.name]
-            ):  # one term each on several tensor ranks
-                sum_partial(
-                    self.plan.parameters[piece.name],
-                    self.updated_gradient[piece.start : piece.stop],
-                )
+        self._keeper.keep(totals[0])
+        self._is_reduced = True
+        for total in totals[1:]:
+            self._pool.give(total)
+        for piece in self._site.pieces(self._updates_all):
+            parameter = self._parameters[piece.name]
+            if is_partial(parameter):  # one term each on several tensor ranks
+                sum_partial(parameter, self.updated[piece.start : piece.stop])
 
     def _take_sums(self) -> list[tuple]:
-        """(sum over micro-batches [layout.size], where its sum over ranks is to be) of all users of
-        the unit.
-
-        The latter is all of it, or its part that this rank owns; of the first one the shard that
-        the policy keeps, if it does.
-        """
-        totals = [
-            total
-            for total in (self._sums[user].finish() for user in sorted(self._sums))
-            if total is not None
-        ]
+        """Return (sum over micro-batches [layout.size], where its sum over ranks goes) by user."""
+        totals = [self._sums[user].finish() for user in sorted(self._sums)]
+        totals = [total for total in totals if total is not None]
         if not totals:
             raise ShardingError(
                 "no gradients are pending; call train() or compute_gradients() first"
             )
-        if not self.policy.shard_optimizer_state:
-            return [(total, total) for total in totals]
-        parts = [total[self._own] for total in totals]
-        if self.policy.shard_gradients:
-            parts[0] = self._gradient_shard
+        parts = [self._reduced(self._site, total) for total in totals]
+        parts[0] = self._keeper.destination(parts[0])
         return list(zip(totals, parts))
 
-    def _sum_at_once(self) -> list[tuple]:
+    def _sum_now(self) -> list[tuple]:
         sums = self._take_sums()
         for total, part in sums:
             self._movement.sum(total, part)
@@ -133,32 +123,76 @@ class Gradients:
 
     def _end_sums(self) -> list[tuple]:
         reducing, self._reducing = self._reducing, None
-        for _, _, begun in reducing:
-            self._movement.end(begun)
+        for _, _, handle in reducing:
+            self._movement.end(handle)
         return [(total, part) for total, part, _ in reducing]
 
+    def give_up(self) -> None:
+        """Forget messages of a failed program; they may still write to their buffers."""
+        self._reducing = None
+
+    # ---- the reduced gradient --------------------------------------------------------------------
+
+    def put(self, value) -> None:
+        """Take `value` as the reduced gradient of what this rank updates; drop() comes first."""
+        self._keeper.open()
+        self._is_reduced = True
+        self._keeper.array.fill(0)
+        self.updated[...] = value
+
+    def drop(self) -> None:
+        """Forget the gradients of the last step and anything accumulated. No communication."""
+        for pending in self._sums.values():
+            unfinished = pending.finish()
+            if unfinished is not None:
+                self._pool.give(unfinished)
+        if self._is_reduced:
+            self._keeper.drop()
+        self._is_reduced, self._scale = False, 1.0
+
     @property
-    def updated_gradient(self):
-        """The reduced gradient of the elements that this rank updates, a view. Errors:
-        ShardingError if there is none.
-        """
-        gradient = self._unscaled_gradient()
-        if self._scale != 1.0:
-            gradient *= gradient.dtype.type(self._scale)
+    def updated(self):
+        """The reduced gradient of what this rank updates, a view. Errors: ShardingError if none."""
+        gradient, scale = self.unscaled()
+        if scale != 1.0:
+            gradient *= gradient.dtype.type(scale)
             self._scale = 1.0
         return gradient
 
-    def _unscaled_gradient(self):
-        """The same without the scale that has still to come."""
-        if self.gradient is None:
+    @property
+    def owned(self):
+        """The reduced gradient of what this rank owns, a view. Errors: ShardingError if none."""
+        first = self._updated.start
+        span = self._site.span
+        return self.updated[span.start - first : span.stop - first]
+
+    def unscaled(self) -> tuple:
+        """Return (view, scale) whose product is `updated`. Errors: ShardingError if none."""
+        if not self._is_reduced:
             raise ShardingError(
                 "no synchronized gradients; call compute_gradients() or synchronize_gradients() first"
             )
-        return self._updated(self.gradient, self.policy.shard_gradients)
+        return self._keeper.part(self._updated), self._scale
+
+    def squares(self):
+        """Return sums of squares of the owned gradient per NORM_BLOCK elements.
+
+        returns   [layout.shard / NORM_BLOCK] float64, zero beyond the end
+        What several tensor ranks hold counts on one of them, and is zero on the others.
+        """
+        gradient = self._keeper.shard
+        copies = [
+            piece for piece in self._site.own_pieces if not is_counted(self._parameters[piece.name])
+        ]
+        if copies:
+            gradient = fresh.copy(gradient)
+            for piece in copies:
+                gradient[piece.start : piece.stop] = 0
+        squares = kernels.block_squares(gradient, NORM_BLOCK)
+        squares *= self._scale**2
+        return squares
 
 
 def _changes_no_digit(scale: float) -> bool:
-    """True for powers of two: multiplied later, together with the factor of clipping, the gradients
-    have the same bits.
-    """
+    """Return whether `scale` is a power of two: applied later, with clipping, the bits are equal."""
     return frexp(scale)[0] == 0.5

@@ -95,7 +95,11 @@ class ShardedModel:
 
     def _tell_of_one_unit(self):
         """Warn on rank 0 if units of the model would save memory, but it has none."""
-        if self.rank == 0 and self.policy.shard_parameters and self.mesh.size("data") > 1:
+        if (
+            self.rank == 0
+            and self.engine.units[0].is_released_after_use
+            and self.mesh.size("data") > 1
+        ):
             told = describe_one_unit(
                 self.wrapped_model,
                 self.sharding_configuration.minimum_parameter_group_size,
@@ -175,7 +179,9 @@ class ShardedModel:
         """
         self._check_open()
         self.engine.compute_gradients(x, y, loss)
-        return numpy.concatenate([to_host(unit.updated_gradient) for unit in self.engine.own_units])
+        return numpy.concatenate(
+            [to_host(unit.gradients.updated) for unit in self.engine.own_units]
+        )
 
     def apply_gradients(self, gradients, learning_rate: float):
         """Take a step with these gradients of what this rank updates, as compute_gradients returned

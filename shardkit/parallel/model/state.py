@@ -86,17 +86,15 @@ class State:
 
     def local_parameters(self):
         """What this rank owns and updates, 1-D, a copy. No communication."""
-        units = self.own_units
-        if self.policy.shard_optimizer_state:
-            return numpy.concatenate([to_host(unit.owned_parameters) for unit in units])
-        order = list(self.model.named_parameters())
-        slots = sorted(
-            ((order.index(slot.name), unit, slot) for unit in units for slot in unit.layout.slots),
-            key=lambda entry: entry[0],
-        )
-        return numpy.concatenate(
-            [to_host(unit.masters[slot.offset : slot.stop]) for _, unit, slot in slots]
-        )
+        if not self.units[0].updates_all:
+            return numpy.concatenate([to_host(unit.owned_parameters) for unit in self.own_units])
+        slots = {
+            slot.name: unit.updated_parameters[slot.offset : slot.stop]
+            for unit in self.own_units
+            for slot in unit.layout.slots
+        }
+        order = [name for name in self.model.named_parameters() if name in slots]
+        return numpy.concatenate([to_host(slots[name]) for name in order])
 
     def set_full_parameters(self, vector):
         """The inverse: every rank takes what it owns from the same whole vector.
@@ -191,8 +189,7 @@ class State:
         for parameter in module.parameters():
             parameter.renew()
         for unit in self.units:
-            if not self.policy.shard_parameters:
-                unit.gather()
+            unit.gather_if_lasting()
         return module
 
     def copy_state_from(self, other: "State"):
@@ -263,8 +260,7 @@ class State:
     def clear_state(self):
         """Optimizer state zero; restore() comes next. No communication."""
         for unit in self.units:
-            for state in unit.state.values():
-                state.fill(0)
+            unit.clear_state()
 
     def copy_parameters(self) -> list:
         """What this rank owns of each unit, copied. No communication."""
@@ -299,8 +295,7 @@ class State:
         """
         for unit in self.units:
             unit.spread()
-            if not self.policy.shard_parameters:
-                unit.gather()
+            unit.gather_if_lasting()
 
 
 def _listed(names) -> str:

@@ -23,7 +23,7 @@ from ...array.graphs import GraphMemory
 from ...array.replaying import RecordingMemory
 from ...comm import CommunicationBackend
 from ...schedule import Kind
-from ..data.unit import Memory
+from ..data.keepers import Pools
 from .captured import CapturingWork
 from .recorded import ComparingWork, Recording, RecordingWork, ReplayingWork
 from .work import Work
@@ -42,9 +42,7 @@ class Compiled:
     reason      why nothing is replayed any more; None: all is well
     """
 
-    def __init__(
-        self, work: Work, memory: Memory, world: CommunicationBackend, *, overwrites: bool
-    ):
+    def __init__(self, work: Work, memory: Pools, world: CommunicationBackend, *, overwrites: bool):
         self._work, self._buffers, self._arena, self._world, self._overwrites = (
             work,
             memory,

@@ -29,10 +29,11 @@ from ...nn.loss import as_loss
 from ...nn.module import Module
 from ...optim import SGD
 from ...schedule import Action, Kind, order_named, unit_timeline
+from ..data.keepers import Keepers, Pools
 from ..data.movement import Movement
 from ..data.overlap import Exposure, Overlap
 from ..data.partition import check_trained, plan_units
-from ..data.unit import Memory, Unit
+from ..data.unit import Unit
 from ..model.fingerprint import facts_of
 from ..model.state import State
 from ..pipeline.balance import stage_ranges
@@ -86,7 +87,7 @@ class Engine(State):
             )
             units = plan_units(model, config.minimum_parameter_group_size)
             self.numerics = Numerics.of(config, model.parameters()[0].dtype, self.device.xp)
-            self.policy = policy.on(self.data.world_size, rounds=self.numerics.is_mixed)
+            keepers = Keepers.of(policy, self.data.world_size, rounds=self.numerics.is_mixed)
             self.loss_scale = LossScale.of(config, self.numerics)
             num_stages = len({action.stage for actions in order.values() for action in actions})
             ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
@@ -96,7 +97,7 @@ class Engine(State):
                 self.stages,
                 self.pipeline.rank,
                 clip=config.max_gradient_norm is not None,
-                begins_gathers=policy.shard_parameters,
+                begins_gathers=keepers.parameters.is_released_after_use,
                 begins_reductions=config.deterministic and not config.gradient_compression,
             )
         if config.device == "cuda":
@@ -105,7 +106,7 @@ class Engine(State):
         self._boxes = self.tensor.all_gather_object(
             boxes
         )  # of each tensor rank, in the whole parameters
-        self._make_units()
+        self._make_units(keepers)
         is_possible = (
             self.device.kind == "cpu"
             and self.data.world_size > 1
@@ -139,9 +140,9 @@ class Engine(State):
                 self.model, self.config.tensor_plan
             )  # a wrong one is wrong on one tensor rank, too
 
-    def _make_units(self):
+    def _make_units(self, keepers):
         config, numerics = self.config, self.numerics
-        self.memory = Memory(self.device, numerics.dtype, numerics.compute_dtype)
+        self.memory = Pools(self.device, numerics.dtype, numerics.compute_dtype)
         movement = Movement(
             self.data,
             self.memory.whole_gradients,
@@ -149,7 +150,7 @@ class Engine(State):
             wire_dtype=config.gradient_compression,
         )
         units = {
-            place: Unit(self.stages.plans[place], movement, self.policy, self.rule, self.memory)
+            place: Unit(self.stages.plans[place], movement, keepers, self.rule, self.memory)
             for place in self.stages.of_rank(self.pipeline.rank)
         }
         for plan in self.stages.plans.values():
@@ -281,7 +282,7 @@ class Engine(State):
         none.
         """
         for unit in self.units:
-            unit.updated_gradient  # raises before anything has changed
+            unit.gradients.updated  # raises before anything has changed
         self._take_step(Step(x=[], number=self._next_update, learning_rate=learning_rate))
 
     @property
@@ -341,11 +342,11 @@ class Engine(State):
         """
         self.check_weights()
         for unit in self.units:
-            unit.drop_gradients()
-            unit.set_gradient(0)
+            unit.gradients.drop()
+            unit.gradients.put(0)
         at, self._items_reduced = 0, None
         for unit in self.own_units:
-            unit.updated_gradient[...] = self.device.from_host(
+            unit.gradients.updated[...] = self.device.from_host(
                 gradients[at : at + unit.num_updated]
             )
             at += unit.num_updated
@@ -368,7 +369,7 @@ class Engine(State):
     def drop_gradients(self):
         """Forget accumulated and reduced gradients. No communication."""
         for unit in self.units:
-            unit.drop_gradients()
+            unit.gradients.drop()
         self._items_pending, self._micro_batches_pending = 0.0, 0
 
     def _finish_step(self):
@@ -376,8 +377,7 @@ class Engine(State):
         self.is_initial = False
         self.drop_gradients()
         for unit in self.units:
-            if not self.policy.shard_parameters:
-                unit.gather()
+            unit.gather_if_lasting()
 
     def _run(self, actions, batch: Batch, step: Step) -> float:
         """Forward, backward and reduction; the mean loss."""

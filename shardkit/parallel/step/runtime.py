@@ -26,8 +26,9 @@ from ...errors import CommunicationError, OutOfMemoryError, ShardkitError
 from ...nn.context import ForwardContext
 from ...optim import clip_factor
 from ...schedule import COMPUTE, Action, Kind
+from ..data.gradients import NORM_BLOCK
 from ..data.movement import Movement
-from ..data.unit import NORM_BLOCK, Unit
+from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
 from ..pipeline.transfer import Transfers
 from .compiled import Compiled
@@ -245,13 +246,13 @@ class Runtime:
     def _weight(self, action, step):
         place, m = _place(action), action.micro_batch
         owners, user = self._work.owners(place), self.stages.places.index(place)
-        buffers = [owner.open_gradient(user) for owner in owners]
+        buffers = [owner.gradients.open(user) for owner in owners]
         self._opened = action
         try:
             self._work.weight(place, m, buffers, step)
         finally:
             for owner, buffer in zip(owners, buffers):
-                owner.close_gradient(user, step.first_gradient + m, buffer)
+                owner.gradients.close(user, step.first_gradient + m, buffer)
 
     # ---- when memory runs out, or a block raises -------------------------------------------------
 
@@ -342,7 +343,7 @@ class Runtime:
         ranks that hold one.
         """
         place = _place(action)
-        gradient = self.units[place].updated_gradient
+        gradient = self.units[place].gradients.updated
         self.transfers.add_over(self.stages.holders[place], gradient, self.stages.holder_tag(place))
 
     def _clip(self, action, step):
@@ -358,7 +359,7 @@ class Runtime:
         """
         data, pipeline = self.mesh.group("data"), self.mesh.group("pipeline")
         units = list(self.units.values())
-        local = [unit.squares() for unit in units]  # [blocks of this rank's shard] each
+        local = [unit.gradients.squares() for unit in units]  # [blocks of this rank's shard] each
         xp = xp_of(*local)
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
         xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)

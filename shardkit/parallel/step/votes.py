@@ -78,7 +78,7 @@ def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
     if step.gradient_norm is not None:
         return isfinite(step.gradient_norm)
     is_good = step.is_good and all(
-        map(isfinite, numbers_of([unit.squares().sum() for unit in units]))
+        map(isfinite, numbers_of([unit.gradients.squares().sum() for unit in units]))
     )
     return not agree(world, not is_good)
 

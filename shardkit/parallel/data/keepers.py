@@ -1,0 +1,426 @@
+"""Keepers: how much of a unit's flat array a data rank keeps, and how the rest reaches it.
+
+                  kept on each rank               gather                    reduce
+    Whole         all elements                    all-gather, in place      all-reduce, or reduce-scatter in place
+    Shard         the span that it owns           all-gather to a buffer    reduce-scatter
+                                                  of the pool; release
+                                                  gives it back
+    Window        its span, in memory that all    wait until all ranks      (a Shard's)
+                  ranks of the node share         have written
+    Rounded       master weights in one of the    round, then as the keeper that holds
+                  first two                       the half floats
+
+KEEPERS maps the entries of layout.policy.POLICIES to the first two; `Keepers.of` picks those of a
+policy, once, when a model is built. A unit calls its keepers and asks nobody for the policy.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy
+
+from ...array import halves
+from ...array.arena import Arena
+from ...array.backend import BufferPool, Device
+from ...layout.flat import FlatLayout
+from ...layout.piece import Piece
+from ...layout.policy import SHARD, WHOLE, Policy
+from .movement import Movement
+
+
+class Pools:
+    """What the units of one model allocate from: a device, an arena, and pools of whole buffers.
+
+    compute_dtype   of whole parameters; None: dtype
+    """
+
+    def __init__(self, device: Device, dtype, compute_dtype=None):
+        self.device = device
+        self.arena = Arena(device, purpose="activations")
+        self.compute_dtype = numpy.dtype(dtype if compute_dtype is None else compute_dtype)
+        self.whole_parameters = BufferPool(
+            device, self.compute_dtype, purpose="gathered parameters"
+        )
+        self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
+
+    def places(self, units) -> tuple:
+        """Return where on a GPU the buffers of these units lie: equal steps use equal places."""
+        wholes = [unit.whole.data.ptr if unit.whole is not None else None for unit in units]
+        return wholes, self.whole_parameters.places(), self.whole_gradients.places()
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """What the keepers of one unit share: its layout, the data axis, and where memory comes from."""
+
+    layout: FlatLayout
+    movement: Movement
+    pools: Pools
+
+    @cached_property
+    def own(self) -> slice:
+        """This rank's shard of a whole buffer, padding included."""
+        rank = self.movement.group.rank
+        return slice(rank * self.layout.shard, (rank + 1) * self.layout.shard)
+
+    @cached_property
+    def span(self) -> slice:
+        """This rank's shard without padding."""
+        return slice(*self.layout.span(self.movement.group.rank))
+
+    @cached_property
+    def own_pieces(self) -> list[Piece]:
+        """The named boxes of this rank's span: over all ranks they tile every parameter once."""
+        return self.layout.pieces(self.movement.group.rank)
+
+    @cached_property
+    def all_pieces(self) -> list[Piece]:
+        """The named boxes of all elements."""
+        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
+
+    def pieces(self, is_whole: bool) -> list[Piece]:
+        """Return the named boxes of what a keeper keeps, by its `is_whole`."""
+        return self.all_pieces if is_whole else self.own_pieces
+
+    def zeros(self, size: int, purpose: str, dtype=None):
+        """Return a new array [size], of the layout's dtype or another."""
+        return self.pools.device.zeros(size, dtype or self.layout.dtype, purpose=purpose)
+
+
+class Whole:
+    """All elements, on every rank.
+
+    array   [layout.size]; None while there is no gradient
+    """
+
+    is_whole = True
+    is_released_after_use = is_common = gathers_by_messages = is_on_its_way = False
+
+    def __init__(self, site: Site, array=None):
+        self._site, self.array = site, array
+
+    @classmethod
+    def of_state(cls, site: Site) -> "Whole":
+        """Keep an array of the optimizer state."""
+        return cls(site, site.zeros(site.layout.size, "optimizer state"))
+
+    @classmethod
+    def of_gradients(cls, site: Site) -> "Whole":
+        """Keep no gradient yet: the buffer that it is summed in is kept."""
+        return cls(site)
+
+    @classmethod
+    def of_parameters(cls, site: Site, dtype, *, is_rounded: bool) -> "Whole":
+        """Keep parameters in the array that blocks read."""
+        return cls(site, site.zeros(site.layout.size, "parameters", dtype))
+
+    # what a rank updates that keeps its optimizer state so
+
+    @staticmethod
+    def updated(site: Site) -> slice:
+        """Return the elements of the layout that this rank updates: all."""
+        return slice(0, site.layout.length)
+
+    @staticmethod
+    def reduced(site: Site, total):
+        """Return the part of `total` whose sum over ranks this rank needs: all of it."""
+        return total
+
+    # views
+
+    @property
+    def whole(self):
+        """What blocks read."""
+        return self.array
+
+    @property
+    def shard(self):
+        """[layout.shard], what this rank owns, padding included."""
+        return self.array[self._site.own]
+
+    @property
+    def kept(self):
+        """[layout.length], without padding."""
+        return self.array[: self._site.layout.length]
+
+    def part(self, elements: slice):
+        """Return these elements of the layout, a view."""
+        return self.array[elements]
+
+    # parameters and optimizer state
+
+    def take(self):
+        """Return the array that gather() fills."""
+        return self.array
+
+    def gather(self) -> None:
+        """Copy from each rank what it owns. Collective over the data axis."""
+        self._site.movement.group.all_gather(self.shard, self.array)
+
+    def spread(self) -> None:
+        """Make all ranks follow the owners. Collective over the data axis."""
+        self.gather()
+
+    def everyones(self):
+        """Return [layout.length] of all ranks."""
+        return self.kept
+
+    def release(self) -> None:
+        """Do nothing: the array lasts."""
+
+    def give_up(self) -> None:
+        """Do nothing: no message is on its way to this array."""
+
+    # gradients
+
+    def open(self) -> None:
+        """Take a buffer for a gradient that is not summed here."""
+        self.array = self._site.pools.whole_gradients.take(self._site.layout.size)
+
+    def destination(self, part):
+        """Return where the sum over ranks of `part` of the first total goes: its own place."""
+        return part
+
+    def keep(self, total) -> None:
+        """Take over the first total, whose sum is complete."""
+        self.array = total
+
+    def drop(self) -> None:
+        """Give the buffer of the gradient back."""
+        self._site.pools.whole_gradients.give(self.array)
+        self.array = None
+
+
+class Shard:
+    """The span that this rank owns; parameters are gathered for use and released after it.
+
+    array   [layout.shard]; None: what this rank owns is rounded into its place in `whole`
+    whole   [layout.size], from begin_gather() or gather() to release(); else None
+    """
+
+    is_whole = is_common = False
+    is_released_after_use = gathers_by_messages = True
+
+    def __init__(self, site: Site, array=None):
+        self._site, self.array, self.whole = site, array, None
+        self._gathering = None  # the handle of begin_gather(), until gather()
+
+    @classmethod
+    def of_state(cls, site: Site) -> "Shard":
+        """Keep an array of the optimizer state."""
+        return cls(site, site.zeros(site.layout.shard, "optimizer state"))
+
+    @classmethod
+    def of_gradients(cls, site: Site) -> "Shard":
+        """Keep the reduced gradient."""
+        return cls(site, site.zeros(site.layout.shard, "gradients"))
+
+    @classmethod
+    def of_parameters(cls, site: Site, dtype, *, is_rounded: bool) -> "Shard | Window":
+        """Keep parameters: in a window where all ranks share memory, else in an array of this rank.
+
+        Collective over the data axis. is_rounded   the values of this rank are kept elsewhere
+        """
+        is_on_cpu = site.pools.device.kind == "cpu"
+        window = site.movement.group.common(site.layout.size, dtype) if is_on_cpu else None
+        if window is not None:
+            return Window(site, window)
+        return cls(site, None if is_rounded else site.zeros(site.layout.shard, "parameters", dtype))
+
+    @staticmethod
+    def updated(site: Site) -> slice:
+        """Return the elements of the layout that this rank updates: its span."""
+        return site.span
+
+    @staticmethod
+    def reduced(site: Site, total):
+        """Return the part of `total` whose sum over ranks this rank needs: its shard."""
+        return total[site.own]
+
+    @property
+    def shard(self):
+        """[layout.shard], what this rank owns, padding included."""
+        return self.array if self.array is not None else self.whole[self._site.own]
+
+    @property
+    def kept(self):
+        """[elements of the span], without padding."""
+        span = self._site.span
+        return self.array[: span.stop - span.start]
+
+    def part(self, elements: slice):
+        """Return these elements of the layout, which lie within the span, a view."""
+        first = self._site.span.start
+        return self.array[elements.start - first : elements.stop - first]
+
+    def take(self):
+        """Return the buffer that gather() fills, from the pool."""
+        if self.whole is None:
+            self.whole = self._site.pools.whole_parameters.take(self._site.layout.size)
+        return self.whole
+
+    def begin_gather(self) -> None:
+        """Post the messages of gather(), which comes next. Collective over the data axis."""
+        whole = self.take()
+        self._gathering = self._site.movement.begin_gather(self.shard, whole)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """Whether begin_gather() was called and gather() was not yet."""
+        return self._gathering is not None
+
+    def gather(self) -> None:
+        """Fill `whole` with what all ranks own. Collective over the data axis."""
+        whole = self.take()
+        if self._gathering is None:
+            self._site.movement.group.all_gather(self.shard, whole)
+        else:
+            self._site.movement.end(self._gathering)
+            self._gathering = None
+
+    def release(self) -> None:
+        """Give `whole` back to the pool."""
+        self._site.pools.whole_parameters.give(self.whole)
+        self.whole = None
+
+    def give_up(self) -> None:
+        """Drop a buffer to which the messages of a failed program may still write."""
+        if self._gathering is not None:
+            self._gathering = self.whole = None
+
+    def spread(self) -> None:
+        """Do nothing: no other rank keeps these elements."""
+
+    def everyones(self):
+        """Return [layout.length] of all ranks; collective over the data axis unless gathered."""
+        whole = self.whole
+        if whole is None:
+            layout = self._site.layout
+            whole = self._site.pools.device.empty(
+                layout.size, layout.dtype, purpose="gathered parameters"
+            )
+            self._site.movement.group.all_gather(self.array, whole)
+        return whole[: self._site.layout.length]
+
+    def open(self) -> None:
+        """Do nothing: the array of a gradient lasts."""
+
+    def destination(self, part):
+        """Return where the sum over ranks of `part` of the first total goes: here."""
+        return self.array
+
+    def keep(self, total) -> None:
+        """Give the first total, of which this shard has the sum, back to the pool."""
+        self._site.pools.whole_gradients.give(total)
+
+    def drop(self) -> None:
+        """Do nothing: the array of a gradient lasts."""
+
+
+class Window:
+    """Parameters that lie once in memory that all ranks of the data axis share.
+
+    whole   [layout.size], where each rank owns, and alone writes, its shard
+    """
+
+    is_whole = gathers_by_messages = is_on_its_way = False
+    is_released_after_use = is_common = True
+
+    def __init__(self, site: Site, whole):
+        self._site, self.whole = site, whole
+        self.array = self.shard = whole[site.own]
+        self.kept = whole[site.span]
+        site.pools.device.accounts.watch(self.shard, "parameters").fill(0)
+
+    def part(self, elements: slice):
+        """Return these elements of the layout, a view."""
+        return self.whole[elements]
+
+    def take(self):
+        """Return the shared array."""
+        return self.whole
+
+    def gather(self) -> None:
+        """Wait until every rank has written what it owns. Collective over the data axis."""
+        self._site.movement.group.barrier()
+
+    def release(self) -> None:
+        """Do nothing: the memory is there once for all ranks."""
+
+    def give_up(self) -> None:
+        """Do nothing: no message is on its way to this array."""
+
+    def spread(self) -> None:
+        """Do nothing: every rank reads what the owner wrote, after the next gather."""
+
+    def everyones(self):
+        """Return [layout.length] of all ranks."""
+        return self.whole[: self._site.layout.length]
+
+
+class Rounded:
+    """Half floats that blocks read, in one keeper, of master weights in another.
+
+    Master weights are kept like the optimizer state, and counted with it. Where a rank has all of
+    them it rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
+    """
+
+    def __init__(self, lent: Whole | Shard | Window, masters: Whole | Shard):
+        self._lent, self.masters = lent, masters
+        self.is_whole, self.is_common = masters.is_whole, lent.is_common
+        self.is_released_after_use = lent.is_released_after_use
+        self.gathers_by_messages = lent.gathers_by_messages and not masters.is_whole
+        self.array, self.shard, self.kept = masters.array, masters.shard, masters.kept
+        self.part, self.everyones = masters.part, masters.everyones
+        self.spread = masters.spread
+        self.release, self.give_up = lent.release, lent.give_up
+
+    @property
+    def whole(self):
+        """What blocks read, [layout.size] half floats; None while released."""
+        return self._lent.whole
+
+    def begin_gather(self) -> None:
+        """Post the messages of gather(), which comes next. Collective over the data axis."""
+        self._round_own()
+        self._lent.begin_gather()
+
+    def gather(self) -> None:
+        """Fill `whole`. Collective over the data axis unless this rank has all master weights."""
+        if self.masters.is_whole:
+            whole = self._lent.take()
+            halves.rounded(self.masters.array, whole.dtype, whole)
+            return
+        if not self._lent.is_on_its_way:
+            self._round_own()
+        self._lent.gather()
+
+    def _round_own(self):
+        self._lent.take()
+        own = self._lent.shard
+        halves.rounded(self.masters.shard, own.dtype, own)
+
+
+KEEPERS = {WHOLE: Whole, SHARD: Shard}
+
+
+@dataclass(frozen=True)
+class Keepers:
+    """The keepers of a policy: of parameters, of gradients, and of each array of optimizer state."""
+
+    parameters: type[Whole] | type[Shard]
+    gradients: type[Whole] | type[Shard]
+    state: type[Whole] | type[Shard]
+
+    @classmethod
+    def of(cls, policy: Policy, num_ranks: int, *, rounds: bool) -> "Keepers":
+        """Return those of a policy on `num_ranks` data ranks; `rounds` as in Policy.on."""
+        policy = policy.on(num_ranks, rounds=rounds)
+        return cls(KEEPERS[policy.parameters], KEEPERS[policy.gradients], KEEPERS[policy.state])
+
+    def keep_parameters(self, site: Site) -> Whole | Shard | Window | Rounded:
+        """Return the keeper of a unit's parameters. Collective over the data axis."""
+        dtype = site.pools.compute_dtype
+        is_rounded = dtype != site.layout.dtype
+        kept = self.parameters.of_parameters(site, dtype, is_rounded=is_rounded)
+        return Rounded(kept, self.state.of_state(site)) if is_rounded else kept
