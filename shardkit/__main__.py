@@ -22,7 +22,8 @@ from .checkpoint.tools.diff import compare, comparison_text
 from .comm import InMemoryCommunicationBackend, MPICommunicationBackend
 from .comm.failure.together import INTERRUPTED_CODE, abort_on_error
 from .comm.watch.hang import hang_report
-from .config import RunConfiguration, help_text, launcher, parse_override, read_toml, resumed
+from .config import RunConfiguration, help_text, parse_override, read_toml, resumed
+from .environment import launcher
 from .doctor import as_json, as_text, examine, exit_code
 from .errors import CommunicationError, ConfigurationError, LaunchError, ShardkitError, StopVoted
 from .plan.command import add_plan, run_plan

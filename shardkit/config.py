@@ -1,4 +1,4 @@
-"""Settings as frozen dataclasses, and the only place that reads the environment.
+"""Settings as frozen dataclasses.
 
 A training run is described by `RunConfiguration`: sections of plain values, read from TOML,
 overridden by `--section.key=value`, refused with the nearest known name when unknown. A sharded
@@ -8,7 +8,6 @@ made in Python.
 
 import dataclasses
 import json
-import os
 import tomllib
 from dataclasses import dataclass, field
 from math import isfinite, log2
@@ -16,194 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from .arguments import is_among, is_integer, is_number, nearest, require
+from .environment import checked_mode
 from .errors import ConfigurationError
-
-# ---- the environment -----------------------------------------------------------------------------
-
-_WORLD_SIZE_VARIABLES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "PMI", "PMIX_SIZE": "PMIx"}
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """What started this process, as far as it left a word in the environment.
-
-    name       "Open MPI", "PMI" (MPICH, Intel MPI, Cray, srun --mpi=pmi2), "PMIx", "srun" (without
-               any of them), or None
-    num_ranks  that it started; None if none did
-    rank       of this process among them, 0 if it is the only one
-    num_tasks  that SLURM granted to the whole job; None outside of one
-    socket     number of the open file on which the launcher hears of this process (PMI); None if
-               there is none
-    """
-
-    name: str | None
-    num_ranks: int | None
-    rank: int
-    num_tasks: int | None
-    socket: int | None = None
-
-
-def launcher() -> Launcher:
-    """Who started this process: mpiexec, srun or neither."""
-    tasks = _number("SLURM_NTASKS")
-    for variable, name in _WORLD_SIZE_VARIABLES.items():
-        if _number(variable) is not None:
-            return Launcher(
-                name,
-                _number(variable),
-                _number(variable.replace("SIZE", "RANK")) or 0,
-                tasks,
-                _number("PMI_FD"),
-            )
-    if _number("SLURM_PROCID") is not None and _number("SLURM_STEP_NUM_TASKS") is not None:
-        return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID"), tasks)
-    return Launcher(None, None, 0, tasks)
-
-
-def launched_ranks() -> int | None:
-    """How many ranks the launcher (mpiexec, srun) says it started; None if no launcher left a
-    word.
-    """
-    return launcher().num_ranks
-
-
-def environment_without_launcher() -> dict[str, str]:
-    """The environment for a process that is no rank of this job: without what mpiexec or srun told
-    this one.
-    """
-    told = (
-        "PMI_",
-        "PMIX_",
-        "OMPI_COMM_WORLD_",
-        "OMPI_UNIVERSE_",
-        "PRTE_LAUNCHED",
-        "HYDI_",
-        "MPI_LOCAL",
-        "SLURM_PROCID",
-        "SLURM_STEP",
-    )
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(told) or "_MCA_" in name
-    }
-
-
-def environment_of_children() -> dict[str, str]:
-    """The same, for Python processes that import this very package."""
-    here = str(Path(__file__).resolve().parents[1])
-    environment = environment_without_launcher()
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join([here, *filter(None, [environment.get("PYTHONPATH")])]),
-    }
-
-
-def _number(variable: str) -> int | None:
-    text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else None
-
-
-def blas_threads_are_set() -> bool:
-    """True if the environment says how many threads BLAS has."""
-    return any(os.environ.get(variable) for variable in _THREAD_VARIABLES)
-
-
-def checked_mode() -> bool:
-    """True if SHARDKIT_CHECK asks for comparisons between ranks, which cost time: anything but
-    nothing, 0, false, no, off.
-    """
-    return os.environ.get("SHARDKIT_CHECK", "").strip().lower() not in (
-        "",
-        "0",
-        "false",
-        "no",
-        "off",
-    )
-
-
-def ranks_may_die() -> bool:
-    """True if Open MPI's mpiexec was told to go on when a rank dies: --with-ft ulfm."""
-    return os.environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes")
-
-
-def start_seconds() -> float:
-    """How long MPI_Init may take, SHARDKIT_START_SECONDS; 0 for no limit. Errors:
-    ConfigurationError if it is no number.
-    """
-    text = os.environ.get("SHARDKIT_START_SECONDS", "").strip() or "180"
-    if not text.replace(".", "", 1).isdigit():
-        raise ConfigurationError(
-            f"SHARDKIT_START_SECONDS = {text!r}; wanted seconds, or 0 for no limit"
-        )
-    return float(text)
-
-
-def gpu_aware_mpi() -> str:
-    """What SHARDKIT_GPU_AWARE_MPI says about GPU arrays as arguments of MPI calls, where
-    gpu_transport is "mpi".
-
-    "probe"  (the default) processes of their own try each verb at several sizes before the library
-             gets any from this one
-    "yes"    the site knows that its library takes them: nothing is tried
-    "no"     the library gets none
-    Errors: ConfigurationError on another word.
-    """
-    word = os.environ.get("SHARDKIT_GPU_AWARE_MPI", "").strip().lower() or "probe"
-    if word not in ("probe", "yes", "no"):
-        raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {word!r}; wanted probe, yes or no")
-    return word
-
-
-def visible_gpus() -> str | None:
-    """CUDA_VISIBLE_DEVICES, which says what GPUs this process may see; None: all that there are."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES")
-
-
-def is_shared_memory_wanted() -> bool:
-    """False if SHARDKIT_SHARED says that ranks of one node shall send messages too: 0, false, no,
-    off.
-    """
-    return os.environ.get("SHARDKIT_SHARED", "").strip().lower() not in ("0", "false", "no", "off")
-
-
-def is_compiling_wanted() -> bool:
-    """False if Numba is told to leave loops to Python (NUMBA_DISABLE_JIT)."""
-    return not _number("NUMBA_DISABLE_JIT")
-
-
-def ranks_per_node() -> int | None:
-    """How many ranks shall count as one node (SHARDKIT_RANKS_PER_NODE), to try on one machine what
-    several do; None: as it is.
-    """
-    return _number("SHARDKIT_RANKS_PER_NODE") or None
-
-
-def allocation_end() -> float | None:
-    """When the batch system ends this job, Unix time in seconds, as the job script or SLURM says;
-    None if nobody does.
-    """
-    for name in ("SHARDKIT_END_TIME", "SLURM_JOB_END_TIME"):
-        if _number(name) is not None:
-            return float(_number(name))
-    return None
-
-
-def slurm_job() -> str | None:
-    """The number of the SLURM job that this process belongs to; None outside of one."""
-    return os.environ.get("SLURM_JOB_ID")
-
-
-def slurm_node() -> str | None:
-    """The name that SLURM gives to the node of this process; None outside of a job."""
-    return os.environ.get("SLURMD_NODENAME")
-
 
 GPU_TRANSPORTS = ("staged", "mpi", "ipc", "nccl")  # comm/gpu/transports.py
 

@@ -15,7 +15,7 @@ import sys
 import pytest
 
 from shardkit.comm import MPICommunicationBackend
-from shardkit.config import launcher
+from shardkit.environment import launcher
 from shardkit.errors import ShardkitError
 
 MEETING_SECONDS = 30  # beyond the longest limit of a test, which a late rank may still be in

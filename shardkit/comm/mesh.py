@@ -7,7 +7,7 @@ mesh.group("data").all_reduce(gradients)            # over the ranks that differ
 
 import platform
 
-from ..config import checked_mode
+from ..environment import checked_mode
 from ..errors import MeshError
 from ..layout.mesh_shape import AXES, Coordinates, MeshShape
 from .backend import CommunicationBackend

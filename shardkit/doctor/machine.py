@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_info
 from ..checkpoint.format.hdf5 import library_text
 from ..comm import CommunicationBackend
 from ..comm.mpi.launch import all_seats, crowding, ranks_text
-from ..config import allocation_end, blas_threads_are_set, slurm_job
+from ..environment import allocation_end, blas_threads_are_set, slurm_job
 from ..train.log import duration_text
 from ..train.stopping import end_of_slurm_job
 from .finding import Finding, ok, warning

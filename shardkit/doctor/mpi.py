@@ -7,7 +7,7 @@ import sys
 from ..comm.failure.elastic import why_not_elastic
 from ..comm.mpi.facts import mpi_facts
 from ..comm.mpi.launch import find_mpiexec, launch_warnings
-from ..config import environment_without_launcher, launcher
+from ..environment import environment_without_launcher, launcher
 from .finding import Finding, error, ok, warning
 
 _TRIAL_SECONDS = 60.0

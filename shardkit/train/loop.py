@@ -21,7 +21,8 @@ from ..checkpoint import PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure.together import Program
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
-from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled, slurm_node
+from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled
+from ..environment import slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT

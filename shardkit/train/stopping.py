@@ -17,7 +17,8 @@ from collections import deque
 from math import inf
 
 from ..comm.failure.together import INTERRUPTED_CODE
-from ..config import Run, allocation_end, launcher, slurm_job
+from ..config import Run
+from ..environment import allocation_end, launcher, slurm_job
 from .log import duration_text
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)

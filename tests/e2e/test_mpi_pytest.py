@@ -10,12 +10,12 @@ import sys
 import pytest
 from e2e.mpi_jobs import LIBRARIES, ROOT, python_of, run_job
 
-from shardkit.config import environment_of_children
+from shardkit.environment import environment_of_children
 
 MPI_TESTS = """
 import os
 import pytest
-from shardkit.config import launcher
+from shardkit.environment import launcher
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(10)]
 FAULT, GUILTY = os.environ["FAULT"], str(launcher().rank) in os.environ["GUILTY"]
 assert not (FAULT == "import" and GUILTY)
@@ -34,7 +34,7 @@ def test_that_may_die(backend):
         os._exit(0)
 """
 PLAIN_TESTS = """
-from shardkit.config import launched_ranks
+from shardkit.environment import launched_ranks
 assert launched_ranks() is None, "imported under a launcher"
 
 

@@ -13,14 +13,13 @@ from shardkit.config import (
     RunConfiguration,
     ShardingConfiguration,
     configuration_keys,
-    gpu_aware_mpi,
     help_text,
-    launched_ranks,
     parse_override,
     read_toml,
     resumed,
     settled,
 )
+from shardkit.environment import gpu_aware_mpi, launched_ranks
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
 

@@ -10,7 +10,7 @@ dies while communicators are being made may still end the job.
 Source: Bland et al., Post-failure recovery of MPI communication capability, 2013.
 """
 
-from ...config import ranks_may_die
+from ...environment import ranks_may_die
 from ...errors import CommunicationError
 from ..backend import CommunicationBackend
 from ..mpi.backend import MPICommunicationBackend, import_mpi

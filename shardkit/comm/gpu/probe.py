@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 
 from ...array.backend import Device
-from ...config import environment_of_children, gpu_aware_mpi
+from ...environment import environment_of_children, gpu_aware_mpi
 from ...errors import DeviceError
 from ..mpi.launch import find_mpiexec
 from .device import gpu_seat

@@ -19,7 +19,7 @@ from contextlib import nullcontext
 from math import inf
 from pathlib import Path
 
-from ...config import checked_mode
+from ...environment import checked_mode
 from ...errors import CommunicationError
 from ..checked import check_collectives
 from ..checks import check_timeout

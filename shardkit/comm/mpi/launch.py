@@ -20,7 +20,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from ...config import Launcher, blas_threads_are_set, launcher
+from ...environment import Launcher, blas_threads_are_set, launcher
 from ...errors import LaunchError
 
 

@@ -5,7 +5,7 @@ to check (watch/warden.py).
 from contextlib import contextmanager
 from math import inf
 
-from ...config import launcher, ranks_may_die, start_seconds
+from ...environment import launcher, ranks_may_die, start_seconds
 from ..watch.attendance import attendance
 
 ALONE_HINT = (

@@ -6,7 +6,7 @@ the ranks meet. levels.py puts lanes together with messages between nodes.
 
 from importlib.util import find_spec
 
-from ...config import is_compiling_wanted, is_shared_memory_wanted, ranks_per_node
+from ...environment import is_compiling_wanted, is_shared_memory_wanted, ranks_per_node
 from .node import Node
 
 

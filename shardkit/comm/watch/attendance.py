@@ -23,7 +23,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 
-from ...config import launcher
+from ...environment import launcher
 from .folder import PREFIX, JobFolder, note_segments, remove_abandoned
 from .roll import Entry, Roll
 

@@ -1,0 +1,189 @@
+"""Read the environment: the launcher, the batch system, and the variables of SHARDKIT_*.
+
+No other file reads os.environ.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import ConfigurationError
+
+_WORLD_SIZE_VARIABLES = {"OMPI_COMM_WORLD_SIZE": "Open MPI", "PMI_SIZE": "PMI", "PMIX_SIZE": "PMIx"}
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+_LAUNCHER_PREFIXES = (
+    "PMI_",
+    "PMIX_",
+    "OMPI_COMM_WORLD_",
+    "OMPI_UNIVERSE_",
+    "PRTE_LAUNCHED",
+    "HYDI_",
+    "MPI_LOCAL",
+    "SLURM_PROCID",
+    "SLURM_STEP",
+)
+_OFF = ("0", "false", "no", "off")
+
+
+def _text(variable: str) -> str:
+    """Return the value in lower case, without spaces around it; "" if it is not set."""
+    return os.environ.get(variable, "").strip().lower()
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None
+
+
+# ---- the launcher --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """The program that started this process, as far as the environment shows it.
+
+    name       "Open MPI", "PMI" (MPICH, Intel MPI, Cray, srun --mpi=pmi2), "PMIx", "srun" (without
+               any of these), or None
+    num_ranks  number of ranks that it started; None without a launcher
+    rank       rank of this process among them; 0 without a launcher
+    num_tasks  number of tasks that SLURM granted to the whole job; None outside of a job
+    socket     file descriptor that connects this process to the launcher (PMI); None if there is
+               none
+    """
+
+    name: str | None
+    num_ranks: int | None
+    rank: int
+    num_tasks: int | None
+    socket: int | None = None
+
+
+def launcher() -> Launcher:
+    """Return what started this process: mpiexec, srun or neither."""
+    tasks = _number("SLURM_NTASKS")
+    for variable, name in _WORLD_SIZE_VARIABLES.items():
+        if _number(variable) is not None:
+            rank = _number(variable.replace("SIZE", "RANK")) or 0
+            return Launcher(name, _number(variable), rank, tasks, _number("PMI_FD"))
+    if _number("SLURM_PROCID") is not None and _number("SLURM_STEP_NUM_TASKS") is not None:
+        return Launcher("srun", _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_PROCID"), tasks)
+    return Launcher(None, None, 0, tasks)
+
+
+def launched_ranks() -> int | None:
+    """Return how many ranks mpiexec or srun started; None without a launcher."""
+    return launcher().num_ranks
+
+
+def environment_without_launcher() -> dict[str, str]:
+    """Return the environment for a process that is no rank of this job."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_LAUNCHER_PREFIXES) or "_MCA_" in name
+    }
+
+
+def environment_of_children() -> dict[str, str]:
+    """Return the environment for a Python process that is no rank and imports this package."""
+    environment = environment_without_launcher()
+    here = str(Path(__file__).resolve().parents[1])
+    paths = [here, *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def ranks_may_die() -> bool:
+    """Return whether Open MPI's mpiexec goes on when a rank dies (--with-ft ulfm)."""
+    return _text("OMPI_MCA_mpi_ft_enable") in ("1", "true", "yes")
+
+
+# ---- the batch system ----------------------------------------------------------------------------
+
+
+def allocation_end() -> float | None:
+    """Return when the batch system ends this job, in Unix seconds; None if it is not set."""
+    for name in ("SHARDKIT_END_TIME", "SLURM_JOB_END_TIME"):
+        if _number(name) is not None:
+            return float(_number(name))
+    return None
+
+
+def slurm_job() -> str | None:
+    """Return the number of this process's SLURM job; None outside of a job."""
+    return os.environ.get("SLURM_JOB_ID")
+
+
+def slurm_node() -> str | None:
+    """Return SLURM's name of this node; None outside of a job."""
+    return os.environ.get("SLURMD_NODENAME")
+
+
+# ---- the machine ---------------------------------------------------------------------------------
+
+
+def blas_threads_are_set() -> bool:
+    """Return whether the environment sets the number of BLAS threads."""
+    return any(os.environ.get(variable) for variable in _THREAD_VARIABLES)
+
+
+def visible_gpus() -> str | None:
+    """Return CUDA_VISIBLE_DEVICES; None if this process may see all GPUs."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def is_compiling_wanted() -> bool:
+    """Return False if NUMBA_DISABLE_JIT turns Numba's compiler off."""
+    return not _number("NUMBA_DISABLE_JIT")
+
+
+def ranks_per_node() -> int | None:
+    """Return SHARDKIT_RANKS_PER_NODE, which divides one machine into several nodes for tests.
+
+    None: nodes are as they are.
+    """
+    return _number("SHARDKIT_RANKS_PER_NODE") or None
+
+
+# ---- what the user wants -------------------------------------------------------------------------
+
+
+def checked_mode() -> bool:
+    """Return whether SHARDKIT_CHECK turns on comparisons between ranks, which cost time."""
+    return _text("SHARDKIT_CHECK") not in ("", *_OFF)
+
+
+def is_shared_memory_wanted() -> bool:
+    """Return False if SHARDKIT_SHARED makes ranks of one node send messages to each other."""
+    return _text("SHARDKIT_SHARED") not in _OFF
+
+
+def start_seconds() -> float:
+    """Return the limit for MPI_Init in seconds, SHARDKIT_START_SECONDS; 0: no limit.
+
+    Errors: ConfigurationError if it is no number.
+    """
+    text = os.environ.get("SHARDKIT_START_SECONDS", "").strip() or "180"
+    if not text.replace(".", "", 1).isdigit():
+        raise ConfigurationError(
+            f"SHARDKIT_START_SECONDS = {text!r}; wanted seconds, or 0 for no limit"
+        )
+    return float(text)
+
+
+def gpu_aware_mpi() -> str:
+    """Return whether MPI calls take GPU arrays, SHARDKIT_GPU_AWARE_MPI (gpu_transport "mpi").
+
+    "probe"  (the default) separate processes try each verb at several sizes first
+    "yes"    the library takes GPU arrays; nothing is tried
+    "no"     the library gets none
+    Errors: ConfigurationError on another value.
+    """
+    value = _text("SHARDKIT_GPU_AWARE_MPI") or "probe"
+    if value not in ("probe", "yes", "no"):
+        raise ConfigurationError(f"SHARDKIT_GPU_AWARE_MPI = {value!r}; wanted probe, yes or no")
+    return value
