@@ -1,10 +1,15 @@
-"""Checkpoints: N-D boxes in HDF5, one file per writer, an index that shows every tensor whole,
-written atomically.
+"""Save models in checkpoints, find the newest valid one, and load it under any mesh.
+
+A checkpoint is a folder of HDF5 files, one per writing rank, with an index that shows every tensor
+whole and a manifest of checksums (FORMAT.md). It is written under a temporary name and renamed.
+    format/   what is on disk         tools/   what the commands convert, describe and compare
+models.py adds from_checkpoint() to the classes of nn.
 """
 
 from .find import find_checkpoint
 from .format.image import load_image, make_image
 from .load import Checkpoint
+from .models import from_checkpoint
 from .saving import PendingCheckpoint, Retention, Saver
 from .store import CheckpointStore
 
@@ -15,6 +20,7 @@ __all__ = [
     "Retention",
     "Saver",
     "find_checkpoint",
+    "from_checkpoint",
     "load_image",
     "make_image",
 ]

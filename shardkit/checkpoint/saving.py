@@ -127,7 +127,7 @@ class Saving:
         other.__cause__ = error.__cause__
         return other.with_traceback(error.__traceback__)
 
-    def save_at_once(self, owned) -> str:
+    def save(self, owned) -> str:
         """From here to the end; returns the folder. Collective.
 
         owned  (tensor path, Piece, 1-D array) each; gone through several times, so that arrays may

@@ -1,5 +1,5 @@
-"""The folder of a run's checkpoints: written under another name, checked, renamed; the newest valid
-one is found again.
+"""The folder of a run's checkpoints: write under a temporary name, check, rename, and find the
+newest valid one again.
 
     checkpoints/
       step-00000100/   manifest.json  index.h5  rank-00000.h5 ...
@@ -10,7 +10,7 @@ one is found again.
 
 A step that is saved again is put aside as step-00000200.old until the new one has its name. A job
 that dies in between leaves step-00000200.tmp, complete, and step-00000200.old: both are read, and
-the next save goes on where it stopped.
+the next save ends the replacement.
 """
 
 import re
@@ -32,44 +32,66 @@ _LEFTOVER = re.compile(r"step-(\d{8,})(\.deleted)?\.tmp")
 _ASIDE = re.compile(r"step-(\d{8,})\.old")
 
 
+def locate(path) -> tuple[Path, str | None]:
+    """Return (folder of checkpoints, name of the one that is meant) for a path.
+
+    path   a checkpoint, a folder of them or a run folder; what holds checkpoints itself is no run
+           folder
+    The name is None if the newest valid one is meant.
+    """
+    path = Path(path)
+    if CheckpointStore(path).steps():
+        return path, None
+    if path.is_dir():
+        if re.fullmatch(r"step-\d+", path.name) or (path / MANIFEST_NAME).exists():
+            return path.parent, path.name
+    inside = path / "checkpoints"
+    return (inside if inside.is_dir() else path), None
+
+
 class CheckpointStore:
     """The checkpoints in one folder.
 
-    copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
     name         of the only one that is loaded; None: the newest valid one is
-    companions   {name: content} of files that each checkpoint which is saved gets too
-                 (companions.py)
+    copies       how arrays come from a GPU and go there: those of its Device; None: each by itself
+    companions   {name: content} of files that every new checkpoint also gets (companions.py)
     """
 
     def __init__(
         self,
         folder,
-        copies: Copies | None = None,
-        *,
         name: str | None = None,
+        *,
+        copies: Copies | None = None,
         companions: dict[str, bytes] | None = None,
     ):
-        self.folder, self._name, self.companions = Path(folder), name, companions or {}
+        self.folder = Path(folder)
         self.copies = copies or Copies()
-        self.skipped: list[str] = []  # why the last search for a valid one passed over others
+        self.companions = companions or {}
+        self.skipped: list[str] = []  # why the last search passed over newer ones
+        self._name = name
+
+    @classmethod
+    def found(cls, path, backend: CommunicationBackend, copies: Copies) -> "CheckpointStore":
+        """Return the store that rank 0 finds at this path (see locate). Collective."""
+        with collectively(backend):
+            place = locate(path) if backend.rank == 0 else None
+        return cls(*backend.broadcast_object(place, 0), copies=copies)
 
     def folder_of(self, step: int) -> Path:
-        """Where the checkpoint of this step is."""
+        """Return where the checkpoint of this step is."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[Path]:
-        """The folders of finished checkpoints, oldest first; whether they are valid is another
-        question.
-        """
-        return [path for path in self._all() if path.suffix != ".tmp"]
+        """Return the folders of finished checkpoints, valid or not, oldest first."""
+        return [path for path in self._readable() if path.suffix != ".tmp"]
 
-    def _all(self) -> list[Path]:
-        """All that a loader may look at, the best last: a step, or what a job that died left in the
-        middle of a replacement.
+    def _readable(self) -> list[Path]:
+        """Return all folders that a loader may look at, the best last.
+
+        These are the steps, and what a job that died left in the middle of a replacement.
         """
-        found = {}
-        for path in self._named(_STEP):
-            found[_step(path), 3] = path
+        found = {(_step(path), 3): path for path in self._named(_STEP)}
         for aside in self._named(_ASIDE):
             step = _step(aside)
             found[step, 1] = aside
@@ -79,11 +101,9 @@ class CheckpointStore:
         return [found[key] for key in sorted(found)]
 
     def _named(self, pattern) -> list[Path]:
-        return (
-            [p for p in self.folder.iterdir() if pattern.fullmatch(p.name)]
-            if self.folder.is_dir()
-            else []
-        )
+        if not self.folder.is_dir():
+            return []
+        return [path for path in self.folder.iterdir() if pattern.fullmatch(path.name)]
 
     # ---- writing ---------------------------------------------------------------------------------
 
@@ -106,10 +126,10 @@ class CheckpointStore:
         Errors, on all ranks: OSError, CheckpointError. The folder of this step is then as it was
         before.
         """
-        return Saving(self, backend, description, Retention(keep, keep_every)).save_at_once(owned)
+        return Saving(self, backend, description, Retention(keep, keep_every)).save(owned)
 
     def begin(self, temporary: Path) -> None:
-        """Make this folder, after whatever a job that died has left is cleared up. On one rank.
+        """Clear up what a job that died has left, and make this folder. On one rank.
 
         Errors: CheckpointError if the store is a checkpoint.
         """
@@ -119,23 +139,22 @@ class CheckpointStore:
             )
         make_folder(self.folder)
         for aside in self._named(_ASIDE):
-            self._settle(aside)
+            self._end_replacement(aside)
         for leftover in self._named(_LEFTOVER):
             shutil.rmtree(leftover, ignore_errors=True)
         temporary.mkdir()
 
-    def _settle(self, aside: Path) -> None:
-        """End a replacement that was interrupted: with the new one if it is complete, else with the
-        one put aside.
-        """
-        final, temporary = aside.with_suffix(""), aside.with_suffix(".tmp")
+    def _end_replacement(self, aside: Path) -> None:
+        """Give the step's name to the new checkpoint if it is complete, else to the old one."""
+        final = aside.with_suffix("")
+        temporary = aside.with_suffix(".tmp")
         if not final.exists():
             (aside if _complete(temporary) is None else temporary).rename(final)
             sync(self.folder)
         shutil.rmtree(aside, ignore_errors=True)
 
     def check_replaced(self, new: Checkpoint, final: Path) -> None:
-        """Errors: CheckpointError if a checkpoint of another model has this name. On one rank."""
+        """Refuse to replace a checkpoint of another model with CheckpointError. On one rank."""
         old = _complete(final)
         if old is not None and not _are_of_one_model(old, new):
             raise CheckpointError(
@@ -144,7 +163,8 @@ class CheckpointStore:
 
     def publish(self, temporary: Path, final: Path) -> None:
         """Give a complete checkpoint its name, and make it the newest. On one rank."""
-        pointer, aside = self.folder / "newest.tmp", final.with_suffix(".old")
+        pointer = self.folder / "newest.tmp"
+        aside = final.with_suffix(".old")
         write_text(pointer, final.name + "\n")  # first, since it needs room on the disk
         if final.exists():
             final.rename(aside)
@@ -159,8 +179,7 @@ class CheckpointStore:
         shutil.rmtree(aside, ignore_errors=True)
 
     def delete_old(self, newest: Path, retention: Retention) -> None:
-        """Delete the checkpoints that need not stay; a warning tells what could not be deleted. On
-        one rank.
+        """Delete the checkpoints that need not stay; warn of those that cannot be. On one rank.
 
         Only what is older than `newest`, which was just written and compared, is looked at. A
         damaged one does not count as one that is kept, so that valid ones are not deleted for it.
@@ -168,10 +187,10 @@ class CheckpointStore:
         """
         if retention.keep is None:
             return
-        num_kept, new = 1, Checkpoint(newest)
-        for folder in reversed(
-            [folder for folder in self.steps() if _step(folder) < _step(newest)]
-        ):
+        num_kept = 1
+        new = Checkpoint(newest)
+        older = [folder for folder in self.steps() if _step(folder) < _step(newest)]
+        for folder in reversed(older):
             if num_kept < retention.keep:
                 old = _complete(folder)
                 num_kept += old is not None and _are_of_one_model(old, new)
@@ -189,28 +208,17 @@ class CheckpointStore:
 
     # ---- finding ---------------------------------------------------------------------------------
 
-    def newest_valid(self, backend: CommunicationBackend) -> Checkpoint:
-        """The newest checkpoint that is complete and whose checksums hold. Collective over
-        `backend`.
-
-        `skipped` tells afterwards which newer ones were passed over, and why.
-        Errors, on all ranks: FileNotFoundError if there is none, PermissionError, CheckpointError
-        if none is valid.
-        """
-        return self._newest_that(lambda checkpoint: verify_together(checkpoint, backend), backend)
-
     def load_newest(
         self, owned, backend: CommunicationBackend, check, *, expendable: bool
     ) -> Checkpoint:
-        """Fill the owned arrays from the newest valid checkpoint, and return that. Collective over
-        `backend`.
+        """Fill the owned arrays from the newest valid checkpoint, and return it. Collective.
 
         owned       (tensor path, Piece, 1-D array) each
-        check       function (Checkpoint): raises if it does not go with the model, and is then not
-                    passed over
+        check       function (Checkpoint): raises CheckpointError if it does not go with the model;
+                    the checkpoint is then refused, not passed over
         expendable  the arrays may hold anything after an error: each byte is then read once, and
                     verified on the way. Otherwise everything is verified before anything is filled.
-        Errors: as newest_valid.
+        Errors: as newest_that.
         """
 
         def load(checkpoint: Checkpoint):
@@ -220,18 +228,31 @@ class CheckpointStore:
             with collectively(backend):
                 checkpoint.read_into(owned, self.copies)
 
-        return self._newest_that(load, backend, check)
+        return self.newest_that(load, backend, check)
 
-    def _newest_that(
+    def newest_valid(self, backend: CommunicationBackend) -> Checkpoint:
+        """Return the newest checkpoint that is complete and whose checksums hold. Collective."""
+        return self.newest_that(lambda checkpoint: verify_together(checkpoint, backend), backend)
+
+    def newest_complete(self, backend: CommunicationBackend) -> Checkpoint:
+        """Return the newest checkpoint whose files are all there, in their sizes. Collective."""
+        return self.newest_that(lambda checkpoint: None, backend)
+
+    def newest_that(
         self, is_good, backend: CommunicationBackend, check=lambda checkpoint: None
     ) -> Checkpoint:
-        """The newest complete checkpoint on which `is_good`, which is collective, raises no
-        CheckpointError.
+        """Return the newest complete checkpoint that is good. Collective over `backend`.
+
+        is_good   function (Checkpoint), collective: raises CheckpointError if it is damaged
+        check     see load_newest
+        `skipped` tells afterwards which newer ones were passed over, and why.
+        Errors, on all ranks: FileNotFoundError if there is none, PermissionError, CheckpointError
+        if none is valid, or the newest valid one is refused.
         """
         with collectively(backend):
             found = self.candidates() if backend.rank == 0 else None
         names, self.skipped = backend.broadcast_object(found, 0)
-        refusals: list[tuple[Checkpoint, CheckpointError]] = []
+        refused: list[tuple[Checkpoint, CheckpointError]] = []
         for name in names:
             try:
                 checkpoint = Checkpoint.opened_together(self.folder / name, backend)
@@ -240,24 +261,26 @@ class CheckpointStore:
                 continue
             refusal = _refusal(check, checkpoint, backend)
             if refusal is not None:
-                refusals.append((checkpoint, refusal))
+                refused.append((checkpoint, refusal))
                 continue
-            self._pass_over(refusals, backend)
+            self._pass_over(refused, backend)
             try:
                 is_good(checkpoint)
                 return checkpoint
             except CheckpointError as error:
                 self.skipped.append(str(error))
-        raise self._in_context(refusals[0][1]) if refusals else self.no_valid_one(self.skipped)
+        if refused:
+            raise self._in_context(refused[0][1])
+        raise CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(self.skipped))
 
-    def _pass_over(self, refusals: list, backend: CommunicationBackend) -> None:
-        """Pass over checkpoints of other models that are damaged. Collective. Errors: why the
-        newest valid one was refused.
+    def _pass_over(self, refused: list, backend: CommunicationBackend) -> None:
+        """Pass over refused checkpoints that are damaged. Collective.
 
-        Only an older one that goes with the model makes it worth to read them.
+        They are read only when an older one goes with the model.
+        Errors: why the newest valid one of them was refused.
         """
-        while refusals:
-            checkpoint, refusal = refusals.pop(0)
+        while refused:
+            checkpoint, refusal = refused.pop(0)
             try:
                 verify_together(checkpoint, backend)
             except CheckpointError as error:
@@ -266,16 +289,13 @@ class CheckpointStore:
             raise self._in_context(refusal)
 
     def _in_context(self, refusal: CheckpointError) -> CheckpointError:
-        """The same, and why this one was looked at."""
+        """Return this refusal with the reasons why newer ones were passed over."""
         return CheckpointError("; passed over: ".join([str(refusal), *self.skipped]))
 
-    def no_valid_one(self, reasons: list[str]) -> CheckpointError:
-        """What there is to say if none can be loaded."""
-        return CheckpointError(f"no valid checkpoint in {self.folder}: " + "; ".join(reasons))
-
     def candidates(self) -> tuple[list[str], list[str]]:
-        """The names of those to try, and why others are not tried. Errors: FileNotFoundError if
-        there are none.
+        """Return the names of those to try, the newest first, and why others are not tried.
+
+        Errors: FileNotFoundError if there are none.
         """
         if self._name is not None:
             return [self._name], []
@@ -285,15 +305,13 @@ class CheckpointStore:
             raise FileNotFoundError(
                 f"no checkpoints: {self.folder} is a file; wanted a folder of checkpoints, or one of them"
             )
-        names = [path.name for path in reversed(self._all())]
+        names = [path.name for path in reversed(self._readable())]
         if not names:
             raise FileNotFoundError(f"no checkpoints in {self.folder}")
-        unfinished = sorted(
-            path for path in self._named(_LEFTOVER) if _LEFTOVER.fullmatch(path.name)[2] is None
-        )
+        unfinished = [path for path in self._named(_LEFTOVER) if ".deleted" not in path.suffixes]
         return names, [
             f"{path} was never finished: its writing was cut short"
-            for path in unfinished
+            for path in sorted(unfinished)
             if path.name not in names
         ]
 
@@ -301,7 +319,7 @@ class CheckpointStore:
 def _refusal(
     check, checkpoint: Checkpoint, backend: CommunicationBackend
 ) -> CheckpointError | None:
-    """Why it does not go with the model, the same on all ranks, or None. Collective."""
+    """Return why it does not go with the model, the same on all ranks, or None. Collective."""
     try:
         with collectively(backend):
             check(checkpoint)
@@ -315,9 +333,7 @@ def _step(folder: Path) -> int:
 
 
 def _complete(folder: Path) -> Checkpoint | None:
-    """The checkpoint, if its manifest says all that it must, and all files are there in the right
-    size.
-    """
+    """Return the checkpoint, or None if its manifest or files do not say or hold all they must."""
     try:
         return Checkpoint(folder)
     except (CheckpointError, OSError):
@@ -325,7 +341,5 @@ def _complete(folder: Path) -> Checkpoint | None:
 
 
 def _are_of_one_model(a: Checkpoint, b: Checkpoint) -> bool:
-    """True if parameters have the same names and shapes; which optimizer rule keeps state does not
-    matter.
-    """
+    """Return True if parameters have the same names and shapes; optimizer state may differ."""
     return model_shapes(a.shapes) == model_shapes(b.shapes)

@@ -3,7 +3,8 @@
 import numpy
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.find import find_checkpoint, gpt_of, warn_of_skipped
+from ..checkpoint.find import find_checkpoint, warn_of_skipped
+from ..checkpoint.models import gpt_of
 from ..errors import ConfigurationError
 from ..nn.models import GPT
 from .data import VOCABULARY_SIZE

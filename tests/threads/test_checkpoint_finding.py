@@ -12,7 +12,7 @@ from builders import small_gpt, train
 from checkpoints import flip_bit
 
 import shardkit as sk
-from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.find import find_checkpoint, find_description
 from shardkit.train.sample import load_for_generation
 
 DAMAGE = {
@@ -72,6 +72,27 @@ def test_all_pass_over_a_newest_checkpoint_that_is_damaged(damage, store):
     assert found_by_all(store) == 2
     DAMAGE[damage](store / "step-00000002")
     assert found_by_all(store) == 1
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints"])
+def test_all_pass_over_a_newest_checkpoint_without_a_manifest_in_a_run_of_one_model(
+    place, tmp_path
+):
+    def save(backend):
+        for step in (1, 2):
+            train("FSDP", backend, step)[0].save_model(tmp_path / place)
+
+    def load(backend):
+        return train("ZeRO-2", backend, 0)[0].load_model(tmp_path)["step"]
+
+    sk.run_ranks(2, save)
+    (tmp_path / place / "step-00000002" / "manifest.json").unlink()
+    model = sk.models.GPT.from_checkpoint(tmp_path)
+    assert model.configuration() == small_gpt().configuration()
+    with pytest.warns(UserWarning, match="passed over: .*step-00000002 has no manifest.json"):
+        assert sk.run_ranks(2, load) == [1, 1]
+    assert find_checkpoint(tmp_path)[0].manifest["step"] == 1
+    assert find_description(tmp_path).manifest["step"] == 1
 
 
 @pytest.mark.parametrize("text", ["step-00000001\n", "step-00000009\n", "", None], ids=repr)

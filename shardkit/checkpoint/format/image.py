@@ -29,7 +29,14 @@ from ...errors import CheckpointError
 from ..fit import Fit, Wanted
 from .files import as_text, crc32
 from .hdf5 import write_image
-from .manifest import UNSEALED, check_description, check_seal, check_storable, checked_shape, parsed
+from .manifest import (
+    UNSEALED,
+    check_description,
+    check_seal,
+    check_storable,
+    checked_shape,
+    parse_object,
+)
 from .stored import ITEM_BYTES
 
 FORMAT, VERSION = "shardkit-image", 2
@@ -110,7 +117,7 @@ def read_image(data) -> tuple[dict, dict]:
     content = memoryview(data).toreadonly().cast("B")
     try:
         check_seal(content)
-        table = parsed(bytes(content[: _TEXT.match(content).end()]))
+        table = parse_object(bytes(content[: _TEXT.match(content).end()]))
         if (table.get("format"), table.get("version"), table.get("bytes")) != (
             FORMAT,
             VERSION,

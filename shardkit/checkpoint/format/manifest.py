@@ -272,12 +272,12 @@ def _text_of(path: Path) -> bytes:
 
 def _parsed(path: Path, text: bytes) -> dict:
     try:
-        return parsed(text)
+        return parse_object(text)
     except CheckpointError as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
 
 
-def parsed(text: bytes) -> dict:
+def parse_object(text: bytes) -> dict:
     """The object that this JSON is. Errors: CheckpointError."""
     try:
         table = json.loads(text.decode("utf-8"))

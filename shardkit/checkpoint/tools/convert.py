@@ -25,8 +25,9 @@ from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.gpt import GPT
 from ..companions import CONFIGURATION_NAME, found_beside
-from ..find import find_checkpoint, gpt_of
+from ..find import find_checkpoint
 from ..load import Checkpoint
+from ..models import gpt_of
 from ..store import CheckpointStore
 from .hugging_face import Link, configuration_of, found_names, links, read_configuration
 from .safetensors import READABLE, StoredTensor, read_header, write_tensors

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
-from ..find import found_place
 from ..format.tree import tensor_tree
 from ..load import Checkpoint
-from ..store import CheckpointStore
+from ..store import CheckpointStore, locate
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def describe(path, *, verify: bool = False) -> Description:
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    folder, name = found_place(path)
+    folder, name = locate(path)
     if name is not None:
         return Description(_described(path, verify, _page), 0)
     store = CheckpointStore(folder)

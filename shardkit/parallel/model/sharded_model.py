@@ -23,7 +23,7 @@ from ...checkpoint import (
     load_image,
     make_image,
 )
-from ...checkpoint.find import found_place, warn_of_skipped
+from ...checkpoint.find import warn_of_skipped
 from ...checkpoint.fit import Fit, Wanted, check_only, state_since
 from ...comm import Mesh, check_same, collectively
 from ...config import ShardingConfiguration
@@ -415,7 +415,7 @@ class ShardedModel:
         )
 
     def _store(self, path) -> CheckpointStore:
-        return CheckpointStore(path, self.engine.device.copies, companions=self.companions)
+        return CheckpointStore(path, copies=self.engine.device.copies, companions=self.companions)
 
     def save_model_async(
         self,
@@ -508,7 +508,9 @@ class ShardedModel:
         `only` is another word; the model is unchanged then.
         """
         self._saver.wait()
-        wanted, store, engine = self._wanted(only), self._found_store(path), self.engine
+        engine = self.engine
+        wanted = self._wanted(only)
+        store = CheckpointStore.found(path, self.mesh.world, engine.device.copies)
         try:
             checkpoint = store.load_newest(
                 wanted.taken(engine.owned_boxes()),
@@ -537,13 +539,6 @@ class ShardedModel:
         with collectively(self.mesh.world):
             companions = checkpoint.companions() if self.rank == 0 else None
         self.companions = self.mesh.world.broadcast_object(companions, 0)
-
-    def _found_store(self, path) -> CheckpointStore:
-        """What rank 0 finds at this path. Collective."""
-        with collectively(self.mesh.world):
-            found = found_place(path) if self.rank == 0 else None
-        folder, name = self.mesh.world.broadcast_object(found, 0)
-        return CheckpointStore(folder, self.engine.device.copies, name=name)
 
     def _wanted(self, only: str | None) -> Wanted:
         """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on

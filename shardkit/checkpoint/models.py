@@ -1,0 +1,81 @@
+"""Build the models that checkpoints describe.
+
+    manifest.json: "model": {"class": "GPT", "configuration": {"vocabulary_size": 256, ...}}
+        --> GPT.from_checkpoint(path): GPT(vocabulary_size=256, ...), without weights
+
+Modules know nothing of files, so this file gives every Module class its from_checkpoint().
+"""
+
+from ..errors import CheckpointError, ConfigurationError
+from ..nn.gpt import GPT
+from ..nn.init import Unread
+from ..nn.module import Module
+from .find import find_description
+from .load import Checkpoint
+
+
+def from_checkpoint(cls: type[Module], path) -> Module:
+    """Build the model that a checkpoint describes, without weights.
+
+    load_model of a sharded model around it reads them; load_state_dict sets others. Until then,
+    what needs weights is refused with a ShardingError.
+
+    path    a checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the
+            newest valid one is taken
+    Errors: CheckpointError if there is none, or it describes another class, or sizes that this
+    class refuses.
+    """
+    checkpoint = find_description(path)
+    described = checkpoint.manifest["model"]
+    if not described["configuration"]:
+        raise CheckpointError(
+            f"{checkpoint.folder} does not say how to build its {described['class']}: its class has "
+            "no configuration()"
+        )
+    if described["class"] != cls.__name__:
+        raise CheckpointError(
+            f"the checkpoint in {path} is of a {described['class']}, not of a {cls.__name__}"
+        )
+    return _without_weights(cls, described["configuration"], path)
+
+
+Module.from_checkpoint = classmethod(from_checkpoint)
+
+
+def _without_weights(cls: type[Module], configuration: dict, path) -> Module:
+    """Build the model; asking one of its parameters for values is then an error."""
+    try:
+        model = cls(**configuration)
+    except (TypeError, ConfigurationError) as error:
+        raise CheckpointError(
+            f"the checkpoint in {path} does not describe a {cls.__name__}: {error}"
+        ) from error
+    for parameter in model.parameters():
+        parameter.init = Unread(cls.__name__, str(path))
+    return model
+
+
+def gpt_of(checkpoint: Checkpoint, what_only_gpt_does: str) -> GPT:
+    """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
+
+    Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.
+    """
+    folder, described = checkpoint.folder, checkpoint.manifest["model"]
+    if described["class"] != "GPT":
+        raise CheckpointError(
+            f"{folder} holds a {described['class']}; only GPT {what_only_gpt_does}"
+        )
+    num_layers = described["configuration"].get("layers")
+    if type(num_layers) is not int or num_layers > len(checkpoint.shapes):  # before they are made
+        raise CheckpointError(
+            f"{folder} describes a model of layers = {num_layers!r:.40}, but holds "
+            f"{len(checkpoint.shapes)} tensors"
+        )
+    model = _without_weights(GPT, described["configuration"], folder)
+    for name, parameter in model.named_parameters().items():
+        stored = checkpoint.shapes.get(f"model/{name}")
+        if stored != parameter.shape:
+            raise CheckpointError(
+                f"{folder} describes a model whose {name} is {parameter.shape}, but holds {stored}"
+            )
+    return model
