@@ -1,10 +1,10 @@
-"""SPACE: who owns which elements of which tensor. Pure integer arithmetic; no array library, no
-MPI.
+"""SPACE: who owns which elements of which tensor. Pure integer arithmetic, without an array library
+or MPI.
 
 box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
 placement   a tensor over one mesh axis: replicated, or cut along a dim
 piece       a named box and where its owner keeps its elements
-flat        many tensors in one flat buffer, cut into equal shards     <- read this one first
+flat        many tensors in one flat buffer, cut into equal shards; read it first
 mesh_shape  rank <-> (pipeline, data, tensor) coordinates
 policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
 cuts        where the units of a model, and the stages of a pipeline, begin

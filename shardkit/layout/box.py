@@ -1,16 +1,15 @@
-"""Boxes: N-D rectangles of integers, the one form in which parts of tensors are owned, cut, saved
+"""Boxes: N-D rectangles of integers, the only form in which parts of tensors are owned, cut, saved
 and loaded.
 
     a tensor of shape (4, 6)          Box(offset=(1, 2), shape=(2, 3)), printed "[1:3, 2:5]"
       . . . . . .
       . . # # # .                     A scalar has shape () and one element, so its only box is
-                                      Box((), ()), printed "[]".
-      . . # # # .                     A box with a zero in its shape owns nothing.
-      . . . . . .
+      . . # # # .                     Box((), ()), printed "[]".
+      . . . . . .                     A box with a zero in its shape owns nothing.
 
-Loading a checkpoint under another layout is `intersection` between what is wanted and what is
-there, then `relative_to` on either side to find the elements: nothing else in the package knows how
-shards overlap.
+To load a checkpoint under another layout, take the `intersection` of the box that is wanted and the
+box that is there, then `relative_to` on either side to find the elements: nothing else in the
+package knows how shards overlap.
 """
 
 from collections import defaultdict
@@ -36,7 +35,7 @@ class Box:
 
     @classmethod
     def whole(cls, shape) -> "Box":
-        """The box that is all of a tensor of this shape."""
+        """Return the box that is all of a tensor of this shape."""
         return cls((0,) * len(shape), tuple(shape))
 
     @property
@@ -50,11 +49,11 @@ class Box:
 
     @property
     def stop(self) -> tuple[int, ...]:
-        """One past the last index, per dim."""
+        """The index after the last, per dim."""
         return tuple(offset + size for offset, size in zip(self.offset, self.shape))
 
     def intersection(self, other: "Box") -> "Box | None":
-        """The elements in both boxes, or None if they share none."""
+        """Return the elements in both boxes, or None if they share none."""
         assert len(self.shape) == len(other.shape), (
             f"{self} and {other} are boxes of different tensors"
         )
@@ -63,9 +62,7 @@ class Box:
         return Box(start, shape) if all(size > 0 for size in shape) else None
 
     def contains(self, other: "Box") -> bool:
-        """True if every index of `other` lies in this box (an empty box must lie within the bounds
-        too).
-        """
+        """Return whether every index of `other` lies in this box; an empty box has bounds too."""
         return (
             len(self.shape) == len(other.shape)
             and all(a <= b for a, b in zip(self.offset, other.offset))
@@ -73,13 +70,13 @@ class Box:
         )
 
     def relative_to(self, outer: "Box") -> "Box":
-        """The same elements, counted from the first corner of `outer`, which must contain them."""
+        """Return the box counted from the first corner of `outer`, which must contain it."""
         if not outer.contains(self):
             raise LayoutError(f"box {self} is not inside {outer}; intersect them first")
         return Box(tuple(a - b for a, b in zip(self.offset, outer.offset)), self.shape)
 
     def slices(self) -> tuple[slice, ...]:
-        """What to index an array with: `array[box.slices()]`."""
+        """Return the index of the box in an array: `array[box.slices()]`."""
         return tuple(map(slice, self.offset, self.stop))
 
     def __str__(self) -> str:
@@ -87,8 +84,7 @@ class Box:
 
 
 def flat_range_to_boxes(shape, start: int, stop: int) -> list[Box]:
-    """The fewest boxes that are exactly the C-order elements [start, stop), each one contiguous, in
-    flat order.
+    """Return the fewest contiguous boxes that are the C-order elements [start, stop), in order.
 
     shape (4, 6), elements [4, 20):         . . . . a a      the end of a row,
                                             b b b b b b      full rows,
@@ -97,15 +93,16 @@ def flat_range_to_boxes(shape, start: int, stop: int) -> list[Box]:
 
     Both ends are ranges of a tensor with one dim less, so the rule applies to them again.
     """
-    if not 0 <= start <= stop <= prod(shape):
+    size = prod(shape)
+    if not 0 <= start <= stop <= size:
         raise LayoutError(
-            f"[{start}, {stop}) is not a range of the {prod(shape)} elements of shape {tuple(shape)}"
+            f"[{start}, {stop}) is not a range of the {size} elements of shape {tuple(shape)}"
         )
     return _boxes_below((), tuple(shape), start, stop)
 
 
 def _boxes_below(index: tuple, shape: tuple, start: int, stop: int) -> list[Box]:
-    """The boxes of [start, stop) of the sub-tensor of `shape` that stands at `index` of the leading
+    """Return the boxes of [start, stop) of the sub-tensor of `shape` at `index` of the leading
     dims.
     """
     if start == stop:
@@ -114,19 +111,18 @@ def _boxes_below(index: tuple, shape: tuple, start: int, stop: int) -> list[Box]
         return [Box(index, (1,) * len(index))]
     below = shape[1:]
     row = prod(below)
-    first, last = start // row, stop // row  # rows that hold `start` and `stop`
+    first = start // row  # the row that holds `start`
+    last = stop // row
     if first == last:
         return _boxes_below_row(index, first, below, start - first * row, stop - first * row)
     full = -(-start // row)  # the first row that is covered from its beginning
     head = _boxes_below_row(index, first, below, start - first * row, row) if full > first else []
     tail = _boxes_below_row(index, last, below, 0, stop - last * row)
+    if last <= full:
+        return head + tail
     ones = (1,) * len(index)
-    rows = (
-        [Box(index + (full,) + (0,) * len(below), ones + (last - full,) + below)]
-        if last > full
-        else []
-    )
-    return head + rows + tail
+    rows = Box(index + (full,) + (0,) * len(below), ones + (last - full,) + below)
+    return [*head, rows, *tail]
 
 
 def _boxes_below_row(index: tuple, row: int, below: tuple, start: int, stop: int) -> list[Box]:
@@ -134,9 +130,9 @@ def _boxes_below_row(index: tuple, row: int, below: tuple, start: int, stop: int
 
 
 def tiles_exactly(shape, boxes) -> None:
-    """Return if every element of a tensor of this shape lies in exactly one of the boxes; empty
-    boxes do not count.
+    """Check that every element of a tensor of this shape lies in exactly one of the boxes.
 
+    Empty boxes do not count.
     Errors: LayoutError naming a box that sticks out, or the first region (in C order of regions)
     that no box covers, or that two boxes cover.
     """
@@ -152,8 +148,8 @@ def _check_slab(slab: Box, boxes: list[Box], dim: int) -> None:
     """Check one slab, in which all these boxes cover the dims before `dim` from end to end.
 
     Cut the slab along `dim` wherever a box begins or ends; within such a cut every box covers `dim`
-    from end to end too, so the next dim can be looked at alone. A regular grid of n boxes takes O(n
-    log n).
+    from end to end too, so the next dim can be checked alone. A regular grid of n boxes takes
+    O(n log n).
     """
     if not boxes:
         raise LayoutError(
@@ -164,14 +160,13 @@ def _check_slab(slab: Box, boxes: list[Box], dim: int) -> None:
             _check_slab(_narrow(slab, dim, start, stop), present, dim + 1)
     elif len(boxes) > 1:
         raise LayoutError(
-            f"{slab} is covered {len(boxes)} times, by {boxes[0]} and {boxes[1]}; two owners hold it"
+            f"{slab} is covered {len(boxes)} times, by {boxes[0]} and {boxes[1]}; "
+            "two owners hold it"
         )
 
 
 def _cuts(boxes: list[Box], dim: int, size: int):
-    """Yield (start, stop, the boxes present there) for all of [0, size), cut wherever a box begins
-    or ends.
-    """
+    """Yield (start, stop, boxes present) for all of [0, size), cut where a box begins or ends."""
     beginning = defaultdict(list)
     for box in boxes:
         beginning[box.offset[dim]].append(box)
@@ -183,7 +178,7 @@ def _cuts(boxes: list[Box], dim: int, size: int):
 
 
 def _narrow(box: Box, dim: int, start: int, stop: int) -> Box:
-    """The box with [start, stop) in place of its extent along one dim."""
+    """Return the box with [start, stop) in place of its extent along one dim."""
     return Box(
         box.offset[:dim] + (start,) + box.offset[dim + 1 :],
         box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :],

@@ -2,9 +2,9 @@
 
     blocks   8   90   90   2   60        elements of each; merged until a unit is worth a message
     units    |8   90|  90 |2   60|
-    stages   |      |            |       contiguous, the most expensive as cheap as can be
+    stages   |      |            |       contiguous; the most expensive one is as cheap as possible
 
-The runtime cuts a model here, and so does the planner, which has no model but its sizes.
+The runtime cuts a model here, and so does the planner, which knows only the sizes of its model.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,13 @@ from ..errors import StagesError
 
 
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
-    """The blocks of each unit: neighbors, merged until they have `minimum` elements; the last may
-    join the unit before it.
+    """Return the blocks of each unit: neighbors, merged until they have `minimum` elements.
 
+    The last blocks may join the unit before them.
     sizes   elements of the blocks, in order
     """
-    runs, start, size = [], 0, 0
+    runs = []
+    start = size = 0
     for stop, elements in enumerate(sizes, 1):
         size += elements
         if size >= minimum:
@@ -32,16 +33,16 @@ def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
 
 
 def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
-    """The units of each stage: contiguous, none empty, with the smallest possible cost of the most
-    expensive one.
+    """Return the units of each stage: contiguous, none empty, the most expensive one the cheapest.
 
-    costs   of the units, in order, at least 0; any unit of cost
+    costs   of the units, in order, at least 0, in any unit of cost
     Errors: StagesError if there are fewer units than stages.
     """
     if len(costs) < num_stages:
         raise StagesError(
-            f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model has "
-            f"{len(costs)}; use fewer stages, more blocks, or a smaller minimum_parameter_group_size"
+            f"a pipeline of {num_stages} stages needs at least {num_stages} units, but the model "
+            f"has {len(costs)}; use fewer stages, more blocks, or a smaller "
+            "minimum_parameter_group_size"
         )
     up_to = [0, *accumulate(costs)]
     best = {0: (0.0, ())}  # units so far -> (cost of the worst stage, where stages begin)
@@ -52,17 +53,17 @@ def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
 
 
 def _best_cut(best: dict, up_to: list, stage: int, stop: int) -> tuple[float, tuple[int, ...]]:
-    """The cheapest way to put the first `stop` units into `stage` stages; of equal ones that which
-    begins its stages earliest.
+    """Return the cheapest way to put the first `stop` units into `stage` stages.
 
-    best    the same for one stage less
+    Among equal ways it is the one whose stages begin earliest.
+    best    the cheapest ways with one stage less
     up_to   cost of the first units, by their number
     """
     found = None
     for start in range(stop - 1, stage - 2, -1):
         own = up_to[stop] - up_to[start]
         if found is not None and own > found[0]:
-            break  # and the stages that begin earlier cost even more
+            break  # stages that begin earlier cost even more
         if start in best:
             cost, starts = best[start]
             way = (max(cost, own), (*starts, start))

@@ -1,4 +1,4 @@
-"""FlatLayout: many tensors in one flat buffer, and the buffer in equal shards, one per rank.
+"""FlatLayout: many tensors in one flat buffer, which is cut into equal shards, one per rank.
 
     FlatLayout.of({"weight": (3, 4), "bias": (3,)}, num_shards=2, alignment=4)
 
@@ -12,15 +12,17 @@
     pieces(1)  weight[2:3, 0:4] at [0, 4) of the shard, bias[0:3] at [4, 7)
 
 The buffer is storage and a communication bucket: because the shards are equal, one reduce-scatter
-or all-gather moves it with nothing packed, and because a shard may cut a tensor anywhere, no rank
-owns much more than another. A parameter's identity is not its place here but its name and its box,
-and `pieces` says which boxes a rank owns. Every policy (DDP, ZeRO-1, ZeRO-2, FSDP) uses this one
+or all-gather moves it without packing, and because a shard may cut a tensor anywhere, no rank owns
+much more than another. A parameter is identified not by its place here but by its name and its box;
+`pieces` gives the boxes that a rank owns. Every policy (DDP, ZeRO-1, ZeRO-2, FSDP) uses this one
 layout; they differ in which of the buffers keep only the shard.
 Source: ZeRO (arXiv 1910.02054) for the partition, PyTorch FSDP (arXiv 2304.11277) for the flat
 parameter.
 """
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import prod
 
 from ..errors import LayoutError
@@ -48,11 +50,13 @@ class Slot:
         return self.offset + self.size
 
     def pieces(self, start: int, stop: int) -> list[Piece]:
-        """What a rank that owns elements [start, stop) of the flat buffer owns of this tensor."""
-        low, high = max(start, self.offset), min(stop, self.stop)
+        """Return the pieces of this tensor in elements [start, stop) of the flat buffer."""
+        low = max(start, self.offset)
+        high = min(stop, self.stop)
         if low >= high:
             return []
-        pieces, at = [], low - start
+        pieces = []
+        at = low - start
         for box in flat_range_to_boxes(self.shape, low - self.offset, high - self.offset):
             pieces.append(Piece(self.name, box, at, at + box.size, self.shape))
             at += box.size
@@ -61,20 +65,22 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Slots in one declared order without gaps, in `num_shards` equal shards. Make it with
-    `FlatLayout.of`.
-    """
+    """Slots in one declared order without gaps, in `num_shards` equal shards; `of` makes one."""
 
     slots: tuple[Slot, ...]
     num_shards: int
     alignment: int
     dtype: str
+    _slot_named: dict[str, Slot] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "_slot_named", {slot.name: slot for slot in self.slots})
 
     @classmethod
     def of(
         cls, shapes, num_shards: int, *, alignment: int = 256, dtype: str = "float32"
     ) -> "FlatLayout":
-        """The layout of these tensors, in the order given.
+        """Return the layout of these tensors, in the order given.
 
         shapes       {name: shape}, or pairs (name, shape)
         num_shards   ranks that share the buffer; there may be more ranks than elements
@@ -82,12 +88,11 @@ class FlatLayout:
                      lines and vectors)
         Errors: LayoutError for a name given twice, a negative size, an unknown dtype, no shards.
         """
-        pairs = [
-            (name, tuple(shape))
-            for name, shape in (shapes.items() if hasattr(shapes, "items") else shapes)
-        ]
+        given = shapes.items() if isinstance(shapes, Mapping) else shapes
+        pairs = [(name, tuple(shape)) for name, shape in given]
         _check_arguments(pairs, num_shards, alignment, dtype)
-        slots, offset = [], 0
+        slots = []
+        offset = 0
         for name, shape in pairs:
             slots.append(Slot(name, shape, offset))
             offset = slots[-1].stop
@@ -109,30 +114,29 @@ class FlatLayout:
         return self.shard * self.num_shards
 
     def span(self, rank: int) -> tuple[int, int]:
-        """Elements [start, stop) of the flat buffer that a rank owns: its shard without padding, so
-        it may be empty.
+        """Return the elements [start, stop) of the flat buffer that a rank owns.
+
+        They are its shard without padding, so there may be none.
         """
         if not 0 <= rank < self.num_shards:
             raise LayoutError(
-                f"rank {rank} owns no shard: the layout has {self.num_shards} shards, counted from 0"
+                f"rank {rank} owns no shard: the layout has {self.num_shards} shards, "
+                "counted from 0"
             )
         return min(rank * self.shard, self.length), min((rank + 1) * self.shard, self.length)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """The boxes a rank owns, in flat order; over all ranks they tile every tensor exactly
-        once.
-        """
+        """Return the boxes a rank owns, in flat order; all ranks' boxes tile every tensor once."""
         start, stop = self.span(rank)
         return [piece for slot in self.slots for piece in slot.pieces(start, stop)]
 
     def slot(self, name: str) -> Slot:
-        """The slot of one tensor. Errors: LayoutError if there is none of that name."""
-        for slot in self.slots:
-            if slot.name == name:
-                return slot
-        raise LayoutError(
-            f"no slot is named {name!r}; the layout has {', '.join(s.name for s in self.slots) or 'none'}"
-        )
+        """Return the slot of one tensor. Errors: LayoutError if none has that name."""
+        slot = self._slot_named.get(name)
+        if slot is None:
+            names = ", ".join(self._slot_named) or "none"
+            raise LayoutError(f"no slot is named {name!r}; the layout has {names}")
+        return slot
 
     @property
     def item_bytes(self) -> int:
@@ -153,23 +157,23 @@ class FlatLayout:
 
     def __str__(self) -> str:
         return (
-            f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in {self.num_shards} shards "
-            f"of {self.shard}"
+            f"FlatLayout of {len(self.slots)} tensors, {self.length} {self.dtype} in "
+            f"{self.num_shards} shards of {self.shard}"
         )
 
 
 def _round_up(number: int, multiple: int) -> int:
-    """The smallest multiple that is not below the number."""
+    """Return the smallest multiple that is not below the number."""
     return -(-number // multiple) * multiple
 
 
 def _check_arguments(pairs, num_shards: int, alignment: int, dtype: str) -> None:
-    names = [name for name, _ in pairs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise LayoutError(
-            f"two tensors are named {twice!r}; names must differ, they are what a checkpoint knows"
-        )
+    for name, count in Counter(name for name, _ in pairs).items():
+        if count > 1:
+            raise LayoutError(
+                f"two tensors are named {name!r}; names must differ, since a checkpoint finds "
+                "tensors by name"
+            )
     for name, shape in pairs:
         if min((0, *shape)) < 0:
             raise LayoutError(f"tensor {name!r} has shape {shape}; sizes must be >= 0")

@@ -1,5 +1,5 @@
-"""Pieces: named boxes with an owner's address. What a checkpoint writes and reads, one piece at a
-time.
+"""Pieces: named boxes with an address in their owner's buffer. A checkpoint writes and reads them
+one at a time.
 """
 
 from dataclasses import dataclass

@@ -19,7 +19,7 @@ class Placement(Protocol):
     """One rank's view of a tensor over one mesh axis."""
 
     def local_box(self, global_shape: tuple[int, ...]) -> Box:
-        """The part of a tensor of this shape that the rank has."""
+        """Return the part of a tensor of this shape that the rank has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The tensor is cut along `dim` into `num_parts` runs that differ by at most one; this rank has
-    run `part`.
+    """The tensor is cut along `dim` into `num_parts` runs that differ by at most one; this is run
+    `part`.
     """
 
     dim: int
@@ -52,14 +52,17 @@ class Shard:
                 f"dim {self.dim} cannot be sharded: the tensor has shape {tuple(global_shape)}"
             )
         start, stop = even_span(global_shape[self.dim], self.num_parts, self.part)
-        offset, shape = [0] * len(global_shape), list(global_shape)
-        offset[self.dim], shape[self.dim] = start, stop - start
+        offset = [0] * len(global_shape)
+        shape = list(global_shape)
+        offset[self.dim] = start
+        shape[self.dim] = stop - start
         return Box(tuple(offset), tuple(shape))
 
 
 def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
-    """The run [start, stop) of `length` things that is this part's; the first length % num_parts
-    parts get one more.
+    """Return the run [start, stop) of `length` that is this part's.
+
+    The first length % num_parts parts get one more.
     """
     each, rest = divmod(length, num_parts)
     start = part * each + min(part, rest)
@@ -67,9 +70,7 @@ def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
 
 
 def compose(placements, global_shape: tuple[int, ...]) -> Box:
-    """The box that is left when each placement cuts what the one before it left; global
-    coordinates.
-    """
+    """Return the box that remains after each placement in turn, in global coordinates."""
     box = Box.whole(global_shape)
     for placement in placements:
         inner = placement.local_box(box.shape)
