@@ -1,16 +1,15 @@
 """TIME: who does what, when. A training step is a program; this room writes, lowers, checks and
-times it. Pure integers.
+times it. It is pure integer arithmetic.
 
-orders       gpipe, 1f1b and more: which micro-batch each pipeline rank works on next      <- read this one first
+orders       gpipe, 1f1b and more: which micro-batch each pipeline rank works on next; read it first
 zero_bubble  the order ZB-V, made by a list scheduler
-catalog      the orders by name, with how many stages each wants and where each stage lives
+catalog      the registry of orders: their names, and what is particular to each
 actions      the instructions of a program and their text form
-lowering     passes that add what an order leaves open: units, gathers, reductions, transfers, the
-             optimizer step
+lowering     passes that add units, gathers, reductions, transfers and the optimizer step
 overlap      passes that let messages between data ranks travel while units compute
 check        is this program well formed?
 simulate     does it end if MPI buffers nothing, how long does it take, what stays in memory?
-grid         the picture of a timeline, as text and as SVG
+grid         a timeline as a diagram, in text and in SVG
 
 program = lower(order_named("1f1b")(4, 8), {0: 3, 1: 2, 2: 2, 3: 3})
 simulate(program).bubble_fraction
@@ -23,11 +22,12 @@ from .actions import (
     Kind,
     Program,
     from_text,
+    peak_live,
     receive_of,
     to_text,
     wait_of,
 )
-from .catalog import ORDERS, Order, order_named, rank_of
+from .catalog import ORDERS, Order, order, order_named, rank_of
 from .check import validate
 from .grid import describe_timeline, draw_svg, draw_text, unit_timeline
 from .lowering import add_gathers, add_reductions, add_step, add_transfers, expand, lower
@@ -61,7 +61,9 @@ __all__ = [
     "interleaved_1f1b",
     "lower",
     "one_f_one_b",
+    "order",
     "order_named",
+    "peak_live",
     "rank_of",
     "receive_of",
     "simulate",

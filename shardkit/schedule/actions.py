@@ -1,30 +1,36 @@
 """Actions: the instructions of a training step, and their text form.
 
-A model is cut into stages, one after another along the pipeline; a stage is a row of units, each a
-block of the model with its flat parameter buffer; the batch is cut into micro-batches. An action
+A model is cut into stages, one after another along the pipeline. A stage is a row of units, each a
+block of the model with its flat parameter buffer. The batch is cut into micro-batches. An action
 names what it touches:
 
-    2F5         forward of stage 2, micro-batch 5           2.1F5       the same, only unit 1 of the stage
-    2.1B5       its input gradient                          2.1W5       its weight gradient
-    2SEND_F5    post the activations to stage 3             3RECV_F5    and wait for them to come
-    2SEND_B5    post the gradient to stage 1                1RECV_B5    and wait for it to come
-    2WAIT_F5    the buffer of 2SEND_F5 is free again        2WAIT_B5    the buffer of 2SEND_B5 is free again
-    2.1GATHER   make the unit's parameters whole            2.1RELEASE  keep only this rank's shard of them
-    2.1REDUCE   sum the unit's gradient over data ranks     2.1STEP     apply the optimizer to the unit
-    2.1BEGIN_GATHER, 2.1BEGIN_REDUCE    let its messages travel from now on; the GATHER or REDUCE
-                                        then waits for them
-    2.1TIE      add the gradients of a tied unit's copies on other pipeline ranks
+    2F5         forward of stage 2, micro-batch 5
+    2.1F5       forward of unit 1 of that stage only
+    2.1B5       its input gradient
+    2.1W5       its weight gradient
+    2SEND_F5    post the activations to stage 3
+    3RECV_F5    wait for them to arrive
+    2WAIT_F5    the buffer of 2SEND_F5 is free again
+    2SEND_B5    post the gradient to stage 1; 1RECV_B5 and 2WAIT_B5 as above
+    2.1GATHER   make the unit's parameters whole
+    2.1RELEASE  keep only this rank's shard of them
+    2.1REDUCE   sum the unit's gradient over data ranks
+    2.1STEP     apply the optimizer to the unit
+    2.1BEGIN_GATHER, 2.1BEGIN_REDUCE
+                let its messages travel from now on; the GATHER or REDUCE then waits for them
+    2.1TIE      add the gradients of a tied unit's replicas on other pipeline ranks
     CLIP        bound the gradient norm, over all ranks
 
-Backward is two actions because only B is on the road of the rank that waits for the gradient; W can
-be done at any later time. Source: Zero Bubble Pipeline Parallelism (arXiv 2401.10241); the text
-form follows PyTorch's pipelining schedules.
+Backward is two actions because another rank waits for B only; W can be done at any later time.
+Source: Zero Bubble Pipeline Parallelism (arXiv 2401.10241); the text form follows PyTorch's
+pipelining schedules.
 
-A program is one tuple of actions per pipeline rank. Its text is a line per rank: `0: 0F0 0F1 0B0
-0W0 0B1 0W1`.
+A program is one tuple of actions per pipeline rank. Its text has one line per rank:
+`0: 0F0 0F1 0B0 0W0 0B1 0W1`.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -72,7 +78,7 @@ _TEXT = re.compile(r"(?:(\d+)(?:\.(\d+))?)?([A-Z]+(?:_[A-Z]+)?)(\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One instruction. Which of stage, unit and micro-batch it carries depends on its kind."""
+    """One instruction; its kind decides which of stage, unit and micro-batch it carries."""
 
     kind: Kind
     stage: int | None = None
@@ -88,7 +94,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """The action with this text form. Errors: ScheduleError if there is none."""
+        """Return the action with this text form. Errors: ScheduleError if there is none."""
         match = _TEXT.fullmatch(text)
         if match is None or match[3] not in _KINDS:
             raise ScheduleError(
@@ -109,15 +115,14 @@ class Action:
         return self._order() < other._order()
 
     def _order(self) -> tuple:
-        """By stage, unit, micro-batch, then kind; what an action does not carry comes first."""
+        """Return the sort key: stage, unit, micro-batch, kind; a missing number comes first."""
         numbers = (-1 if n is None else n for n in (self.stage, self.unit, self.micro_batch))
         return (*numbers, list(Kind).index(self.kind))
 
 
 _KINDS = {kind.value: kind for kind in Kind}
-_EXAMPLE = {kind: f"2{kind.value}5" for kind in Kind} | {
-    kind: f"2.1{kind.value}" for kind in _PER_UNIT
-}
+_EXAMPLE = {kind: f"2{kind.value}5" for kind in Kind}
+_EXAMPLE |= {kind: f"2.1{kind.value}" for kind in _PER_UNIT}
 _EXAMPLE |= {
     Kind.FORWARD: "2F5 or 2.1F5",
     Kind.BACKWARD: "2B5 or 2.1B5",
@@ -126,23 +131,23 @@ _EXAMPLE |= {
 }
 _CARRIES = {kind: {(True, False, True)} for kind in Kind}  # (stage, unit, micro_batch)
 _CARRIES |= {kind: {(True, False, True), (True, True, True)} for kind in COMPUTE}
-_CARRIES |= {kind: {(True, True, False)} for kind in _PER_UNIT} | {
-    Kind.CLIP: {(False, False, False)}
-}
+_CARRIES |= {kind: {(True, True, False)} for kind in _PER_UNIT}
+_CARRIES |= {Kind.CLIP: {(False, False, False)}}
 
 Program = dict[int, tuple[Action, ...]]
 
 
 def to_text(program: Program) -> str:
-    """The program as text, one line per pipeline rank."""
+    """Return the program as text, one line per pipeline rank."""
     return "\n".join(
         f"{rank}: {' '.join(map(str, actions))}".rstrip() for rank, actions in program.items()
     )
 
 
 def from_text(text: str) -> Program:
-    """The program that `to_text` wrote; blank lines do not count. Errors: ScheduleError naming the
-    bad line.
+    """Return the program that `to_text` wrote; blank lines do not count.
+
+    Errors: ScheduleError naming the bad line.
     """
     program = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -156,7 +161,7 @@ def from_text(text: str) -> Program:
 
 
 def receive_of(send: Action) -> Action:
-    """The receive at the other end of a send: 2SEND_F5 -> 3RECV_F5, 2SEND_B5 -> 1RECV_B5."""
+    """Return the receive at the other end of a send: 2SEND_F5 -> 3RECV_F5, 2SEND_B5 -> 1RECV_B5."""
     if send.kind is Kind.SEND_F:
         return Action(Kind.RECV_F, send.stage + 1, None, send.micro_batch)
     assert send.kind is Kind.SEND_B, f"{send} is not a send"
@@ -164,6 +169,28 @@ def receive_of(send: Action) -> Action:
 
 
 def wait_of(send: Action) -> Action:
-    """The wait after which the buffer of a send may be used again: 2SEND_F5 -> 2WAIT_F5."""
+    """Return the wait after which the buffer of a send is free again: 2SEND_F5 -> 2WAIT_F5."""
     kind = {Kind.SEND_F: Kind.WAIT_F, Kind.SEND_B: Kind.WAIT_B}[send.kind]
     return Action(kind, send.stage, None, send.micro_batch)
+
+
+def peak_live(actions: Iterable[Action]) -> int:
+    """Return the most activations that a rank keeps while it runs these actions.
+
+    An activation is a pair of stage and micro-batch, from its first F to its last W, so two stages
+    on the rank count a micro-batch twice.
+    """
+    actions = list(actions)
+    last_use = {
+        (a.stage, a.micro_batch): at for at, a in enumerate(actions) if a.kind is Kind.WEIGHT
+    }
+    live: set[tuple] = set()
+    peak = 0
+    for at, action in enumerate(actions):
+        key = (action.stage, action.micro_batch)
+        if action.kind is Kind.FORWARD:
+            live.add(key)
+            peak = max(peak, len(live))
+        elif last_use.get(key) == at:
+            live.discard(key)
+    return peak

@@ -1,4 +1,4 @@
-"""Check: is a program well formed? What `simulate` and the runtime may then take for granted."""
+"""Check that a program is well formed, so that `simulate` and the runtime can rely on it."""
 
 from collections import Counter
 
@@ -24,16 +24,15 @@ ONCE_PER_RANK = (
 
 
 def validate(program: Program) -> None:
-    """Return if the program is well formed: at stage level, at unit level, before or after any
-    pass.
+    """Check that the program is well formed, at stage or unit level, before or after any pass.
 
-    Nothing but GATHER, its BEGIN and RELEASE happens twice. A stage lives on one rank. Each kind of
-    F, B and W in the program is there for every stage, unit and micro-batch, B after F and W after
-    B (a program of F alone, for evaluation, is well formed). Every SEND has one RECV, on another
-    rank, and one WAIT, after it; no RECV or WAIT is without its SEND. A BEGIN is followed by its
-    GATHER or REDUCE before anything else is done to the parameters, or the gradient, of its unit.
-    Errors: ScheduleError naming the first action that is wrong. Whether the program ends is for
-    `simulate` to say.
+    Only GATHER, its BEGIN and RELEASE may happen twice. A stage lives on one rank. Each kind of F,
+    B and W in the program is there for every stage, unit and micro-batch, B after F and W after B
+    (a program of F alone, for evaluation, is well formed). Every SEND has one RECV, on another
+    rank, and one WAIT, after it; no RECV or WAIT lacks its SEND. A BEGIN is followed by its GATHER
+    or REDUCE before anything else is done to the parameters, or the gradient, of its unit.
+    Errors: ScheduleError naming the first action that is wrong. `simulate` finds out whether the
+    program ends.
     """
     _check_repeats(program)
     _check_stages(program)
@@ -66,16 +65,15 @@ def _check_compute(program: Program) -> None:
     place = _places(program, COMPUTE)
     kinds = [kind for kind in COMPUTE if any(action.kind is kind for action in place)]
     micro_batches = sorted({action.micro_batch for action in place})
-    for unit in {
-        (action.stage, action.unit): None for action in place
-    }:  # a dictionary: keeps the program's order
+    units = dict.fromkeys((action.stage, action.unit) for action in place)
+    for unit in units:
         for micro_batch in micro_batches:
             needed = [Action(kind, *unit, micro_batch) for kind in kinds]
             for action in needed:
                 if action not in place:
                     raise ScheduleError(
-                        f"{action} is missing; every stage needs {', '.join(k.value for k in kinds)} of "
-                        f"every micro-batch in the program"
+                        f"{action} is missing; every stage needs "
+                        f"{', '.join(k.value for k in kinds)} of every micro-batch in the program"
                     )
             for one, two in zip(needed, needed[1:]):
                 if place[one] > place[two]:
@@ -91,18 +89,21 @@ def _check_transfers(program: Program) -> None:
         for other in (receive, wait):
             if other not in place:
                 raise ScheduleError(
-                    f"{send} has no {other}; the message would never be taken, or its buffer never freed"
+                    f"{send} has no {other}; the message would never be taken, or its buffer "
+                    "never freed"
                 )
         if place[receive][0] == place[send][0]:
             raise ScheduleError(
-                f"{send} and {receive} are both on rank {place[send][0]}; a rank does not send to itself"
+                f"{send} and {receive} are both on rank {place[send][0]}; a rank does not send to "
+                "itself"
             )
         if place[wait] < place[send]:
             raise ScheduleError(f"{wait} stands before {send}; there is nothing to wait for yet")
     for action in place:
         if action not in expected:
             raise ScheduleError(
-                f"{action} on rank {place[action][0]} has no SEND that it belongs to; it would wait for ever"
+                f"{action} on rank {place[action][0]} has no SEND that it belongs to; it would "
+                "wait forever"
             )
 
 
@@ -116,21 +117,18 @@ def _check_begun(program: Program) -> None:
                 )
                 if following != end:
                     raise ScheduleError(
-                        f"{action} on rank {rank} is followed by {following or 'nothing'} and not by {end}; its "
-                        "messages would be on the way for ever, or overwritten"
+                        f"{action} on rank {rank} is followed by {following or 'nothing'} and not "
+                        f"by {end}; its messages would be on the way forever, or overwritten"
                     )
 
 
 def _disturbs(action: Action, begun: Action) -> bool:
-    is_of_unit = action.kind is Kind.CLIP or (action.stage, action.unit) == (
-        begun.stage,
-        begun.unit,
-    )
-    return is_of_unit and action.kind in _DISTURBS[begun.kind]
+    is_same_unit = (action.stage, action.unit) == (begun.stage, begun.unit)
+    return action.kind in _DISTURBS[begun.kind] and (action.kind is Kind.CLIP or is_same_unit)
 
 
 def _places(program: Program, kinds: tuple[Kind, ...]) -> dict[Action, tuple[int, int]]:
-    """Where each action of these kinds stands: {action: (rank, position)}."""
+    """Return where each action of these kinds stands: {action: (rank, position)}."""
     return {
         action: (rank, at)
         for rank, actions in program.items()

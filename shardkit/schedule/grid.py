@@ -1,13 +1,13 @@
-"""Grid: a timeline as a picture, one row per pipeline rank, time to the right; as text, as SVG, and
-with its figures.
+"""Grid: a timeline as a diagram with one row per pipeline rank and time to the right, as text, as
+SVG, and with its figures.
 
     rank 0   F0 F1  . B0 W0 F2 B1 W1  . B2 W2
     rank 1    . F0 B0 W0 F1 B1 W1 F2 B2 W2  .
 
     print(describe_timeline(unit_timeline("1f1b", ranks=2, micro_batches=3)))
 
-Only F, B and W are drawn. Where a rank runs several stages, the stage is written (text) or shown as
-a shade (SVG).
+Only F, B and W are drawn. Where a rank runs several stages, the stage is a number in the text and a
+shade in the SVG image.
 """
 
 from collections.abc import Iterator
@@ -20,19 +20,17 @@ from .catalog import order_named
 from .lowering import lower
 from .simulate import Event, Timeline, simulate
 
-_IN_WORDS = {
-    "s": "seconds",
-    "units": "units; F, B and W of a stage take one each",
-}  # of Timeline.unit
+# by Timeline.unit
+_IN_WORDS = {"s": "seconds", "units": "units; F, B and W of a stage take one each"}
 
 
 def unit_timeline(
     order: str = "1f1b", ranks: int = 4, micro_batches: int = 8, virtual: int | None = None
 ) -> Timeline:
-    """The timeline of an order when F, B and W of a stage take one unit of time each and messages
-    take none.
+    """Return the timeline of an order in which F, B and W of a stage take one unit of time each and
+    messages take none.
 
-    virtual   stages per rank; None: what the order runs if nothing is said
+    virtual   stages per rank; None: the default of the order
     Errors: ScheduleError if there is no such order, or it does not run that many stages.
     """
     program = order_named(order)(ranks, micro_batches, virtual)
@@ -41,13 +39,10 @@ def unit_timeline(
 
 
 def describe_timeline(timeline: Timeline) -> str:
-    """The grid, and below it how long the step takes, how much of that is bubble, and what each
-    rank keeps.
-    """
+    """Return the grid with the time of the step, its bubble, and what each rank keeps below it."""
     keeps = " ".join(str(timeline.peak_live_micro_batches(rank)) for rank in timeline.events)
-    counted = (
-        "pairs of stage and micro-batch" if _Rows(timeline).has_virtual_stages else "micro-batches"
-    )
+    has_pairs = _Rows(timeline).has_virtual_stages
+    counted = "pairs of stage and micro-batch" if has_pairs else "micro-batches"
     return (
         f"{draw_text(timeline)}\n\n"
         f"time        {timeline.seconds:g} {_IN_WORDS[timeline.unit]}\n"
@@ -57,9 +52,9 @@ def describe_timeline(timeline: Timeline) -> str:
 
 
 class _Rows:
-    """What a timeline computes, by rank, and how it must be labeled.
+    """What a timeline computes, by rank, and how to label it.
 
-    work     {rank: its F, B and W that take any time}
+    work     {rank: its F, B and W that take time}
     stages   {rank: its stages, ascending}
     """
 
@@ -75,13 +70,14 @@ class _Rows:
         self.has_units = any(e.action.unit for events in self.work.values() for e in events)
 
     def label(self, action: Action) -> str:
-        """The action without what goes without saying: F5, 2F5 or 2.1F5."""
+        """Return the action without the numbers that are all 0: F5, 2F5 or 2.1F5."""
         if self.has_units:
             return str(action)
-        return f"{action.stage if self.has_virtual_stages else ''}{action.kind.value}{action.micro_batch}"
+        stage = action.stage if self.has_virtual_stages else ""
+        return f"{stage}{action.kind.value}{action.micro_batch}"
 
     def shade(self, rank: int, stage: int) -> float:
-        """From 0, the first stage of the rank, to 1, the last of as many as any rank has."""
+        """Return 0 for the first stage of the rank, up to 1 for the last that any rank has."""
         return self.stages[rank].index(stage) / max(1, max(map(len, self.stages.values())) - 1)
 
 
@@ -89,7 +85,7 @@ class _Rows:
 
 
 def draw_text(timeline: Timeline) -> str:
-    """One row per rank, one cell per second: what runs when the second begins, or a dot."""
+    """Draw one row per rank, one cell per second: what runs when the second begins, or a dot."""
     rows = _Rows(timeline)
     cells = {rank: _cells(rows, rank, ceil(timeline.seconds)) for rank in rows.work}
     width = max((len(cell) for row in cells.values() for cell in row), default=1)
@@ -110,8 +106,9 @@ def _cells(rows: _Rows, rank: int, num_cells: int) -> list[str]:
 
 # --- SVG ------------------------------------------------------------------------------------------
 
-_COLOURS = {
-    Kind.FORWARD: ((170, 204, 243), (86, 142, 210)),  # of the first and of the last stage of a rank
+# the first and the last stage of a rank
+_COLORS = {
+    Kind.FORWARD: ((170, 204, 243), (86, 142, 210)),
     Kind.BACKWARD: ((250, 203, 152), (230, 138, 50)),
     Kind.WEIGHT: ((188, 224, 188), (98, 170, 106)),
 }
@@ -121,32 +118,31 @@ _WIDEST, _NARROWEST, _DIGIT = 8000, 760, 6
 
 
 def draw_svg(timeline: Timeline, title: str = "") -> str:
-    """A self-contained SVG image: a box per F, B and W with the number of its micro-batch, a legend
-    and an axis of time.
+    """Return a self-contained SVG image: a box per F, B and W with the number of its micro-batch, a
+    legend and an axis of time.
 
-    The shortest action is 18 pixels wide, unless the picture would then be wider than 8000. The
-    title gets the time of the step, in the unit of the timeline, and the bubble fraction.
+    The shortest action is 18 pixels wide, unless the image would then be wider than 8000. The title
+    gets the time of the step, in the unit of the timeline, and the bubble fraction.
     """
-    rows, scale = _Rows(timeline), _pixels_per_second(timeline)
+    rows = _Rows(timeline)
+    scale = _pixels_per_second(timeline)
     width = max(_LEFT + timeline.seconds * scale + _RIGHT, _NARROWEST)
-    height = _TOP + _ROW * len(rows.work) + _FOOT
-    headline = f"{title + ': ' if title else ''}{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" viewBox="0 0 {width:g} {height}" '
-            f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
-            f'<rect width="{width:g}" height="{height}" fill="white"/>',
-            f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{escape(headline)}</text>',
-            *_legend(rows),
-            *_axis(timeline, scale, _TOP + _ROW * len(rows.work)),
-            *(
-                line
-                for at, rank in enumerate(rows.work)
-                for line in _row(rows, rank, _TOP + at * _ROW, timeline, scale)
-            ),
-            "</svg>\n",
-        ]
-    )
+    bottom = _TOP + _ROW * len(rows.work)
+    height = bottom + _FOOT
+    figures = f"{timeline.seconds:g} {timeline.unit}, {timeline.bubble_fraction:.1%} bubble"
+    headline = escape(f"{title}: {figures}" if title else figures)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height}" '
+        f'viewBox="0 0 {width:g} {height}" '
+        f'font-family="Helvetica, Arial, DejaVu Sans, sans-serif" font-size="12">',
+        f'<rect width="{width:g}" height="{height}" fill="white"/>',
+        f'<text x="{_LEFT}" y="22" font-size="15" font-weight="bold">{headline}</text>',
+        *_legend(rows),
+        *_axis(timeline, scale, bottom),
+    ]
+    for at, rank in enumerate(rows.work):
+        lines += _row(rows, rank, _TOP + at * _ROW, timeline, scale)
+    return "\n".join([*lines, "</svg>\n"])
 
 
 def _pixels_per_second(timeline: Timeline) -> float:
@@ -166,26 +162,29 @@ def _row(rows: _Rows, rank: int, top: float, timeline: Timeline, scale: float) -
 
 def _box(event: Event, shade: float, top: float, scale: float, unit: str) -> str:
     action, start, end = event
-    left, width, number = _LEFT + start * scale, (end - start) * scale, str(action.micro_batch)
-    text = (
-        f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" text-anchor="middle">{number}</text>'
-        if width >= _DIGIT * len(number) + 2
-        else ""
-    )
+    left = _LEFT + start * scale
+    width = (end - start) * scale
+    number = str(action.micro_batch)
+    text = ""
+    if width >= _DIGIT * len(number) + 2:
+        text = (
+            f'<text x="{left + width / 2:g}" y="{top + 16.5}" font-size="10" '
+            f'text-anchor="middle">{number}</text>'
+        )
     return (
-        f'<g><title>{action}: {start:g} to {end:g} {unit}</title><rect x="{left:g}" y="{top + 2}" width="{width:g}" '
-        f'height="{_ROW - 4}" fill="{_color(action.kind, shade)}" stroke="white"/>{text}</g>'
+        f"<g><title>{action}: {start:g} to {end:g} {unit}</title>"
+        f'<rect x="{left:g}" y="{top + 2}" width="{width:g}" height="{_ROW - 4}" '
+        f'fill="{_color(action.kind, shade)}" stroke="white"/>{text}</g>'
     )
 
 
 def _color(kind: Kind, shade: float) -> str:
-    return "#" + "".join(
-        f"{round(one + (two - one) * shade):02x}" for one, two in zip(*_COLOURS[kind])
-    )
+    mixed = (round(one + (two - one) * shade) for one, two in zip(*_COLORS[kind]))
+    return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
 def _legend(rows: _Rows) -> Iterator[str]:
-    """A swatch per kind, one part per shade."""
+    """Yield a swatch per kind, with one part per shade."""
     shades = sorted(
         {rows.shade(rank, stage) for rank, stages in rows.stages.items() for stage in stages}
     )
@@ -197,19 +196,24 @@ def _legend(rows: _Rows) -> Iterator[str]:
         yield f'<text x="{left + 5}" y="45">{name}</text>'
         left += 7 * len(name) + 20
     if rows.has_virtual_stages:
-        yield f'<text x="{left}" y="45" fill="#666">light to dark: stages of a rank, ascending</text>'
+        words = "light to dark: stages of a rank, ascending"
+        yield f'<text x="{left}" y="45" fill="#666">{words}</text>'
 
 
 def _axis(timeline: Timeline, scale: float, top: float) -> Iterator[str]:
-    seconds, words, step = timeline.seconds, _IN_WORDS[timeline.unit], _round_step(34 / scale)
+    seconds = timeline.seconds
+    words = _IN_WORDS[timeline.unit]
+    step = _round_step(34 / scale)
+    style = 'fill="#444" text-anchor="middle"'
     for tick in range(floor(seconds / step) + 1):
         x = _LEFT + tick * step * scale
         yield f'<path d="M{x:g} {top} v6" stroke="#666"/>'
-        yield f'<text x="{x:g}" y="{top + 20}" font-size="11" fill="#444" text-anchor="middle">{tick * step:g}</text>'
-    yield f'<text x="{_LEFT + seconds * scale / 2:g}" y="{top + 37}" fill="#444" text-anchor="middle">{words}</text>'
+        yield f'<text x="{x:g}" y="{top + 20}" font-size="11" {style}>{tick * step:g}</text>'
+    middle = _LEFT + seconds * scale / 2
+    yield f'<text x="{middle:g}" y="{top + 37}" {style}>{words}</text>'
 
 
 def _round_step(shortest: float) -> float:
-    """The smallest of ... 0.5, 1, 2, 5, 10 ... that is not shorter."""
+    """Return the smallest of ... 0.5, 1, 2, 5, 10 ... that is not shorter."""
     power = 10.0 ** floor(log10(shortest))
     return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= shortest)

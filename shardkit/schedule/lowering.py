@@ -1,16 +1,20 @@
 """Lowering: passes that turn an order (F, B, W of whole stages) into a program that a rank can
 execute line by line.
 
-    order           0F0 0B0 0W0
-    expand          0.0F0 0.1F0  0.1B0 0.1W0 0.0B0 0.0W0                                   stages become units
-    add_gathers     0.0GATHER 0.0F0 0.0RELEASE  0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE ... parameters only while needed
-    add_reductions  ... 0.0B0 0.0W0 0.0RELEASE 0.0REDUCE                                   one gradient sum per unit
-    add_transfers   ... 0.1F0 0SEND_F0 ... 0RECV_B0 0.1B0 ... 0WAIT_F0                     messages between ranks
-    add_step        ... 0.0STEP 0.1STEP                                                    the optimizer
+    order            0F0 0B0 0W0
+    expand           0.0F0 0.1F0  0.1B0 0.1W0 0.0B0 0.0W0
+                     stages become units
+    add_gathers      0.0GATHER 0.0F0 0.0RELEASE  0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE ...
+                     parameters are whole only while they are needed
+    add_reductions   ... 0.0B0 0.0W0 0.0RELEASE 0.0REDUCE
+                     one gradient sum per unit
+    add_transfers    ... 0.1F0 0SEND_F0 ... 0RECV_B0 0.1B0 ... 0WAIT_F0
+                     messages between ranks
+    add_step         ... 0.0STEP 0.1STEP
+                     the optimizer
 
 Each pass is a pure function from program to program, does one thing, and knows nothing of the other
-passes or of the order: a new order needs no new pass. The examples in the docstrings are run by the
-tests.
+passes or of the order: a new order needs no new pass. The tests run the examples in the docstrings.
 Source: the passes of torch.distributed.pipelining.schedules.
 """
 
@@ -18,6 +22,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..errors import ScheduleError
@@ -25,7 +30,8 @@ from .actions import COMPUTE, RECEIVES, SENDS, Action, Kind, Program, receive_of
 from .check import validate
 
 UnitKey = tuple[int, int | None]  # (stage, unit)
-Borrows = Mapping[UnitKey, Iterable[UnitKey]]  # borrower: its lenders
+Borrows = Mapping[UnitKey, Iterable[UnitKey]]  # {borrower: its lenders}
+_NO_BORROWS: Borrows = MappingProxyType({})
 
 
 def lower(
@@ -33,10 +39,10 @@ def lower(
     units_per_stage: Mapping[int, int],
     *,
     clip: bool = False,
-    borrows: Borrows = {},
+    borrows: Borrows = _NO_BORROWS,
     ties: Iterable[UnitKey] = (),
 ) -> Program:
-    """The order as a complete training step: all passes, one after another.
+    """Turn the order into a complete training step: run all passes, one after another.
 
     units_per_stage   {stage: number of units}
     clip              bound the gradient norm before the optimizer steps
@@ -59,9 +65,7 @@ def lower(
 
 
 class _Job(NamedTuple):
-    """Actions that are expanded together: each of `kinds`, for each micro-batch, for each unit of
-    the stage.
-    """
+    """Actions that are expanded together: all `kinds`, for each micro-batch, for each unit."""
 
     kinds: tuple[Kind, ...]
     stage: int
@@ -78,25 +82,25 @@ class _Job(NamedTuple):
 
 
 def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
-    """Actions of stages become actions of their units: forwards ascending, backwards descending, a
-    W right after its B.
+    """Replace each action of a stage by those of its units: F ascending, B descending, W after B.
 
-    On several pipeline ranks depth first, so that a micro-batch leaves for the next rank as early
-    as possible:
+    On several pipeline ranks the order is depth first, so that a micro-batch leaves for the next
+    rank as early as possible:
 
         >>> print(to_text(expand(from_text("0: 0F0 0F1\\n1: 1F0 1B0 1W0"), {0: 2, 1: 2})))
         0: 0.0F0 0.1F0 0.0F1 0.1F1
         1: 1.0F0 1.1F0 1.1B0 1.1W0 1.0B0 1.0W0
 
-    On a single rank breadth first: neighboring actions of one kind go through a unit together.
+    On a single rank it is breadth first: neighboring actions of one kind go through a unit
+    together.
 
         >>> print(to_text(expand(from_text("0: 0F0 0F1 0B0 0W0 0B1 0W1"), {0: 2})))
         0: 0.0F0 0.0F1 0.1F0 0.1F1 0.1B0 0.1W0 0.1B1 0.1W1 0.0B0 0.0W0 0.0B1 0.0W1
 
-    What this means for FSDP, where each new visit to a unit is an all-gather of its parameters:
-    gpipe on one stage visits a unit once forwards and once backwards per step and can reduce its
-    gradient at once, but keeps the activations of all micro-batches; 1f1b on one stage keeps those
-    of a single one, but visits every unit twice per micro-batch.
+    Under FSDP each new visit to a unit is an all-gather of its parameters: gpipe on one stage
+    visits a unit once forwards and once backwards per step and can reduce its gradient immediately,
+    but keeps the activations of all micro-batches; 1f1b on one stage keeps those of a single one,
+    but visits every unit twice per micro-batch.
     """
     breadth_first = len(program) == 1
     expanded = {}
@@ -111,9 +115,7 @@ def expand(program: Program, units_per_stage: Mapping[int, int]) -> Program:
 
 
 def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
-    """Each action as a job of its own, but a B and the W of the same micro-batch right after it as
-    one.
-    """
+    """Make each action a job, but a B and the W of the same micro-batch right after it one job."""
     jobs = []
     for action in actions:
         b_before = _Job((Kind.BACKWARD,), action.stage, (action.micro_batch,))
@@ -125,7 +127,7 @@ def _jobs(actions: tuple[Action, ...]) -> list[_Job]:
 
 
 def _merged(jobs: list[_Job]) -> list[_Job]:
-    """Neighboring jobs that differ only in the micro-batch as one job."""
+    """Merge neighboring jobs that differ only in the micro-batch."""
     runs = groupby(jobs, key=lambda job: (job.kinds, job.stage))
     return [
         _Job(kinds, stage, tuple(m for job in run for m in job.micro_batches))
@@ -136,8 +138,8 @@ def _merged(jobs: list[_Job]) -> list[_Job]:
 def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
     if units_per_stage.get(stage, 0) < 1:
         raise ScheduleError(
-            f"stage {stage} has no units; units_per_stage is {dict(units_per_stage)} and must give every "
-            "stage of the program at least one"
+            f"stage {stage} has no units; units_per_stage is {dict(units_per_stage)} and must give "
+            "every stage of the program at least one"
         )
     return units_per_stage[stage]
 
@@ -145,18 +147,17 @@ def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
 # --- parameters and gradients over the data axis --------------------------------------------------
 
 
-def add_gathers(program: Program, borrows: Borrows = {}) -> Program:
-    """A unit is gathered before, and released after, each run of neighboring actions that need its
-    parameters.
+def add_gathers(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
+    """Gather a unit before each run of neighboring actions that need it, and release it after.
 
-        >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.1W0 0.0B0 0.0W0"))))
-        0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.0GATHER 0.0B0 0.0W0
-        0.0RELEASE
+        >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0"))))
+        0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1B0 0.1RELEASE 0.0GATHER 0.0B0 0.0RELEASE
 
     A borrower needs its lenders too; a lender that was gathered already stays:
 
-        >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.2F0"), borrows={(0, 1): [(0,
-        0)]}))) 0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
+        >>> program = from_text("0: 0.0F0 0.1F0 0.2F0")
+        >>> print(to_text(add_gathers(program, borrows={(0, 1): [(0, 0)]})))
+        0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
     """
     _check_borrows(program, borrows)
     return {rank: _gathered(actions, borrows) for rank, actions in program.items()}
@@ -173,23 +174,25 @@ def _gathered(actions: tuple[Action, ...], borrows: Borrows) -> tuple[Action, ..
 
 
 def _needs(action: Action, borrows: Borrows) -> list[UnitKey]:
-    """The units whose parameters an action uses: its own and those it borrows, ascending."""
+    """Return the units whose parameters an action uses: its own and those it borrows, ascending."""
     own = (action.stage, action.unit)
     return sorted({own, *borrows.get(own, ())})
 
 
-def add_reductions(program: Program, borrows: Borrows = {}) -> Program:
-    """A unit's gradient is summed over the data ranks once per step: after the last W that adds to
-    it.
+def add_reductions(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
+    """Sum a unit's gradient over the data ranks once per step, after the last W that adds to it.
 
-        >>> print(to_text(add_reductions(from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE
-        0.0STEP")))) 0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0REDUCE 0.0STEP
+        >>> program = from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0STEP")
+        >>> print(to_text(add_reductions(program)))
+        0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0REDUCE 0.0STEP
 
-    After the RELEASE rather than before, so that the whole parameters are gone before buffers of
-    the reduction are needed. The gradient of a lender also waits for the W of its borrowers:
+    The REDUCE stands after the RELEASE rather than before it, so that the whole parameters are gone
+    before buffers of the reduction are needed. The gradient of a lender also waits for the W of its
+    borrowers:
 
-        >>> print(to_text(add_reductions(from_text("0: 0.0B0 0.0W0 0.1B0 0.1W0"), borrows={(0, 1):
-        [(0, 0)]}))) 0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
+        >>> program = from_text("0: 0.0B0 0.0W0 0.1B0 0.1W0")
+        >>> print(to_text(add_reductions(program, borrows={(0, 1): [(0, 0)]})))
+        0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
     """
     _check_borrows(program, borrows)
     return {rank: _reduced(actions, borrows) for rank, actions in program.items()}
@@ -232,8 +235,9 @@ def _check_borrows(program: Program, borrows: Borrows) -> None:
                 )
             if ranks[unit] != ranks[borrower]:
                 raise ScheduleError(
-                    f"unit {_text(borrower)} on rank {ranks[borrower]} cannot borrow from {_text(unit)} on "
-                    f"rank {ranks[unit]}; tied parameters must be on one pipeline rank"
+                    f"unit {_text(borrower)} on rank {ranks[borrower]} cannot borrow from "
+                    f"{_text(unit)} on rank {ranks[unit]}; tied parameters must be on one pipeline "
+                    "rank"
                 )
 
 
@@ -245,19 +249,19 @@ def _text(unit: UnitKey) -> str:
 
 
 def add_transfers(program: Program) -> Program:
-    """Activations go to the next stage and gradients to the one before, wherever these are on
-    different ranks.
+    """Send activations to the next stage, and gradients to the one before, if on another rank.
 
-        >>> print(to_text(add_transfers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0\\n1: 1.0F0 1.1F0 1.1B0
-        1.0B0")))) 0: 0.0F0 0.1F0 0SEND_F0 0RECV_B0 0WAIT_F0 0.1B0 0.0B0 1: 1RECV_F0 1.0F0 1.1F0
-        1.1B0 1.0B0 1SEND_B0 1WAIT_B0
+        >>> program = from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0\\n1: 1.0F0 1.1F0 1.1B0 1.0B0")
+        >>> print(to_text(add_transfers(program)))
+        0: 0.0F0 0.1F0 0SEND_F0 0RECV_B0 0WAIT_F0 0.1B0 0.0B0
+        1: 1RECV_F0 1.0F0 1.1F0 1.1B0 1.0B0 1SEND_B0 1WAIT_B0
 
     A SEND stands right after the action that makes the value, before the W of the same unit: the
-    next rank waits for it. A RECV stands right before the action that needs the value. A WAIT says
-    when the buffer of a SEND may be used again, and stands where it cannot block: after the first
-    RECV which proves that the receiver has passed the matching RECV (0WAIT_F0 above: the gradient
-    of micro-batch 0 cannot come before its activations went). Where no message proves it, the WAIT
-    stands at the end, before the optimizer steps.
+    next rank waits for it. A RECV stands right before the action that needs the value. A WAIT marks
+    where the buffer of a SEND may be used again, and stands where it cannot block: after the first
+    RECV that proves that the receiver has passed the matching RECV (0WAIT_F0 above: the gradient of
+    micro-batch 0 cannot come before its activations have left). Where no message proves it, the
+    WAIT stands at the end, before the optimizer steps.
     """
     return _add_waits(_add_sends_and_receives(program))
 
@@ -266,23 +270,19 @@ def _add_sends_and_receives(program: Program) -> Program:
     compute = {rank: [a for a in actions if a.kind in COMPUTE] for rank, actions in program.items()}
     rank_of_stage = {a.stage: rank for rank, actions in compute.items() for a in actions}
     units = sorted({(a.stage, a.unit) for actions in compute.values() for a in actions})
-    last, first = (
-        dict(units),
-        dict(reversed(units)),
-    )  # {stage: unit}; of equal stages a dictionary keeps the later
+    # {stage: unit}; a dictionary keeps the later one of equal stages
+    last, first = dict(units), dict(reversed(units))
 
     def transfer(
         kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbor: int
     ) -> list[Action]:
-        """The transfer, if the action is at the edge of its stage and the neighboring stage is on
-        another rank.
+        """Return the transfer, if the action is at the edge of its stage and the neighboring stage
+        is on another rank.
         """
         crosses = rank_of_stage.get(neighbor, rank_of_stage[a.stage]) != rank_of_stage[a.stage]
-        return (
-            [Action(kind, a.stage, None, a.micro_batch)]
-            if a.unit == at_unit[a.stage] and crosses
-            else []
-        )
+        if a.unit != at_unit[a.stage] or not crosses:
+            return []
+        return [Action(kind, a.stage, None, a.micro_batch)]
 
     def with_transfers(a: Action) -> list[Action]:
         if a.kind is Kind.FORWARD:
@@ -306,9 +306,7 @@ def _add_sends_and_receives(program: Program) -> Program:
 
 
 def _add_waits(program: Program) -> Program:
-    """Each SEND gets its WAIT right after the first RECV that proves it has been received, or at
-    the end of its rank.
-    """
+    """Put the WAIT of a SEND after the first RECV that proves it was received, or at the end."""
     messages = _messages(program)
     replies = defaultdict(list)  # {(from, to): [(posted at, received at), ...]}, ascending
     for message in messages:
@@ -324,7 +322,7 @@ def _add_waits(program: Program) -> Program:
     }
 
 
-class _Message(NamedTuple):
+class _Sent(NamedTuple):
     send: Action
     sender: int  # rank
     sent_at: int  # position in the sender's program
@@ -332,20 +330,20 @@ class _Message(NamedTuple):
     received_at: int
 
 
-def _messages(program: Program) -> list[_Message]:
-    """All messages, by sender and then by the position of the SEND."""
+def _messages(program: Program) -> list[_Sent]:
+    """Return all messages, by sender and then by the position of the SEND."""
     place = {
         a: (rank, at)
         for rank, actions in program.items()
         for at, a in enumerate(actions)
         if a.kind in SENDS + RECEIVES
     }
-    return [_Message(a, *place[a], *place[receive_of(a)]) for a in place if a.kind in SENDS]
+    return [_Sent(a, *place[a], *place[receive_of(a)]) for a in place if a.kind in SENDS]
 
 
-def _first_proof(message: _Message, replies: list[tuple[int, int]]) -> int | None:
-    """Where the sender gets the first message that the receiver posted after it had received this
-    one, if anywhere.
+def _first_proof(message: _Sent, replies: list[tuple[int, int]]) -> int | None:
+    """Return where the sender gets the first message posted after this one was received, if
+    anywhere.
     """
     later = replies[bisect(replies, (message.received_at,)) :]
     return min((at for _, at in later if at > message.sent_at), default=None)
@@ -355,15 +353,15 @@ def _first_proof(message: _Message, replies: list[tuple[int, int]]) -> int | Non
 
 
 def add_step(program: Program, clip: bool = False, ties: Iterable[UnitKey] = ()) -> Program:
-    """At the end of each rank a TIE for every tied unit, one CLIP, if asked for, then one STEP for
-    every unit that was reduced; units ascending.
+    """End each rank with a TIE per tied unit, a CLIP if asked for, and a STEP per reduced unit.
 
-        >>> print(to_text(add_step(from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE"), clip=True,
-        ties=[(0, 1)]))) 0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE 0.1TIE CLIP 0.0STEP 0.1STEP
+        >>> program = from_text("0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE")
+        >>> print(to_text(add_step(program, clip=True, ties=[(0, 1)])))
+        0: 0.1W0 0.1REDUCE 0.0W0 0.0REDUCE 0.1TIE CLIP 0.0STEP 0.1STEP
 
-    CLIP needs the gradient norm of the whole model, so it is a meeting of all ranks, and no STEP
-    can come before it. A TIE is a meeting of the ranks that hold copies: here nobody waits for an
-    activation any more, so it cannot hang.
+    Units ascend. CLIP needs the gradient norm of the whole model, so all ranks meet there, and no
+    STEP can come before it. A TIE is a meeting of the ranks that hold replicas: here nobody waits
+    for an activation anymore, so it cannot hang.
     """
     result, ties = {}, set(ties)
     for rank, actions in program.items():

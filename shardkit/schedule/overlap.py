@@ -5,8 +5,8 @@
                   0.1BEGIN_REDUCE ... 0.1REDUCE
 
 A BEGIN posts messages and goes on; the GATHER or REDUCE of the unit, which stays where its result
-is needed, waits for them. One gather and one reduction are under way at most: what is whole at once
-is bounded, by one unit more of each.
+is needed, waits for them. At most one gather and one reduction are under way, so at most one more
+unit of each is whole at a time.
 Source: the prefetching of PyTorch's FSDP (arXiv 2304.11277).
 """
 
@@ -18,29 +18,27 @@ _END_OF_STEP = (Kind.TIE, Kind.CLIP, Kind.STEP)
 
 
 def begin_gathers(program: Program) -> Program:
-    """Each GATHER but the first is begun one visit ahead: right after the GATHER before it, once
-    its unit is released.
+    """Begin each GATHER but the first one visit ahead: after the GATHER before it, if released.
 
-        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0
-        0.1RELEASE 0.0GATHER 0.0B0")))) 0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER
-        0.0BEGIN_GATHER 0.1F0 0.1RELEASE 0.0GATHER 0.0B0
+        >>> program = from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.0GATHER")
+        >>> print(to_text(begin_gathers(program)))
+        0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.1GATHER 0.0BEGIN_GATHER 0.1F0 0.0GATHER
 
-    Units that are gathered together are begun together:
+    A gather of a unit that is whole begins once it is released. Units that are gathered together
+    begin together:
 
-        >>> print(to_text(begin_gathers(from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.0GATHER 0.1GATHER
-        0.1F0")))) 0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.0BEGIN_GATHER 0.0GATHER 0.1GATHER
-        0.1F0
+        >>> program = from_text("0: 0.0GATHER 0.0F0 0.0RELEASE 0.0GATHER 0.1GATHER 0.1F0")
+        >>> print(to_text(begin_gathers(program)))
+        0: 0.0GATHER 0.1BEGIN_GATHER 0.0F0 0.0RELEASE 0.0BEGIN_GATHER 0.0GATHER 0.1GATHER 0.1F0
     """
     return {rank: _with_gathers_begun(actions) for rank, actions in program.items()}
 
 
 def _with_gathers_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
     begun_after = defaultdict(list)  # position: the BEGINs that stand after it
-    released_at, last, before = (
-        {},
-        None,
-        None,
-    )  # last, before: where the last GATHERs ended, and those before them
+    released_at = {}
+    last = None  # where the last GATHERs ended
+    before = None  # and those before them
     for at, action in enumerate(actions):
         unit = action.stage, action.unit
         if action.kind is Kind.RELEASE:
@@ -57,12 +55,11 @@ def _with_gathers_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
 
 
 def begin_reductions(program: Program) -> Program:
-    """Each REDUCE is begun where it stood, and ends where the next one begins, or at the end of the
-    step.
+    """Begin each REDUCE where it stood; end it where the next begins, or at the end of the step.
 
-    >>> print(to_text(begin_reductions(from_text("0: 0.1W0 0.1REDUCE 0.0B0 0.0W0 0.0REDUCE CLIP
-    0.0STEP 0.1STEP")))) 0: 0.1W0 0.1BEGIN_REDUCE 0.0B0 0.0W0 0.1REDUCE 0.0BEGIN_REDUCE 0.0REDUCE
-    CLIP 0.0STEP 0.1STEP
+    >>> program = from_text("0: 0.1W0 0.1REDUCE 0.0B0 0.0W0 0.0REDUCE CLIP 0.0STEP")
+    >>> print(to_text(begin_reductions(program)))
+    0: 0.1W0 0.1BEGIN_REDUCE 0.0B0 0.0W0 0.1REDUCE 0.0BEGIN_REDUCE 0.0REDUCE CLIP 0.0STEP
     """
     return {rank: _with_reductions_begun(actions) for rank, actions in program.items()}
 

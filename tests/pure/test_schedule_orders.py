@@ -116,11 +116,18 @@ def test_the_programs_in_the_docstrings_are_the_programs_made():
 
 
 @pytest.mark.parametrize(
-    "where, name, ranks",
-    [(orders, "gpipe", 3), (orders, "1f1b", 3), (orders, "zb-h1", 3), (zero_bubble, "zb-v", 2)],
+    "where, name, ranks, micro_batches",
+    [
+        (orders, "gpipe", 3, 4),
+        (orders, "1f1b", 3, 4),
+        (orders, "zb-h1", 3, 4),
+        (zero_bubble, "zb-v", 2, 3),
+    ],
 )
-def test_the_pictures_in_the_docstrings_are_what_the_simulator_says(where, name, ranks):
-    for row in draw_text(unit_timeline(name, ranks, 4)).splitlines():
+def test_the_diagrams_in_the_docstrings_are_what_the_simulator_says(
+    where, name, ranks, micro_batches
+):
+    for row in draw_text(unit_timeline(name, ranks, micro_batches)).splitlines():
         assert row in where.__doc__
 
 
