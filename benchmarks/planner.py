@@ -40,12 +40,12 @@ AT_ONCE = 3  # contestants in memory, beside one rank
 
 def layouts(ranks: int, batch: int) -> list:
     """What is compared on so many ranks: every policy, schedule and axis that they allow."""
-    from shardkit.plan import Layout
+    from shardkit.plan import RunLayout
 
     def layout(
         pipeline, data, tensor, policy="ddp", schedule="1f1b", virtual=1, micro_batches=1, **more
     ):
-        return Layout(
+        return RunLayout(
             pipeline,
             data,
             tensor,
@@ -138,11 +138,11 @@ def measured(sizes, specs: list[Spec], turns: int) -> tuple[dict, dict, dict]:
 
 def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, dict, list[str]]:
     """The table of one number of ranks, raw numbers, errors, and what went wrong."""
-    from shardkit.plan import SHARDKIT, Layout, memory_of, step_cost
+    from shardkit.plan import SHARDKIT, RunLayout, memory_of, step_cost
 
     cluster, shape = hardware(ranks, folder), shape_of(sizes)
     alone = step_cost(
-        Layout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster
+        RunLayout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster
     ).seconds
     every, rows, raw, wrong = layouts(ranks, sizes.batch), [], {}, []
     for first in range(0, len(every), AT_ONCE):

@@ -5,7 +5,7 @@ that it wants.
 import numpy
 
 import shardkit as sk
-from shardkit.plan import Layout, ModelShape
+from shardkit.plan import RunLayout, ModelShape
 
 
 def gpt_of(shape: ModelShape, **changes):
@@ -25,7 +25,7 @@ def gpt_of(shape: ModelShape, **changes):
     )
 
 
-def sharded(backend, layout: Layout, shape: ModelShape, **settings):
+def sharded(backend, layout: RunLayout, shape: ModelShape, **settings):
     """The model on the mesh of the layout, as the layout says. Collective."""
     config = sk.ShardingConfiguration(
         backend,
@@ -43,7 +43,7 @@ def sharded(backend, layout: Layout, shape: ModelShape, **settings):
     )
 
 
-def train_steps(model, layout: Layout, shape: ModelShape, steps=1):
+def train_steps(model, layout: RunLayout, shape: ModelShape, steps=1):
     """The losses of the first steps. Collective."""
     losses = []
     for step in range(steps):

@@ -1,23 +1,24 @@
-"""KNOWING BEFORE: what a layout takes in memory and in time, and which one is best. No array is
-made.
+"""PLANNING: what a layout takes in memory and in time, and which one is best. No array is made.
 
-model       a GPT by its sizes: its weights, cut over tensor ranks
-software    what a program does: shardkit itself, and programs that published times are of
-settings    what of a run's settings is counted, searched for, or left out, which is said
-hardware    what a cluster does per second; hardware/*.toml
-layouts     all choices of a run, and why a program would refuse them
-stages      which blocks stand in which stage
-activations, in_flight, memory           bytes on each device                    <- read memory.py first
-operations, collectives, timeline, cost  seconds of a step                       <- then cost.py
-search      all layouts, ranked
-measure     `shardkit bench hardware`; report and command: `shardkit plan`
-validation  published runs beside the planner's own figures; VALIDATION.md is the page
+model        a GPT by its sizes: its weights, cut over tensor ranks
+software     what a program does: shardkit itself, and others to compare it with
+settings     which settings of a run are counted, searched for, or left out with a note
+hardware     what a cluster does per second; hardware/*.toml
+layouts      all choices of a run, and why a program would refuse them
+stages       which blocks are in which stage
+activations, memory                        bytes on each device; read memory.py first
+operations, collectives, timeline, cost    seconds of a step; then read cost.py
+search       all layouts, ranked
+measure      `shardkit bench hardware`
+report       the tables of `shardkit plan`
+
+VALIDATION.md compares the planner with published runs.
 """
 
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster, known_clusters, read_cluster
-from .layouts import RECOMPUTATIONS, Layout, why_not
-from .memory import Memory, memory_of, rank_memory
+from .layouts import RECOMPUTATIONS, RunLayout, why_not
+from .memory import MemoryEstimate, memory_of, rank_memory
 from .model import ModelShape, read_model
 from .search import Candidate, Search, search
 from .software import (
@@ -33,9 +34,9 @@ from .software import (
 __all__ = [
     "Candidate",
     "Cluster",
-    "Layout",
+    "RunLayout",
     "MIXED",
-    "Memory",
+    "MemoryEstimate",
     "ModelShape",
     "PARTS",
     "RECOMPUTATIONS",

@@ -18,7 +18,7 @@ what its tape holds, which the tests look through.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .layouts import Layout
+from .layouts import RunLayout
 from .model import ModelShape
 from .software import Software
 
@@ -78,7 +78,7 @@ def block_bytes(
     return sizes
 
 
-def boundary_bytes(shape: ModelShape, software: Software, layout: Layout) -> float:
+def boundary_bytes(shape: ModelShape, software: Software, layout: RunLayout) -> float:
     """An activation on its way between two stages, as one rank sends it."""
     whole = layout.micro_batch * shape.sequence_length * shape.width * software.activation_bytes
     is_part = layout.is_sequence_parallel or software.scatters_transfers

@@ -25,7 +25,7 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "redu
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """The ranks of one axis: `size` of them, `stride` apart in the numbering of ranks, which fills
     node after node.
     """
@@ -38,7 +38,9 @@ class Group:
         return max(1, min(self.size, cluster.devices // self.stride))
 
 
-def collective_seconds(cluster: Cluster, operation: str, num_bytes: float, group: Group) -> float:
+def collective_seconds(
+    cluster: Cluster, operation: str, num_bytes: float, group: RankGroup
+) -> float:
     """Of one collective; num_bytes are those of the whole buffer: of the result of an all-gather,
     for example.
     """
@@ -55,7 +57,7 @@ def collective_seconds(cluster: Cluster, operation: str, num_bytes: float, group
     return ring
 
 
-def _ring_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
+def _ring_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
     """Once round."""
     size, here = group.size, group.on_node(cluster)
     speed, hop = cluster.inside.speed, cluster.inside.latency_seconds
@@ -65,7 +67,7 @@ def _ring_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
     return (size - 1) * hop + num_bytes * (size - 1) / size / speed
 
 
-def _tree_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
+def _tree_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
     """Up and down: a chain inside each node, a tree between nodes."""
     here = group.on_node(cluster)
     nodes = ceil(group.size / here)
@@ -78,7 +80,7 @@ def _tree_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
     return 2 * hops + 2 * num_bytes / speed
 
 
-def _send_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
+def _send_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
     """To the next rank of the group, while all ranks of the node send."""
     is_inside = group.on_node(cluster) > 1
     link, speed = (
@@ -90,7 +92,7 @@ def _send_seconds(cluster: Cluster, num_bytes: float, group: Group) -> float:
 
 
 def _measured_seconds(
-    cluster: Cluster, operation: str, num_bytes: float, group: Group
+    cluster: Cluster, operation: str, num_bytes: float, group: RankGroup
 ) -> float | None:
     """By the measurement on the nearest number of ranks; None if there is none, or the group leaves
     the node.

@@ -13,7 +13,7 @@ from math import inf
 from ..config import RunConfiguration
 from ..errors import ConfigurationError
 from .hardware import Cluster, known_clusters, read_cluster
-from .layouts import Layout
+from .layouts import RunLayout
 from .model import BYTES_VOCABULARY, read_model
 from .report import (
     Training,
@@ -78,7 +78,7 @@ def add_plan(commands) -> None:
     plan.add_argument("--json", action="store_true", help="for programs")
 
 
-Render = Callable[[Layout, Cluster, RunConfiguration, list[str], str, str], str]
+Render = Callable[[RunLayout, Cluster, RunConfiguration, list[str], str, str], str]
 
 
 def run_plan(known, overrides: dict, render: Render) -> int:
@@ -126,7 +126,7 @@ def run_plan(known, overrides: dict, render: Render) -> int:
     return 0
 
 
-def train_arguments(layout: Layout, known, overrides: dict) -> list[str]:
+def train_arguments(layout: RunLayout, known, overrides: dict) -> list[str]:
     """What `shardkit train` is told to run in this layout: the settings file and
     --section.key=value.
     """
@@ -138,7 +138,7 @@ def train_arguments(layout: Layout, known, overrides: dict) -> list[str]:
     return [known.model, *(f"--{key}={text}" for key, text in texts.items())]
 
 
-def settings_of(layout: Layout) -> dict:
+def settings_of(layout: RunLayout) -> dict:
     """{"section.key": value} that make a run have this layout."""
     flags = {
         "parallel.sequence_parallel": layout.is_sequence_parallel,
@@ -156,7 +156,9 @@ def settings_of(layout: Layout) -> dict:
     }
 
 
-def _how_to_run(layout: Layout, arguments: list[str], is_runnable: bool, software: Software) -> str:
+def _how_to_run(
+    layout: RunLayout, arguments: list[str], is_runnable: bool, software: Software
+) -> str:
     if is_runnable:
         return f"run it: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
     values = {

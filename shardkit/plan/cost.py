@@ -1,4 +1,4 @@
-"""Seconds of a training step, and what they are spent on.
+"""Seconds of a training step, and what takes them.
 
 stage seconds (operations.py) -> pipeline (timeline.py) -> reduction over data ranks -> optimizer
 
@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, WHOLE
+from ..schedule import ORDERS
 from .activations import boundary_bytes
-from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, Group, collective_seconds
+from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, RankGroup, collective_seconds
 from .hardware import Cluster
-from .layouts import Layout
+from .layouts import RunLayout
 from .model import ModelShape
 from .operations import Setting, block_seconds
 from .software import Software
-from .stages import StageUnits, stage_units
-from .timeline import StageSeconds, estimated, order_ranks, replayed
+from .stages import StageUnits, order_ranks, stage_units
+from .timeline import StageSeconds, estimated, replayed
 
 PARTS = {
     "compute": "computing",
@@ -29,18 +30,18 @@ PARTS = {
     "reduction": "reducing gradients, spreading parameters",
     "update": "optimizer",
 }
+_ROUNDING = 1e-12  # of the pipeline's seconds: a shorter rest of its sum is no bubble
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Of one step.
+    """Seconds of one step.
 
-    seconds            of the slowest rank
-    parts              {part: seconds} of PARTS, an average rank's; they add up to `seconds`
-    stages             seconds of each stage, and transfer_seconds of a message, as the timeline
-                       takes them
-    checkpoint_seconds to write parameters and optimizer state once; 0 where the hardware does not
-    say
+    seconds             of the slowest rank
+    parts               {part: seconds} of PARTS for an average rank; they add up to `seconds`
+    stages              seconds of each stage for the timeline
+    transfer_seconds    of a message for the timeline
+    checkpoint_seconds  to write parameters and optimizer state once; 0 if the hardware has no value
     """
 
     seconds: float
@@ -52,7 +53,7 @@ class StepCost:
 
 @dataclass(frozen=True)
 class _Stage:
-    """Seconds of a stage and micro-batch; `gather` is that of all its parameters, once."""
+    """Seconds of a stage and micro-batch; `gather` gathers all its parameters once."""
 
     forward: float
     backward: float
@@ -64,16 +65,14 @@ class _Stage:
 
 
 def step_cost(
-    layout: Layout,
+    layout: RunLayout,
     shape: ModelShape,
     software: Software,
     cluster: Cluster,
     *,
     is_exact: bool = True,
 ) -> StepCost:
-    """The cost of a step. is_exact: replay the schedule; else take the closed form, for a
-    search.
-    """
+    """Return the cost of a step; is_exact replays the schedule, else the closed form is used."""
     units = stage_units(shape, software, layout.num_stages, layout.tensor)
     setting = Setting(
         shape,
@@ -84,7 +83,7 @@ def step_cost(
         layout.recomputation,
         layout.is_sequence_parallel,
     )
-    data = Group(layout.data, layout.tensor)
+    data = RankGroup(layout.data, layout.tensor)
     unlike = {stage: _stage(stage, setting, data, layout.policy) for stage in dict.fromkeys(units)}
     stages = [unlike[stage] for stage in units]
     latency, busy = _transfer(layout, shape, software, cluster)
@@ -96,11 +95,8 @@ def step_cost(
     )
     pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
     if once:
-        pipeline += (
-            2
-            * sum(stage.gather for stage in stages)
-            * (1 - _hidden(software.overlaps_gathers, stages, layout))
-        )
+        visible = 1 - _hidden(software.overlaps_gathers, stages, layout)
+        pipeline += 2 * sum(stage.gather for stage in stages) * visible
     reduction, update = _end_of_step(layout, stages, shape, software, cluster)
     parts = _parts(layout, stages, busy, pipeline, once)
     parts |= {"reduction": reduction, "update": update}
@@ -114,8 +110,8 @@ def step_cost(
 
 
 @lru_cache(maxsize=65536)
-def _stage(units: StageUnits, at: Setting, data: Group, policy: str) -> _Stage:
-    """The sum of a stage's blocks."""
+def _stage(units: StageUnits, at: Setting, data: RankGroup, policy: str) -> _Stage:
+    """Sum the blocks of a stage."""
     blocks = [block_seconds(block, at) for unit in units for block in unit]
     elements = [sum(at.shape.block_elements(block, at.tensor) for block in unit) for unit in units]
     messages = [
@@ -143,48 +139,42 @@ def _stage(units: StageUnits, at: Setting, data: Group, policy: str) -> _Stage:
 
 
 def _in_messages(
-    at: Setting, operation: str, num_bytes: float, messages: int, group: Group
+    at: Setting, operation: str, num_bytes: float, messages: int, group: RankGroup
 ) -> float:
     return messages * collective_seconds(at.cluster, operation, num_bytes / messages, group)
 
 
 def _transfer(
-    layout: Layout, shape: ModelShape, software: Software, cluster: Cluster
+    layout: RunLayout, shape: ModelShape, software: Software, cluster: Cluster
 ) -> tuple[float, float]:
-    """(seconds that a message is on its way while ranks compute, seconds that it keeps a rank
-    busy).
-    """
+    """Return the seconds of a message while ranks compute, and those that it keeps a rank busy."""
     if layout.pipeline == 1:
         return 0.0, 0.0
     num_bytes = boundary_bytes(shape, software, layout)
     seconds = collective_seconds(
-        cluster, SEND, num_bytes, Group(layout.pipeline, layout.data * layout.tensor)
+        cluster, SEND, num_bytes, RankGroup(layout.pipeline, layout.data * layout.tensor)
     )
-    if (
-        software.scatters_transfers and not layout.is_sequence_parallel
-    ):  # put together again on the other side
-        seconds += collective_seconds(
-            cluster, ALL_GATHER, num_bytes * layout.tensor, Group(layout.tensor, 1)
-        )
+    if software.scatters_transfers and not layout.is_sequence_parallel:
+        whole = num_bytes * layout.tensor  # gathered again on the other side
+        seconds += collective_seconds(cluster, ALL_GATHER, whole, RankGroup(layout.tensor, 1))
     return (seconds, 0.0) if software.overlaps_transfers else (0.0, seconds)
 
 
 def _stage_seconds(
-    stages: list[_Stage], layout: Layout, software: Software, busy: float, gathers_once: bool
+    stages: list[_Stage], layout: RunLayout, software: Software, busy: float, gathers_once: bool
 ) -> StageSeconds:
-    """What each action of a stage takes, gathers and messages that nothing hides included."""
+    """Return the seconds of each action of a stage, with the gathers and messages in the open."""
     last = len(stages) - 1
     forward, backward, weight = [], [], []
     for number, stage in enumerate(stages):
         gather = 0.0 if gathers_once else stage.gather
-        sends = (busy if number < last else 0.0), (busy if number else 0.0)
-        forward.append(_beside(stage.forward, gather, software.overlaps_gathers) + sends[0])
-        b, w = (
-            (stage.backward, stage.weight)
-            if software.splits_backward
-            else (stage.backward + stage.weight, 0.0)
-        )
-        backward.append(_beside(b, gather, software.overlaps_gathers) + sends[1])
+        send_forward = busy if number < last else 0.0
+        send_backward = busy if number else 0.0
+        b, w = stage.backward, stage.weight
+        if not software.splits_backward:
+            b, w = b + w, 0.0
+        forward.append(_beside(stage.forward, gather, software.overlaps_gathers) + send_forward)
+        backward.append(_beside(b, gather, software.overlaps_gathers) + send_backward)
         weight.append(w)
     return StageSeconds(tuple(forward), tuple(backward), tuple(weight))
 
@@ -193,15 +183,15 @@ def _beside(compute: float, gather: float, overlaps: bool) -> float:
     return max(compute, gather) if overlaps else compute + gather
 
 
-def _gathers_once(layout: Layout) -> bool:
-    """True if each unit is gathered once for all forwards and once for all backwards of a step: see
-    lowering.expand.
+def _gathers_once(layout: RunLayout) -> bool:
+    """Return whether each unit is gathered once for all forwards of a step and once for all
+    backwards: see lowering.expand.
     """
-    return layout.pipeline == 1 and layout.schedule == "gpipe"
+    return layout.pipeline == 1 and ORDERS[layout.schedule].forwards_first
 
 
-def _hidden(overlaps: bool, stages: list[_Stage], layout: Layout) -> float:
-    """The fraction of gathers that the computing of all micro-batches hides."""
+def _hidden(overlaps: bool, stages: list[_Stage], layout: RunLayout) -> float:
+    """Return the fraction of gathers that the compute of all micro-batches hides."""
     gather = 2 * sum(stage.gather for stage in stages)
     compute = layout.micro_batches * sum(
         stage.forward + stage.backward + stage.weight for stage in stages
@@ -209,9 +199,11 @@ def _hidden(overlaps: bool, stages: list[_Stage], layout: Layout) -> float:
     return min(compute / gather, 1.0) if overlaps and gather else 0.0
 
 
-def _shared_cores(layout: Layout, seconds: StageSeconds, message: float, cluster: Cluster) -> float:
-    """Where there are more ranks than cores: the work of all ranks by the cores, and the messages
-    that a rank waits for.
+def _shared_cores(
+    layout: RunLayout, seconds: StageSeconds, message: float, cluster: Cluster
+) -> float:
+    """Return the work of all ranks on too few cores, with the messages that a rank waits for; 0 if
+    each rank has a core.
     """
     if not cluster.cores or cluster.devices <= cluster.cores:
         return 0.0
@@ -222,21 +214,22 @@ def _shared_cores(layout: Layout, seconds: StageSeconds, message: float, cluster
         * layout.tensor
     )
     here = min(layout.devices, cluster.devices)
-    messages = (
-        layout.micro_batches * layout.virtual * min(layout.pipeline - 1, 2)
-    )  # in the midst of it from both sides
+    neighbors = min(layout.pipeline - 1, 2)
+    messages = layout.micro_batches * layout.virtual * neighbors
     return work / layout.devices * here / min(cluster.cores, here) + messages * message
 
 
 def _end_of_step(
-    layout: Layout, stages: list[_Stage], shape: ModelShape, software: Software, cluster: Cluster
+    layout: RunLayout, stages: list[_Stage], shape: ModelShape, software: Software, cluster: Cluster
 ) -> tuple[float, float]:
-    """(seconds of reducing gradients and spreading parameters, seconds of the optimizer) of the
-    rank with the most.
+    """Return the seconds of reducing gradients and spreading parameters, and those of the
+    optimizer, on the rank with the most parameters.
     """
-    policy, data = POLICIES[layout.policy], Group(layout.data, layout.tensor)
+    policy = POLICIES[layout.policy]
+    data = RankGroup(layout.data, layout.tensor)
     rank_of = order_ranks(layout.schedule, layout.pipeline, layout.virtual)
-    elements, messages = [0] * layout.pipeline, [0] * layout.pipeline
+    elements = [0] * layout.pipeline
+    messages = [0] * layout.pipeline
     for rank, stage in zip(rank_of, stages):
         elements[rank] += stage.elements
         messages[rank] += stage.messages
@@ -244,52 +237,41 @@ def _end_of_step(
     count = elements[most]
 
     def travel(operation, item_bytes):
-        return messages[most] * collective_seconds(
-            cluster, operation, count * item_bytes / messages[most], data
-        )
+        num_bytes = count * item_bytes / messages[most]
+        return messages[most] * collective_seconds(cluster, operation, num_bytes, data)
 
+    spread = 0.0
     if policy.state is WHOLE:
         reduction = travel(ALL_REDUCE, software.wire_bytes)
-        spread = 0.0
     else:
         reduction = travel(REDUCE_SCATTER, software.wire_bytes)
-        spread = (
-            travel(ALL_GATHER, software.parameter_bytes)
-            if policy.parameters is WHOLE
-            else _meetings(messages[most], software, data, cluster)
-        )
+        if policy.parameters is SHARD:
+            spread = _meetings(messages[most], software, data, cluster)
+        else:
+            spread = travel(ALL_GATHER, software.parameter_bytes)
     times = 1 if software.sums_in_tree or policy.gradients is WHOLE else layout.micro_batches
     reduction *= times  # there is no room for whole gradients to wait for the last micro-batch
     if software.overlaps_reductions:  # with the backward of that micro-batch
         of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
-        reduction = max(
-            0.0, reduction - times * sum(stage.backward + stage.weight for stage in of_rank)
-        )
+        hidden = times * sum(stage.backward + stage.weight for stage in of_rank)
+        reduction = max(0.0, reduction - hidden)
     if shape.layers and layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
-        table = (
-            shape.vocabulary * shape.width / layout.tensor * software.wire_bytes
-        )  # embedding and tied head, added up
-        reduction += collective_seconds(
-            cluster,
-            ALL_REDUCE,
-            table,
-            Group(2, (layout.pipeline - 1) * layout.data * layout.tensor),
-        )
+        # the gradients of the embedding and the tied head are added
+        table = shape.vocabulary * shape.width / layout.tensor * software.wire_bytes
+        ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
+        reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
     owned = count / (layout.data if policy.state is SHARD else 1)
-    clip = sum(
-        collective_seconds(cluster, ALL_REDUCE, 8, group)
-        for group in (data, Group(layout.pipeline, 1))
-    )
     update = (
         cluster.device.pass_seconds(owned * software.update_bytes)
-        + clip
+        + collective_seconds(cluster, ALL_REDUCE, 8, data)
+        + collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(layout.pipeline, 1))
         + messages[most] * cluster.device.call_seconds
     )
     return reduction + spread, update
 
 
-def _meetings(number: int, software: Software, data: Group, cluster: Cluster) -> float:
-    """Seconds until owners have written so many parameters that a node has once; 0 where each
+def _meetings(number: int, software: Software, data: RankGroup, cluster: Cluster) -> float:
+    """Return the seconds until owners have written the parameters that a node has once; 0 if each
     gather waits for its own.
     """
     if software.gathers(data.size, data.stride, cluster.sharing):
@@ -298,31 +280,32 @@ def _meetings(number: int, software: Software, data: Group, cluster: Cluster) ->
 
 
 def _parts(
-    layout: Layout, stages: list[_Stage], busy: float, pipeline: float, gathers_once: bool
+    layout: RunLayout, stages: list[_Stage], busy: float, pipeline: float, gathers_once: bool
 ) -> dict[str, float]:
-    """The seconds of the pipeline by what an average rank does in them; what is left is the
-    bubble.
-    """
+    """Return the seconds of the pipeline by what an average rank does; the rest is the bubble."""
     times = layout.micro_batches / layout.pipeline
     tensor = times * sum(stage.tensor for stage in stages)
-    compute = (
-        times * sum(stage.forward + stage.backward + stage.weight for stage in stages) - tensor
-    )
+    work = times * sum(stage.forward + stage.backward + stage.weight for stage in stages)
     transfers = times * busy * 2 * (len(stages) - 1)
     gathers = sum(stage.gather for stage in stages) * 2 * (1 if gathers_once else times)
-    gathers = max(0.0, min(gathers, pipeline - compute - tensor - transfers))
+    idle = pipeline - work - transfers
+    if idle < _ROUNDING * pipeline:  # what is left of nearly equal sums
+        idle = 0.0
+    gathers = min(gathers, idle)
+    bubble = idle - gathers
     return {
-        "compute": compute,
+        "compute": work - tensor,
         "tensor": tensor,
         "gathers": gathers,
         "transfers": transfers,
-        "bubble": pipeline - compute - tensor - transfers - gathers,
+        "bubble": bubble if bubble >= _ROUNDING * pipeline else 0.0,
     }
 
 
 def checkpoint_bytes(shape: ModelShape, software: Software) -> float:
-    """Of parameters and optimizer state in a checkpoint; where parameters are halves, the state has
-    their masters.
+    """Return the bytes of parameters and optimizer state in a checkpoint.
+
+    Where parameters are halves, the state has their master weights.
     """
     kept = software.state_bytes + (software.parameter_bytes if software.parameter_bytes >= 4 else 0)
     return shape.parameter_count * kept

@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "hardware"
 
 
 @dataclass(frozen=True, eq=False)
-class Device:
+class DeviceModel:
     """What one rank computes on: a GPU, or a core of a CPU node.
 
     memory_bytes          that a rank may use
@@ -103,7 +103,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkModel:
     """How a device, or a node, reaches the others.
 
     bytes_per_second   each way, by specification
@@ -147,10 +147,10 @@ class Cluster:
     """
 
     name: str
-    device: Device
+    device: DeviceModel
     devices: int
-    inside: Link
-    between: Link
+    inside: LinkModel
+    between: LinkModel
     storage_bytes_per_second: float = 0.0
     cores: int = 0
     measured: tuple[Measured, ...] = ()
@@ -198,12 +198,12 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
     }
     parts = {
         "device": _made(
-            Device,
+            DeviceModel,
             {**device, **{key: tuple(value) for key, value in products.items()}},
             f"{path}: [device]",
         ),
-        "inside": _made(Link, _table(rest, "inside", path), f"{path}: [inside]"),
-        "between": _made(Link, _table(rest, "between", path), f"{path}: [between]"),
+        "inside": _made(LinkModel, _table(rest, "inside", path), f"{path}: [inside]"),
+        "between": _made(LinkModel, _table(rest, "between", path), f"{path}: [between]"),
         "measured": tuple(
             _made(Measured, row, f"{path}: [[measured]]") for row in rest.get("measured", [])
         ),

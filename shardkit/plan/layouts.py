@@ -1,10 +1,10 @@
 """A layout: how a model and its batch are spread over devices, and whether a program would take it.
 
-    Layout(pipeline=8, data=12, tensor=8, policy="zero1", schedule="interleaved", virtual=2,
-    micro_batch=1, micro_batches=32)
+    RunLayout(pipeline=8, data=12, tensor=8, policy="zero1", schedule="interleaved", virtual=2,
+              micro_batch=1, micro_batches=32)
 
-Whether it fits into memory, and how long a step takes, is for memory.py and cost.py to say; what is
-refused here is refused by the runtime too, and the tests build what is not.
+memory.py and cost.py find whether it fits into memory and how long a step takes. The runtime
+refuses what is refused here; the tests build what is not.
 """
 
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ RECOMPUTATIONS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RunLayout:
     """All choices of a run that leave the model and the global batch as they are.
 
     virtual         stages on each pipeline rank
-    micro_batch     sequences computed at once
-    micro_batches   of one data rank in a step
+    micro_batch     sequences of a micro-batch
+    micro_batches   per data rank and step
     recomputation   what backward computes again: "none", "selective" (the inside of attention),
                     "full" (each layer)
     is_sequence_parallel   norms and dropouts between tensor-parallel regions see a slice of the
@@ -63,19 +63,18 @@ class Layout:
         virtual = f" x {self.virtual}" if self.virtual > 1 else ""
         extras = [f"{self.recomputation} recomputation"] if self.recomputation != "none" else []
         extras += ["sequence parallel"] if self.is_sequence_parallel else []
-        return ", ".join(
-            [
-                f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor}",
-                self.policy,
-                f"{self.schedule}{virtual}",
-                f"{self.micro_batches} micro-batches of {self.micro_batch}",
-                *extras,
-            ]
-        )
+        parts = [
+            f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor}",
+            self.policy,
+            f"{self.schedule}{virtual}",
+            f"{self.micro_batches} micro-batches of {self.micro_batch}",
+            *extras,
+        ]
+        return ", ".join(parts)
 
 
-def why_not(layout: Layout, shape: ModelShape, software: Software) -> str | None:
-    """Why the program would refuse this layout, with the arithmetic; None if it would not."""
+def why_not(layout: RunLayout, shape: ModelShape, software: Software) -> str | None:
+    """Return why the program would refuse this layout, with the arithmetic; None if it takes it."""
     return (
         _tensor_problem(layout, shape)
         or _software_problem(layout, software)
@@ -91,15 +90,17 @@ def _tensor_problem(layout, shape) -> str | None:
         ("vocabulary rows", shape.vocabulary),
     ):
         if count % tensor:
-            return f"{count} {what} = {tensor} tensor ranks x {count // tensor} + {count % tensor}"
+            return _division(f"{count} {what}", f"{tensor} tensor ranks", count, tensor)
     if shape.num_kv_heads % tensor and tensor % shape.num_kv_heads:
         return f"{shape.num_kv_heads} key heads and {tensor} tensor ranks do not divide each other"
     if layout.is_sequence_parallel and shape.sequence_length % tensor:
-        return (
-            f"a sequence of {shape.sequence_length} = {tensor} tensor ranks x {shape.sequence_length // tensor} + "
-            f"{shape.sequence_length % tensor}"
-        )
+        length = shape.sequence_length
+        return _division(f"a sequence of {length}", f"{tensor} tensor ranks", length, tensor)
     return None
+
+
+def _division(what: str, parts: str, count: int, by: int) -> str:
+    return f"{what} = {parts} x {count // by} + {count % by}"
 
 
 def _software_problem(layout, software) -> str | None:
@@ -120,10 +121,8 @@ def _software_problem(layout, software) -> str | None:
 
 def _stage_problem(layout, shape, software) -> str | None:
     if software.cuts_evenly and shape.layers % layout.num_stages:
-        return (
-            f"{shape.layers} layers = {layout.num_stages} stages x {shape.layers // layout.num_stages} + "
-            f"{shape.layers % layout.num_stages}"
-        )
+        stages = layout.num_stages
+        return _division(f"{shape.layers} layers", f"{stages} stages", shape.layers, stages)
     if stage_units(shape, software, layout.num_stages, layout.tensor) is None:
         return f"{shape.layers + 2} blocks, some merged, are fewer than {layout.num_stages} stages"
     return None

@@ -1,12 +1,12 @@
-"""Bytes on each device: parameters, gradients and optimizer state by policy, what is gathered for a
-moment, activations.
+"""Bytes on each device: parameters, gradients and optimizer state by policy, parameters that are
+gathered for a moment, and activations.
 
     memory = memory_of(layout, shape, SHARDKIT)         of the fullest pipeline rank
     memory.total, memory.activations
 
-For shardkit the parts are those that its allocator accounts for, padding and pools included: see
-the units in parallel/data/unit.py, the sums in parallel/data/gradient_sum.py. For other programs they are the
-formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
+For shardkit the parts are those that its allocator accounts for, with padding and pools: see the
+units in parallel/data/unit.py and the sums in parallel/data/gradient_sum.py. For other programs
+they follow the formulas of the ZeRO paper (arXiv 1910.02054) and of arXiv 2205.05198.
 """
 
 from dataclasses import dataclass, fields
@@ -16,23 +16,22 @@ from ..layout.flat import FlatLayout
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule import ORDERS, Kind, order_named
 from .activations import BlockBytes, block_bytes, boundary_bytes
-from .in_flight import most_alive
-from .layouts import Layout
+from .layouts import RunLayout
 from .model import ModelShape
 from .software import Software
-from .stages import StageUnits, stage_units, stages_of_rank
+from .stages import StageUnits, order_ranks, stage_units, stages_of_rank
 
-# shards are multiples of so many elements; the tests hold it equal to that of parallel/data/unit.py
+# a shard is a multiple of this many elements; the tests compare it with parallel/data/unit.py
 NORM_BLOCK = 256
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of one device, by what they are for.
+class MemoryEstimate:
+    """Bytes of one device, by their use.
 
     gathered     whole parameters that a policy keeps for a moment
     in_flight    whole gradients until they are reduced, where the policy does not keep them anyway
-    activations  of all micro-batches that are alive, and what the backward works with
+    activations  of all micro-batches that are alive, and the working memory of the backward
     buffers      of messages
     """
 
@@ -50,21 +49,22 @@ class Memory:
 
     @property
     def state(self) -> float:
-        """What lasts from step to step."""
+        """Bytes that last from step to step."""
         return self.parameters + self.gradients + self.optimizer
 
 
 @lru_cache(maxsize=200_000)
-def memory_of(layout: Layout, shape: ModelShape, software: Software, sharing: int = 1) -> Memory:
-    """Of the pipeline rank that needs the most. The layout is one that why_not() has nothing
-    against.
+def memory_of(
+    layout: RunLayout, shape: ModelShape, software: Software, sharing: int = 1
+) -> MemoryEstimate:
+    """Return the memory of the pipeline rank that needs the most.
 
+    layout    one that why_not() does not refuse
     sharing   ranks of a node that see each other's memory: Cluster.sharing
     """
-    last = layout.pipeline - 1
-    ranks = (
-        range(layout.pipeline) if layout.pipeline <= 4 else (0, 1, last)
-    )  # those between keep less than the second
+    ranks = range(layout.pipeline)
+    if layout.pipeline > 4:  # the ranks between keep less than the second
+        ranks = (0, 1, layout.pipeline - 1)
     return max(
         (rank_memory(layout, shape, software, rank, sharing) for rank in ranks),
         key=lambda memory: memory.total,
@@ -72,28 +72,23 @@ def memory_of(layout: Layout, shape: ModelShape, software: Software, sharing: in
 
 
 def rank_memory(
-    layout: Layout, shape: ModelShape, software: Software, rank: int, sharing: int = 1
-) -> Memory:
-    """Of this pipeline rank."""
+    layout: RunLayout, shape: ModelShape, software: Software, rank: int, sharing: int = 1
+) -> MemoryEstimate:
+    """Return the memory of this pipeline rank."""
     all_stages = stage_units(shape, software, layout.num_stages, layout.tensor)
     stages = stages_of_rank(layout.schedule, layout.pipeline, layout.virtual, rank)
     elements = [_unit_elements(all_stages, stage, layout, shape) for stage in stages]
+    own = [all_stages[stage] for stage in stages]
     state = _padded_state if software.sums_in_tree else _formula_state
-    borrowed = (
-        shape.block_elements("embedding", layout.tensor)
-        if _borrows(shape, [all_stages[at] for at in stages])
-        else 0
-    )
+    borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, own) else 0
     parts = state(tuple(elements), layout, rank, software, borrowed)
     if not software.gathers(layout.data, layout.tensor, sharing):
         parts["gathered"] = 0.0
     elif software.rounds_when_gathered and POLICIES[layout.policy].parameters is SHARD:
         parts["parameters"] = 0.0
-    return Memory(
+    return MemoryEstimate(
         **parts,
-        activations=_activations(
-            layout, shape, software, rank, [all_stages[stage] for stage in stages]
-        ),
+        activations=_activations(layout, shape, software, rank, own),
         buffers=_buffers(layout, shape, software),
     )
 
@@ -103,20 +98,21 @@ def _elements(units: StageUnits, shape: ModelShape, tensor: int) -> tuple[int, .
     return tuple(sum(shape.block_elements(block, tensor) for block in unit) for unit in units)
 
 
-def _unit_elements(all_stages, stage: int, layout: Layout, shape: ModelShape) -> tuple[int, ...]:
-    """Parameters of the units of a stage; a tied head on another rank than the embedding has a copy
-    of that before it.
+def _unit_elements(all_stages, stage: int, layout: RunLayout, shape: ModelShape) -> tuple[int, ...]:
+    """Return the parameters of the units of a stage.
+
+    A tied head on another rank than the embedding has a replica of that before it.
     """
     own = _elements(all_stages[stage], shape, layout.tensor)
-    order = ORDERS[layout.schedule]
-    is_apart = order.rank_of(stage, layout.pipeline) != order.rank_of(0, layout.pipeline)
+    rank_of = order_ranks(layout.schedule, layout.pipeline, layout.virtual)
+    is_apart = rank_of[stage] != rank_of[0]
     if shape.tied and is_apart and any("head" in unit for unit in all_stages[stage]):
         return (*_elements(all_stages[0][:1], shape, layout.tensor), *own)
     return own
 
 
 def _borrows(shape: ModelShape, stages: list[StageUnits]) -> bool:
-    """True if a tied head uses the parameters of another unit of this rank."""
+    """Return whether a tied head uses the parameters of another unit of this rank."""
     units = [unit for stage in stages for unit in stage]
     return shape.tied and any("head" in unit and "embedding" not in unit for unit in units)
 
@@ -125,21 +121,18 @@ def _borrows(shape: ModelShape, stages: list[StageUnits]) -> bool:
 
 
 def _formula_state(
-    stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int
+    stages: tuple, layout: RunLayout, rank: int, software: Software, borrowed: int
 ) -> dict[str, float]:
-    """By the formulas of the ZeRO paper; under full sharding two layers are whole at once, the
-    second on its way.
+    """Follow the formulas of the ZeRO paper; under full sharding two layers are whole at a time,
+    with the second on its way.
     """
-    elements, policy, data = (
-        [unit for stage in stages for unit in stage],
-        POLICIES[layout.policy],
-        layout.data,
-    )
+    elements = [unit for stage in stages for unit in stage]
+    policy = POLICIES[layout.policy]
     count = sum(elements)
 
     def part(**of_one):
         sizes = {"parameter_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0, **of_one}
-        return policy.bytes_per_rank(count, data, **sizes)
+        return policy.bytes_per_rank(count, layout.data, **sizes)
 
     largest = sorted(elements)[-2:]
     return {
@@ -152,10 +145,9 @@ def _formula_state(
 
 
 def _padded_state(
-    stages: tuple, layout: Layout, rank: int, software: Software, borrowed: int
+    stages: tuple, layout: RunLayout, rank: int, software: Software, borrowed: int
 ) -> dict[str, float]:
-    """As parallel/data/unit.py allocates: equal shards with padding at the end, whole buffers from
-    pools.
+    """Follow parallel/data/unit.py: equal shards with padding at the end, whole buffers from pools.
 
     borrowed   elements of the unit that a tied head on this rank borrows: it is gathered beside the
                head's, and has a second sum of gradients where it is on this rank in its own right
@@ -186,23 +178,23 @@ def _padded_state(
 
 @lru_cache(maxsize=65536)
 def padded_shard(elements: int, data: int) -> int:
-    """Elements of one rank's shard of a unit."""
+    """Return the elements of one rank's shard of a unit."""
     return FlatLayout.of({"unit": (elements,)}, num_shards=data, alignment=NORM_BLOCK).shard
 
 
 def whole_gradients(
-    stages: tuple[tuple[int, ...], ...], layout: Layout, rank: int, keeps_whole: bool
+    stages: tuple[tuple[int, ...], ...], layout: RunLayout, rank: int, keeps_whole: bool
 ) -> int:
-    """Elements of the whole gradients that are alive at once, where micro-batches are summed as a
+    """Return the most elements of whole gradients that are alive, with micro-batches summed as a
     tree.
 
     After i micro-batches a unit holds one partial sum for each 1 among the binary digits of i, and
     one more while the next is computed (parallel/data/gradient_sum.py).
     stages       elements of the units of each stage of this rank, in the order of the model
-    keeps_whole  until the end of the step; else a unit's sum goes once it is reduced
+    keeps_whole  until the end of the step; else a unit's sum is freed once it is reduced
     """
     is_unit_by_unit = layout.pipeline == 1 and (
-        layout.schedule == "gpipe" or layout.micro_batches == 1
+        ORDERS[layout.schedule].forwards_first or layout.micro_batches == 1
     )
     if is_unit_by_unit:  # lowering.expand: a unit computes all micro-batches before the next begins
         stages = tuple((unit,) for stage in stages for unit in stage)
@@ -220,8 +212,8 @@ def whole_gradients(
         for size in reversed(stages[at]):
             peak = max(peak, held + size)
             held += size * ((number + 1).bit_count() - number.bit_count())
-        if number == layout.micro_batches - 1:  # finish(): one sum is left, or none
-            held -= sum(stages[at]) * (layout.micro_batches.bit_count() - (1 if keeps_whole else 0))
+        if number == layout.micro_batches - 1:  # finish() leaves one sum, or none
+            held -= sum(stages[at]) * (layout.micro_batches.bit_count() - keeps_whole)
     return peak
 
 
@@ -229,8 +221,9 @@ def whole_gradients(
 def _weight_turns(
     schedule: str, pipeline: int, virtual: int, micro_batches: int, rank: int
 ) -> tuple[tuple[int, int], ...]:
-    """(stage of this rank, micro-batch) of each weight gradient, in order; for large pipelines all
-    stages in step.
+    """Return (stage of this rank, micro-batch) of each weight gradient, in order.
+
+    In large pipelines all stages run in step.
     """
     if virtual > 1 and pipeline * virtual * micro_batches <= 256:
         mine = stages_of_rank(schedule, pipeline, virtual, rank)
@@ -247,9 +240,9 @@ def _weight_turns(
 
 
 def _activations(
-    layout: Layout, shape: ModelShape, software: Software, rank: int, stages: list[StageUnits]
+    layout: RunLayout, shape: ModelShape, software: Software, rank: int, stages: list[StageUnits]
 ) -> float:
-    """Of all micro-batches that are alive, and what the backward works with where that is most."""
+    """Return what all live micro-batches keep, and the most working memory of a backward."""
     sizes = [
         _stage_bytes(
             stage,
@@ -263,8 +256,9 @@ def _activations(
         for stage in stages
     ]
     kept = [stage.kept for stage in sizes]
-    alive = most_alive(layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, rank)
-    if layout.schedule.startswith("zb"):  # weight gradients wait, and with them what they need
+    order = ORDERS[layout.schedule]
+    alive = order.most_alive(layout.pipeline, layout.virtual, layout.micro_batches, rank)
+    if order.delays_weights:  # weight gradients wait, and with them the arrays that they need
         kept = [max(stage.kept, stage.deferred) for stage in sizes]
     return software.arena_share * (
         alive * sum(kept) / len(kept) + max(stage.working for stage in sizes)
@@ -281,8 +275,8 @@ def _stage_bytes(
     shape: ModelShape,
     software: Software,
 ) -> BlockBytes:
-    """Of a stage; the backward of a unit is one, so its blocks work together, and units one after
-    another.
+    """Return the bytes of a stage; the blocks of a unit run their backward together, the units one
+    after another.
     """
     of_units = [
         [
@@ -300,6 +294,6 @@ def _stage_bytes(
     )
 
 
-def _buffers(layout: Layout, shape: ModelShape, software: Software) -> float:
-    """A message each way on its way."""
+def _buffers(layout: RunLayout, shape: ModelShape, software: Software) -> float:
+    """Return the bytes of one message each way."""
     return 2 * boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0

@@ -15,7 +15,7 @@ outside.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Group, collective_seconds
+from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
 from .software import Software
@@ -178,7 +178,7 @@ def _regions(at: Setting, count: int) -> float:
     sequence parallelism a reduce-scatter and an all-gather.
     """
     whole = at.tokens * at.shape.width * at.software.activation_bytes
-    group = Group(at.tensor, 1)
+    group = RankGroup(at.tensor, 1)
     if not at.is_sequence_parallel:
         return count * collective_seconds(at.cluster, ALL_REDUCE, whole, group)
     return count * (
@@ -196,7 +196,7 @@ def _gathered_again(at: Setting, count: int) -> float:
     if not at.is_sequence_parallel or at.software.splits_backward:
         return 0.0
     whole = at.tokens * at.shape.width * at.software.activation_bytes
-    return count * collective_seconds(at.cluster, ALL_GATHER, whole, Group(at.tensor, 1))
+    return count * collective_seconds(at.cluster, ALL_GATHER, whole, RankGroup(at.tensor, 1))
 
 
 # ---- the ends ------------------------------------------------------------------------------------

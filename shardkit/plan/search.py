@@ -1,18 +1,18 @@
-"""Search: all layouts of a model on a number of devices, the ones that fit ranked by the time of a
+"""Search: all layouts of a model on a number of devices; those that fit are ranked by the time of a
 step.
 
     found = search(shape, SHARDKIT, read_cluster("cpu-node"), devices=512, batch=1536)
     found.best.layout, found.best.cost.seconds, found.best.memory.total
     found.rows(8)                       the best layout of each of the 8 best meshes
 
-    all layouts -> what the program refuses -> state alone too large -> no memory -> ranked by a
-    closed form
-                                                                                -> the first few
-                                                                                replayed, and ranked
-                                                                                again
+    all layouts
+      -> without those that the program refuses
+      -> without those that do not fit into memory
+      -> ranked by a closed form
+      -> the first few replayed, and ranked again
 
-Recomputation is only looked at where a layout does not fit without it: it saves memory and costs
-time.
+Recomputation saves memory and costs time, so it is only considered where a layout does not fit
+without it.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ from ..layout.policy import POLICIES
 from ..schedule import ORDERS
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
-from .layouts import RECOMPUTATIONS, Layout, why_not
-from .memory import Memory, memory_of
+from .layouts import RECOMPUTATIONS, RunLayout, why_not
+from .memory import MemoryEstimate, memory_of
 from .model import ModelShape
 from .software import Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
 _MOST_VIRTUAL = 8
 _LARGEST_TENSOR = 64
-_GROWTH = (2, 4, 8, 16, 32, 64)  # times the devices, looked at when nothing fits
+_GROWTH = (2, 4, 8, 16, 32, 64)  # times the devices, considered when nothing fits
 WORDS = {
     "parameters": "parameters",
     "gradients": "gradients",
@@ -46,10 +46,10 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout, what it takes, and how long."""
+    """A layout with its memory and its cost."""
 
-    layout: Layout
-    memory: Memory
+    layout: RunLayout
+    memory: MemoryEstimate
     cost: StepCost
     limit_bytes: float
 
@@ -60,13 +60,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found.
+    """The result of a search.
 
-    fitting     that fit, the quickest first
-    too_large   that would be quicker than the best if they fitted, or all if nothing fits; the one
-                that needs least first
+    fitting     candidates that fit, the quickest first
+    too_large   candidates that do not fit, the one that needs least first
     refused     {why: how many} of layouts that the program does not take
-    considered  how many layouts were looked at
+    considered  how many layouts there were
     """
 
     shape: ModelShape
@@ -81,18 +80,18 @@ class Search:
 
     @property
     def best(self) -> Candidate | None:
-        """The quickest that fits."""
+        """The quickest candidate that fits."""
         return self.fitting[0] if self.fitting else None
 
     def rows(self, count: int) -> list[Candidate]:
-        """The best layout of each mesh, the quickest meshes first."""
+        """Return the best layout of each mesh, the quickest meshes first."""
         of_mesh = {}
         for candidate in self.fitting:
             of_mesh.setdefault(candidate.layout.mesh, candidate)
         return list(of_mesh.values())[:count]
 
     def why_it_lost(self, candidate: Candidate) -> str:
-        """Against the best: what it spends more time on, or that it does not fit."""
+        """Return what it spends more time on than the best, or that it does not fit."""
         if not candidate.fits:
             return _shortage(candidate)
         if candidate is self.best:
@@ -102,9 +101,7 @@ class Search:
         return f"+{theirs[more] - ours[more]:.3g} s {PARTS[more]}"
 
     def what_would_fit(self) -> list[str]:
-        """Where nothing fits: how far it is from fitting, and what would change that. Empty if
-        something fits.
-        """
+        """Return how far the layouts are from fitting, and what would help; [] if one fits."""
         if self.fitting:
             return []
         if not self.too_large:
@@ -116,21 +113,18 @@ class Search:
         lines = [f"the layout that needs least, {least.layout}, does not fit: {_shortage(least)}"]
         lines.append(f"a device with {least.memory.total / 1e9:.3g} GB would hold it")
         for factor in _GROWTH:
-            layout = _least_memory(
-                self.shape, self.software, self.cluster, self.devices * factor, self.batch
-            )
+            devices = self.devices * factor
+            layout = _least_memory(self.shape, self.software, self.cluster, devices, self.batch)
             if layout is None:
                 continue
-            if (
-                memory_of(layout, self.shape, self.software, self.cluster.sharing).total
-                <= least.limit_bytes
-            ):
-                lines.append(f"{self.devices * factor} devices would: {layout}")
+            memory = memory_of(layout, self.shape, self.software, self.cluster.sharing)
+            if memory.total <= least.limit_bytes:
+                lines.append(f"{devices} devices would: {layout}")
                 break
         else:
             lines.append(
-                f"more devices, up to {_GROWTH[-1]} times as many, would not help: a smaller model, or shorter "
-                "sequences, would"
+                f"more devices, up to {_GROWTH[-1]} times as many, would not help: a smaller "
+                "model, or shorter sequences, would"
             )
         return lines
 
@@ -143,12 +137,15 @@ def search(
     batch: int,
     micro_batch: int | None = None,
 ) -> Search:
-    """All layouts on so many devices, for a global batch of so many sequences.
+    """Search all layouts on this many devices, for a global batch of this many sequences.
 
-    micro_batch   only layouts with micro-batches of so many sequences; None: all that divide the
+    micro_batch   only layouts with micro-batches of this many sequences; None: all that divide the
                   batch
     """
-    limit, refused, candidates, considered = cluster.device.memory_bytes, Counter(), [], 0
+    limit = cluster.device.memory_bytes
+    refused = Counter()
+    candidates = []
+    considered = 0
     for layout in _layouts(shape, software, cluster, devices, batch, micro_batch):
         considered += 1
         reason = why_not(layout, shape, software)
@@ -157,41 +154,21 @@ def search(
             continue
         chosen, memory = _with_recomputation(layout, shape, software, limit, cluster.sharing)
         candidates.append((chosen, memory))
-    fitting = _ranked(
-        [(layout, memory) for layout, memory in candidates if memory.total <= limit],
-        shape,
-        software,
-        cluster,
-    )
-    rest = sorted(
-        ((layout, memory) for layout, memory in candidates if memory.total > limit),
-        key=lambda c: c[1].total,
-    )
-    too_large = tuple(
-        Candidate(
-            layout, memory, step_cost(layout, shape, software, cluster, is_exact=False), limit
-        )
-        for layout, memory in rest[:_REPLAYED]
-    )
+    small = [(layout, memory) for layout, memory in candidates if memory.total <= limit]
+    fitting = _ranked(small, shape, software, cluster)
+    large = [(layout, memory) for layout, memory in candidates if memory.total > limit]
+    large.sort(key=lambda pair: pair[1].total)
+    too_large = tuple(_estimated(large[:_REPLAYED], shape, software, cluster))
     return Search(
         shape, software, cluster, devices, batch, fitting, too_large, dict(refused), considered
     )
 
 
 def _ranked(fitting: list, shape, software, cluster) -> tuple[Candidate, ...]:
-    """By the closed form; then the first few, and the first of each of the first meshes, by a
+    """Rank by the closed form; then the first few, and the first of each of the first meshes, by a
     replay.
     """
-    limit = cluster.device.memory_bytes
-    quick = sorted(
-        (
-            Candidate(
-                layout, memory, step_cost(layout, shape, software, cluster, is_exact=False), limit
-            )
-            for layout, memory in fitting
-        ),
-        key=_rank,
-    )
+    quick = sorted(_estimated(fitting, shape, software, cluster), key=_rank)
     firsts = {}
     for candidate in quick:
         firsts.setdefault(candidate.layout.mesh, candidate)
@@ -200,10 +177,15 @@ def _ranked(fitting: list, shape, software, cluster) -> tuple[Candidate, ...]:
     return tuple(sorted(exact, key=_rank)) + tuple(c for c in quick if c not in set(close))
 
 
+def _estimated(pairs: list, shape, software, cluster) -> Iterator[Candidate]:
+    """Yield a candidate for each (layout, memory), with its cost by the closed form."""
+    for layout, memory in pairs:
+        cost = step_cost(layout, shape, software, cluster, is_exact=False)
+        yield Candidate(layout, memory, cost, cluster.device.memory_bytes)
+
+
 def _rank(candidate: Candidate):
-    """By time; of layouts that take equally long the one that needs less memory, and then the
-    plainer.
-    """
+    """Return the sort key: time, then memory, then what makes a layout complicated."""
     layout = candidate.layout
     return (
         round(candidate.cost.seconds, 9),
@@ -215,8 +197,10 @@ def _rank(candidate: Candidate):
     )
 
 
-def _with_recomputation(layout: Layout, shape, software, limit, sharing) -> tuple[Layout, Memory]:
-    """The layout with as little recomputation as fits, or with the most."""
+def _with_recomputation(
+    layout: RunLayout, shape, software, limit, sharing
+) -> tuple[RunLayout, MemoryEstimate]:
+    """Return the layout with as little recomputation as fits, or with the most."""
     for recomputation in (r for r in RECOMPUTATIONS if r in software.recomputations):
         chosen = replace(layout, recomputation=recomputation)
         memory = memory_of(chosen, shape, software, sharing)
@@ -225,8 +209,8 @@ def _with_recomputation(layout: Layout, shape, software, limit, sharing) -> tupl
     return chosen, memory
 
 
-def _least_memory(shape, software, cluster, devices, batch) -> Layout | None:
-    """The layout that needs least."""
+def _least_memory(shape, software, cluster, devices, batch) -> RunLayout | None:
+    """Return the layout that needs least memory."""
     most = software.recomputations[-1]
     allowed = [
         layout
@@ -241,7 +225,7 @@ def _least_memory(shape, software, cluster, devices, batch) -> Layout | None:
 
 
 def _shortage(candidate: Candidate) -> str:
-    """How much it lacks, and where most of it goes."""
+    """Return how much memory it lacks, and what takes most of it."""
     memory = candidate.memory
     largest = max(WORDS, key=lambda part: getattr(memory, part))
     return (
@@ -253,8 +237,8 @@ def _shortage(candidate: Candidate) -> str:
 # ---- all layouts ---------------------------------------------------------------------------------
 
 
-def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[Layout]:
-    """Every layout whose sizes multiply to the devices and divide the batch, without
+def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[RunLayout]:
+    """Yield every layout whose sizes multiply to the devices and divide the batch, without
     recomputation.
     """
     for tensor in divisors(devices):
@@ -264,21 +248,20 @@ def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[
             data = devices // tensor // pipeline
             if batch % data or pipeline > shape.layers + 2:
                 continue
-            for size in divisors(batch // data) if micro_batch is None else (micro_batch,):
-                if batch // data % size == 0:
-                    yield from _choices(
-                        software, shape, pipeline, data, tensor, size, batch // data // size
-                    )
+            own = batch // data
+            for size in divisors(own) if micro_batch is None else (micro_batch,):
+                if own % size == 0:
+                    yield from _choices(software, shape, pipeline, data, tensor, size, own // size)
 
 
 def _choices(
     software, shape, pipeline, data, tensor, micro_batch, micro_batches
-) -> Iterator[Layout]:
+) -> Iterator[RunLayout]:
     policies = software.policies if data > 1 else software.policies[:1]
     for schedule, virtual in _schedules(software, shape, pipeline, micro_batches):
         for policy in policies:
             for is_sequence_parallel in (False, True) if tensor > 1 else (False,):
-                yield Layout(
+                yield RunLayout(
                     pipeline,
                     data,
                     tensor,
@@ -293,16 +276,23 @@ def _choices(
 
 
 def _schedules(software, shape, pipeline, micro_batches) -> list[tuple[str, int]]:
-    """(schedule, stages per rank). On one rank gpipe and 1f1b are the two ways to accumulate
-    gradients; on several, gpipe takes as long as 1f1b and keeps more.
+    """Return the pairs (schedule, stages per rank) to consider.
+
+    On one rank gpipe and 1f1b are the two ways to accumulate gradients: the schedules of one stage
+    that do not delay weight gradients. On several, a schedule with all forwards first takes as long
+    as 1f1b and keeps more.
     """
     if pipeline == 1:
-        known = [name for name in ("gpipe", "1f1b") if name in software.schedules]
+        known = [
+            name
+            for name in software.schedules
+            if ORDERS[name].stages_per_rank == 1 and not ORDERS[name].delays_weights
+        ]
         return [(name, 1) for name in (known[:1] if micro_batches == 1 else known)]
     pairs = []
     for name in software.schedules:
         order = ORDERS[name]
-        if name == "gpipe":
+        if order.forwards_first:
             continue
         if order.is_flexible:
             most = min(_MOST_VIRTUAL, (shape.layers + 2) // pipeline)
@@ -316,6 +306,6 @@ def _schedules(software, shape, pipeline, micro_batches) -> list[tuple[str, int]
 
 @lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
-    """Ascending."""
+    """Return all divisors, ascending."""
     small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
     return tuple(dict.fromkeys([*small, *(number // n for n in reversed(small))]))

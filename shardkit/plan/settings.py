@@ -13,7 +13,7 @@ from ..arguments import require
 from ..config import RunConfiguration, configuration_keys
 from ..optim import RULES
 from .cost import checkpoint_bytes
-from .layouts import Layout
+from .layouts import RunLayout
 from .model import ModelShape
 from .software import OWN, Software
 
@@ -85,7 +85,11 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
 
 
 def left_out(
-    settings: RunConfiguration, shape: ModelShape, software: Software, layout: Layout, chosen: dict
+    settings: RunConfiguration,
+    shape: ModelShape,
+    software: Software,
+    layout: RunLayout,
+    chosen: dict,
 ) -> list[str]:
     """A line for each setting that a run follows, and that the plan of this layout does not.
 

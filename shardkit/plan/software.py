@@ -102,25 +102,6 @@ class Software:
         return self._hash
 
 
-# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and looked
-# through for infinities 8, its norm 4, scaled 8, Adam reads and writes three float32 24 and reads
-# the gradient 4, the new parameter 4 + 2 = 60.
-_MEGATRON_2021 = Software(
-    "megatron-2021",
-    dtype="float16",
-    gradient_bytes=2,
-    wire_bytes=2,
-    state_bytes=16,
-    update_bytes=60,
-    # main_grad.add_(grad): reads both halves, writes one (megatron/model/distributed.py); fp16,
-    # since CONFIG.sh does not ask for float32 sums
-    accumulation_bytes=6,
-    policies=("ddp",),
-    overlaps_reductions=False,
-    overlaps_transfers=False,
-    scatters_transfers=True,
-)
-
 SHARDKIT = Software(
     "shardkit",
     dtype="float32",
@@ -162,39 +143,7 @@ SHARDKIT_BF16 = replace(
 )
 SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
-MEGATRON_2021 = _MEGATRON_2021
-# Weight gradients are added to the sum by the matrix product itself since February 2022 (its commit
-# "gradient accumulation fusion"), in float32.
-MEGATRON_2022 = replace(
-    _MEGATRON_2021,
-    name="megatron-2022",
-    gradient_bytes=4,
-    wire_bytes=4,
-    state_bytes=12,
-    accumulation_bytes=0,
-)
-# Parameters travel one by one, 12 tensors per layer, and are waited for.
-ZERO3_2021 = replace(
-    _MEGATRON_2021,
-    name="zero3-2021",
-    policies=("fsdp",),
-    schedules=("1f1b",),
-    messages_per_layer=12,
-    overlaps_gathers=False,
-)
-SOFTWARE = {
-    software.name: software
-    for software in (
-        SHARDKIT,
-        SHARDKIT_BF16,
-        SHARDKIT_FP16,
-        MIXED,
-        MEGATRON_2021,
-        MEGATRON_2022,
-        ZERO3_2021,
-    )
-}
-
+SOFTWARE = {program.name: program for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED)}
 
 # by parallel.compute_dtype of a run
 OWN = {"model": SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}

@@ -1,4 +1,4 @@
-"""Which blocks stand in which stage, and on which pipeline rank: the planner's view of
+"""Which blocks are in which stage, and on which pipeline rank: the planner's view of
 parallel/pipeline/stages.py.
 
 stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("layer",), ("head",)))
@@ -20,7 +20,7 @@ StageUnits = tuple[UnitBlocks, ...]
 def stage_units(
     shape: ModelShape, software: Software, num_stages: int, tensor: int
 ) -> tuple[StageUnits, ...] | None:
-    """The units of each stage; None if there are fewer units than stages."""
+    """Return the units of each stage; None if there are fewer units than stages."""
     if software.cuts_evenly:
         return _evenly(shape, num_stages)
     blocks = shape.blocks
@@ -37,7 +37,7 @@ def stage_units(
 
 
 def _evenly(shape: ModelShape, num_stages: int) -> tuple[StageUnits, ...] | None:
-    """As many layers in each stage; the embedding stands before the first, the head behind the
+    """Return stages of equally many layers, with the embedding in the first and the head in the
     last.
     """
     if shape.layers % num_stages:
@@ -50,9 +50,13 @@ def _evenly(shape: ModelShape, num_stages: int) -> tuple[StageUnits, ...] | None
 
 @lru_cache(maxsize=4096)
 def stages_of_rank(schedule: str, pipeline: int, virtual: int, rank: int) -> tuple[int, ...]:
-    """The stages that a pipeline rank runs, ascending."""
-    return tuple(
-        stage
-        for stage in range(pipeline * virtual)
-        if ORDERS[schedule].rank_of(stage, pipeline) == rank
-    )
+    """Return the stages that a pipeline rank runs, ascending."""
+    ranks = order_ranks(schedule, pipeline, virtual)
+    return tuple(stage for stage, of_stage in enumerate(ranks) if of_stage == rank)
+
+
+@lru_cache(maxsize=4096)
+def order_ranks(schedule: str, pipeline: int, virtual: int) -> tuple[int, ...]:
+    """Return the rank of each stage."""
+    rank_of = ORDERS[schedule].rank_of
+    return tuple(rank_of(stage, pipeline) for stage in range(pipeline * virtual))

@@ -1,27 +1,28 @@
 """How long a pipeline takes, by the schedules that the runtime executes.
 
-    simulated   the program itself, lowered, in schedule.simulate: for a picture, and for the tests
-    replayed    the same orders and the same seconds with plain lists: for the layouts that a search
+    simulated   the lowered program in schedule.simulate: for a diagram, and for the tests
+    replayed    the same orders and seconds with plain lists: for the layouts that a search
                 considers closely
     estimated   a closed form: for all the others
 
-The tests hold a replay equal to the simulation. Far more micro-batches than ranks repeat
-themselves: a replay of the first few is continued along a straight line.
+The tests hold a replay equal to the simulation. A schedule of far more micro-batches than ranks
+repeats itself, so a replay of the first few is continued along a straight line.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
 from ..schedule import Kind, Timeline, lower, order_named, simulate
+from .stages import order_ranks
 
 _FORWARD, _BACKWARD, _WEIGHT = range(3)
 _NUMBER = {Kind.FORWARD: _FORWARD, Kind.BACKWARD: _BACKWARD, Kind.WEIGHT: _WEIGHT}
-_MOST_ACTIONS = 32768  # of a replay; beyond, the closed form has to do
+_MOST_ACTIONS = 32768  # of a replay; above that the closed form is used
 
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """Of each stage and one micro-batch: forward, gradient of the input, gradients of weights."""
+    """Seconds of each stage for one micro-batch: forward, input gradient, weight gradients."""
 
     forward: tuple[float, ...]
     backward: tuple[float, ...]
@@ -39,7 +40,7 @@ def simulated(
     seconds: StageSeconds,
     transfer_seconds: float = 0.0,
 ) -> Timeline:
-    """The timeline of the program of one unit per stage."""
+    """Return the timeline of the program of one unit per stage."""
     order = order_named(schedule)(pipeline, micro_batches, virtual)
     program = lower(order, dict.fromkeys(range(pipeline * virtual), 1))
     of_kind = {
@@ -62,13 +63,11 @@ def replayed(
     seconds: StageSeconds,
     transfer_seconds: float = 0.0,
 ) -> float:
-    """When the last rank is done. Where a replay would take seconds, the closed form."""
+    """Return when the last rank finishes; by the closed form where a replay would take seconds."""
     few = micro_batches % pipeline + (4 if pipeline <= 8 else 1) * pipeline
-    if (
-        3 * pipeline * virtual * min(micro_batches, few + pipeline) > _MOST_ACTIONS
-        or schedule == "zb-v"
-        and pipeline > 8
-    ):
+    actions = 3 * pipeline * virtual * min(micro_batches, few + pipeline)
+    quick_ranks = order_named(schedule).quick_ranks
+    if actions > _MOST_ACTIONS or quick_ranks is not None and pipeline > quick_ranks:
         return estimated(schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds)
     if micro_batches <= few + pipeline:
         return _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds)
@@ -82,7 +81,9 @@ def replayed(
 def _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds) -> float:
     programs, rank_of = _programs(schedule, pipeline, virtual, micro_batches)
     forward, backward, weight = seconds.forward, seconds.backward, seconds.weight
-    last, clock, at = len(forward) - 1, [0.0] * pipeline, [0] * pipeline
+    last = len(forward) - 1
+    clock = [0.0] * pipeline
+    at = [0] * pipeline
     forward_done = [[None] * micro_batches for _ in forward]
     backward_done = [[None] * micro_batches for _ in forward]
     is_over = False
@@ -118,7 +119,7 @@ def _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_second
 
 @lru_cache(maxsize=256)
 def _programs(schedule: str, pipeline: int, virtual: int, micro_batches: int):
-    """The order as (kind, stage, micro-batch) of each rank, and {stage: rank}."""
+    """Return the order as (kind, stage, micro-batch) of each rank, and {stage: rank}."""
     order = order_named(schedule)(pipeline, micro_batches, virtual)
     programs = [
         tuple((_NUMBER[action.kind], action.stage, action.micro_batch) for action in order[rank])
@@ -137,36 +138,22 @@ def estimated(
     seconds: StageSeconds,
     transfer_seconds: float = 0.0,
 ) -> float:
-    """About when the last rank is done: the busiest rank's work, and the way to the last stage and
-    back.
+    """Estimate when the last rank finishes: the busiest rank's work, and the way to the last stage
+    and back.
 
     With equal stages it is exact for gpipe, 1f1b, and interleaved where the ranks divide the
     micro-batches, if messages take no longer than weight gradients.
     """
-    rank_of, stages = order_ranks(schedule, pipeline, virtual), range(pipeline * virtual)
+    order = order_named(schedule)
+    rank_of = order_ranks(schedule, pipeline, virtual)
     work = [0.0] * pipeline
-    for stage in stages:
-        work[rank_of[stage]] += seconds.total(stage)
+    for stage, rank in enumerate(rank_of):
+        work[rank] += seconds.total(stage)
     busiest = max(work)
+    if order.forwards_first:
+        back = (b + w for b, w in zip(seconds.backward, seconds.weight))
+        busiest = max(seconds.forward) + max(back)
+    by_kind = (seconds.forward, seconds.backward, seconds.weight)
+    idle = order.idle_seconds(*(sum(of) / len(rank_of) for of in by_kind))
     ways = pipeline - 1
-    forward, backward, weight = (
-        sum(of) / len(stages) for of in (seconds.forward, seconds.backward, seconds.weight)
-    )
-    if schedule == "zb-h1":
-        idle = ways * max(forward + backward - weight, 0.0)
-    elif schedule == "zb-v":
-        idle = ways * max(forward + backward - weight, 0.0) / 2
-    else:
-        idle = ways * (forward + backward)
-    if schedule == "gpipe":
-        busiest = max(seconds.forward) + max(
-            b + w for b, w in zip(seconds.backward, seconds.weight)
-        )
-    return micro_batches * busiest + idle + 2 * ways * transfer_seconds
-
-
-@lru_cache(maxsize=4096)
-def order_ranks(schedule: str, pipeline: int, virtual: int) -> tuple[int, ...]:
-    """The rank of each stage."""
-    rank_of = order_named(schedule).rank_of
-    return tuple(rank_of(stage, pipeline) for stage in range(pipeline * virtual))
+    return micro_batches * busiest + ways * idle + 2 * ways * transfer_seconds

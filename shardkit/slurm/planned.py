@@ -3,12 +3,12 @@
 from ..config import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.hardware import Cluster
-from ..plan.layouts import Layout
+from ..plan.layouts import RunLayout
 from .render import JobPlan, render
 
 
 def script_of_plan(
-    layout: Layout,
+    layout: RunLayout,
     cluster: Cluster,
     settings: RunConfiguration,
     arguments: list[str],

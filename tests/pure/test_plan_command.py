@@ -9,7 +9,7 @@ import pytest
 from shardkit.__main__ import main
 from shardkit.config import RunConfiguration, configuration_keys, parse_override
 from shardkit.optim import RULES
-from shardkit.plan import Layout, ModelShape
+from shardkit.plan import RunLayout, ModelShape
 from shardkit.plan.command import settings_of
 from shardkit.plan.settings import left_out, software_of
 from shardkit.plan.software import OWN
@@ -55,7 +55,7 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
 
 
 def test_settings_of_a_layout_are_keys_of_a_run():
-    layout = Layout(2, 2, 2, "zero1", "interleaved", 2, 2, 4, "full", True)
+    layout = RunLayout(2, 2, 2, "zero1", "interleaved", 2, 2, 4, "full", True)
     settings = RunConfiguration().replace(settings_of(layout))
     assert settings.parallel.virtual_stages == 2 and settings.parallel.activation_checkpointing
     assert (settings.batch.sequences, settings.batch.micro_batch) == (16, 2)
@@ -177,6 +177,15 @@ def test_the_optimizer_of_the_settings_says_how_much_state_there_is(capsys, name
     assert update < of_adamw if arrays < 2 else update == of_adamw
 
 
+def test_a_rule_tells_the_plan_how_much_state_it_has(capsys, monkeypatch):
+    two = planned(capsys)["rows"][0]["bytes_by_part"]["optimizer"]
+    names = (*RULES["adamw"].state_names, "third_moment")
+    own_rule = type("ThreeMoments", (RULES["adamw"],), {"state_names": names})
+    monkeypatch.setitem(RULES, "adamw", own_rule)
+    three = planned(capsys)["rows"][0]["bytes_by_part"]["optimizer"]
+    assert three == two * 3 / 2 > 0
+
+
 def test_every_optimizer_of_the_settings_is_a_rule_and_the_other_way_round():
     _, field = configuration_keys()["optimizer.name"]
     assert set(field.metadata["among"]) == set(RULES)
@@ -260,7 +269,7 @@ def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
     assert {name for name in configuration_keys() if name.startswith(sections)} == {
         name for name in {*COUNTED, *SEARCHED, *SAID, *WITHOUT_EFFECT} if name.startswith(sections)
     }
-    layout, shape = Layout(data=4, policy="fsdp", micro_batch=2), ModelShape(6, 64, 4, 256, 32)
+    layout, shape = RunLayout(data=4, policy="fsdp", micro_batch=2), ModelShape(6, 64, 4, 256, 32)
 
     def software(**changes):
         settings = RunConfiguration().replace(changes)

@@ -5,17 +5,16 @@ import types
 import numpy
 import pytest
 from planned import gpt_of
+from published_runs import MEGATRON_2022
 
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.parallel.data.gradients import NORM_BLOCK
-from shardkit.plan import MIXED, SHARDKIT, Layout, ModelShape, memory_of
+from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, memory_of
 from shardkit.plan.activations import block_bytes
-from shardkit.plan.in_flight import most_alive, replayed
 from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
-from shardkit.plan.software import MEGATRON_2022
-from shardkit.schedule import ORDERS, order_named
+from shardkit.schedule import ORDERS, order_named, peak_live
 
 GB = 1e9
 
@@ -133,8 +132,8 @@ def test_a_head_keeps_what_its_tape_holds():
 def test_micro_batches_alive_are_those_of_the_schedule(schedule, virtual, pipeline, micro_batches):
     order = order_named(schedule)(pipeline, micro_batches, virtual)
     for rank in range(pipeline):
-        counted = sum(replayed(order, rank).values())
-        ruled = most_alive(schedule, pipeline, virtual, micro_batches, rank)
+        counted = peak_live(order[rank])
+        ruled = ORDERS[schedule].most_alive(pipeline, virtual, micro_batches, rank)
         assert ruled >= counted
         assert ruled == counted or schedule == "interleaved" and micro_batches % pipeline
 
@@ -154,7 +153,7 @@ LARGE = ModelShape(96, 12288, 96, 51200, 2048)
 
 def test_more_sharding_never_needs_more_state():
     states = [
-        memory_of(Layout(8, 16, 8, policy, micro_batches=16), LARGE, MIXED).state
+        memory_of(RunLayout(8, 16, 8, policy, micro_batches=16), LARGE, MIXED).state
         for policy in POLICIES
     ]
     assert states == sorted(states, reverse=True) and states[0] > 1.5 * states[-1]
@@ -165,7 +164,7 @@ def test_more_sharding_never_needs_more_state():
     [(4, 1, 1, True), (4, 1, 4, False), (4, 2, 4, True), (4, 2, 8, False)],
 )
 def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing, gathers):
-    layout = Layout(1, data, tensor, "fsdp", micro_batches=1, micro_batch=4)
+    layout = RunLayout(1, data, tensor, "fsdp", micro_batches=1, micro_batch=4)
     alone, shared = (memory_of(layout, LARGE, SHARDKIT, ranks) for ranks in (1, sharing))
     assert alone.gathered > 0 and shared.gathered == (alone.gathered if gathers else 0)
     assert shared.total - shared.gathered == alone.total - alone.gathered
@@ -174,7 +173,7 @@ def test_parameters_that_a_node_has_once_are_not_gathered(data, tensor, sharing,
 
 def test_a_single_data_rank_shards_nothing():
     under_policies = {
-        memory_of(Layout(1, 1, 4, policy, micro_batches=1, micro_batch=4), LARGE, SHARDKIT)
+        memory_of(RunLayout(1, 1, 4, policy, micro_batches=1, micro_batch=4), LARGE, SHARDKIT)
         for policy in POLICIES
     }
     assert len(under_policies) == 1
@@ -183,7 +182,7 @@ def test_a_single_data_rank_shards_nothing():
 def test_recomputation_and_sequence_parallelism_need_less():
     def activations(*choice):
         return memory_of(
-            Layout(
+            RunLayout(
                 8, 16, 8, micro_batches=16, recomputation=choice[0], is_sequence_parallel=choice[1]
             ),
             LARGE,

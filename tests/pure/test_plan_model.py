@@ -7,7 +7,7 @@ import shardkit as sk
 from shardkit.layout.cuts import balanced_stages, merged_blocks
 from shardkit.parallel.data.partition import plan_units
 from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
-from shardkit.plan import SHARDKIT, Layout, ModelShape, read_model, why_not
+from shardkit.plan import SHARDKIT, RunLayout, ModelShape, read_model, why_not
 from shardkit.plan.stages import stage_units
 
 SHAPES = [
@@ -30,7 +30,7 @@ def test_counts_are_those_of_the_model(shape):
 @pytest.mark.parametrize("tensor", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_tensor_rank_has_the_elements_that_the_default_plan_leaves_it(shape, tensor):
-    reason = why_not(Layout(tensor=tensor), shape, SHARDKIT)
+    reason = why_not(RunLayout(tensor=tensor), shape, SHARDKIT)
 
     def run(backend):
         model = sk.TensorParallelModel(gpt_of(shape), sk.ShardingConfiguration(backend))

@@ -1,15 +1,18 @@
 """The search: complete, quick, and plain about what it did not take."""
 
 import time
+from dataclasses import replace
 
 import pytest
+from published_runs import gpt
 
 from shardkit.plan import (
     MIXED,
     SHARDKIT,
-    Layout,
+    RunLayout,
     ModelShape,
     memory_of,
+    rank_memory,
     read_cluster,
     search,
     step_cost,
@@ -17,7 +20,7 @@ from shardkit.plan import (
 )
 from shardkit.plan.hardware import cluster_from
 from shardkit.plan.search import divisors
-from shardkit.plan.validation import gpt
+from shardkit.schedule import ORDERS, draw_text, one_f_one_b, order, unit_timeline
 
 SHAPE = ModelShape(6, 96, 6, 96, 32)
 CPU = read_cluster("cpu-node")
@@ -31,6 +34,29 @@ def test_a_trillion_parameters_on_3072_devices_take_less_than_ten_seconds():
     assert (
         found.best.layout.tensor == 8 and found.best.layout.pipeline >= 8
     )  # what such runs are known to take
+
+
+def test_an_order_of_ones_own_is_planned_by_what_its_decorator_says(monkeypatch):
+    name = "1f1b backwards"
+    monkeypatch.setitem(ORDERS, name, None)  # undone when the test ends
+    del ORDERS[name]
+
+    @order(name, rank_of=lambda stage, ranks: ranks - 1 - stage, delays_weights=True)
+    def one_f_one_b_backwards(stages, micro_batches):
+        return {
+            stages - 1 - rank: line for rank, line in one_f_one_b(stages, micro_batches).items()
+        }
+
+    software = replace(SHARDKIT, schedules=("1f1b", name))
+    layout = RunLayout(3, policy="ddp", schedule=name, micro_batches=6)
+    plain = replace(layout, schedule="1f1b")
+    assert step_cost(layout, SHAPE, software, CPU) == step_cost(plain, SHAPE, software, CPU)
+    assert [rank_memory(layout, SHAPE, software, rank).activations for rank in (2, 1, 0)] >= [
+        rank_memory(plain, SHAPE, software, rank).activations for rank in (0, 1, 2)
+    ]
+    found = search(SHAPE, software, CPU, devices=3, batch=6)
+    assert name in {row.layout.schedule for row in found.fitting}
+    assert "rank 2   F0" in draw_text(unit_timeline(name, 3, 4))
 
 
 @pytest.mark.parametrize("devices, batch", [(1, 4), (4, 8), (6, 12), (8, 24)])
@@ -49,7 +75,7 @@ def test_no_layout_that_fits_is_quicker_than_the_best(devices, batch):
                     ("interleaved", 2),
                 ):
                     for size in divisors(batch // data) if batch % data == 0 else ():
-                        layout = Layout(
+                        layout = RunLayout(
                             pipeline,
                             data,
                             tensor,
@@ -112,7 +138,7 @@ def test_recomputation_is_taken_where_nothing_fits_without_it():
     plenty = search(shape, SHARDKIT, small(4e9), 1, 16)
     assert plenty.best.layout.recomputation == "none"
     least = memory_of(
-        Layout(policy="ddp", schedule="gpipe", micro_batches=1, micro_batch=16), shape, SHARDKIT
+        RunLayout(policy="ddp", schedule="gpipe", micro_batches=1, micro_batch=16), shape, SHARDKIT
     ).total
     tight = search(shape, SHARDKIT, small(0.55 * least), 1, 16, micro_batch=16)
     assert tight.best.layout.recomputation == "full"

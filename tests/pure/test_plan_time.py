@@ -10,7 +10,7 @@ import shardkit as sk
 from shardkit.plan import (
     MIXED,
     SHARDKIT,
-    Layout,
+    RunLayout,
     ModelShape,
     known_clusters,
     read_cluster,
@@ -21,7 +21,7 @@ from shardkit.plan.collectives import (
     ALL_REDUCE,
     REDUCE_SCATTER,
     SEND,
-    Group,
+    RankGroup,
     collective_seconds,
 )
 from shardkit.plan.hardware import cluster_from
@@ -113,25 +113,27 @@ def test_the_closed_form_is_near_for_unequal_stages(schedule, virtual):
 def test_a_ring_moves_its_bytes_over_the_slowest_link():
     cluster = read_cluster("a100-80gb-hdr")
     big = 8e9
-    inside = collective_seconds(cluster, ALL_REDUCE, big, Group(8, 1))
+    inside = collective_seconds(cluster, ALL_REDUCE, big, RankGroup(8, 1))
     assert inside == pytest.approx(2 * big * 7 / 8 / (0.78 * 300e9), rel=0.01)
     alone = collective_seconds(
-        cluster, ALL_REDUCE, big, Group(16, 8)
+        cluster, ALL_REDUCE, big, RankGroup(16, 8)
     )  # one rank per node: one port of 25 GB/s
     assert alone == pytest.approx(2 * big * 15 / 16 / (0.8 * 25e9), rel=0.01)
-    whole_nodes = collective_seconds(cluster, ALL_REDUCE, big, Group(16, 1))  # all eight ports
+    whole_nodes = collective_seconds(cluster, ALL_REDUCE, big, RankGroup(16, 1))  # all eight ports
     assert whole_nodes == pytest.approx(2 * big * 15 / 16 / (0.8 * 200e9), rel=0.01)
     for operation in (ALL_GATHER, REDUCE_SCATTER):
-        assert collective_seconds(cluster, operation, big, Group(8, 1)) == pytest.approx(
+        assert collective_seconds(cluster, operation, big, RankGroup(8, 1)) == pytest.approx(
             inside / 2, rel=0.01
         )
 
 
 def test_small_messages_cost_hops_and_a_tree_saves_some():
     cluster = read_cluster("a100-80gb-hdr")
-    many, few = (collective_seconds(cluster, ALL_REDUCE, 8, Group(size, 8)) for size in (512, 8))
+    many, few = (
+        collective_seconds(cluster, ALL_REDUCE, 8, RankGroup(size, 8)) for size in (512, 8)
+    )
     assert 2 * few < many < 2 * 511 * 14e-6  # logarithmic, not linear
-    assert collective_seconds(cluster, ALL_GATHER, 8, Group(512, 8)) == pytest.approx(
+    assert collective_seconds(cluster, ALL_GATHER, 8, RankGroup(512, 8)) == pytest.approx(
         511 * 14e-6, rel=0.01
     )
 
@@ -139,7 +141,7 @@ def test_small_messages_cost_hops_and_a_tree_saves_some():
 def test_nobody_to_talk_to_takes_no_time():
     cluster = read_cluster("cpu-node")
     assert all(
-        collective_seconds(cluster, operation, 1e6, Group(1, 4)) == 0
+        collective_seconds(cluster, operation, 1e6, RankGroup(1, 4)) == 0
         for operation in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND)
     )
 
@@ -164,9 +166,9 @@ def test_a_measured_collective_counts_where_it_was_measured():
         {"operation": "all_reduce", "ranks": 2, "latency_seconds": 1e-3, "bytes_per_second": 1e6}
     ]
     cluster = cluster_from({**MINIMAL, "measured": rows})
-    assert collective_seconds(cluster, ALL_REDUCE, 1e6, Group(2, 1)) == pytest.approx(1.001)
+    assert collective_seconds(cluster, ALL_REDUCE, 1e6, RankGroup(2, 1)) == pytest.approx(1.001)
     assert (
-        collective_seconds(cluster, ALL_REDUCE, 1e6, Group(2, 2)) < 0.1
+        collective_seconds(cluster, ALL_REDUCE, 1e6, RankGroup(2, 2)) < 0.1
     )  # between nodes: by the links
 
 
@@ -221,7 +223,7 @@ def test_a_file_that_is_not_there_names_those_that_are():
 
 def test_a_dtype_without_a_peak_is_refused():
     with pytest.raises(sk.ConfigurationError, match="no peak for bfloat16"):
-        step_cost(Layout(), SHAPE, MIXED, cluster_from(MINIMAL))
+        step_cost(RunLayout(), SHAPE, MIXED, cluster_from(MINIMAL))
 
 
 # ---- a step --------------------------------------------------------------------------------------
@@ -231,11 +233,11 @@ def test_a_dtype_without_a_peak_is_refused():
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(),
-        Layout(1, 4, 1, "fsdp", micro_batches=4),
-        Layout(2, 2, 2, "zero1", micro_batches=4),
-        Layout(4, 1, 2, "ddp", "interleaved", 2, micro_batches=8, is_sequence_parallel=True),
-        Layout(2, 1, 4, "ddp", micro_batches=8, recomputation="full"),
+        RunLayout(),
+        RunLayout(1, 4, 1, "fsdp", micro_batches=4),
+        RunLayout(2, 2, 2, "zero1", micro_batches=4),
+        RunLayout(4, 1, 2, "ddp", "interleaved", 2, micro_batches=8, is_sequence_parallel=True),
+        RunLayout(2, 1, 4, "ddp", micro_batches=8, recomputation="full"),
     ],
     ids=str,
 )
@@ -247,10 +249,18 @@ def test_the_parts_of_a_step_add_up(layout, software):
     assert estimate.seconds == pytest.approx(cost.seconds, rel=0.1)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("micro_batches", range(1, 9))
+def test_one_rank_has_no_bubble_and_no_remainder_of_rounded_sums(schedule, micro_batches):
+    shape = ModelShape(6, 96, 4, 96, 32)
+    layout = RunLayout(data=2, schedule=schedule, micro_batches=micro_batches)
+    assert step_cost(layout, shape, SHARDKIT, read_cluster("cpu-node")).parts["bubble"] == 0.0
+
+
 def test_recomputation_costs_time_and_more_data_ranks_save_it():
     def seconds(**changes):
         return step_cost(
-            Layout(**{"micro_batches": 8, "policy": "ddp", **changes}),
+            RunLayout(**{"micro_batches": 8, "policy": "ddp", **changes}),
             SHAPE,
             SHARDKIT,
             read_cluster("cpu-node"),
@@ -264,7 +274,7 @@ def test_more_ranks_than_cores_take_the_time_of_the_cores():
     alone = cluster_from({**MINIMAL, "cores": 2, "devices": 4})
     one, four = (
         step_cost(
-            Layout(data=ranks, policy="ddp", micro_batches=8 // ranks), SHAPE, SHARDKIT, alone
+            RunLayout(data=ranks, policy="ddp", micro_batches=8 // ranks), SHAPE, SHARDKIT, alone
         )
         for ranks in (1, 4)
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardkit.plan.validation import (
+from published_runs import (
     korthikanti,
     largest_error,
     layer_milliseconds,
@@ -11,7 +11,7 @@ from shardkit.plan.validation import (
     zero3_against_ptd,
     zero_paper,
 )
-from shardkit.plan.validation_page import PAGE, validation_page
+from validation_page import PAGE, validation_page
 
 
 def test_the_zero_paper_is_met_to_rounding():
@@ -49,7 +49,7 @@ def test_every_run_fits_into_the_memory_that_it_had():
 
 def test_the_page_is_what_the_command_writes():
     assert PAGE.read_text(encoding="utf-8") == validation_page(), (
-        "python -m shardkit.plan.validation_page"
+        "python benchmarks/published/validation_page.py"
     )
 
 

@@ -11,7 +11,7 @@ from shardkit.optim import RULES
 from shardkit.plan import (
     SHARDKIT,
     SHARDKIT_BF16,
-    Layout,
+    RunLayout,
     ModelShape,
     memory_of,
     rank_memory,
@@ -28,18 +28,18 @@ ACCOUNTS = {
 }
 SHAPE, TIED = ModelShape(6, 64, 4, 64, 32), ModelShape(6, 64, 4, 64, 32, tied=True, style="llama")
 LAYOUTS = [
-    Layout(1, 1, 1, "ddp"),
-    Layout(1, 2, 1, "ddp", micro_batches=4),
-    Layout(1, 3, 1, "fsdp", "gpipe", micro_batches=4),
-    Layout(1, 2, 1, "fsdp", micro_batches=4),
-    Layout(1, 2, 1, "zero2"),
-    Layout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
-    Layout(2, 2, 1, "fsdp", micro_batches=4),
-    Layout(2, 1, 2, "ddp", micro_batches=8, is_sequence_parallel=True),
-    Layout(4, 1, 1, "ddp", "zb-h1", micro_batches=8),
-    Layout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
-    Layout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
-    Layout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full"),
+    RunLayout(1, 1, 1, "ddp"),
+    RunLayout(1, 2, 1, "ddp", micro_batches=4),
+    RunLayout(1, 3, 1, "fsdp", "gpipe", micro_batches=4),
+    RunLayout(1, 2, 1, "fsdp", micro_batches=4),
+    RunLayout(1, 2, 1, "zero2"),
+    RunLayout(1, 4, 1, "zero1", "gpipe", micro_batches=2),
+    RunLayout(2, 2, 1, "fsdp", micro_batches=4),
+    RunLayout(2, 1, 2, "ddp", micro_batches=8, is_sequence_parallel=True),
+    RunLayout(4, 1, 1, "ddp", "zb-h1", micro_batches=8),
+    RunLayout(2, 2, 1, "zero2", "zb-v", 2, micro_batches=4),
+    RunLayout(2, 1, 1, "zero1", "interleaved", 2, micro_batches=5),
+    RunLayout(1, 2, 2, "fsdp", micro_batches=2, recomputation="full"),
 ]
 
 
@@ -105,7 +105,10 @@ def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(
     ids=str,
 )
 def test_bytes_under_other_settings_are_those_that_were_planned(changes):
-    layout, settings = Layout(1, 2, 1, "fsdp", micro_batches=2), RunConfiguration().replace(changes)
+    layout, settings = (
+        RunLayout(1, 2, 1, "fsdp", micro_batches=2),
+        RunConfiguration().replace(changes),
+    )
     rule, software = RULES[settings.optimizer.name], software_of(SHARDKIT, settings)
 
     def run(backend):
@@ -128,12 +131,12 @@ def test_bytes_under_other_settings_are_those_that_were_planned(changes):
 
 
 PEAK_LAYOUTS = [
-    Layout(policy="ddp", micro_batch=8),
-    Layout(policy="ddp", micro_batch=8, recomputation="full"),
-    Layout(1, 2, 1, "fsdp", micro_batch=8),
-    Layout(1, 1, 2, "ddp", micro_batch=8),
-    Layout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
-    Layout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4),
+    RunLayout(policy="ddp", micro_batch=8),
+    RunLayout(policy="ddp", micro_batch=8, recomputation="full"),
+    RunLayout(1, 2, 1, "fsdp", micro_batch=8),
+    RunLayout(1, 1, 2, "ddp", micro_batch=8),
+    RunLayout(2, 1, 1, "ddp", micro_batch=4, micro_batches=4),
+    RunLayout(2, 1, 1, "ddp", "zb-h1", micro_batch=4, micro_batches=4),
 ]
 
 

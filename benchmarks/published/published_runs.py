@@ -1,28 +1,73 @@
-"""Published runs on A100s beside what the planner says about them. One hardware description, three
-programs, nothing per row.
+"""Published runs on A100s, and the planner's figures for them: one hardware description, three
+programs, no parameter per row. validation_page.py writes them into a page.
 
-    python -m shardkit.plan.validation_page         writes VALIDATION.md, which a test holds up to
-                                                    date
+    megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
+    megatron-2022   Megatron-LM as in arXiv 2205.05198
+    zero3-2021      DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
 
-Each point names its sizes as published. Its micro-batch and virtual stages are those that were run:
-for arXiv 2104.04473 they stand in examples/sc21/run_table_1.sh of the Megatron-LM repository.
+The values of these programs come from their sources; none is fitted to a time. Each point has its
+sizes as published and the micro-batch and virtual stages that were run: for arXiv 2104.04473 they
+stand in examples/sc21/run_table_1.sh of the Megatron-LM repository.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
-from ..layout.policy import POLICIES
-from .cost import StepCost, step_cost
-from .hardware import read_cluster
-from .layouts import Layout, why_not
-from .memory import memory_of
-from .model import ModelShape
-from .operations import Setting, block_seconds
-from .software import MEGATRON_2021, MEGATRON_2022, ZERO3_2021, Software
+from shardkit.layout.policy import POLICIES
+from shardkit.plan import (
+    ModelShape,
+    RunLayout,
+    Software,
+    StepCost,
+    memory_of,
+    read_cluster,
+    step_cost,
+    why_not,
+)
+from shardkit.plan.operations import Setting, block_seconds
 
 CLUSTER = "a100-80gb-hdr"
-VOCABULARY, SEQUENCE = 51200, 2048
+VOCABULARY = 51200
+SEQUENCE = 2048
+
+# Adam in mixed precision moves per parameter: gradient cast to float32 2 + 4, unscaled and searched
+# for infinities 8, its norm 4, scaled 8, Adam reads and writes three float32 24 and reads the
+# gradient 4, the new parameter 4 + 2 = 60.
+MEGATRON_2021 = Software(
+    "megatron-2021",
+    dtype="float16",
+    gradient_bytes=2,
+    wire_bytes=2,
+    state_bytes=16,
+    update_bytes=60,
+    # main_grad.add_(grad) reads both halves and writes one (megatron/model/distributed.py), in
+    # fp16, since CONFIG.sh does not ask for float32 sums
+    accumulation_bytes=6,
+    policies=("ddp",),
+    overlaps_reductions=False,
+    overlaps_transfers=False,
+    scatters_transfers=True,
+)
+# Since February 2022 (its commit "gradient accumulation fusion") the matrix product itself adds
+# weight gradients to the sum, in float32.
+MEGATRON_2022 = replace(
+    MEGATRON_2021,
+    name="megatron-2022",
+    gradient_bytes=4,
+    wire_bytes=4,
+    state_bytes=12,
+    accumulation_bytes=0,
+)
+# Parameters travel one by one, 12 tensors per layer, and the program waits for them.
+ZERO3_2021 = replace(
+    MEGATRON_2021,
+    name="zero3-2021",
+    policies=("fsdp",),
+    schedules=("1f1b",),
+    messages_per_layer=12,
+    overlaps_gathers=False,
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +76,7 @@ class Point:
 
     name: str
     shape: ModelShape
-    layout: Layout
+    layout: RunLayout
     software: Software
     published: float
     unit: str
@@ -45,15 +90,13 @@ class Point:
 
     @property
     def predicted(self) -> float:
-        return (
-            self.cost.seconds
-            if self.unit == "s"
-            else megatron_flops(self.shape, self.layout) / self.cost.seconds / 1e12
-        )
+        if self.unit == "s":
+            return self.cost.seconds
+        return megatron_flops(self.shape, self.layout) / self.cost.seconds / 1e12
 
     @property
     def error(self) -> float:
-        """Predicted by published, less one."""
+        """Predicted over published, minus one."""
         return self.predicted / self.published - 1
 
     @property
@@ -61,30 +104,26 @@ class Point:
         return memory_of(self.layout, self.shape, self.software).total / 1e9
 
 
-def megatron_flops(shape: ModelShape, layout: Layout) -> float:
-    """Operations per GPU of a step as arXiv 2104.04473 counts them, the forward that is computed
-    again included: its eq. 3.
+def megatron_flops(shape: ModelShape, layout: RunLayout) -> float:
+    """Return the operations per GPU of a step by eq. 3 of arXiv 2104.04473, which counts the
+    recomputed forward too.
     """
-    b, s, h, layers, v = (
-        layout.batch,
-        shape.sequence_length,
-        shape.width,
-        shape.layers,
-        shape.vocabulary,
-    )
-    return 96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h)) / layout.devices
+    length, width, layers = shape.sequence_length, shape.width, shape.layers
+    head = shape.vocabulary / (16 * layers * width)
+    per_token = 96 * layers * width**2 * (1 + length / (6 * width) + head)
+    return per_token * layout.batch * length / layout.devices
 
 
 def gpt(layers: int, width: int, heads: int) -> ModelShape:
-    """As in both papers: tied embeddings, dropout, sequences of 2048, 51200 tokens."""
+    """Return a GPT of both papers: tied embeddings, dropout, sequences of 2048, 51200 tokens."""
     return ModelShape(layers, width, heads, VOCABULARY, SEQUENCE, tied=True, dropout=0.1)
 
 
 def _layout(
     pipeline: int, data: int, tensor: int, virtual: int, micro_batch: int, batch: int, **changes
-) -> Layout:
+) -> RunLayout:
     schedule = "interleaved" if virtual > 1 else "1f1b"
-    return Layout(
+    return RunLayout(
         pipeline,
         data,
         tensor,
@@ -101,8 +140,8 @@ def _layout(
 
 
 def korthikanti() -> list[Point]:
-    """Table 5 of arXiv 2205.05198: seconds of a step, with full recomputation, and with selective
-    and sequence parallelism.
+    """Return table 5 of arXiv 2205.05198: seconds of a step, with full recomputation, and with
+    selective recomputation and sequence parallelism.
     """
     rows = [
         ("22B", gpt(48, 6144, 64), 1, 1, 4, 4, 1.42, 1.10),
@@ -135,7 +174,7 @@ def korthikanti() -> list[Point]:
 
 
 def narayanan() -> list[Point]:
-    """Table 1 of arXiv 2104.04473: achieved TFLOP/s per GPU, with full recomputation."""
+    """Return table 1 of arXiv 2104.04473: TFLOP/s per GPU with full recomputation."""
     rows = [
         ("1.7B", 24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
         ("3.6B", 30, 3072, 32, 2, 1, 64, 512, 16, 1, 138),
@@ -162,8 +201,8 @@ def narayanan() -> list[Point]:
 
 
 def layer_milliseconds() -> list[tuple[str, float, float]]:
-    """Table 4 of arXiv 2205.05198: (what, published, predicted) ms of one layer's forward and
-    backward, 22B, 8 GPUs.
+    """Return table 4 of arXiv 2205.05198, the milliseconds of one layer of 22B on 8 GPUs:
+    (what, published, predicted).
     """
     rows = [
         ("no recomputation", "none", False, 19.6),
@@ -189,8 +228,8 @@ def layer_milliseconds() -> list[tuple[str, float, float]]:
 
 
 def zero_paper() -> list[tuple[str, float, float]]:
-    """Figure 1 of arXiv 1910.02054: (policy, published, predicted) GB per device of 7.5e9
-    parameters on 64 devices.
+    """Return figure 1 of arXiv 1910.02054, GB per device of 7.5e9 parameters on 64 devices:
+    (policy, published, predicted).
     """
     of_one = {"parameter_bytes": 2, "gradient_bytes": 2, "optimizer_bytes": 12}
     return [
@@ -204,8 +243,8 @@ def zero_paper() -> list[tuple[str, float, float]]:
 
 
 def zero3_against_ptd() -> list[Point]:
-    """Table 2 of arXiv 2104.04473, the 174.6B rows: ZeRO-3 alone, and tensor, pipeline and data
-    together, at a fixed batch.
+    """Return the 174.6B rows of table 2 of arXiv 2104.04473, at a fixed batch: ZeRO-3 alone, and
+    tensor, pipeline and data together.
 
     The micro-batches of ZeRO-3 are published; the other rows take 8 tensor ranks and 12 stages of 8
     layers.
@@ -237,10 +276,10 @@ def zero3_against_ptd() -> list[Point]:
 
 
 def mean_error(points: list[Point]) -> float:
-    """Of the magnitudes."""
+    """Return the mean magnitude of the errors."""
     return mean(abs(point.error) for point in points)
 
 
 def largest_error(points: list[Point]) -> float:
-    """Of the magnitudes."""
+    """Return the largest magnitude of the errors."""
     return max(abs(point.error) for point in points)

@@ -1,0 +1,127 @@
+"""Write shardkit/plan/VALIDATION.md: every published point that the planner was compared with, in
+tables.
+
+python benchmarks/published/validation_page.py
+"""
+
+from pathlib import Path
+
+from published_runs import (
+    CLUSTER,
+    Point,
+    korthikanti,
+    largest_error,
+    layer_milliseconds,
+    mean_error,
+    narayanan,
+    zero3_against_ptd,
+    zero_paper,
+)
+
+PAGE = Path(__file__).resolve().parents[2] / "shardkit" / "plan" / "VALIDATION.md"
+_HEAD = f"""# The planner against published runs
+
+`python benchmarks/published/validation_page.py` writes this page; a test keeps it up to date. All
+times are for one hardware description, `hardware/{CLUSTER}.toml`, whose figures come from data
+sheets and measurements of the hardware that are named there. Its efficiency curve of matrix
+products and its fraction of the memory bandwidth are properties of the device: no row has a
+parameter of its own. Their levels were chosen within the range of those sources with the times of
+arXiv 2205.05198 in view; arXiv 2104.04473 was run with the same file. `published_runs.py`, beside
+the program that writes this page, describes each published program (which gradients it sums where,
+what it waits for) from its source code. The micro-batches and virtual stages of table 1 of that
+paper are in `examples/sc21/run_table_1.sh` of the Megatron-LM repository."""
+_MEMORY = """## Memory by policy
+
+ArXiv 1910.02054, figure 1: GB per device, 7.5 billion parameters, 64 devices, mixed precision Adam.
+
+"""
+_LAYER = """## One layer
+
+ArXiv 2205.05198, table 4: milliseconds of forward and backward, 22B model, 8 GPUs, micro-batch 4.
+
+"""
+_STEP = """## Seconds of a step
+
+ArXiv 2205.05198, table 5: 8 tensor ranks, no data parallelism.
+
+"""
+_SCALING = """## Weak scaling from 32 to 3072 GPUs
+
+ArXiv 2104.04473, table 1: achieved TFLOP/s per GPU, full recomputation. The program is that of
+early 2021, which reads and writes each weight gradient once more per micro-batch.
+
+"""
+_ZERO3 = """## ZeRO-3 alone against tensor, pipeline and data together
+
+ArXiv 2104.04473, table 2, 174.6B parameters, a fixed batch of 1536: TFLOP/s per GPU. The question
+is where ZeRO-3 falls off.
+
+"""
+
+
+def validation_page() -> str:
+    """Return the page."""
+    times, throughput, fixed = korthikanti(), narayanan(), zero3_against_ptd()
+    sections = [
+        _HEAD,
+        _MEMORY + _table("policy", "GB", zero_paper()),
+        _LAYER + _table("layer", "ms", layer_milliseconds()),
+        _STEP + _points(times),
+        _summary(times),
+        _SCALING + _points(throughput),
+        _summary(throughput),
+        _ZERO3 + _points(fixed),
+        _knee(fixed),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _points(points: list[Point]) -> str:
+    rows = [(point.name, point.published, point.predicted) for point in points]
+    return _table("run", points[0].unit, rows)
+
+
+def _table(what: str, unit: str, rows: list[tuple[str, float, float]]) -> str:
+    cells = [
+        (what, f"published, {unit}", f"predicted, {unit}", "error"),
+        *(
+            (name, _figure(published), _figure(predicted), f"{predicted / published - 1:+.1%}")
+            for name, published, predicted in rows
+        ),
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    lines = []
+    for name, *figures in [cells[0], rule, *cells[1:]]:
+        aligned = [cell.rjust(width) for cell, width in zip(figures, widths[1:])]
+        lines.append(f"| {' | '.join([name.ljust(widths[0]), *aligned])} |")
+    return "\n".join(lines)
+
+
+def _figure(number: float) -> str:
+    digits = 0 if number >= 100 else 1 if number >= 15 else 2
+    return f"{number:.{digits}f}"
+
+
+def _summary(points: list[Point]) -> str:
+    return f"Mean error {mean_error(points):.1%}, largest {largest_error(points):.1%}."
+
+
+def _knee(points: list[Point]) -> str:
+    lines = []
+    for name, first, last in (
+        ("ZeRO-3", points[0], points[2]),
+        ("PTD-P", points[3], points[5]),
+    ):
+        published = first.published / last.published
+        predicted = first.predicted / last.predicted
+        lines.append(
+            f"From 384 to 1536 GPUs {name} loses a factor of {published:.2f} per GPU as published, "
+            f"{predicted:.2f} as predicted."
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(validation_page(), encoding="utf-8")
+    print(PAGE)
