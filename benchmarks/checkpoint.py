@@ -76,10 +76,10 @@ class State:
             sk.models.GPT(256, 64, width=1024, layers=options.layers, heads=16), config
         )
         for number, (_, _, array) in enumerate(
-            self.model.engine.owned_boxes()
+            self.model.engine.state.owned_boxes()
         ):  # moments that are not zero
             array += numpy.float32(number % 7)
-        self.owned = self.model.engine.owned_boxes()
+        self.owned = self.model.engine.state.owned_boxes()
         self.own_bytes = sum(array.nbytes for _, _, array in self.owned)
 
     def settle(self, cold=False):
@@ -177,7 +177,7 @@ def torch_ways(state, options):
     mesh = init_device_mesh("cpu", (size,))
     shards = {
         name: torch.from_numpy(numpy.full((shape[0] // size, *shape[1:]), 0.5, numpy.float32))
-        for name, shape in state.model.engine.shapes().items()
+        for name, shape in state.model.engine.state.shapes().items()
     }
 
     class TorchSave:

@@ -286,7 +286,7 @@ class TrainingRun:
             self.reporter.line(f"warning: {text}")
 
     def _report(self, step, loss, tokens_per_second, seconds_left):
-        learning_rate = self.model.engine.rule.rate(step)
+        learning_rate = self.model.engine.state.rule.rate(step)
         exposed = sum(self.model.engine.exposure.of_step.values())
         text = (
             f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
@@ -320,7 +320,7 @@ class TrainingRun:
         """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too
         often.
         """
-        skips, limit = self.model.engine.skips, self.settings.run.stop_after_bad_steps
+        skips, limit = self.model.engine.state.skips, self.settings.run.stop_after_bad_steps
         if skips.last is None:
             return
         scale = self.model.engine.loss_scale

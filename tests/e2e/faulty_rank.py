@@ -98,13 +98,13 @@ class Fault:
             return done
 
         unit.reduce = passing_reduce
-        boxes = model.engine.counted_boxes
+        boxes = model.engine.state.counted_boxes
 
         def passing_boxes():
             self.pass_by("saving")
             return boxes()
 
-        model.engine.counted_boxes = passing_boxes
+        model.engine.state.counted_boxes = passing_boxes
 
 
 def main(how, where, pipeline, folder):
@@ -133,7 +133,7 @@ def main(how, where, pipeline, folder):
         at[0], fault.is_due = "exit", where == "exit"
         fault.pass_by("exit")
         print(
-            f"rank {backend.rank} ends with {model.engine.skips.total} skipped, loss {loss:.6f}",
+            f"rank {backend.rank} ends with {model.engine.state.skips.total} skipped, loss {loss:.6f}",
             flush=True,
         )
     backend.shutdown()

@@ -67,7 +67,7 @@ def test_the_copies_are_in_the_same_memory_every_time(strategy, tmp_path):
             taken = device.bytes_in_use("checkpoint snapshot")
             pending.wait()
             go_on(model)
-        owned = sum(array.nbytes for _, _, array in model.engine.counted_boxes())
+        owned = sum(array.nbytes for _, _, array in model.engine.state.counted_boxes())
         assert owned <= taken < owned + 64 * len(places[0])
         return places[0] == places[1] == places[2]
 

@@ -73,7 +73,9 @@ def digest(model):
     """SHA-256 of all parameters, and of all that a checkpoint holds, gathered from the ranks.
     Collective.
     """
-    mine = [(tensor, piece.box, array) for tensor, piece, array in model.engine.counted_boxes()]
+    mine = [
+        (tensor, piece.box, array) for tensor, piece, array in model.engine.state.counted_boxes()
+    ]
     everyones, vector, state = (
         model.mesh.world.gather_object(mine),
         model.gather_full_parameters(),
@@ -81,7 +83,8 @@ def digest(model):
     )
     if everyones is not None:
         whole = {
-            tensor: numpy.full(shape, numpy.nan) for tensor, shape in model.engine.shapes().items()
+            tensor: numpy.full(shape, numpy.nan)
+            for tensor, shape in model.engine.state.shapes().items()
         }
         for tensor, box, values in (part for parts in everyones for part in parts):
             whole[tensor][box.slices()] = values.reshape(box.shape)

@@ -197,7 +197,11 @@ def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written
             strategy, backend, RULES["AdamW"], 1, first=6
         )  # its state and step must be forgotten
         way(used, written["AdamW"])
-        assert (used.step_number, used.engine.samples_seen, used.describe_state()["last_loss"]) == (
+        assert (
+            used.step_number,
+            used.engine.state.samples_seen,
+            used.describe_state()["last_loss"],
+        ) == (
             0,
             0,
             None,

@@ -112,7 +112,7 @@ def learned(compute_dtype):
         )
         model = sk.FSDPModel(small_gpt(width=24), config)
         losses = [model.train(*sk.split_batch(model.mesh, *batch(step))) for step in range(40)]
-        return numpy.mean(losses[-5:]), model.engine.skips.total
+        return numpy.mean(losses[-5:]), model.engine.state.skips.total
 
     return sk.run_ranks(2, run)[0]
 
@@ -276,12 +276,14 @@ def test_an_overflow_skips_the_step_on_all_ranks_until_the_scale_fits(strategy, 
         )
         rows, losses = [], []
         for step in range(9):
-            before = [array.tobytes() for _, _, array in model.engine.owned_boxes()]
+            before = [array.tobytes() for _, _, array in model.engine.state.owned_boxes()]
             losses.append(model.train(*sk.split_batch(model.mesh, *token_batch(step))))
-            is_taken = before != [array.tobytes() for _, _, array in model.engine.owned_boxes()]
-            assert is_taken == (model.engine.skips.last is None)
+            is_taken = before != [
+                array.tobytes() for _, _, array in model.engine.state.owned_boxes()
+            ]
+            assert is_taken == (model.engine.state.skips.last is None)
             rows.append((is_taken, model.get_model_metadata()["loss_scale"]))
-        return rows, losses, model.engine.skips.total
+        return rows, losses, model.engine.state.skips.total
 
     (rows, losses, skipped), *others = sk.run_ranks(3, run)
     assert all(other == (rows, losses, skipped) for other in others)
@@ -308,7 +310,7 @@ def test_an_overflow_on_one_rank_of_a_hybrid_mesh_halves_the_scale_on_all():
         rows = []
         for step in range(3):
             model.train(*sk.split_batch(model.mesh, *token_batch(step, 8)))
-            rows.append((model.engine.skips.total, model.engine.loss_scale.value))
+            rows.append((model.engine.state.skips.total, model.engine.loss_scale.value))
         return rows
 
     assert sk.run_ranks(8, run) == [[(0, 1024), (1, 512), (1, 512)]] * 8
@@ -381,7 +383,7 @@ def test_given_gradients_that_are_infinite_halve_the_scale_too():
         model, _ = train("FSDP", backend, 1, compute_dtype="float16")
         gradients = model.compute_gradients(*sk.split_batch(model.mesh, *token_batch(0)))
         model.apply_gradients(gradients * (numpy.inf if backend.rank else 1), 1e-2)
-        return model.engine.skips.total, model.engine.loss_scale.value
+        return model.engine.state.skips.total, model.engine.loss_scale.value
 
     assert sk.run_ranks(2, run) == [(1, 512)] * 2
 
@@ -413,7 +415,7 @@ def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
             (
                 sha256(model.gather_full_parameters()),
                 str(model.engine.loss_scale.state()),
-                model.engine.skips.total,
+                model.engine.state.skips.total,
             )
             for model in [whole, *ends]
         }
@@ -421,7 +423,7 @@ def test_a_float16_run_goes_on_to_the_same_bits_and_the_same_scale(tmp_path):
             len(scales),
             len(states),
             whole.engine.loss_scale.value,
-            0 < whole.engine.skips.total < 8,
+            0 < whole.engine.state.skips.total < 8,
         )
 
     assert [found[:2] + found[3:] for found in sk.run_ranks(2, run)] == [(1, 1, True)] * 2

@@ -450,7 +450,10 @@ def test_a_run_begins_at_a_module_a_sharded_model_or_a_vector():
         second = sk.ZeRO1Optimizer(first.wrapped_optimizer, first.sharding_configuration)
         assert second.model is None
         result = second.optimize(given(initial_solution=sharded, epochs=2))
-        assert result.best_solution is sharded and sharded.engine.rule == second.wrapped_optimizer
+        assert (
+            result.best_solution is sharded
+            and sharded.engine.state.rule == second.wrapped_optimizer
+        )
         vector = flat(mlp(seed=9).finish(0))
         third = make("ZeRO-1", backend)
         third.model.train(*sk.split_batch(third.model.mesh, *TRAIN))

@@ -101,7 +101,7 @@ def test_memory_that_runs_out_on_one_rank_loses_no_buffer_and_is_the_same_error_
             sharded.train(*sk.split_batch(sharded.mesh, *batch(0)))
         memory = sharded.engine.memory
         assert not memory.whole_gradients._out and not memory.whole_parameters._out
-        sharded.engine.step_number = 1
+        sharded.engine.state.step_number = 1
         assert sharded.train(*sk.split_batch(sharded.mesh, *batch(1))) > 0
         return str(caught.value)
 

@@ -33,7 +33,7 @@ def make(backend, strategy, how=None, rank=1, steps=(1,), **settings):
 
 def state_of(model):
     """Everything that a step may change on this rank, as bytes."""
-    return [array.tobytes() for _, _, array in model.engine.owned_boxes()]
+    return [array.tobytes() for _, _, array in model.engine.state.owned_boxes()]
 
 
 def step(model, number, samples=8):
@@ -50,7 +50,7 @@ def test_a_bad_number_on_one_rank_skips_the_step_on_all(strategy, clip, how):
         before = state_of(model)
         loss = step(model, 1)
         assert state_of(model) == before and model.step_number == 2
-        skipped = model.engine.skips
+        skipped = model.engine.state.skips
         after = step(model, 2)
         assert state_of(model) != before and numpy.isfinite(after)
         return loss, skipped.total, model.get_model_metadata()["history"]["skipped_steps"]
@@ -64,9 +64,9 @@ def test_a_skip_names_the_ranks_whose_loss_was_bad():
         model = make(backend, "FSDP", "nan")
         step(model, 0)
         step(model, 1)
-        text = str(model.engine.skips.last)
+        text = str(model.engine.state.skips.last)
         step(model, 2)
-        return text, model.engine.skips.last
+        return text, model.engine.state.skips.last
 
     for text, last in sk.run_ranks(3, run):
         assert (
@@ -103,7 +103,7 @@ def test_skipped_steps_are_remembered_in_a_checkpoint(tmp_path):
         for number in (2, 3):
             step(model, number)
             step(again, number)
-        assert again.engine.skips.total == 1
+        assert again.engine.state.skips.total == 1
         return (model.gather_full_parameters() == again.gather_full_parameters()).all()
 
     assert all(sk.run_ranks(2, run))
@@ -115,8 +115,8 @@ def test_skips_in_a_row_begin_anew_after_a_good_step():
         rows = []
         for number in range(5):
             step(model, number)
-            rows.append(model.engine.skips.in_a_row)
-        return rows, model.engine.skips.total
+            rows.append(model.engine.state.skips.in_a_row)
+        return rows, model.engine.state.skips.total
 
     assert sk.run_ranks(2, run) == [([1, 0, 1, 2, 0], 3)] * 2
 
@@ -146,7 +146,7 @@ def test_a_bad_number_anywhere_on_a_mesh_skips_the_step_everywhere(pipeline, ten
             step(sharded, number)
             if number == 1:
                 assert state_of(sharded) == before
-        return state_of(sharded) != before, sharded.engine.skips.total
+        return state_of(sharded) != before, sharded.engine.state.skips.total
 
     for rank in range(2 * pipeline * tensor):
         assert sk.run_ranks(2 * pipeline * tensor, lambda backend: run(backend, rank)) == [
@@ -174,7 +174,7 @@ def test_memory_that_runs_out_on_one_rank_is_the_same_error_on_all_and_changes_n
         pool = model.engine.memory.whole_gradients
         assert not pool._out, "a gradient buffer was lost"
         backend.barrier()
-        model.engine.step_number = 5  # past the sabotage
+        model.engine.state.step_number = 5  # past the sabotage
         assert numpy.isfinite(step(model, 2, 12))
         return str(caught.value)
 
@@ -212,7 +212,7 @@ def test_memory_that_runs_out_in_a_pipeline_is_the_same_error_on_all(schedule, h
         step(sharded, 0, 16)
         with pytest.raises(OutOfMemoryError, match=f"^rank {rank} ran out of memory") as caught:
             step(sharded, 1, 16)
-        sharded.engine.step_number = 5
+        sharded.engine.state.step_number = 5
         assert numpy.isfinite(step(sharded, 2, 16))
         return str(caught.value)
 

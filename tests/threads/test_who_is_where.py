@@ -68,7 +68,7 @@ def owned_boxes(model):
     """This rank's part of parameters and optimizer state, without copies."""
     return [
         Box(path, piece.box, numpy.array(values).reshape(piece.box.shape), counts=True)
-        for path, piece, values in model.engine.counted_boxes()
+        for path, piece, values in model.engine.state.counted_boxes()
     ]
 
 
@@ -82,7 +82,14 @@ def test_512_ranks_tile_every_parameter_once_and_take_the_step_of_one_rank():
         model = hybrid(backend, MESH, model=gpt(layers))
         before, text = owned_boxes(model), model.describe()
         loss = step_once(model, 0)
-        return before, owned_boxes(model), loss, text, model.mesh.coordinates, model.engine.shapes()
+        return (
+            before,
+            owned_boxes(model),
+            loss,
+            text,
+            model.mesh.coordinates,
+            model.engine.state.shapes(),
+        )
 
     results = sk.run_ranks(512, run, timeout=110)
     before, after, losses, texts, coordinates, shapes = zip(*results)

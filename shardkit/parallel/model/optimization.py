@@ -254,8 +254,8 @@ class BestEpoch:
         communication.
         """
         if self._parameters is None or fitness < self.fitness or self.fitness != self.fitness:
-            self.fitness, self._parameters = fitness, model.engine.copy_parameters()
+            self.fitness, self._parameters = fitness, model.engine.weights.copy_owned()
 
     def put_back(self, model: ShardedModel):
         """Collective."""
-        model.engine.put_parameters(self._parameters)
+        model.engine.weights.put_back(self._parameters)

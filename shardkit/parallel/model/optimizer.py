@@ -197,7 +197,8 @@ class ShardedOptimizer:
         """
         self.fitness_history = []
         if self.model is not None:
-            self.model.engine.reset_rule()
+            self.model.engine.drop_gradients()
+            self.model.engine.state.reset()
 
     # ---- whole runs ------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of po
 
 import time
 import warnings
+from dataclasses import replace
 from math import isfinite
 
 import numpy
@@ -125,12 +126,12 @@ class ShardedModel:
     @property
     def parameter_count(self) -> int:
         """Elements of the whole model, each counted once."""
-        return self.engine.parameter_count
+        return self.engine.weights.count
 
     @property
     def step_number(self) -> int:
         """Optimization steps taken."""
-        return self.engine.step_number
+        return self.engine.state.step_number
 
     @property
     def local_parameter_shard(self):
@@ -140,8 +141,8 @@ class ShardedModel:
         gather_full_parameters. For the others the spans of the units, in the order of the blocks;
         over all ranks their lengths add up to parameter_count.
         """
-        self.engine.check_weights()
-        owned = self.engine.local_parameters()
+        self.engine.weights.check()
+        owned = self.engine.weights.local()
         owned.flags.writeable = False
         return owned
 
@@ -230,7 +231,8 @@ class ShardedModel:
         differs between ranks.
         """
         self._check_open()
-        self.engine.use_rule(rule)
+        self.engine.state.use_rule(rule)
+        self.engine.config = replace(self.engine.config, optimizer=rule)  # clones share the engine
         self.sharding_configuration = self.engine.config
 
     def compile(self) -> None:
@@ -281,7 +283,7 @@ class ShardedModel:
     def gather_full_parameters(self):
         """A new 1-D array of all parameters in the wrapped model's canonical order. Collective."""
         self._check_open()
-        return self.engine.gather_full_parameters()
+        return self.engine.weights.gather()
 
     def get_parameters(self):
         """The same as gather_full_parameters(). Collective."""
@@ -294,7 +296,7 @@ class ShardedModel:
         ones.
         """
         self._check_open()
-        self.engine.set_full_parameters(vector)
+        self.engine.weights.set(vector)
 
     def with_parameters(self, vector) -> "ShardedModel":
         """A new model of the same type on the same mesh with these parameters, and fresh optimizer
@@ -328,7 +330,7 @@ class ShardedModel:
         Close it too: the mesh is closed with the last model that uses it.
         """
         other = self._with_own_parameters()
-        other.engine.copy_state_from(self.engine)
+        other.engine.state.copy_from(self.engine.state)
         other._last_loss, other._train_seconds = self._last_loss, self._train_seconds
         self.mesh.share()
         return other
@@ -340,7 +342,7 @@ class ShardedModel:
         self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._assemble(self.engine.fresh_module(), self.engine.config, self.mesh)
+        other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
         if self.engine.is_compiled:
             other.compile()
         return other
@@ -353,8 +355,8 @@ class ShardedModel:
         not in it.
         """
         return make_image(
-            self.engine.counted_boxes(),
-            self.engine.shapes(),
+            self.engine.state.counted_boxes(),
+            self.engine.state.shapes(),
             self.mesh.world,
             self.describe_state(),
         )
@@ -368,7 +370,7 @@ class ShardedModel:
         which is unchanged; ValueError if `only` is another word.
         """
         wanted = self._wanted(only)
-        self._adopt(load_image(data, self.engine.owned_boxes(), wanted, self.mesh.world))
+        self._adopt(load_image(data, self.engine.state.owned_boxes(), wanted, self.mesh.world))
 
     def save_state(self, file):
         """Write serialize() to a binary file object, which only rank 0 needs to have (others may
@@ -407,7 +409,7 @@ class ShardedModel:
         """
         self._saver.wait()
         return self._store(path).save(
-            self.engine.counted_boxes(),
+            self.engine.state.counted_boxes(),
             self.mesh.world,
             self.describe_state(data_position),
             keep=keep,
@@ -436,7 +438,7 @@ class ShardedModel:
         """
         return self._saver.start(
             self._store(path),
-            self.engine.counted_boxes(),
+            self.engine.state.counted_boxes(),
             self.describe_state(data_position),
             Retention(keep, keep_every),
         )
@@ -453,9 +455,9 @@ class ShardedModel:
         """What a checkpoint says beside the tensors. No communication."""
         loss = self._last_loss
         return {
-            "step": self.engine.step_number,
-            "samples_seen": self.engine.samples_seen,
-            "skipped_steps": self.engine.skips.total,
+            "step": self.engine.state.step_number,
+            "samples_seen": self.engine.state.samples_seen,
+            "skipped_steps": self.engine.state.skips.total,
             "loss_scale": self.engine.loss_scale.state(),
             "compute_dtype": str(self.engine.numerics.compute_dtype),
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
@@ -467,8 +469,8 @@ class ShardedModel:
             else self.get_active_feature_indices(),
             "model": self._describe_model(),
             "optimizer": {
-                **describe_rule(self.engine.rule),
-                "state_since": self.engine.state_since,
+                **describe_rule(self.engine.state.rule),
+                "state_since": self.engine.state.state_since,
             },
             "data_position": data_position or {},
         }
@@ -477,14 +479,15 @@ class ShardedModel:
         """After the owned boxes were filled from elsewhere: be at the step that describe_state()
         told of. Collective.
         """
-        self.engine.restore(
+        self.engine.drop_gradients()
+        self.engine.state.restore(
             description["step"],
             description["samples_seen"],
             description.get("skipped_steps", 0),
             description.get("loss_scale"),
             state_since(description),
         )
-        self.engine.awaits_weights = False
+        self.engine.weights.awaits_values = False
         self._last_loss = description["last_loss"]
         features = input_features(self.wrapped_model)
         if features is not None and description["active_features"] is not None:
@@ -513,14 +516,14 @@ class ShardedModel:
         store = CheckpointStore.found(path, self.mesh.world, engine.device.copies)
         try:
             checkpoint = store.load_newest(
-                wanted.taken(engine.owned_boxes()),
+                wanted.taken(engine.state.owned_boxes()),
                 self.mesh.world,
                 lambda checkpoint: checkpoint.fit(wanted),
-                expendable=engine.is_initial,
+                expendable=engine.weights.is_initial,
             )
         except (CheckpointError, PermissionError):  # on all ranks
-            if engine.is_initial:  # then arrays may be half filled, and are made again
-                engine.start_over()
+            if engine.weights.is_initial:  # then arrays may be half filled, and are made again
+                engine.weights.start_over()
             raise
         fit = checkpoint.fit(wanted)
         self._adopt(fit)
@@ -548,12 +551,12 @@ class ShardedModel:
             check_only(only)
         engine, features = self.engine, input_features(self.wrapped_model)
         return Wanted(
-            engine.shapes(),
+            engine.state.shapes(),
             engine.units[0].dtype,
             self._describe_model(),
             None if features is None else len(features.names),
-            describe_rule(engine.rule),
-            isinstance(engine.rule, RatedRule),
+            describe_rule(engine.state.rule),
+            isinstance(engine.state.rule, RatedRule),
             only,
         )
 
@@ -568,7 +571,7 @@ class ShardedModel:
         Collective.
         """
         if fit.only is not None:
-            self.engine.clear_state()
+            self.engine.state.clear()
         self.go_on_from(fit.goes_on_from())
         if self.rank == 0:
             fit.warn()
@@ -627,7 +630,7 @@ class ShardedModel:
             **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in AXES},
             **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in AXES},
             "parameter_count": self.parameter_count,
-            "shard_size": self.engine.local_parameters().size,
+            "shard_size": self.engine.weights.local().size,
             "num_units": len(self.engine.units),
             "compiled": self.engine.is_compiled,
             "compute_dtype": str(self.engine.numerics.compute_dtype),
@@ -648,9 +651,9 @@ class ShardedModel:
             "micro_batches": self.sharding_configuration.micro_batches,
             "history": {
                 "steps": self.step_number,
-                "samples_seen": self.engine.samples_seen,
+                "samples_seen": self.engine.state.samples_seen,
                 "last_loss": self._last_loss,
-                "skipped_steps": self.engine.skips.total,
+                "skipped_steps": self.engine.state.skips.total,
                 "wall_seconds": self._train_seconds,
             },
             "evaluation": dict(self._evaluation) if self._evaluation else None,

@@ -79,7 +79,7 @@ class Neighbors:
         self._model, self.life = model, life
         world = self._world = model.mesh.world
         self._rank, self._num_ranks = world.rank, world.world_size
-        self._own = _laid_out(model.engine.counted_boxes())
+        self._own = _laid_out(model.engine.state.counted_boxes())
         self._other = world.all_gather_object(self._own)[self._rank - 1]
         device = model.engine.device
         self._generations = [
@@ -94,7 +94,7 @@ class Neighbors:
         newest = self._generations[0]
         newest.description = None
         device, copied = self._model.engine.device, Done()
-        for part, (_, _, array) in zip(self._own, self._model.engine.counted_boxes()):
+        for part, (_, _, array) in zip(self._own, self._model.engine.state.counted_boxes()):
             copied = device.copies.to_host(array, part.view(newest.own).reshape(-1), copied)
         copied.wait()
         if self._num_ranks > 1:
@@ -164,7 +164,7 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
         for one in mine
         for entry in one.held(step, (one.note.rank - 1) % one.note.num_ranks not in living_places)
     ]
-    wanted = [] if model is None else model.engine.owned_boxes()
+    wanted = [] if model is None else model.engine.state.owned_boxes()
     redistribute(living, held, [(tensor, piece.box, array) for tensor, piece, array in wanted])
     if model is not None:
         model.go_on_from(

@@ -36,6 +36,7 @@ from ..data.partition import check_trained, plan_units
 from ..data.unit import Unit
 from ..model.fingerprint import facts_of
 from ..model.state import State
+from ..model.weights import Weights
 from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Stages
@@ -46,13 +47,13 @@ from .batch import Batch, agree_on_batch, check_peers, checked_input, checked_sa
 from .compiled import Compiled
 from .numerics import LossScale, Numerics
 from .runtime import Runtime, Step
-from .votes import NOTHING_COUNTS, Skips, describe_skip, is_agreed_good, tell_failure
+from .votes import NOTHING_COUNTS, describe_skip, is_agreed_good, tell_failure
 
 _REDUCTION = (Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE)
 _UPDATE = (Kind.CLIP, Kind.STEP)
 
 
-class Engine(State):
+class Engine:
     """Trains a wrapped model on `mesh` under `policy`. Making one, and every method here, is
     collective over the mesh.
     """
@@ -70,18 +71,16 @@ class Engine(State):
         check_same(
             mesh.world, facts, "build the same model, with the same configuration, on all ranks"
         )
-        self.awaits_weights = any(parameter.awaits_values for parameter in model.parameters())
+        awaits_values = any(parameter.awaits_values for parameter in model.parameters())
         with collectively(mesh.world):
             self.device = Device(config.device, ordinal=mesh.world.local_rank)
             self.device.drawing_on(self.data.memory() or self.tensor.memory())
-            self.rule = (
+            rule = (
                 config.optimizer if config.optimizer is not None else SGD(lr=config.learning_rate)
             )
             model.finish(config.seed)
             self._cut_layers()
-            self.is_initial = all(
-                parameter.is_fresh for parameter in model.parameters()
-            )  # start_over() gives the same again
+            is_initial = all(parameter.is_fresh for parameter in model.parameters())
             order = order_named(config.schedule)(
                 mesh.size("pipeline"), config.micro_batches, config.virtual_stages
             )
@@ -102,11 +101,17 @@ class Engine(State):
             )
         if config.device == "cuda":
             mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
-        boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
-        self._boxes = self.tensor.all_gather_object(
-            boxes
-        )  # of each tensor rank, in the whole parameters
-        self._make_units(keepers)
+        self._make_units(keepers, rule)
+        self.weights = Weights(
+            model,
+            mesh,
+            self.stages,
+            self.runtime.units,
+            self.device,
+            is_initial=is_initial,
+            awaits_values=awaits_values,
+        )
+        self.state = State(model, mesh.world, self.weights, rule, self.loss_scale)
         is_possible = (
             self.device.kind == "cpu"
             and self.data.world_size > 1
@@ -114,18 +119,14 @@ class Engine(State):
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
         self.exposure = Exposure(mesh)
-        self.step_number = 0  # global batches trained on; where the data goes on
-        self.skips = Skips()  # of these, the steps that changed nothing
-        self.state_since = 0  # after how many of the others the optimizer state was zero
         self.ballot: Ballot | None = None  # whether to stop, voted on before each step of train()
-        self.samples_seen = 0  # trained on, over all data ranks
         self.gradient_norm: float | None = (
             None  # of the last step, before clipping; None if nothing clips
         )
         self._items_pending = 0.0  # whose gradients are accumulated but not reduced
         self._items_reduced: float | None = None  # whose gradients are reduced; None: given by hand
         self._micro_batches_pending = 0
-        self._settle()
+        self.weights.settle()
 
     def _cut_layers(self):
         """With several tensor ranks: each layer of the model becomes this rank's part of it, as the
@@ -140,7 +141,7 @@ class Engine(State):
                 self.model, self.config.tensor_plan
             )  # a wrong one is wrong on one tensor rank, too
 
-    def _make_units(self, keepers):
+    def _make_units(self, keepers, rule):
         config, numerics = self.config, self.numerics
         self.memory = Pools(self.device, numerics.dtype, numerics.compute_dtype)
         movement = Movement(
@@ -150,7 +151,7 @@ class Engine(State):
             wire_dtype=config.gradient_compression,
         )
         units = {
-            place: Unit(self.stages.plans[place], movement, keepers, self.rule, self.memory)
+            place: Unit(self.stages.plans[place], movement, keepers, rule, self.memory)
             for place in self.stages.of_rank(self.pipeline.rank)
         }
         for plan in self.stages.plans.values():
@@ -235,7 +236,7 @@ class Engine(State):
         batch, step = self._prepare(x, y, None, self.ballot)
         loss = self._run(self._without(_UPDATE), batch, step)
         self._take_step(step, loss)
-        self.samples_seen += batch.samples
+        self.state.samples_seen += batch.samples
         self.exposure.end_step()
         self.overlap.count(time.perf_counter() - began)
         return loss
@@ -259,7 +260,7 @@ class Engine(State):
         self._check_failures(step)
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
-        self.samples_seen += batch.samples
+        self.state.samples_seen += batch.samples
         return self._mean_loss(step, batch.items)
 
     def reduce_accumulated(self):
@@ -283,14 +284,7 @@ class Engine(State):
         """
         for unit in self.units:
             unit.gradients.updated  # raises before anything has changed
-        self._take_step(Step(x=[], number=self._next_update, learning_rate=learning_rate))
-
-    @property
-    def _next_update(self) -> int:
-        """The number that the rule sees: skipped steps do not count, neither for moments nor for
-        the learning rate.
-        """
-        return self.step_number - self.skips.total + 1
+        self._take_step(Step(x=[], number=self.state.next_update, learning_rate=learning_rate))
 
     def _take_step(self, step: Step, loss: float | None = None):
         """Clip and apply the rule; or do nothing, if loss or gradients of any rank are NaN or
@@ -310,10 +304,10 @@ class Engine(State):
             self.drop_gradients()
             tell_failure(self.mesh.world, step.failure)
         is_empty = self._items_reduced == 0
-        self.skips.count(
+        self.state.skips.count(
             None
             if is_taken
-            else describe_skip(self.mesh.world, step, self.step_number + 1, loss, is_empty)
+            else describe_skip(self.mesh.world, step, self.state.step_number + 1, loss, is_empty)
         )
         if not is_empty:
             self.loss_scale.count(is_taken)
@@ -340,7 +334,7 @@ class Engine(State):
         """Clip and step with given gradients of what this rank updates, end to end over its own
         units.
         """
-        self.check_weights()
+        self.weights.check()
         for unit in self.units:
             unit.gradients.drop()
             unit.gradients.put(0)
@@ -373,8 +367,8 @@ class Engine(State):
         self._items_pending, self._micro_batches_pending = 0.0, 0
 
     def _finish_step(self):
-        self.step_number += 1
-        self.is_initial = False
+        self.state.step_number += 1
+        self.weights.is_initial = False
         self.drop_gradients()
         for unit in self.units:
             unit.gather_if_lasting()
@@ -394,7 +388,7 @@ class Engine(State):
         return 1.0 / items / self.loss_scale.value if items else nan
 
     def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Step]:
-        self.check_weights()
+        self.weights.check()
         batch = self._agree_on_batch(x, y, self.config.micro_batches, loss, ballot)
         num = self.config.micro_batches
         size = len(batch.x) // num
@@ -403,7 +397,7 @@ class Engine(State):
             ForwardContext(
                 training=True,
                 seed=self.config.seed,
-                step=self.step_number,
+                step=self.state.step_number,
                 first_sample=batch.first_sample + part.start,
             )
             for part in parts
@@ -414,7 +408,7 @@ class Engine(State):
             y=[y[part] for part in parts],
             contexts=contexts,
             loss=batch.loss,
-            number=self._next_update,
+            number=self.state.next_update,
             loss_scale=self.loss_scale.value,
             form=self._form(batch) if loss is None else None,
         )
@@ -488,7 +482,7 @@ class Engine(State):
         """The output of the last block for this replica's x, a NumPy array, on all its pipeline
         ranks.
         """
-        self.check_weights()
+        self.weights.check()
         with collectively(self.mesh.world):
             x = checked_input(self.model, x)
         if self.config.is_checked:
@@ -515,7 +509,7 @@ class Engine(State):
         is_counted   False: this data rank has no part, and passes samples only because the others
                      gather with it
         """
-        self.check_weights()
+        self.weights.check()
         batch = self._agree_on_batch(x, y, micro_batches=1)
         criterion = batch.loss
         prediction, total = self._predict(batch.x), 0.0

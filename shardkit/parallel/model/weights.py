@@ -1,0 +1,202 @@
+"""The weights of a model on a mesh, as whole vectors and as copies of what a rank owns.
+
+    units of all ranks --gather--> [parameter_count]      the same vector on every mesh and policy
+                       <--set-----
+
+Every method is collective over the mesh, unless it says otherwise.
+"""
+
+import copy
+from math import prod
+
+import numpy
+
+from ...array.backend import Device, host_array, to_host
+from ...comm import Mesh, check_same, collectively
+from ...errors import ShapeError, ShardingError
+from ...nn.init import Unread
+from ...nn.module import Module
+from ..data.unit import Unit
+from ..pipeline.stages import Place, Stages
+from ..tensor.layers import global_piece
+from .fingerprint import describe
+
+
+class Weights:
+    """The parameters of all units of one model.
+
+    units           of this rank
+    is_initial      they are what the seed makes, so that start_over() makes the same again
+    awaits_values   they await the values of a checkpoint, on this rank at least
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        mesh: Mesh,
+        stages: Stages,
+        units: dict[Place, Unit],
+        device: Device,
+        *,
+        is_initial: bool,
+        awaits_values: bool,
+    ):
+        self.units = list(units.values())
+        self.is_initial, self.awaits_values = is_initial, awaits_values
+        self._model, self._mesh, self._device = model, mesh, device
+        self._stages, self._units_by_place = stages, units
+        self._own_units = [unit for unit in self.units if not unit.plan.is_copy]
+        boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
+        self._boxes = mesh.group("tensor").all_gather_object(boxes)  # by tensor rank
+
+    def check(self) -> None:
+        """Raise ShardingError while the model awaits the values of a checkpoint. No communication.
+
+        Raises on all ranks alike, for they agreed on it when the model was made.
+        """
+        if not self.awaits_values:
+            return
+        unread = [p.init for p in self._model.parameters() if isinstance(p.init, Unread)]
+        if unread:
+            raise ShardingError(unread[0].what_to_do)
+        raise ShardingError(
+            "the model of another rank has no weights yet: make the same model on all ranks, and "
+            "call load_model() before anything else"
+        )
+
+    @property
+    def count(self) -> int:
+        """Elements of the whole model, each counted once."""
+        return sum(prod(parameter.global_shape) for parameter in self._model.parameters())
+
+    # ---- whole vectors ---------------------------------------------------------------------------
+
+    def gather(self):
+        """Return all parameters, 1-D, in the order of the model's named_parameters()."""
+        self.check()
+        full = numpy.empty(self.count, self.units[0].dtype)
+        views = self._canonical_views(full)
+        for place, plan in self._stages.plans.items():
+            if plan.is_copy:
+                continue
+            of_ranks, at = self._whole_unit(place, plan.num_elements), 0
+            for name, parameter in plan.parameters.items():
+                for values, boxes in zip(of_ranks, self._boxes):
+                    part = values[at : at + parameter.size]
+                    views[name][boxes[name].slices()] = part.reshape(boxes[name].shape)
+                at += parameter.size
+        return full
+
+    def _whole_unit(self, place, num_elements):
+        """Return the parameters of one unit [tensor ranks, num_elements], on every rank's host."""
+        tensor = self._mesh.group("tensor")
+        of_ranks = numpy.empty((tensor.world_size, num_elements), self.units[0].dtype)
+        if place in self._units_by_place:
+            unit = self._units_by_place[place]
+            unit.gather()
+            own = numpy.ascontiguousarray(to_host(unit.trained_parameters()))
+            tensor.all_gather(own, of_ranks.reshape(-1))
+            unit.release()
+        self._mesh.group("pipeline").broadcast(of_ranks, self._stages.rank_of[place.stage])
+        return of_ranks
+
+    def local(self):
+        """Return what this rank owns and updates, 1-D, a copy. No communication."""
+        if not self.units[0].updates_all:
+            return numpy.concatenate([to_host(unit.owned_parameters) for unit in self._own_units])
+        slots = {
+            slot.name: unit.updated_parameters[slot.offset : slot.stop]
+            for unit in self._own_units
+            for slot in unit.layout.slots
+        }
+        order = [name for name in self._model.named_parameters() if name in slots]
+        return numpy.concatenate([to_host(slots[name]) for name in order])
+
+    def set(self, vector) -> None:
+        """Take what each rank owns from the same whole vector: the inverse of gather().
+
+        Errors, on all ranks: ValueError on a wrong length, ShardingError if ranks were given
+        different ones.
+        """
+        with collectively(self._mesh.world):
+            vector = host_array("the parameter vector", vector)
+            if vector.shape != (self.count,):
+                raise ShapeError(
+                    f"a parameter vector of shape {vector.shape}; wanted ({self.count},)"
+                )
+        check_same(self._mesh.world, {"the parameter vector": describe(vector)})
+        views = self._canonical_views(vector)
+        for _, piece, array in boxes_of(self.units, {"model": lambda unit: unit.owned_parameters}):
+            array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
+        self.is_initial = self.awaits_values = False
+        self.settle()
+
+    def _canonical_views(self, vector) -> dict:
+        """Return {name: view of its elements, in the shape of the whole parameter} of a vector."""
+        views, at = {}, 0
+        for name, parameter in self._model.named_parameters().items():
+            size = prod(parameter.global_shape)
+            views[name] = vector[at : at + size].reshape(parameter.global_shape)
+            at += size
+        return views
+
+    # ---- copies, and values to come back to ------------------------------------------------------
+
+    def fresh_module(self) -> Module:
+        """Return a copy of the wrapped model that is bound to nothing, with initial values."""
+        for unit in self.units:
+            unit.unbind()
+        module = copy.deepcopy(self._model)
+        for parameter in module.parameters():
+            parameter.renew()
+        for unit in self.units:
+            unit.gather_if_lasting()
+        return module
+
+    def copy_owned(self) -> list:
+        """Return copies of what this rank owns of each unit. No communication."""
+        return [unit.owned_parameters.copy() for unit in self.units]
+
+    def put_back(self, copies) -> None:
+        """Take back what copy_owned() returned on each rank."""
+        self.wait_for_readers()
+        for unit, values in zip(self.units, copies):
+            unit.owned_parameters[...] = values
+        self.is_initial = False
+        self.settle()
+
+    def start_over(self) -> None:
+        """Make parameters and optimizer state as the seed makes them."""
+        for unit in self.units:
+            unit.start_over()
+        self.settle()
+
+    # ---- around writing to what a rank owns ------------------------------------------------------
+
+    def wait_for_readers(self) -> None:
+        """Return when owned values may be written; not needed where all ranks have just agreed."""
+        for unit in self.units:
+            unit.wait_for_readers()
+
+    def settle(self) -> None:
+        """Make replicas and gathered parameters follow owned values that were written."""
+        for unit in self.units:
+            unit.spread()
+            unit.gather_if_lasting()
+
+
+def boxes_of(units: list[Unit], arrays: dict) -> list[tuple]:
+    """Return (path in a checkpoint, piece of the whole tensor, 1-D view) of arrays of some units.
+
+    arrays   {group in the checkpoint: function unit -> what this rank owns of it [num_owned]}
+    """
+    return [
+        (
+            f"{group}/{piece.name}",
+            global_piece(unit.plan.parameters[piece.name], piece),
+            array_of(unit)[piece.start : piece.stop],
+        )
+        for unit in units
+        for group, array_of in arrays.items()
+        for piece in unit.pieces()
+    ]
