@@ -31,7 +31,7 @@ from report import Table, interleaved, machine, machine_text, save
 import shardkit as sk
 from shardkit.array import kernels, products
 from shardkit.array.backend import Device
-from shardkit.array.halves import dtype_named
+from shardkit.array.dtypes import dtype_named
 
 PARTS = ("step", "products", "kernels", "copies")
 TOLERANCES = {

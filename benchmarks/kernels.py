@@ -15,13 +15,15 @@ import argparse
 import math
 from dataclasses import dataclass
 from statistics import median
+from types import SimpleNamespace
 from typing import Callable
 
 import numpy
 from report import Table, interleaved, machine, machine_text, save
 from threadpoolctl import threadpool_limits
 
-from shardkit.array.kernels import cpu, reference
+import shardkit.array.kernels  # noqa: F401  fills the registry
+from shardkit.array.registry import KERNELS
 
 try:
     import torch
@@ -52,8 +54,18 @@ def normal(*shape):
     return numpy.random.default_rng(math.prod(shape)).standard_normal(shape).astype("float32")
 
 
+def implementations(slot: str) -> SimpleNamespace:
+    """Return the implementations of all kernels in one slot of the registry, as attributes."""
+    for entry in KERNELS.values():
+        entry.load("cpu")
+    return SimpleNamespace(**{name: getattr(entry, slot) for name, entry in KERNELS.items()})
+
+
+cpu, reference = map(implementations, ("cpu", "reference"))
+
+
 def ours(step):
-    """step(module of twins), timed for both."""
+    """step(implementations of the kernels), timed for both."""
     return {"cpu": lambda: step(cpu), "plain": lambda: step(reference)}
 
 

@@ -3,12 +3,22 @@ module `xp` to make arrays with.
 """
 
 import numpy
-from kernel_table import EXACT, TABLE, as_tuple, bits, buffers_like, flat, made
+from kernel_table import (
+    EXACT,
+    TABLE,
+    as_tuple,
+    bits,
+    buffers_like,
+    cuda,
+    flat,
+    made,
+    reference,
+)
 
 from shardkit.array import kernels
 from shardkit.array.backend import is_device_array
-from shardkit.array.kernels import cuda, reference
-from shardkit.array.kernels.cuda.arrays import real_dtype
+from shardkit.array.cuda.arrays import real_dtype
+from shardkit.array.registry import ACTIVATIONS, KERNELS
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
 ON_HOST = {"rotary_tables"}  # made by the plain twin, on either side
@@ -24,7 +34,9 @@ STAY_FLOAT32 = {
     "rms_norm": (1,),
     "rms_norm_backward": (1,),
 }  # results of half floats, by number
-OF_HALVES = [name for name in TABLE if name not in cuda.DTYPES and name != "dropout_mask"]
+OF_HALVES = [
+    name for name in TABLE if KERNELS[name].cuda_dtypes == ACTIVATIONS and name != "dropout_mask"
+]
 
 
 def moved(move, value):

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy
 
-from shardkit.array.halves import dtype_named
+from shardkit.array.dtypes import dtype_named
 
 TYPES = {0: "float32", 2: "float16", 14: "bfloat16"}
 TF32_BITS = 10

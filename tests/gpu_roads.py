@@ -8,7 +8,7 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array import kernels
+from shardkit.array import registry
 from shardkit.comm import ReductionOperation, ordered_all_reduce, ordered_reduce_scatter
 from shardkit.comm.gpu.staging import Staging
 
@@ -19,7 +19,7 @@ SIZES = (0, 7, 2500)
 @pytest.fixture(autouse=True)
 def plain_twins(monkeypatch):
     """On the stand-in the kernels of NumPy add: for modules that import this."""
-    monkeypatch.setattr(kernels.cuda, "computes", lambda name, x: False)
+    monkeypatch.setattr(registry, "is_cupy_array", lambda x: False)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler
 
-from shardkit.array import kernels
+from shardkit.array import registry
 from shardkit.array.backend import Device
 from shardkit.errors import DeviceError
 
@@ -53,7 +53,8 @@ def gpu(missing, request, monkeypatch):
         if is_emulated and compiler() is None:
             pytest.skip("needs g++, to run CUDA C++ on the CPU")
         if not is_emulated:
-            monkeypatch.setattr(kernels.cuda, "computes", lambda name, x: False)
-            monkeypatch.setattr(kernels.cuda, "dropout_mask", kernels.reference.dropout_mask)
+            monkeypatch.setattr(registry, "is_cupy_array", lambda x: False)
+            masks = registry.KERNELS["dropout_mask"]
+            monkeypatch.setattr(masks, "cuda", masks.reference)
         with pretended_gpu() as machine:
             yield Gpu(Device("cuda"), machine, is_emulated)

@@ -4,11 +4,24 @@ with its lines.
 
 import inspect
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Callable
 
 import numpy
 
-from shardkit.array.kernels import reference
+import shardkit.array.kernels  # noqa: F401  fills the registry
+from shardkit.array.registry import KERNELS
+
+
+def implementations(slot: str) -> SimpleNamespace:
+    """Return the implementations of all kernels in one slot, loaded, as attributes."""
+    for entry in KERNELS.values():
+        entry.load("cpu")
+        entry.load("cuda")
+    return SimpleNamespace(**{name: getattr(entry, slot) for name, entry in KERNELS.items()})
+
+
+reference, cpu, cuda = map(implementations, ("reference", "cpu", "cuda"))
 
 ANY = [(0,), (1,), (7,), (3, 5), (2, 0, 3), (2, 3, 4), (65, 129), (70_001,)]
 ROWS = [(0, 5), (1, 1), (3, 1), (5, 7), (2, 64), (33, 47), (4, 1025), (300, 512)]

@@ -26,7 +26,7 @@ import numpy
 from threadpoolctl import threadpool_info
 
 from ..errors import ConfigurationError
-from .halves import FLOAT32
+from .dtypes import FLOAT32
 from .replaying import address_of
 from .traced import current_recorder
 

@@ -7,9 +7,9 @@ The values and their bits are those of the plain operation.
 
 import numpy
 
-from . import halves
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
+from .dtypes import is_floating
 from .traced import HOST_KINDS, current_recorder
 
 
@@ -25,19 +25,16 @@ def zeros(shape, dtype, xp=numpy):
     return out
 
 
-def copy(x, dtype=None):
-    """A new array with the values of x, C-contiguous, in its dtype or another."""
-    out = empty(x.shape, x.dtype if dtype is None else dtype, xp_of(x))
-    if out.dtype.itemsize == 2 and halves.is_half(out.dtype):
-        return halves.rounded(x, out.dtype, out)
+def copy(x):
+    """Return a new array with the values of x, C-contiguous."""
+    out = empty_like(x)
     out[...] = x
     return out
 
 
-def placed(values, xp, dtype=None):
-    """The values as an array of xp, in this dtype or their own; themselves if they are one."""
-    array = values if isinstance(values, xp.ndarray) else _moved(values, xp)
-    return array if dtype is None or array.dtype == dtype else copy(array, dtype)
+def placed(values, xp):
+    """Return the values as an array of xp: themselves, if they are one."""
+    return values if isinstance(values, xp.ndarray) else _moved(values, xp)
 
 
 def _moved(values, xp):
@@ -84,30 +81,6 @@ def rows(table, ids):
     )  # unbuffered
 
 
-def total(x, dims: tuple, keepdims: bool = False, dtype=None):
-    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32;
-    dtype=float32 leaves it so.
-    """
-    if x.dtype.itemsize == 2 and halves.is_half(x.dtype):
-        return halves.rounded(
-            x.sum(axis=dims, dtype=halves.FLOAT32, keepdims=keepdims),
-            x.dtype if dtype is None else dtype,
-        )
-    out = None
-    if (
-        is_arena_in_use() and type(x) in HOST_KINDS and x.flags.c_contiguous
-    ):  # else `out` might change the order
-        out = empty(
-            [
-                1 if d in dims else size
-                for d, size in enumerate(x.shape)
-                if keepdims or d not in dims
-            ],
-            x.dtype,
-        )
-    return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)
-
-
 def _form(operands, condition=None):
     """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which
     numbers would widen.
@@ -117,7 +90,7 @@ def _form(operands, condition=None):
         is_arena_in_use() and all(type(x) in HOST_KINDS for x in arrays) or _are_bfloat16(arrays)
     ):
         return None
-    if not halves.is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
+    if not is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):
         return None
     shapes = {x.shape for x in (arrays if condition is None else [*arrays, condition])}
     return (

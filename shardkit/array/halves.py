@@ -1,62 +1,15 @@
-"""Half floats: which dtypes they are, and from and to float32.
+"""Half floats: from and to float32, and sums of them.
 
-                 bits: sign, exponent, fraction    largest    smallest normal    half a last bit
-    float32      1 + 8 + 23                        3.4e38     1.2e-38            6.0e-8
-    bfloat16     1 + 8 + 7                         3.4e38     1.2e-38            3.9e-3
-    float16      1 + 5 + 10                        65504      6.1e-5             4.9e-4
-
-They are for storing and for messages: everything that adds up computes in float32. NumPy has
-bfloat16 from ml_dtypes (kind "V", no promotion with Python numbers), CuPy from version 14 on;
-nothing else may ask for a dtype's kind to see a float.
+Half floats are for storing and for messages: everything that adds up computes in float32.
 """
 
 import numpy
 
-from ..errors import ConfigurationError
-from . import kernels
-from .arena import empty
+from .arena import empty, is_arena_in_use
 from .backend import xp_of
-
-FLOAT32 = numpy.dtype("float32")
-
-
-def is_half(dtype) -> bool:
-    """True for float16 and bfloat16."""
-    return dtype.char == "e" or dtype.kind == "V" and dtype.name == "bfloat16"
-
-
-def is_floating(dtype) -> bool:
-    """True for a dtype that a gradient can have."""
-    return dtype.kind == "f" or is_half(dtype)
-
-
-def wide(dtype):
-    """The dtype that numbers of this one are added up in: float32 for half floats, else itself."""
-    return FLOAT32 if is_half(dtype) else dtype
-
-
-def dtype_named(name: str, xp=numpy):
-    """The dtype of this name. Errors: ConfigurationError if it is bfloat16 and the libraries have
-    none.
-    """
-    if name == "bfloat16":
-        _check_bfloat16(xp)
-    return numpy.dtype(name)
-
-
-def _check_bfloat16(xp):
-    try:
-        import ml_dtypes  # noqa: F401  tells NumPy of the name "bfloat16"
-    except ImportError:
-        raise ConfigurationError(
-            'compute_dtype = "bfloat16" needs the package ml_dtypes, which is not installed; run '
-            'pip install "shardkit[bfloat16]", or use "float16"'
-        ) from None
-    if xp is not numpy and int(xp.__version__.split(".")[0]) < 14:
-        raise ConfigurationError(
-            f'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is {xp.__version__}; '
-            'update it, or use "float16"'
-        )
+from .dtypes import FLOAT32, is_half
+from .reference.half import from_half, to_half
+from .traced import HOST_KINDS
 
 
 def widened(x):
@@ -66,7 +19,7 @@ def widened(x):
     dims = _dims_in_memory(x)
     out = _empty(x.shape, FLOAT32, xp_of(x), dims)
     if dims is not None and _is_for_kernels(x):
-        kernels.from_half(_flat(x, dims), FLOAT32, out=_flat(out, dims))
+        from_half.dispatch(_flat(x, dims), FLOAT32, out=_flat(out, dims))
     else:
         out[...] = x
     return out
@@ -88,7 +41,7 @@ def rounded(x, dtype, out=None):
         and dims == _dims_in_memory(out)
         and _is_for_kernels(out)
     ):
-        kernels.to_half(_flat(x, dims), out=_flat(out, dims))
+        to_half.dispatch(_flat(x, dims), out=_flat(out, dims))
         return out
     with numpy.errstate(over="ignore"):
         out[...] = x
@@ -125,3 +78,36 @@ def _empty(shape, dtype, xp, dims):
 
 def _flat(x, dims):
     return x.transpose(dims).reshape(-1)
+
+
+def copy(x, dtype):
+    """Return a new array with the values of x in this dtype, C-contiguous."""
+    out = empty(x.shape, dtype, xp_of(x))
+    if out.dtype.itemsize == 2 and is_half(out.dtype):
+        return rounded(x, out.dtype, out)
+    out[...] = x
+    return out
+
+
+def total(x, dims: tuple, keepdims: bool = False, dtype=None):
+    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32;
+    dtype=float32 leaves it so.
+    """
+    if x.dtype.itemsize == 2 and is_half(x.dtype):
+        return rounded(
+            x.sum(axis=dims, dtype=FLOAT32, keepdims=keepdims),
+            x.dtype if dtype is None else dtype,
+        )
+    out = None
+    if (
+        is_arena_in_use() and type(x) in HOST_KINDS and x.flags.c_contiguous
+    ):  # else `out` might change the order
+        out = empty(
+            [
+                1 if d in dims else size
+                for d, size in enumerate(x.shape)
+                if keepdims or d not in dims
+            ],
+            x.dtype,
+        )
+    return x.sum(axis=dims, dtype=x.dtype, keepdims=keepdims, out=out)

@@ -17,10 +17,12 @@ from contextvars import ContextVar
 
 import numpy
 
-from . import cublas, halves
+from . import cublas
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
+from .dtypes import FLOAT32, is_half
+from .halves import rounded, widened
 
 PRECISIONS = ("highest", "tf32")
 
@@ -80,9 +82,9 @@ def matmul(a, b, out=None):
     if act is not None:
         act()
     xp = xp_of(a, b)
-    if a.dtype.itemsize == 2 and halves.is_half(a.dtype):
+    if a.dtype.itemsize == 2 and is_half(a.dtype):
         return _of_halves(a, b, out) if xp is numpy else cublas.matmul(a, b, out)
-    if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == halves.FLOAT32:
+    if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == FLOAT32:
         return cublas.matmul(a, b, out, is_tf32=True)
     return _plain(xp, a, b, out)
 
@@ -105,10 +107,10 @@ def _plain(xp, a, b, out):
 
 def _of_halves(a, b, out):
     """The product in float32, rounded unless it goes into float32."""
-    goes_there = out is not None and out.dtype == halves.FLOAT32
+    goes_there = out is not None and out.dtype == FLOAT32
     wide, library = out if goes_there else None, _library.get()
     if library is not None and a.ndim == b.ndim == 2:
-        wide = empty((a.shape[0], b.shape[1]), halves.FLOAT32) if wide is None else wide
+        wide = empty((a.shape[0], b.shape[1]), FLOAT32) if wide is None else wide
     if wide is None or library is None or not library.multiply_halves(a, b, wide):
-        wide = _plain(numpy, halves.widened(a), halves.widened(b), wide)
-    return wide if goes_there else halves.rounded(wide, a.dtype, out)
+        wide = _plain(numpy, widened(a), widened(b), wide)
+    return wide if goes_there else rounded(wide, a.dtype, out)

@@ -2,7 +2,7 @@
 nothing of ranks.
 """
 
-from . import init, models, ops
+from . import init, models, operators, ops  # noqa: F401  operators: given to Tensor
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .context import ForwardContext, current_context, forward_context
 from .features import InputFeatures, input_features

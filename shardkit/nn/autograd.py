@@ -4,16 +4,16 @@
     y = ops.gelu(x @ w)                        recorded on the tape (tape.py says how it is walked)
     y.backward(gradient)                       adds to w.grad
 
-Every operation is one call of `record`. Changes in place are counted, not recorded.
+Every operation is one call of `record`. Changes in place are counted, not recorded. The operators
+of a Tensor (`+`, `@`, `[]`, `==`) are operations too: operators.py gives them to the class.
 """
 
 import copy
-import operator
 
 import numpy
 
 from ..array.backend import is_device_array, to_host, xp_of
-from ..array.halves import is_floating
+from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
 from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
 
@@ -166,35 +166,6 @@ class Tensor:
         """The same memory without history, as a leaf that takes no gradient."""
         return Tensor._made(self.array, None, self._memory)
 
-    def __len__(self):
-        return len(self.array)
-
-    def __iter__(self):
-        return (self[row] for row in range(len(self)))
-
-    def __contains__(self, value):
-        return bool((self == value).array.any())
-
-    def __bool__(self):
-        if self.size != 1:
-            raise ShapeError(
-                f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
-                "of any or of all of its elements: t.numpy().any(), t.numpy().all()"
-            )
-        return bool(self.item())
-
-    def __float__(self):
-        return float(self.item())
-
-    def __int__(self):
-        return int(self.item())
-
-    def __complex__(self):
-        return complex(self.item())
-
-    def __index__(self):
-        return operator.index(self.item())
-
     def __array__(self, dtype=None, copy=None):
         if self.requires_grad and is_grad_enabled():
             raise AutogradError(
@@ -288,85 +259,7 @@ class Tensor:
         self._memory.version += 1
         return self.array
 
-    # Operators; `ops` says what they mean.
-
-    def __add__(self, other):
-        return ops.add(self, other)
-
-    def __radd__(self, other):
-        return ops.add(other, self)
-
-    def __sub__(self, other):
-        return ops.subtract(self, other)
-
-    def __rsub__(self, other):
-        return ops.subtract(other, self)
-
-    def __mul__(self, other):
-        return ops.multiply(self, other)
-
-    def __rmul__(self, other):
-        return ops.multiply(other, self)
-
-    def __truediv__(self, other):
-        return ops.divide(self, other)
-
-    def __rtruediv__(self, other):
-        return ops.divide(other, self)
-
-    def __pow__(self, exponent):
-        return ops.power(self, exponent)
-
-    def __rpow__(self, base):
-        return ops.power(base, self)
-
-    def __matmul__(self, other):
-        return ops.matmul(self, other)
-
-    def __rmatmul__(self, other):
-        return ops.matmul(other, self)
-
-    def __neg__(self):
-        return ops.negative(self)
-
-    def __getitem__(self, index):
-        return ops.getitem(self, index)
-
-    # Comparisons: a Tensor of booleans, which takes no gradient.
-
-    def __eq__(self, other):
-        return ops.compare("eq", self, other)
-
-    def __ne__(self, other):
-        return ops.compare("ne", self, other)
-
-    def __lt__(self, other):
-        return ops.compare("lt", self, other)
-
-    def __le__(self, other):
-        return ops.compare("le", self, other)
-
-    def __gt__(self, other):
-        return ops.compare("gt", self, other)
-
-    def __ge__(self, other):
-        return ops.compare("ge", self, other)
-
     __hash__ = object.__hash__  # a tensor is a key as itself, whatever it holds
-
-    def sum(self, dim=None, keepdim=False):
-        return ops.sum(self, dim, keepdim)
-
-    def mean(self, dim=None, keepdim=False):
-        return ops.mean(self, dim, keepdim)
-
-    def reshape(self, *shape):
-        return ops.reshape(
-            self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        )
-
-    def transpose(self, dim0, dim1):
-        return ops.transpose(self, dim0, dim1)
 
 
 def array_of(value):
@@ -415,6 +308,3 @@ def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
     deferred = []
     walk(output, _first_gradient(output, gradient), deferred=deferred)
     return WeightGradients(deferred)
-
-
-from . import ops  # noqa: E402  at the end, because ops is built on Tensor and the operators above are built on ops

@@ -6,9 +6,9 @@ import numpy
 
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
-from . import ops
 from .layers import check_width, input_tensor
 from .module import Module
+from .ops import where
 
 
 def input_features(model: Module) -> "InputFeatures | None":
@@ -67,7 +67,7 @@ class InputFeatures(Module):
         x = input_tensor(x, self._dtype)
         if len(self._active) == len(self.names):
             return x
-        return ops.where(self._mask_in(xp_of(x.array)), x, x.array.dtype.type(0))
+        return where(self._mask_in(xp_of(x.array)), x, x.array.dtype.type(0))
 
     def _mask_in(self, xp):
         """[features] bool in the memory of xp, True: active. Made once, so that no step sends it to

@@ -5,11 +5,20 @@ x is a Tensor [..., features] of the layer's dtype; integer ids may be a Tensor 
 
 from ..arguments import is_number, require
 from ..errors import ConfigurationError, ShapeError, ShardingError
-from . import ops
 from .autograd import Tensor
 from .context import current_context
 from .init import Constant, Initializer, Normal, Uniform
 from .module import Module, ModuleList, Parameter, members_of
+from .ops import (
+    add_layer_norm,
+    add_rms_norm,
+    cast,
+    dropout,
+    embedding,
+    layer_norm,
+    linear,
+    rms_norm,
+)
 from .ops.linear import check_ids
 
 __all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
@@ -44,7 +53,7 @@ class Linear(Module):
 
     def forward(self, x, activation=None):
         """activation, an op, is applied to the result; None: nothing is."""
-        return ops.linear(x, self.weight, self.bias, activation)
+        return linear(x, self.weight, self.bias, activation)
 
 
 class Embedding(Module):
@@ -64,7 +73,7 @@ class Embedding(Module):
         check_ids("embedding", x, self.weight.global_shape[0])
 
     def forward(self, ids):
-        return ops.embedding(self.weight, ids)
+        return embedding(self.weight, ids)
 
 
 class LayerNorm(Module):
@@ -79,11 +88,11 @@ class LayerNorm(Module):
         self.bias = Parameter((width,), Constant(0.0), dtype)
 
     def forward(self, x):
-        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
     def after_adding(self, x, branch):
         """x + branch, and this norm of it."""
-        return ops.add_layer_norm(x, branch, self.weight, self.bias, self.eps)
+        return add_layer_norm(x, branch, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(Module):
@@ -95,11 +104,11 @@ class RMSNorm(Module):
         self.weight = Parameter((width,), Constant(1.0), dtype)
 
     def forward(self, x):
-        return ops.rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x, branch):
         """x + branch, and this norm of it."""
-        return ops.add_rms_norm(x, branch, self.weight, self.eps)
+        return add_rms_norm(x, branch, self.weight, self.eps)
 
 
 class Dropout(Module):
@@ -124,7 +133,7 @@ class Dropout(Module):
                 "a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
                 "it belongs to"
             )
-        return ops.dropout(x, self.p, self.path_in_model, context)
+        return dropout(x, self.p, self.path_in_model, context)
 
 
 class Sequential(ModuleList):
@@ -172,4 +181,4 @@ def input_tensor(x, dtype=None) -> Tensor:
     any number type.
     """
     x = x if isinstance(x, Tensor) else Tensor(x)
-    return x if dtype is None or x.dtype == dtype else ops.cast(x, dtype)
+    return x if dtype is None or x.dtype == dtype else cast(x, dtype)

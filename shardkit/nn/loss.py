@@ -9,13 +9,13 @@ micro-batches and ranks whatever the cut:
 
 from math import prod
 
-from ..array import fresh
+from ..array import fresh, halves
 from ..array.backend import xp_of
-from ..array.halves import wide
+from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
-from . import ops
 from .autograd import Tensor, array_of
 from .layers import input_tensor
+from .ops import cross_entropy, mse
 
 
 class Loss:
@@ -53,7 +53,7 @@ class CrossEntropy(Loss):
         self.ignore_index = ignore_index
 
     def total(self, prediction, y):
-        return ops.cross_entropy(prediction, y, self.ignore_index, reduction="sum")
+        return cross_entropy(prediction, y, self.ignore_index, reduction="sum")
 
     def check_targets(self, y, prediction_shape):
         if y.dtype.kind not in "iu":
@@ -93,8 +93,11 @@ class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
     def total(self, prediction, y):
-        target = fresh.placed(array_of(y), xp_of(prediction.array), wide(prediction.dtype))
-        return ops.mse(prediction, target, reduction="sum")
+        target = fresh.placed(array_of(y), xp_of(prediction.array))
+        dtype = wide(prediction.dtype)
+        if target.dtype != dtype:
+            target = halves.copy(target, dtype)
+        return mse(prediction, target, reduction="sum")
 
     def check_targets(self, y, prediction_shape):
         if prediction_shape is not None and y.shape != prediction_shape:

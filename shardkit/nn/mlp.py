@@ -2,13 +2,13 @@
 
 from ..arguments import is_among, is_integer, require
 from ..errors import ConfigurationError
-from . import ops
 from .features import InputFeatures
 from .layers import Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy, MeanSquaredError
 from .module import Module, ModuleList
+from .ops import gelu, relu, silu, tanh
 
-ACTIVATIONS = {"gelu": ops.gelu, "relu": ops.relu, "tanh": ops.tanh, "silu": ops.silu}
+ACTIVATIONS = {"gelu": gelu, "relu": relu, "tanh": tanh, "silu": silu}
 TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}
 
 

@@ -26,7 +26,7 @@ import numpy
 
 from ..array.arena import empty
 from ..array.backend import to_host, xp_of
-from ..array.halves import is_floating, is_half, wide
+from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError
-from . import ops
 from .autograd import Tensor
 from .init import Initializer, Normal
 from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
+from .ops import causal_attention, gelu, permute, reshape, rotary, swiglu
 
 WEIGHT_INIT = Normal(0.02)
 ROTARY_BASE = 10000.0
@@ -128,18 +128,18 @@ class SelfAttention(Module):
         ]
         if self.rotary:
             positions = xp_of(x.array).arange(first, first + x.shape[1])
-            q, k = [ops.rotary(each, positions, self.rotary_base) for each in (q, k)]
+            q, k = [rotary(each, positions, self.rotary_base) for each in (q, k)]
         if cache is not None:
             k, v = cache.append(k, v)
-        y = ops.causal_attention(q, k, v, first_query=first)  # [batch, heads, S, head_dim]
-        y = ops.permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
-        y = ops.reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
+        y = causal_attention(q, k, v, first_query=first)  # [batch, heads, S, head_dim]
+        y = permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
+        y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
 
     def _by_head(self, x):
         batch, sequence, width = x.shape
-        x = ops.reshape(x, (batch, sequence, width // self.head_dim, self.head_dim))
-        return ops.permute(x, (0, 2, 1, 3))  # [batch, heads, S, head_dim]
+        x = reshape(x, (batch, sequence, width // self.head_dim, self.head_dim))
+        return permute(x, (0, 2, 1, 3))  # [batch, heads, S, head_dim]
 
 
 def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
@@ -181,7 +181,7 @@ class FeedForward(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        return self.dropout(self.down(self.up(x, ops.gelu)))
+        return self.dropout(self.down(self.up(x, gelu)))
 
 
 class GatedFeedForward(Module):
@@ -204,7 +204,7 @@ class GatedFeedForward(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x):
-        return self.dropout(self.down(ops.swiglu(self.gate(x), self.up(x))))
+        return self.dropout(self.down(swiglu(self.gate(x), self.up(x))))
 
 
 def hidden_width(width: int, style: Style) -> int:

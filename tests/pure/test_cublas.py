@@ -9,7 +9,7 @@ from half_floats import EVERY_HALF, HALF_A_LAST_BIT
 
 from shardkit import ShardingConfiguration, run_ranks
 from shardkit.array import products
-from shardkit.array.halves import dtype_named
+from shardkit.array.dtypes import dtype_named
 from shardkit.errors import ConfigurationError
 
 COMPUTE_32F, TF32 = 68, 77

@@ -7,12 +7,11 @@ import inspect
 import device_kernels as checks
 import numpy
 import pytest
-from kernel_table import CASES, EXACT, TABLE, WITH_OUT, bits, made
+from kernel_table import CASES, EXACT, TABLE, WITH_OUT, bits, cuda, made, reference
 from stand_in import pretended_gpu
 from stand_in.emulator import compiler, thread_order
 
 from shardkit.array import kernels
-from shardkit.array.kernels import cuda, reference
 
 pytestmark = pytest.mark.skipif(
     compiler() is None, reason="the emulator of CUDA kernels needs g++, which was not found"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkit.array.kernels.cuda.launch import FOLDER, STORED, options, source
+from shardkit.array.cuda.launch import FOLDER, STORED, options, source
 
 FILES = sorted(path.name for path in FOLDER.glob("*.cu"))
 ARCHITECTURES = ("80", "90")
@@ -67,7 +67,7 @@ def test_no_number_of_floating_point_is_added_by_an_atomic():
 def test_sources_are_packed():
     project = Path(__file__).parents[2] / "pyproject.toml"
     patterns = tomllib.loads(project.read_text())["tool"]["setuptools"]["package-data"][
-        "shardkit.array.kernels.cuda"
+        "shardkit.array.cuda"
     ]
     packed = {path for pattern in patterns for path in FOLDER.glob(pattern)}
     assert packed == {path for path in FOLDER.iterdir() if path.suffix in (".cu", ".cuh")}

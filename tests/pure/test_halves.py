@@ -9,14 +9,17 @@ import pytest
 from half_floats import EVERY_HALF, HALF_A_LAST_BIT, relative_distance
 
 from shardkit import nn
-from shardkit.array import fresh, kernels, products
+from shardkit.array import halves, kernels, products
 from shardkit.array.arena import Arena
 from shardkit.array.backend import Device
-from shardkit.array.halves import dtype_named, is_floating, is_half, rounded, wide, widened
-from shardkit.array.kernels import wide as wide_kernels
+from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
+from shardkit.array.halves import rounded, widened
+from shardkit.array.registry import KERNELS
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
+
+ROUNDED = {name: entry.rounded for name, entry in KERNELS.items() if entry.rounded}
 
 
 def numbers(shape, half, seed=0):
@@ -157,17 +160,17 @@ def arguments(half):
 
 
 @EVERY_HALF
-@pytest.mark.parametrize("name", sorted(wide_kernels.ROUNDED))
+@pytest.mark.parametrize("name", sorted(ROUNDED))
 def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
     given = arguments(half)[name]
     results, wanted = (
         getattr(kernels, name)(*given),
-        getattr(kernels.reference, name)(*map(exact_argument, given)),
+        KERNELS[name].reference(*map(exact_argument, given)),
     )
     results, wanted = [
         found if isinstance(found, tuple) else (found,) for found in (results, wanted)
     ]
-    for result, right, is_rounded in zip(results, wanted, wide_kernels.ROUNDED[name], strict=True):
+    for result, right, is_rounded in zip(results, wanted, ROUNDED[name], strict=True):
         assert result.dtype == (half if is_rounded else "float32")
         tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0**-24
         numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0**-24)
@@ -190,11 +193,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "to_half",
         "tree_sum",
     }
-    assert set(kernels.__all__) == {
-        *wide_kernels.ROUNDED,
-        *wide_kernels.AFTER_ADDING,
-        *on_flat_buffers,
-    }
+    assert {name for name, entry in KERNELS.items() if entry.half is None} == on_flat_buffers
 
 
 @EVERY_HALF
@@ -247,9 +246,9 @@ def test_a_product_of_half_floats_is_added_up_in_float32(half, in_arena):
 def test_sums_of_half_floats_do_not_stop_growing(half):
     """4096 ones: added one by one, bfloat16 ends at 256 and float16 at 2048."""
     ones = numpy.ones((4096, 3), dtype_named(half))
-    assert fresh.total(ones, (0,)).tolist() == [4096] * 3
+    assert halves.total(ones, (0,)).tolist() == [4096] * 3
     assert ops.sum(Tensor(ones)).array == 12288 and ops.mean(Tensor(ones)).array == 1
-    huge = fresh.total(ones * 64, (0,), dtype=numpy.dtype("float32"))
+    huge = halves.total(ones * 64, (0,), dtype=numpy.dtype("float32"))
     assert huge.dtype == "float32" and huge[0] == 4096 * 64
 
 

@@ -14,9 +14,9 @@ import pytest
 
 import shardkit
 from shardkit.array import kernels
-from shardkit.array.kernels.cpu import compiled
-from shardkit.array.kernels.cpu.compiled import CodeFiles, candidate_folders, inlined
-from shardkit.array.kernels.cpu.scalar import exp, larger, like, logistic, plus
+from shardkit.array.cpu import compiled
+from shardkit.array.cpu.compiled import CodeFiles, candidate_folders, inlined
+from shardkit.array.cpu.scalar import exp, larger, like, logistic, plus
 
 NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
@@ -133,13 +133,11 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     shutil.copytree(
         Path(shardkit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
     )
-    (package / "array/kernels/cpu/__pycache__").write_text(
-        "a file, where even root cannot make a folder"
-    )
+    (package / "array/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
     (tmp_path / "temporary").mkdir()
     code = (
         GELU
-        + "print(shardkit.__file__, y[0], sum(kernels.cpu.activation._gelu.stats.cache_hits.values()))"
+        + "print(shardkit.__file__, y[0], sum(shardkit.array.cpu.activation._gelu.stats.cache_hits.values()))"
     )
     for hits in "01":
         assert run(
@@ -154,16 +152,19 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
 
 
 def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
-    plain = ["shardkit.array.kernels.reference", "0.841192"]
+    plain = ["shardkit.array.reference.activation", "0.841192"]
     assert (
         run(
             "import sys; sys.modules['numba'] = None; "
             + GELU
-            + "print(kernels.fast_twins().__name__, y[0])"
+            + "print(kernels.KERNELS['gelu'].cpu.__module__, y[0])"
         )
         == plain
     )
-    assert run(GELU + "print(kernels.fast_twins().__name__, y[0])", NUMBA_DISABLE_JIT="1") == plain
+    assert (
+        run(GELU + "print(kernels.KERNELS['gelu'].cpu.__module__, y[0])", NUMBA_DISABLE_JIT="1")
+        == plain
+    )
 
 
 def test_importing_shardkit_does_not_import_numba():

@@ -18,19 +18,22 @@ from kernel_table import (
     as_tuple,
     bits,
     buffers_like,
+    cpu,
+    cuda,
     flat,
     made,
     mapped,
     read_only,
+    reference,
     results,
     strided,
     turned,
 )
 
 from shardkit.array import kernels
-from shardkit.array.halves import dtype_named
-from shardkit.array.kernels import cpu, reference
-from shardkit.array.kernels.cpu.compiled import CodeFiles
+from shardkit.array.cpu.compiled import CodeFiles
+from shardkit.array.dtypes import dtype_named
+from shardkit.array.registry import KERNELS
 
 every_case = pytest.mark.parametrize(
     "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
@@ -42,12 +45,14 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def test_every_kernel_has_both_twins_one_signature_and_a_line_in_the_table():
-    assert set(reference.__all__) == set(cpu.__all__) == set(kernels.__all__) == set(TABLE)
+    assert set(kernels.__all__) == set(KERNELS) == set(TABLE)
     for name in TABLE:
-        plain, fast, door = [
-            inspect.signature(getattr(module, name)) for module in (reference, cpu, kernels)
+        plain, fast, on_gpu, door = [
+            inspect.signature(getattr(where, name)) for where in (reference, cpu, cuda, kernels)
         ]
-        assert str(plain) == str(fast) == str(door), name
+        assert str(plain) == str(fast) == str(on_gpu) == str(door), name
+        assert name == "rotary_tables" or getattr(reference, name) is not getattr(cpu, name)
+        assert name == "rotary_tables" or getattr(reference, name) is not getattr(cuda, name)
 
 
 @every_case

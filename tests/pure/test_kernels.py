@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardkit.array import kernels
-from shardkit.array.kernels.reference.chunks import CHUNK_ELEMENTS
+from shardkit.array.reference.chunks import CHUNK_ELEMENTS
 
 
 def numbers(*shape, seed=0, dtype="float32"):

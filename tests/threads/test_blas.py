@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_info
 import shardkit as sk
 from shardkit.array import blas, products
 from shardkit.array.backend import Device
-from shardkit.array.halves import dtype_named, wide
+from shardkit.array.dtypes import dtype_named, wide
 from shardkit.array.recording import Recorder
 from shardkit.array.replaying import RecordingMemory
 from shardkit.array.traced import plain

@@ -11,14 +11,15 @@ from gpu_roads import plain_twins  # noqa: F401
 from stand_in import fake_ipc, fake_nccl, pretended_gpu
 
 import shardkit as sk
-from shardkit.array import kernels
+from shardkit.array.registry import KERNELS
 from shardkit.comm.gpu import ipc as gpu_ipc
 from shardkit.errors import DeviceError
 
 
 @pytest.fixture(autouse=True)
 def plain_masks_and_small_blocks(monkeypatch):
-    monkeypatch.setattr(kernels.cuda, "dropout_mask", kernels.reference.dropout_mask)
+    masks = KERNELS["dropout_mask"]
+    monkeypatch.setattr(masks, "cuda", masks.reference)
     monkeypatch.setattr(gpu_ipc, "HALF_BYTES", 1 << 16)
     monkeypatch.setattr(gpu_ipc, "SMALL_BYTES", 0)
 

@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ...array.kernels.cpu.compiled import inlined
+from ...array.cpu.compiled import inlined
 from .desk import NAP, SLEEPERS, WORD_BYTES
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(

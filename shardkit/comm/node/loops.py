@@ -10,7 +10,7 @@ counts are int64 [ranks]. code: verb, operation and dtype, which together with t
 ranks must agree on.
 """
 
-from ...array.kernels.cpu.compiled import compiled, inlined
+from ...array.cpu.compiled import compiled, inlined
 from .atomic import address_of, load, move_bytes
 from .desk import (
     ALL_GATHER,

@@ -12,7 +12,7 @@ returns a stage to be resumed at, since between two tries MPI must be called: a 
 for a message of ours.
 """
 
-from ...array.kernels.cpu.compiled import compiled, inlined
+from ...array.cpu.compiled import compiled, inlined
 from .atomic import address_of, doze, load, relax, store, wake, yield_core
 from .desk import (
     BARRIER,

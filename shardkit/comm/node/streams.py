@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from ...array.kernels.cpu.compiled import inlined
+from ...array.cpu.compiled import inlined
 from .atomic import fence, move_bytes
 
 LINE_BYTES = 64

@@ -5,7 +5,7 @@ a  b  c  d  e        a block of each rank stays in the nearest cache until the w
 a+b   c+d   e        neighbors first, level by level, an odd one carried up
 """
 
-from ...array.kernels.cpu.compiled import inlined
+from ...array.cpu.compiled import inlined
 from .atomic import element, load, put_element, store
 from .desk import BLOCK_BYTES, MIN, PRODUCT, SUM, WORD_BYTES
 

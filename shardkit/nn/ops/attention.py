@@ -2,7 +2,7 @@
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
-from ...array.halves import wide
+from ...array.dtypes import wide
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 

@@ -7,9 +7,10 @@ the gradient of x.
 
 import operator
 
-from ...array import fresh
+from ...array import fresh, halves
 from ...array.backend import xp_of
-from ...array.halves import is_half, rounded
+from ...array.dtypes import is_half
+from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 
@@ -52,8 +53,8 @@ def fit(gradient, form):
             for dim, size in enumerate(shape)
             if size == 1 and gradient.shape[extra + dim] != 1
         ]
-        gradient = fresh.total(gradient, (*range(extra), *stretched), dtype=dtype).reshape(shape)
-    return gradient if gradient.dtype == dtype else fresh.copy(gradient, dtype)
+        gradient = halves.total(gradient, (*range(extra), *stretched), dtype=dtype).reshape(shape)
+    return gradient if gradient.dtype == dtype else halves.copy(gradient, dtype)
 
 
 def add(x, y) -> Tensor:

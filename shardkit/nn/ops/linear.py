@@ -4,9 +4,9 @@ from math import prod
 
 import numpy
 
-from ...array import fresh, kernels, products
+from ...array import fresh, halves, kernels, products
 from ...array.backend import is_device_array, xp_of
-from ...array.halves import is_floating
+from ...array.dtypes import is_floating
 from ...array.known import known_values
 from ...array.recording import noted
 from ...errors import ShapeError
@@ -42,7 +42,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
         return (
             products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
             products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
-            fresh.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
+            halves.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
         )
 
     return record(

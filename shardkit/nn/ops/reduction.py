@@ -5,7 +5,7 @@ dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in i
 
 from math import prod
 
-from ...array import fresh
+from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
@@ -19,7 +19,7 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
     def backward(gradient, wanted):
         return (_stretch(gradient, shape, dims, keepdim),)
 
-    return record(fresh.total(x.array, dims, keepdim), (x,), backward)
+    return record(halves.total(x.array, dims, keepdim), (x,), backward)
 
 
 def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -32,7 +32,7 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
     def backward(gradient, wanted):
         return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
 
-    return record(fresh.total(x.array, dims, keepdim) / count, (x,), backward)
+    return record(halves.total(x.array, dims, keepdim) / count, (x,), backward)
 
 
 def max(x: Tensor, dim=None, keepdim=False) -> Tensor:

@@ -5,9 +5,10 @@ gradient goes back to where each element came from; elements that were taken sev
 sum.
 """
 
-from ...array import fresh
+from ...array import fresh, halves
 from ...array.backend import xp_of
-from ...array.halves import is_floating, rounded, wide
+from ...array.dtypes import is_floating, wide
+from ...array.halves import rounded
 from ...array.traced import is_basic
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
@@ -197,7 +198,7 @@ def cast(x: Tensor, dtype) -> Tensor:
     """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no
     gradient flows.
     """
-    y, dtype_before = fresh.copy(x.array, dtype), x.dtype
+    y, dtype_before = halves.copy(x.array, dtype), x.dtype
     if not is_floating(y.dtype):
         return Tensor(y)
-    return record(y, (x,), lambda gradient, wanted: (fresh.copy(gradient, dtype_before),))
+    return record(y, (x,), lambda gradient, wanted: (halves.copy(gradient, dtype_before),))

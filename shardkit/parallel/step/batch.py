@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy
 
 from ...array.backend import host_array
-from ...array.halves import is_half
+from ...array.dtypes import is_half
 from ...comm import Ballot, Mesh, collectively
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...nn.loss import Loss, as_loss

@@ -32,7 +32,8 @@ import numpy
 
 from ...array import products
 from ...array.blas import Library, library_named
-from ...array.halves import dtype_named, is_floating, rounded
+from ...array.dtypes import dtype_named, is_floating
+from ...array.halves import rounded
 from ...config import ShardingConfiguration
 from ...errors import ConfigurationError
 

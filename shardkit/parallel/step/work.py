@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...array.arena import Arena
 from ...array.backend import xp_of
-from ...array.halves import is_floating
+from ...array.dtypes import is_floating
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ...nn.context import forward_context
 from ..data.unit import Unit

@@ -1,0 +1,202 @@
+"""GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays.
+
+x/2 (1 + tanh u) is x / (1 + exp(-2u)), which needs one exponential and loses no digits where tanh
+is near -1.
+"""
+
+from .. import fresh
+from ..reference import activation as reference
+from ..registry import on_cpu
+from .arrays import elementwise, empty_like, run
+from .compiled import compiled, inlined
+from .scalar import exp, fma, larger, like, logistic, plus
+
+TWICE = 2 * reference.SQRT_2_OVER_PI
+TWICE_CUBIC = TWICE * reference.CUBIC
+
+
+@on_cpu
+def gelu(x, out=None):
+    return elementwise(_gelu, x, out=out)
+
+
+@on_cpu
+def gelu_backward(gradient, x, out=None):
+    return elementwise(_gelu_backward, gradient, x, out=out)
+
+
+@on_cpu
+def bias_gelu(x, bias, out=None):
+    out = empty_like(x, out)
+    run(_bias_gelu, (x,), (bias,), (out,))
+    return out
+
+
+@on_cpu
+def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
+    out, for_bias = empty_like(x, out if wanted[0] else None), fresh.zeros(bias.shape, bias.dtype)
+    run(_bias_gelu_backward, (gradient, x), (bias, for_bias), (out,))
+    return out if wanted[0] else None, for_bias if wanted[1] else None
+
+
+@on_cpu
+def sigmoid(x, out=None):
+    return elementwise(_sigmoid, x, out=out)
+
+
+@on_cpu
+def silu(x, out=None):
+    return elementwise(_silu, x, out=out)
+
+
+@on_cpu
+def silu_backward(gradient, x, out=None):
+    return elementwise(_silu_backward, gradient, x, out=out)
+
+
+@on_cpu
+def swiglu(gate, up, out=None):
+    return elementwise(_swiglu, gate, up, out=out)
+
+
+@on_cpu
+def swiglu_backward(gradient, gate, up, out=(None, None)):
+    for_gate, for_up = [empty_like(gate, buffer) for buffer in out]
+    run(
+        _swiglu_backward,
+        [x.reshape(-1) for x in (gradient, gate, up)],
+        (),
+        [for_gate.reshape(-1), for_up.reshape(-1)],
+    )
+    return for_gate, for_up
+
+
+@on_cpu
+def softmax(x, dim=-1, out=None):
+    if dim not in (-1, x.ndim - 1) or x.size == 0:
+        return reference.softmax(x, dim, out)
+    out, rows = empty_like(x, out), (-1, x.shape[-1])
+    run(_softmax, (x.reshape(rows),), (), (out.reshape(rows),))
+    return out
+
+
+@on_cpu
+def softmax_backward(gradient, y, dim=-1, out=None):
+    if dim not in (-1, y.ndim - 1) or y.size == 0:
+        return reference.softmax_backward(gradient, y, dim, out)
+    out, rows = empty_like(y, out), (-1, y.shape[-1])
+    run(_softmax_backward, (gradient.reshape(rows), y.reshape(rows)), (), (out.reshape(rows),))
+    return out
+
+
+# ---- formulas ------------------------------------------------------------------------------------
+
+
+@inlined
+def _twice_u(x):
+    return x * fma(x * x, like(TWICE_CUBIC, x), like(TWICE, x))
+
+
+@inlined
+def _gelu_of(x):
+    return x / (like(1.0, x) + exp(-_twice_u(x)))
+
+
+@inlined
+def _gelu_slope(x):
+    s = logistic(_twice_u(x))
+    slope = fma(x * x, like(3 * TWICE_CUBIC, x), like(TWICE, x))  # 2u'
+    return s * fma(x * (like(1.0, x) - s), slope, like(1.0, x))
+
+
+@inlined
+def _silu_slope(x, s):
+    return s * fma(x, like(1.0, x) - s, like(1.0, x))
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+@compiled
+def _gelu(x, out):
+    for i in range(x.size):
+        out[i] = _gelu_of(x[i])
+
+
+@compiled
+def _gelu_backward(gradient, x, out):
+    for i in range(x.size):
+        out[i] = gradient[i] * _gelu_slope(x[i])
+
+
+@compiled
+def _bias_gelu(x, bias, out):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            out[i, j] = _gelu_of(x[i, j] + bias[j])
+
+
+@compiled
+def _bias_gelu_backward(gradient, x, bias, for_bias, out):
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            for_x = gradient[i, j] * _gelu_slope(x[i, j] + bias[j])
+            out[i, j] = for_x
+            for_bias[j] += for_x
+
+
+@compiled
+def _sigmoid(x, out):
+    for i in range(x.size):
+        out[i] = logistic(x[i])
+
+
+@compiled
+def _silu(x, out):
+    for i in range(x.size):
+        out[i] = x[i] * logistic(x[i])
+
+
+@compiled
+def _silu_backward(gradient, x, out):
+    for i in range(x.size):
+        out[i] = gradient[i] * _silu_slope(x[i], logistic(x[i]))
+
+
+@compiled
+def _swiglu(gate, up, out):
+    for i in range(gate.size):
+        out[i] = gate[i] * logistic(gate[i]) * up[i]
+
+
+@compiled
+def _swiglu_backward(gradient, gate, up, for_gate, for_up):
+    for i in range(gate.size):
+        g, x, y = gradient[i], gate[i], up[i]
+        s = logistic(x)
+        for_gate[i] = g * y * _silu_slope(x, s)
+        for_up[i] = g * x * s
+
+
+@compiled
+def _softmax(x, out):
+    for i in range(x.shape[0]):
+        top, total = x[i, 0], like(0.0, x[0, 0])
+        for j in range(x.shape[1]):
+            top = larger(top, x[i, j])
+        for j in range(x.shape[1]):
+            out[i, j] = exp(x[i, j] - top)
+        for j in range(x.shape[1]):
+            total = plus(total, out[i, j])
+        for j in range(x.shape[1]):
+            out[i, j] /= total
+
+
+@compiled
+def _softmax_backward(gradient, y, out):
+    for i in range(y.shape[0]):
+        total = like(0.0, y[0, 0])
+        for j in range(y.shape[1]):
+            total = plus(total, gradient[i, j] * y[i, j])
+        for j in range(y.shape[1]):
+            out[i, j] = y[i, j] * (gradient[i, j] - total)

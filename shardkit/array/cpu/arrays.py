@@ -1,0 +1,53 @@
+"""From the arrays that callers have to the ones that compiled loops take."""
+
+from math import prod
+
+import numpy
+
+from .. import fresh
+from ..arena import empty
+
+PIECE_ELEMENTS = 1 << 14
+
+
+def plain(x):
+    """x itself if it is C-contiguous and writable, else a copy that is."""
+    return x if x.flags.carray else fresh.copy(x)
+
+
+def empty_like(x, out=None):
+    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    assert out is None or out.flags.carray
+    return empty(x.shape, x.dtype) if out is None else out
+
+
+def elementwise(loop, *inputs, out=None):
+    """loop(*inputs, out) on flat arrays; returns out, or a new array of the shape of the first
+    input.
+    """
+    out = empty_like(inputs[0], out)
+    run(loop, [x.reshape(-1) for x in inputs], (), [out.reshape(-1)])
+    return out
+
+
+def run(loop, inputs, shared, outputs):
+    """loop(*inputs, *shared, *outputs), where row i of each output comes from row i of each input;
+    outputs may be inputs.
+
+    LLVM's vectors are for arrays that do not overlap. Those that do go by way of buffers which stay
+    in cache, some rows at a time; since the loop goes through rows in order, what it adds up in
+    `shared` has the same bits.
+    """
+    inputs, shared = (
+        [plain(x) for x in inputs],
+        [plain(x) if isinstance(x, numpy.ndarray) else x for x in shared],
+    )
+    if not any(numpy.may_share_memory(out, x) for out in outputs for x in inputs):
+        return loop(*inputs, *shared, *outputs)
+    num_rows = max(1, PIECE_ELEMENTS // max(1, prod(outputs[0].shape[1:])))
+    for start in range(0, outputs[0].shape[0], num_rows):
+        rows = slice(start, start + num_rows)
+        pieces = [fresh.empty_like(out[rows]) for out in outputs]
+        loop(*[x[rows] for x in inputs], *shared, *pieces)
+        for out, piece in zip(outputs, pieces):
+            out[rows] = piece

@@ -1,0 +1,178 @@
+"""Loops compiled by Numba, and where the compiled code is kept.
+
+    @compiled                   a loop that Python calls: kept in a file
+    @inlined                    a formula that loops call
+
+Both compile to exact IEEE arithmetic: nothing is reordered or contracted behind our back (no
+fastmath), so an element has the same bits wherever it stands, whether it was computed in a vector
+or alone. What may be reordered says so (`plus` in scalar.py). Loops get C-contiguous, writable
+arrays only: one machine code per kernel and dtype.
+
+Compiling takes a few tenths of a second per loop, once per machine: the code is then read from the
+first of these folders that has it, and written to the first that lets us.
+
+    NUMBA_CACHE_DIR, if it is set    __pycache__ beside this file    ~/.cache/shardkit    a private folder in the temporary one
+
+If none can be written to, each process compiles what it needs. One file holds one loop for one
+signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
+files, and a torn file is compiled again. (Numba's own cache numbers its files in an index, which
+two processes that save different signatures can leave pointing at each other's.)
+"""
+
+import contextlib
+import functools
+import hashlib
+import os
+import pickle
+import stat
+import sys
+import tempfile
+import uuid
+from pathlib import Path
+
+import numba
+from numba.core.compiler import CompileResult
+from numba.core.serialize import dumps
+
+from ..traced import current_recorder
+
+DIGEST_BYTES = 32
+
+
+def compiled(loop):
+    """The loop in machine code, which releases the GIL and is kept in a file."""
+    dispatcher = inlined(loop)
+    dispatcher._cache = CodeFiles(loop)
+    return Loop(dispatcher)
+
+
+def inlined(formula):
+    """The formula in machine code; it is kept as a part of the loops that call it."""
+    return numba.njit(formula, error_model="numpy", nogil=True)
+
+
+class Loop:
+    """Numba's dispatcher of a loop, to be called from Python; where a recorder is active, it notes
+    the call.
+    """
+
+    def __init__(self, dispatcher):
+        self._dispatcher = dispatcher
+
+    def __call__(self, *arguments):
+        recorder = current_recorder.get()
+        if recorder is not None:
+            return recorder.call(self._dispatcher, arguments)
+        return self._dispatcher(*arguments)
+
+    def __getattr__(self, name):
+        return getattr(self._dispatcher, name)
+
+
+class CodeFiles:
+    """The compiled signatures of one loop, in files. The five members are what Numba asks of a
+    cache.
+    """
+
+    def __init__(self, loop, folders=None):
+        self._name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
+        self._home = Path(loop.__code__.co_filename).parent
+        self._folders = candidate_folders() if folders is None else folders
+
+    @property
+    def cache_path(self):
+        return str(self._folders[0])
+
+    def load_overload(self, signature, target):
+        """The compiled code for this signature, or None."""
+        target.refresh()
+        name = self._file_name(signature, target.codegen())
+        for folder in self._folders:
+            content = _read(folder / name)
+            if content is not None:
+                return CompileResult._rebuild(target, *pickle.loads(content))
+        return None
+
+    def save_overload(self, signature, result):
+        """Keep the code in the first folder that can be written to, if there is one."""
+        content = dumps(result._reduce())
+        name = self._file_name(signature, result.codegen)
+        any(_write(folder, name, content) for folder in self._folders)
+
+    def flush(self):
+        """Nothing is held back."""
+
+    def _file_name(self, signature, codegen):
+        """Different for different code: of the sources, signature, CPU, Numba and Python."""
+        key = repr(
+            (
+                _source_digest(),
+                _digest_of(self._home),
+                signature,
+                codegen.magic_tuple(),
+                numba.__version__,
+                sys.version_info[:2],
+            )
+        )
+        return f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:20]}.kernel"
+
+
+@functools.cache
+def candidate_folders() -> tuple[Path, ...]:
+    """Where compiled code may be, the best place first."""
+    folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
+    folders.append(Path(__file__).parent / "__pycache__")
+    home = os.path.expanduser("~")
+    if home != "~":  # which it stays where there is no home directory
+        folders.append(Path(home) / ".cache" / "shardkit")
+    private = Path(tempfile.gettempdir()) / f"shardkit-kernels-{os.getuid()}"
+    return (*folders, private) if _is_private(private) else tuple(folders)
+
+
+def _is_private(folder):
+    """True for a folder that nobody else can write to, which is made if there is none: code is read
+    from it.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+@functools.cache
+def _source_digest() -> str:
+    """Of all files in this folder, whose formulas loops of other folders contain too."""
+    return _digest_of(Path(__file__).parent)
+
+
+@functools.cache
+def _digest_of(folder: Path) -> str:
+    """Of all its files: a loop contains formulas of its neighbors."""
+    sources = sorted(folder.glob("*.py"))
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
+
+
+def _read(path):
+    """What _write wrote; None if there is no file, or not a whole one."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return content if digest == hashlib.sha256(content).digest() else None
+
+
+def _write(folder, name, content) -> bool:
+    """Make the file at once or not at all; False if the folder cannot be written to, or is full."""
+    temporary = folder / f"{name}.{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(hashlib.sha256(content).digest() + content)
+        temporary.replace(folder / name)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        return False
+    return True

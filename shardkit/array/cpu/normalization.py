@@ -1,0 +1,178 @@
+"""Layer norm and RMS norm, each with its gradient and with the addition before it.
+
+A row is read while it lies in the first cache, once for its sums and once for its results. The
+gradients of weight and bias are added up row after row, whatever else is computed.
+"""
+
+import math
+
+from .. import fresh
+from ..arena import empty
+from ..registry import on_cpu
+from .arrays import empty_like, run
+from .compiled import compiled, inlined
+from .scalar import fma, like, plus
+
+
+@on_cpu
+def layer_norm(x, weight, bias, eps, out=None):
+    y, mean, inverse = empty_like(x, out), _per_row(x), _per_row(x)
+    run(_layer_norm, (x,), (weight, bias, eps), (y, mean, inverse))
+    return y, mean, inverse
+
+
+@on_cpu
+def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
+    total, y, mean, inverse = empty_like(x, out[0]), empty_like(x, out[1]), _per_row(x), _per_row(x)
+    run(_add_layer_norm, (x, branch), (weight, bias, eps), (total, y, mean, inverse))
+    return total, y, mean, inverse
+
+
+@on_cpu
+def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
+    for_x, wants_sums = empty_like(x, out) if wanted[0] else _no_rows(x), wanted[1] or wanted[2]
+    for_weight, for_bias = (
+        fresh.zeros(weight.shape, weight.dtype),
+        fresh.zeros(weight.shape, weight.dtype),
+    )
+    run(
+        _layer_norm_backward,
+        (gradient, x, mean, inverse),
+        (weight, wanted[0], wants_sums, for_weight, for_bias),
+        (for_x,),
+    )
+    return tuple(
+        [array if want else None for array, want in zip((for_x, for_weight, for_bias), wanted)]
+    )
+
+
+@on_cpu
+def rms_norm(x, weight, eps, out=None):
+    y, inverse = empty_like(x, out), _per_row(x)
+    run(_rms_norm, (x,), (weight, eps), (y, inverse))
+    return y, inverse
+
+
+@on_cpu
+def add_rms_norm(x, branch, weight, eps, out=(None, None)):
+    total, y, inverse = empty_like(x, out[0]), empty_like(x, out[1]), _per_row(x)
+    run(_add_rms_norm, (x, branch), (weight, eps), (total, y, inverse))
+    return total, y, inverse
+
+
+@on_cpu
+def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
+    for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
+    for_weight = fresh.zeros(weight.shape, weight.dtype)
+    run(_rms_norm_backward, (gradient, x, inverse), (weight, *wanted, for_weight), (for_x,))
+    return tuple([array if want else None for array, want in zip((for_x, for_weight), wanted)])
+
+
+def _per_row(x):
+    return empty(x.shape[0], x.dtype)
+
+
+def _no_rows(x):
+    return empty((0, x.shape[1]), x.dtype)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+@inlined
+def _layer_norm_row(x, i, weight, bias, eps, y, mean, inverse):
+    width = like(x.shape[1], x[i, 0])
+    total = squares = like(0.0, x[i, 0])
+    for j in range(x.shape[1]):
+        total = plus(total, x[i, j])
+    mean[i] = middle = total / width
+    for j in range(x.shape[1]):
+        squares = plus(squares, (x[i, j] - middle) * (x[i, j] - middle))
+    inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
+    for j in range(x.shape[1]):
+        y[i, j] = fma((x[i, j] - middle) * scale, weight[j], bias[j])
+
+
+@inlined
+def _rms_norm_row(x, i, weight, eps, y, inverse):
+    width = like(x.shape[1], x[i, 0])
+    squares = like(0.0, width)
+    for j in range(x.shape[1]):
+        squares = plus(squares, x[i, j] * x[i, j])
+    inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
+    for j in range(x.shape[1]):
+        y[i, j] = x[i, j] * scale * weight[j]
+
+
+@inlined
+def _add_row(x, branch, i, total):
+    for j in range(x.shape[1]):
+        total[i, j] = x[i, j] + branch[i, j]
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+@compiled
+def _layer_norm(x, weight, bias, eps, y, mean, inverse):
+    for i in range(x.shape[0]):
+        _layer_norm_row(x, i, weight, bias, eps, y, mean, inverse)
+
+
+@compiled
+def _add_layer_norm(x, branch, weight, bias, eps, total, y, mean, inverse):
+    for i in range(x.shape[0]):
+        _add_row(x, branch, i, total)
+        _layer_norm_row(total, i, weight, bias, eps, y, mean, inverse)
+
+
+@compiled
+def _layer_norm_backward(
+    gradient, x, mean, inverse, weight, wants_x, wants_sums, for_weight, for_bias, for_x
+):
+    for i in range(x.shape[0]):
+        middle, scale = mean[i], inverse[i]
+        if wants_x:
+            width = like(x.shape[1], scale)
+            level = along = like(0.0, scale)
+            for j in range(x.shape[1]):
+                h = gradient[i, j] * weight[j]
+                level = plus(level, h)
+                along = plus(along, h * ((x[i, j] - middle) * scale))
+            level, along = level / width, along / width
+            for j in range(x.shape[1]):
+                n = (x[i, j] - middle) * scale
+                for_x[i, j] = (gradient[i, j] * weight[j] - level - n * along) * scale
+        if wants_sums:
+            for j in range(x.shape[1]):
+                for_weight[j] += gradient[i, j] * ((x[i, j] - middle) * scale)
+                for_bias[j] += gradient[i, j]
+
+
+@compiled
+def _rms_norm(x, weight, eps, y, inverse):
+    for i in range(x.shape[0]):
+        _rms_norm_row(x, i, weight, eps, y, inverse)
+
+
+@compiled
+def _add_rms_norm(x, branch, weight, eps, total, y, inverse):
+    for i in range(x.shape[0]):
+        _add_row(x, branch, i, total)
+        _rms_norm_row(total, i, weight, eps, y, inverse)
+
+
+@compiled
+def _rms_norm_backward(gradient, x, inverse, weight, wants_x, wants_sum, for_weight, for_x):
+    for i in range(x.shape[0]):
+        scale = inverse[i]
+        if wants_x:
+            width, along = like(x.shape[1], scale), like(0.0, scale)
+            for j in range(x.shape[1]):
+                along = plus(along, gradient[i, j] * weight[j] * (x[i, j] * scale))
+            along = along / width
+            for j in range(x.shape[1]):
+                for_x[i, j] = (gradient[i, j] * weight[j] - x[i, j] * scale * along) * scale
+        if wants_sum:
+            for j in range(x.shape[1]):
+                for_weight[j] += gradient[i, j] * (x[i, j] * scale)

@@ -1,0 +1,153 @@
+"""Optimizer rules, each in one pass: the operations of the reference in the same order, so the bits
+are the same too.
+"""
+
+import math
+
+from ..reference import rules as reference
+from ..registry import on_cpu
+from .arrays import plain
+from .compiled import compiled
+from .scalar import like
+
+
+@on_cpu
+def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
+    if not parameters.flags.carray:
+        return reference.sgd(
+            parameters, gradients, lr=lr, weight_decay=weight_decay, gradient_scale=gradient_scale
+        )
+    _sgd(parameters, plain(gradients), float(lr), float(weight_decay), float(gradient_scale))
+
+
+@on_cpu
+def momentum(
+    parameters,
+    gradients,
+    velocity,
+    *,
+    lr,
+    beta,
+    nesterov=False,
+    weight_decay=0.0,
+    gradient_scale=1.0,
+):
+    if not (parameters.flags.carray and velocity.flags.carray):
+        return reference.momentum(
+            parameters,
+            gradients,
+            velocity,
+            lr=lr,
+            beta=beta,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            gradient_scale=gradient_scale,
+        )
+    _momentum(
+        parameters,
+        plain(gradients),
+        velocity,
+        float(lr),
+        float(beta),
+        bool(nesterov),
+        float(weight_decay),
+        float(gradient_scale),
+    )
+
+
+@on_cpu
+def adam(
+    parameters,
+    gradients,
+    m,
+    v,
+    *,
+    step,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay=0.0,
+    decoupled,
+    gradient_scale=1.0,
+):
+    if not (parameters.flags.carray and m.flags.carray and v.flags.carray):
+        return reference.adam(
+            parameters,
+            gradients,
+            m,
+            v,
+            step=step,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            decoupled=decoupled,
+            gradient_scale=gradient_scale,
+        )
+    step_size, root_correction = reference.adam_factors(step, lr, beta1, beta2)
+    shrink, decay = (1 - lr * weight_decay, 0.0) if decoupled else (1.0, weight_decay)
+    _adam(
+        parameters,
+        plain(gradients),
+        m,
+        v,
+        float(step_size),
+        root_correction,
+        float(beta1),
+        float(beta2),
+        float(eps),
+        float(shrink),
+        float(decay),
+        float(gradient_scale),
+    )
+
+
+@compiled
+def _sgd(parameters, gradients, lr, decay, gradient_scale):
+    for i in range(parameters.size):
+        p = parameters[i]
+        g = gradients[i] * like(gradient_scale, p)
+        if decay != 0.0:
+            g = g + like(decay, p) * p
+        parameters[i] = p - like(lr, p) * g
+
+
+@compiled
+def _momentum(parameters, gradients, velocity, lr, beta, nesterov, decay, gradient_scale):
+    for i in range(parameters.size):
+        p = parameters[i]
+        g = gradients[i] * like(gradient_scale, p)
+        if decay != 0.0:
+            g = g + like(decay, p) * p
+        velocity[i] = v = velocity[i] * like(beta, p) + g
+        parameters[i] = p - like(lr, p) * (g + like(beta, p) * v if nesterov else v)
+
+
+@compiled
+def _adam(
+    parameters,
+    gradients,
+    m,
+    v,
+    step_size,
+    root_correction,
+    beta1,
+    beta2,
+    eps,
+    shrink,
+    decay,
+    gradient_scale,
+):
+    for i in range(parameters.size):
+        p = parameters[i]
+        g = gradients[i] * like(gradient_scale, p)
+        if decay != 0.0:
+            g = g + like(decay, p) * p
+        p = p * like(shrink, p)
+        m[i] = first = m[i] + like(1 - beta1, p) * (g - m[i])
+        v[i] = second = v[i] * like(beta2, p) + like(1 - beta2, p) * g * g
+        parameters[i] = p - like(step_size, p) * first / (
+            math.sqrt(second) / like(root_correction, p) + like(eps, p)
+        )

@@ -1,0 +1,90 @@
+"""Cross-entropy with its gradient, row by row while the logits are in cache; the gradient of an
+embedding.
+"""
+
+import math
+
+import numpy
+
+from ..arena import empty
+from ..registry import on_cpu
+from .arrays import empty_like, plain, run
+from .compiled import compiled
+from .scalar import exp, larger, like, plus
+
+
+@on_cpu
+def cross_entropy(logits, targets, counts=None):
+    losses, log_sums = [empty(targets.shape, logits.dtype) for _ in range(2)]
+    run(_cross_entropy, (logits, *_marks(targets, counts)), (), (losses, log_sums))
+    return losses, log_sums
+
+
+@on_cpu
+def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
+    out = empty_like(logits, out)
+    run(
+        _cross_entropy_backward,
+        (logits, *_marks(targets, counts), log_sums),
+        (_one(gradient, log_sums.dtype),),
+        (out,),
+    )
+    return out
+
+
+@on_cpu
+def embedding_backward(gradient, ids, num_rows, out=None):
+    out = empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
+    out.fill(0)
+    _embedding_backward(plain(gradient), plain(ids.astype(numpy.int64, copy=False)), out)
+    return out
+
+
+def _one(number, dtype):
+    """A number, or an array of one element -> [1]: the loop reads it, so that no one has to know it
+    before.
+    """
+    return numpy.asarray(number, dtype).reshape(1)
+
+
+def _marks(targets, counts):
+    """Targets as int64 and counts as bool, always arrays: one machine code for all calls."""
+    return targets.astype(numpy.int64, copy=False), numpy.ones(
+        targets.shape, bool
+    ) if counts is None else counts
+
+
+@compiled
+def _cross_entropy(logits, targets, counts, losses, log_sums):
+    for i in range(logits.shape[0]):
+        top, total = logits[i, 0], like(0.0, logits[i, 0])
+        for j in range(logits.shape[1]):
+            top = larger(top, logits[i, j])
+        for j in range(logits.shape[1]):
+            total = plus(total, exp(logits[i, j] - top))
+        log_sums[i] = log_sum = top + math.log(total)
+        losses[i] = log_sum
+        if 0 <= targets[i] < logits.shape[1]:
+            losses[i] = log_sum - logits[i, targets[i]]
+        if not counts[i]:
+            losses[i] = 0
+
+
+@compiled
+def _cross_entropy_backward(logits, targets, counts, log_sums, gradient, out):
+    for i in range(logits.shape[0]):
+        factor = gradient[0]
+        if counts[i]:
+            for j in range(logits.shape[1]):
+                out[i, j] = exp(logits[i, j] - log_sums[i]) * factor
+            if 0 <= targets[i] < logits.shape[1]:
+                out[i, targets[i]] -= factor
+        else:
+            out[i, :] = 0
+
+
+@compiled
+def _embedding_backward(gradient, ids, out):
+    for i in range(ids.size):
+        for j in range(gradient.shape[1]):
+            out[ids[i], j] += gradient[i, j]

@@ -1,0 +1,136 @@
+"""GELU, SiLU, SwiGLU, softmax, each with its gradient, in one pass over the arrays."""
+
+from ..backend import xp_of
+from ..registry import on_cuda
+from .arrays import (
+    THREADS,
+    alike,
+    by_rows,
+    elementwise,
+    new,
+    new_like,
+    pack,
+    plain,
+    real,
+    real_dtype,
+    spread,
+    sum_pieces,
+)
+from .launch import launch
+
+FILE = "activation.cu"
+ROWS = 32  # of a piece, whose sum is made in order
+MAX_GRID_Y = 65535
+
+
+@on_cuda()
+def gelu(x, out=None):
+    return elementwise(FILE, "gelu", x, out=out)
+
+
+@on_cuda()
+def gelu_backward(gradient, x, out=None):
+    return elementwise(FILE, "gelu_backward", gradient, x, out=out)
+
+
+@on_cuda()
+def bias_gelu(x, bias, out=None):
+    out = new_like(x, out)
+    launch(x, FILE, "bias_gelu", _grid(x), (THREADS,), plain(x), real(bias, x), out, *x.shape, ROWS)
+    return out
+
+
+@on_cuda()
+def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
+    out = new_like(x, out) if wanted[0] else None
+    parts = new(x, (-(-x.shape[0] // ROWS), x.shape[1]), real_dtype(x)) if wanted[1] else None
+    launch(
+        x,
+        FILE,
+        "bias_gelu_backward",
+        _grid(x),
+        (THREADS,),
+        alike(gradient, x),
+        plain(x),
+        real(bias, x),
+        out,
+        parts,
+        *x.shape,
+        ROWS,
+    )
+    return out, sum_pieces(parts, x) if wanted[1] else None
+
+
+def _grid(x):
+    """Blocks of THREADS packs of columns and ROWS rows; beyond the limit of a grid they take
+    several pieces.
+    """
+    return *spread(x.shape[1], THREADS * pack(x)), min(-(-x.shape[0] // ROWS), MAX_GRID_Y)
+
+
+@on_cuda()
+def sigmoid(x, out=None):
+    return elementwise(FILE, "sigmoid", x, out=out)
+
+
+@on_cuda()
+def silu(x, out=None):
+    return elementwise(FILE, "silu", x, out=out)
+
+
+@on_cuda()
+def silu_backward(gradient, x, out=None):
+    return elementwise(FILE, "silu_backward", gradient, x, out=out)
+
+
+@on_cuda()
+def swiglu(gate, up, out=None):
+    return elementwise(FILE, "swiglu", gate, up, out=out)
+
+
+@on_cuda()
+def swiglu_backward(gradient, gate, up, out=(None, None)):
+    for_gate, for_up = [new_like(gate, buffer) for buffer in out]
+    launch(
+        gate,
+        FILE,
+        "swiglu_backward",
+        spread(gate.size, THREADS * pack(gate)),
+        (THREADS,),
+        *[alike(x, gate) for x in (gradient, gate, up)],
+        for_gate,
+        for_up,
+        gate.size,
+    )
+    return for_gate, for_up
+
+
+@on_cuda()
+def softmax(x, dim=-1, out=None):
+    return _along(dim, _softmax, x, out=out)
+
+
+@on_cuda()
+def softmax_backward(gradient, y, dim=-1, out=None):
+    return _along(dim, _softmax_backward, gradient, y, out=out)
+
+
+def _along(dim, rows, *arrays, out):
+    """rows(*arrays, out) for this dim; one that is not the last is brought there by copies."""
+    if dim in (-1, arrays[0].ndim - 1):
+        return rows(*arrays, new_like(arrays[-1], out))
+    xp = xp_of(*arrays)
+    turned = [plain(xp.moveaxis(x, dim, -1)) for x in arrays]
+    out = new_like(arrays[-1], out)
+    out[...] = xp.moveaxis(rows(*turned, new(turned[-1])), -1, dim)
+    return out
+
+
+def _softmax(x, out):
+    by_rows("rows.cu", "softmax", x, plain(x), out)
+    return out
+
+
+def _softmax_backward(gradient, y, out):
+    by_rows("rows.cu", "softmax_backward", y, alike(gradient, y), plain(y), out)
+    return out

@@ -1,0 +1,111 @@
+"""From the arrays that callers have to the ones that kernels take, and how threads are shared out
+over them.
+"""
+
+from math import prod
+
+import numpy
+
+from ..arena import empty
+from ..backend import xp_of
+from .launch import MAX_BLOCKS, launch
+
+THREADS = 256
+PACK_BYTES = 16  # of one load
+
+
+def plain(x):
+    """x itself if it is C-contiguous, else a copy that is."""
+    return x if x.flags.c_contiguous else xp_of(x).ascontiguousarray(x)
+
+
+def alike(x, like):
+    """x, C-contiguous, in the dtype of `like`: kernels take arrays of one dtype, and cannot see
+    another.
+    """
+    return plain(x.astype(like.dtype, copy=False))
+
+
+def real_dtype(x):
+    """What numbers of x are computed in, and what is one number per row or column: float32, or
+    float64 for float64.
+    """
+    return numpy.dtype("float64" if x.dtype.name == "float64" else "float32")
+
+
+def real(x, like):
+    """x, C-contiguous, in what numbers of `like` are computed in."""
+    return plain(x.astype(real_dtype(like), copy=False))
+
+
+def new(x, shape=None, dtype=None):
+    """A new array on the device of x, of its shape and dtype unless others are given."""
+    return empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype, xp_of(x))
+
+
+def new_like(x, out=None):
+    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    assert out is None or (out.dtype == x.dtype and out.flags.c_contiguous)
+    return new(x) if out is None else out
+
+
+def pack(x) -> int:
+    """How many numbers of x one load takes."""
+    return PACK_BYTES // x.dtype.itemsize
+
+
+def spread(num_items: int, per_block: int = THREADS) -> tuple:
+    """A grid of blocks for so many items."""
+    return (min(-(-num_items // per_block), MAX_BLOCKS),)
+
+
+def elementwise(file, name, *inputs, out=None):
+    """kernel(*inputs, out, n) on arrays of one shape; returns out, or a new array."""
+    out = new_like(inputs[0], out)
+    launch(
+        out,
+        file,
+        name,
+        spread(out.size, THREADS * pack(out)),
+        (THREADS,),
+        *[alike(x, out) for x in inputs],
+        out,
+        out.size,
+    )
+    return out
+
+
+def row_threads(x) -> tuple:
+    """(threads for a row, rows of a block) for rows of the width of x; the width alone decides,
+    since sums depend on it.
+
+    Narrow rows get a warp each, and several of them a block; wide ones a block, of at most 1024
+    threads.
+    """
+    packs = -(-x.shape[-1] // pack(x))
+    for threads, most in ((32, 128), (128, 1024), (256, 8192)):
+        if packs <= most:
+            return threads, THREADS // threads if threads == 32 else 1
+    return 1024, 1
+
+
+def by_rows(file, name, x, *args):
+    """kernel(*args, num_rows, width) with threads as row_threads says, for x [..., width]."""
+    num_rows, block = prod(x.shape[:-1]), row_threads(x)
+    launch(x, file, name, spread(num_rows, block[1]), block, *args, num_rows, x.shape[-1])
+
+
+def sum_pieces(pieces, like):
+    """pieces [P, D] -> their sum [D], always in the same order."""
+    out = new(like, pieces.shape[1:], pieces.dtype)
+    launch(
+        pieces,
+        "columns.cu",
+        "sum_pieces",
+        spread(out.size, 32),
+        (32, 32),
+        pieces,
+        out,
+        *pieces.shape,
+    )
+    return out

@@ -1,0 +1,192 @@
+"""Causal attention by tiles in shared memory, the score matrix never stored; rotary positions.
+
+Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D], as the layers around
+attention have them, so that no permute has to copy. Inputs may have any strides if their rows [D]
+lie in one piece.
+"""
+
+from math import prod
+
+from ..reference.attention import rotary_tables
+from ..registry import on_cuda
+from .arrays import THREADS, new, plain, real, real_dtype, spread
+from .launch import MAX_BLOCKS, launch
+
+FILE = "attention.cu"
+MAX_SHARED_BYTES = 96 << 10  # of a block; GPUs of compute capability 8.0 on have 99 KB or more
+BLOCK = (16, 16)
+
+__all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_tables"]
+
+
+def fits(q) -> bool:
+    """False for heads too wide for shared memory (above 368, in float64 176), and for more rows
+    than a grid has blocks.
+    """
+    return _tile(q) is not None and prod(q.shape[:3]) <= MAX_BLOCKS
+
+
+@on_cuda(fits=fits)
+def causal_attention(q, k, v, scale, first_query, out=None):
+    y, log_sums = _by_position(q) if out is None else out, new(q, q.shape[:3], real_dtype(q))
+    if q.size:
+        _launch(
+            "attention",
+            q,
+            q.shape[:3],
+            3,
+            *_described(q, k, v, y),
+            log_sums,
+            *_numbers(q, k, scale, first_query),
+        )
+    return y, log_sums
+
+
+@on_cuda(fits=fits)
+def causal_attention_backward(
+    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+):
+    for_q, for_k, for_v = [
+        _by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
+    ]
+    if q.size == 0:
+        for_k[...], for_v[...] = 0, 0
+        return for_q, for_k, for_v
+    along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), real(log_sums, q), prod(q.shape[:3])
+    gradient, q, k, v, y = [
+        _with_rows(x.astype(q.dtype, copy=False)) for x in (gradient, q, k, v, y)
+    ]
+    launch(
+        q,
+        FILE,
+        "attention_along",
+        spread(rows, THREADS // 32),
+        (32, THREADS // 32),
+        *_described(gradient, y),
+        along,
+        *q.shape,
+        **_macros(q),
+    )
+    inputs = *_described(gradient, q, k, v), log_sums, along
+    _launch(
+        "attention_for_queries",
+        q,
+        q.shape[:3],
+        4,
+        *inputs,
+        *_described(for_q),
+        *_numbers(q, k, scale, first_query),
+    )
+    _launch(
+        "attention_for_keys",
+        q,
+        k.shape[:3],
+        4,
+        *inputs,
+        *_described(for_k, for_v),
+        *_numbers(q, k, scale, first_query),
+    )
+    return for_q, for_k, for_v
+
+
+def _launch(name, q, shape, num_tiles, *args):
+    """A block for every tile of rows of each head; in shared memory num_tiles tiles of rows and one
+    of scores.
+    """
+    samples, heads, num_rows = shape
+    tile = _tile(q)
+    launch(
+        q,
+        FILE,
+        name,
+        (samples * heads * -(-num_rows // tile),),
+        BLOCK,
+        *args,
+        shared_bytes=_shared_bytes(q, tile, num_tiles),
+        **_macros(q),
+    )
+
+
+def _numbers(q, k, scale, first_query):
+    return (
+        q.shape[1],
+        k.shape[1],
+        q.shape[2],
+        k.shape[2],
+        q.shape[3],
+        float(scale),
+        int(first_query),
+    )
+
+
+def _described(*arrays):
+    """Each array, in the dtype of the first, with its strides of samples, heads and rows in
+    elements.
+    """
+    arrays = [_with_rows(x.astype(arrays[0].dtype, copy=False)) for x in arrays]
+    return [
+        value for x in arrays for value in (x, *[stride // x.itemsize for stride in x.strides[:3]])
+    ]
+
+
+def _with_rows(x):
+    """x itself if its rows [D] lie in one piece each, else a copy."""
+    return x if x.strides[3] == x.itemsize or x.shape[3] <= 1 else plain(x)
+
+
+def _macros(q):
+    """What is fixed when the code is compiled: the head dim in steps of 16, and the size of a
+    tile.
+    """
+    return {"DIM": _dim(q), "TILE": _tile(q)}
+
+
+def _dim(q):
+    return max(16, -(-q.shape[3] // 16) * 16)
+
+
+def _tile(q):
+    """Queries and keys of a tile, as many as fit into shared memory; None if none do."""
+    return next(
+        (tile for tile in (64, 32, 16) if _shared_bytes(q, tile, 4) <= MAX_SHARED_BYTES), None
+    )
+
+
+def _shared_bytes(q, tile, num_tiles):
+    """Bytes of num_tiles tiles of rows and one of scores, with the gap at the end of each row."""
+    size = real_dtype(q).itemsize
+    gap = 16 // size
+    return size * tile * (num_tiles * (_dim(q) + gap) + tile + gap)
+
+
+def _by_position(x):
+    """An array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
+    samples, num_heads, num_rows, head_dim = x.shape
+    return new(x, (samples, num_rows, num_heads, head_dim)).swapaxes(1, 2)
+
+
+@on_cuda()
+def rotary(x, cos, sin, out=None):
+    """Arrays that lie in memory as [B, S, H, D] are turned as they lie, and so is the result."""
+    if out is None:
+        out = _by_position(x) if x.swapaxes(1, 2).flags.c_contiguous else new(x)
+    samples, num_heads, num_positions, head_dim = x.shape
+    grid = samples * num_positions if x.size else 0
+    (x, *x_strides), (y, *y_strides) = _described(x), _described(out)
+    launch(
+        x,
+        "rotary.cu",
+        "rotary",
+        (grid,),
+        (THREADS,),
+        x,
+        *x_strides,
+        real(cos, x),
+        real(sin, x),
+        y,
+        *y_strides,
+        num_heads,
+        num_positions,
+        head_dim // 2,
+    )
+    return out

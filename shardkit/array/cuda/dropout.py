@@ -1,0 +1,58 @@
+"""Dropout with its mask made on the way, with the CPU's bits: nothing is kept for the backward but
+the key.
+"""
+
+import numpy
+
+from ..reference.dropout import dropped_numbers
+from ..registry import on_cuda
+from .arrays import THREADS, new_like, plain, spread
+from .launch import launch
+
+FILE = "dropout.cu"
+
+
+@on_cuda()
+def dropout(x, key, start, p, out=None):
+    out = new_like(x, out)
+    launch(
+        x,
+        FILE,
+        "dropout",
+        _grid(x.size),
+        (THREADS,),
+        plain(x),
+        *_stream(key, start, p),
+        1 / (1 - p),
+        out,
+        x.size,
+    )
+    return out
+
+
+@on_cuda()
+def dropout_mask(key, start, stop, p, xp=numpy):
+    mask = xp.empty(stop - start, numpy.bool_)
+    launch(
+        mask,
+        FILE,
+        "dropout_mask",
+        _grid(mask.size),
+        (THREADS,),
+        *_stream(key, start, p),
+        mask,
+        mask.size,
+        dtype="float32",
+    )
+    return mask
+
+
+def _stream(key, start, p):
+    return numpy.uint64(key), int(start), numpy.uint32(dropped_numbers(p))
+
+
+def _grid(size):
+    """A thread for each counter, of four elements; the first and the last may be needed in part.
+    None for no elements.
+    """
+    return spread(size and size // 4 + 2)

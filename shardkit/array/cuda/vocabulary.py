@@ -1,0 +1,85 @@
+"""Cross-entropy with its gradient, a block of threads for each row; the gradient of an embedding
+without atomics.
+"""
+
+import numpy
+
+from ..backend import is_device_array, xp_of
+from ..recording import noted, reserved
+from ..registry import on_cuda
+from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
+from .launch import MAX_BLOCKS, launch
+
+FILE = "rows.cu"
+
+
+@on_cuda()
+def cross_entropy(logits, targets, counts=None):
+    losses, log_sums = [new(logits, targets.shape, real_dtype(logits)) for _ in range(2)]
+    by_rows(
+        FILE, "cross_entropy", logits, plain(logits), *_marks(targets, counts), losses, log_sums
+    )
+    return losses, log_sums
+
+
+@on_cuda()
+def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
+    out, (targets, counts) = new_like(logits, out), _marks(targets, counts)
+    is_there = is_device_array(gradient)  # a number on the device is read there: nothing waits
+    factor = (
+        (gradient.astype(real_dtype(logits), copy=False), 0.0)
+        if is_there
+        else (None, float(gradient))
+    )
+    by_rows(
+        FILE,
+        "cross_entropy_backward",
+        logits,
+        *factor,
+        plain(logits),
+        targets,
+        real(log_sums, logits),
+        counts,
+        out,
+    )
+    return out
+
+
+def _marks(targets, counts):
+    """Targets as int64 and counts as bool or None."""
+    return plain(targets.astype(numpy.int64, copy=False)), None if counts is None else plain(counts)
+
+
+@on_cuda()
+def embedding_backward(gradient, ids, num_rows, out=None):
+    width, dtype = gradient.shape[1], real_dtype(gradient)
+    assert num_rows <= MAX_BLOCKS
+    sums = (
+        out if out is not None and out.dtype == dtype else new(gradient, (num_rows, width), dtype)
+    )
+    order = reserved(ids.shape, numpy.int64, xp_of(ids))
+    noted(_sort, ids, order)  # a recorded graph cannot sort
+    ids = plain(ids.astype(numpy.int64, copy=False))
+    threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
+    launch(
+        gradient,
+        "embedding.cu",
+        "embedding_backward",
+        (num_rows if width else 0,),
+        (threads,),
+        plain(gradient),
+        ids[order],
+        order,
+        sums,
+        ids.size,
+        width,
+    )
+    if out is None or out is sums:
+        return sums
+    out[...] = sums  # half floats: rounded once, after all is added
+    return out
+
+
+def _sort(ids, order):
+    """Fill `order` with the places of the ids: equal ones side by side, in the order they came."""
+    order[...] = xp_of(ids).argsort(ids, kind="stable")

@@ -1,0 +1,55 @@
+"""Dtypes that hold floats, half floats among them.
+
+                 bits: sign, exponent, fraction    largest    smallest normal    half a last bit
+    float32      1 + 8 + 23                        3.4e38     1.2e-38            6.0e-8
+    bfloat16     1 + 8 + 7                         3.4e38     1.2e-38            3.9e-3
+    float16      1 + 5 + 10                        65504      6.1e-5             4.9e-4
+
+NumPy has bfloat16 from ml_dtypes (kind "V", no promotion with Python numbers), CuPy from version 14
+on; nothing else may ask for a dtype's kind to see a float.
+"""
+
+import numpy
+
+from ..errors import ConfigurationError
+
+FLOAT32 = numpy.dtype("float32")
+
+
+def is_half(dtype) -> bool:
+    """True for float16 and bfloat16."""
+    return dtype.char == "e" or dtype.kind == "V" and dtype.name == "bfloat16"
+
+
+def is_floating(dtype) -> bool:
+    """True for a dtype that a gradient can have."""
+    return dtype.kind == "f" or is_half(dtype)
+
+
+def wide(dtype):
+    """The dtype that numbers of this one are added up in: float32 for half floats, else itself."""
+    return FLOAT32 if is_half(dtype) else dtype
+
+
+def dtype_named(name: str, xp=numpy):
+    """The dtype of this name. Errors: ConfigurationError if it is bfloat16 and the libraries have
+    none.
+    """
+    if name == "bfloat16":
+        _check_bfloat16(xp)
+    return numpy.dtype(name)
+
+
+def _check_bfloat16(xp):
+    try:
+        import ml_dtypes  # noqa: F401  tells NumPy of the name "bfloat16"
+    except ImportError:
+        raise ConfigurationError(
+            'compute_dtype = "bfloat16" needs the package ml_dtypes, which is not installed; run '
+            'pip install "shardkit[bfloat16]", or use "float16"'
+        ) from None
+    if xp is not numpy and int(xp.__version__.split(".")[0]) < 14:
+        raise ConfigurationError(
+            f'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is {xp.__version__}; '
+            'update it, or use "float16"'
+        )

@@ -1,0 +1,136 @@
+"""GELU, SiLU, SwiGLU, softmax, each with its gradient."""
+
+import math
+
+from ..backend import xp_of
+from ..registry import kernel
+from .chunks import elementwise, empty_like, spans
+
+SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+CUBIC = 0.044715
+
+
+@kernel(rounded=(True,))
+def gelu(x, out=None):
+    """x [...] -> x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    tanh = xp_of(x).tanh
+
+    def rule(x):
+        return 0.5 * x * (1 + tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * x * x)))
+
+    return elementwise(rule, x, out=out)
+
+
+@kernel(rounded=(True,))
+def gelu_backward(gradient, x, out=None):
+    """gradient [...], x [...] -> gradient (1/2 (1 + tanh u) + x/2 (1 - tanh^2 u) u')."""
+    tanh = xp_of(x).tanh
+
+    def rule(gradient, x):
+        square = x * x
+        t = tanh(x * (SQRT_2_OVER_PI + SQRT_2_OVER_PI * CUBIC * square))
+        slope = SQRT_2_OVER_PI + 3 * SQRT_2_OVER_PI * CUBIC * square  # u'
+        return gradient * (0.5 * (1 + t) * (1 + x * (1 - t) * slope))  # 1 - t^2 = (1 + t) (1 - t)
+
+    return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(rounded=(True,))
+def bias_gelu(x, bias, out=None):
+    """x [N, D], bias [D] -> gelu(x + bias) [N, D]."""
+    out = empty_like(x, out)
+    for rows in spans(x, x.shape[1]):
+        gelu(x[rows] + bias, out=out[rows])
+    return out
+
+
+@kernel(rounded=(True, False))
+def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
+    """gradient [N, D], x [N, D], bias [D] -> gradients of x [N, D] and bias [D], the sum of the
+    former over N in order.
+
+    wanted  which of the two to compute; the other is None
+    """
+    xp, for_bias = xp_of(x), xp_of(x).zeros(bias.shape, bias.dtype) if wanted[1] else None
+    out = empty_like(x, out) if wanted[0] else None
+    for rows in spans(x, x.shape[1]):
+        part = gelu_backward(gradient[rows], x[rows] + bias)
+        if wanted[0]:
+            out[rows] = part
+        if wanted[1]:
+            for_bias += xp.sum(part, axis=0)
+    return out, for_bias
+
+
+@kernel(rounded=(True,))
+def sigmoid(x, out=None):
+    """x [...] -> 1 / (1 + exp(-x)), as (1 + tanh(x/2)) / 2, which cannot overflow."""
+    tanh = xp_of(x).tanh
+    return elementwise(lambda x: 0.5 * tanh(0.5 * x) + 0.5, x, out=out)
+
+
+@kernel(rounded=(True,))
+def silu(x, out=None):
+    """x [...] -> x sigmoid(x)."""
+    tanh = xp_of(x).tanh
+    return elementwise(lambda x: x * (0.5 * tanh(0.5 * x) + 0.5), x, out=out)
+
+
+@kernel(rounded=(True,))
+def silu_backward(gradient, x, out=None):
+    """gradient [...], x [...] -> gradient s (1 + x (1 - s)) with s = sigmoid(x)."""
+    tanh = xp_of(x).tanh
+
+    def rule(gradient, x):
+        s = 0.5 * tanh(0.5 * x) + 0.5
+        return gradient * (s * (1 + x * (1 - s)))
+
+    return elementwise(rule, gradient, x, out=out)
+
+
+@kernel(rounded=(True,))
+def swiglu(gate, up, out=None):
+    """gate [...], up [...] -> silu(gate) up."""
+    return elementwise(lambda gate, up: silu(gate) * up, gate, up, out=out)
+
+
+@kernel(rounded=(True, True))
+def swiglu_backward(gradient, gate, up, out=(None, None)):
+    """gradient [...], gate [...], up [...] -> gradients of gate and up, both [...].
+
+    out  two buffers, or None for new ones; they may be gradient, gate or up, but not one array
+         twice
+    """
+    for_gate = elementwise(
+        lambda gradient, gate, up: silu_backward(gradient * up, gate), gradient, gate, up
+    )
+    for_up = elementwise(lambda gradient, gate: gradient * silu(gate), gradient, gate)
+    return tuple([_into(buffer, array) for buffer, array in zip(out, (for_gate, for_up))])
+
+
+@kernel(rounded=(True,))
+def softmax(x, dim=-1, out=None):
+    """x [...] -> exp(x) / its sum over dim; the maximum is taken off first."""
+    xp, out = xp_of(x), empty_like(x, out)
+    if x.size == 0:
+        return out
+    xp.subtract(x, x.max(axis=dim, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    out /= out.sum(axis=dim, keepdims=True)
+    return out
+
+
+@kernel(rounded=(True,))
+def softmax_backward(gradient, y, dim=-1, out=None):
+    """gradient [...], y = softmax [...] -> y (gradient - sum of gradient y over dim)."""
+    product = gradient * y
+    product -= y * product.sum(axis=dim, keepdims=True)
+    return _into(out, product)
+
+
+def _into(out, array):
+    """The array, in `out` if that is given."""
+    if out is None:
+        return array
+    out[...] = array
+    return out

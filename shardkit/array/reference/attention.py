@@ -1,0 +1,120 @@
+"""Causal attention with its gradient, and rotary positions."""
+
+import numpy
+
+from .. import products
+from ..backend import xp_of
+from ..registry import kernel
+from .chunks import empty_like
+
+
+@kernel(rounded=(True, False))
+def causal_attention(q, k, v, scale, first_query, out=None):
+    """q [B, H, S, D], k and v [B, KV, T, D] -> y [B, H, S, D], log_sums [B, H, S].
+
+    The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax
+    denominators: with them the backward computes the probabilities again. The scores of one sample
+    exist at a time. out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
+    """
+    xp = xp_of(q)
+    y, log_sums = empty_like(q, out), xp.empty(q.shape[:3], q.dtype)
+    hidden = _hidden(q, k, first_query)
+    for b in range(q.shape[0] if q.size else 0):
+        scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
+        top = scores.max(axis=-1, keepdims=True)
+        xp.exp(xp.subtract(scores, top, out=scores), out=scores)
+        total = scores.sum(axis=-1, keepdims=True)
+        scores /= total
+        log_sums[b] = (top + xp.log(total)).reshape(log_sums[b].shape)
+        y[b] = products.matmul(_stack(scores), v[b]).reshape(q[b].shape)
+    return y, log_sums
+
+
+@kernel(rounded=(True, True, True))
+def causal_attention_backward(
+    gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
+):
+    """gradient [B, H, S, D] and what the forward took and returned -> gradients of q, k, v.
+
+    With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of
+    gradient y). out  three buffers, of the gradients of q, k, v, as in causal_attention, or None
+    for new ones
+    """
+    xp = xp_of(q)
+    for_q, for_k, for_v = [empty_like(array, buffer) for array, buffer in zip((q, k, v), out)]
+    if q.size == 0:
+        for gradient_of in (for_q, for_k, for_v):
+            gradient_of[...] = 0
+    hidden = _hidden(q, k, first_query)
+    for b in range(q.shape[0] if q.size else 0):
+        grouped = _by_key_head(gradient[b], k.shape[1])  # [KV, group S, D]
+        p = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
+        p -= log_sums[b].reshape(p.shape[:3])[..., None]
+        xp.exp(p, out=p)
+        for_v[b] = products.matmul(_stack(p).swapaxes(1, 2), grouped)
+        for_scores = products.matmul(grouped, v[b].swapaxes(1, 2)).reshape(p.shape)
+        for_scores -= (gradient[b] * y[b]).sum(axis=-1).reshape(p.shape[:3])[..., None]
+        for_scores *= p
+        for_scores *= scale
+        for_q[b] = products.matmul(_stack(for_scores), k[b]).reshape(q[b].shape)
+        for_k[b] = products.matmul(
+            _stack(for_scores).swapaxes(1, 2), _by_key_head(q[b], k.shape[1])
+        )
+    return for_q, for_k, for_v
+
+
+def _scores(q, k, scale, hidden):
+    """q [H, S, D], k [KV, T, D] -> scaled scores [KV, group, S, T], minus infinity where hidden."""
+    num_heads, num_queries, _ = q.shape
+    num_key_heads, num_keys, _ = k.shape
+    scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))  # [KV, group S, T]
+    scores *= scale
+    scores = scores.reshape(num_key_heads, num_heads // num_key_heads, num_queries, num_keys)
+    scores += hidden
+    return scores
+
+
+def _by_key_head(x, num_key_heads):
+    """x [H, S, D] -> [KV, group S, D]: the rows that use one key head, below each other, so that no
+    key is repeated.
+    """
+    return x.reshape(num_key_heads, x.shape[0] // num_key_heads * x.shape[1], x.shape[2])
+
+
+def _stack(x):
+    """x [KV, group, S, T] -> [KV, group S, T]."""
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
+
+
+def _hidden(q, k, first_query):
+    """[S, T]: 0 where the query may see the key, minus infinity where the key comes later."""
+    xp, num_queries, num_keys = xp_of(q), q.shape[2], k.shape[2]
+    later = xp.arange(num_keys) > xp.arange(first_query, first_query + num_queries)[:, None]
+    return xp.where(later, -numpy.inf, 0).astype(q.dtype)
+
+
+@kernel()
+def rotary_tables(positions, head_dim, base, dtype):
+    """positions [S] -> cos, sin [S, head_dim / 2] of the angles position * base^(-2i / head_dim).
+
+    The angles are computed in float64: in float32 an angle of 100000 radians is off by 0.004.
+    """
+    xp = xp_of(positions)
+    rates = base ** (xp.arange(0, head_dim, 2, dtype=numpy.float64) / -head_dim)
+    angles = positions.astype(numpy.float64)[:, None] * rates
+    return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
+
+
+@kernel(rounded=(True,))
+def rotary(x, cos, sin, out=None):
+    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle;
+    -sin turns back.
+
+    out  not x; it may be strided if its rows [D] are contiguous
+    """
+    half = x.shape[-1] // 2
+    first, second = x[..., :half], x[..., half:]
+    y = empty_like(x, out)
+    y[..., :half] = first * cos - second * sin
+    y[..., half:] = second * cos + first * sin
+    return y

@@ -1,0 +1,40 @@
+"""Work in pieces that stay in cache.
+
+A formula written plainly makes one temporary per operation. On 64Ki elements these are 256 KB each
+and never leave the cache, which is faster than in-place tricks on whole arrays, and their size does
+not grow with the model. On a GPU every operation is a kernel launch, so there the piece is the
+whole array.
+"""
+
+import numpy
+
+from .. import fresh
+from ..backend import xp_of
+
+CHUNK_ELEMENTS = 1 << 16
+
+
+def spans(array, row_size: int = 1):
+    """Slices that cover the first dimension of an array, each of about CHUNK_ELEMENTS / row_size
+    rows.
+    """
+    num_rows = array.shape[0]
+    step = max(1, CHUNK_ELEMENTS // max(row_size, 1)) if xp_of(array) is numpy else max(num_rows, 1)
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))
+
+
+def elementwise(rule, *inputs, out=None):
+    """rule(*inputs), element by element, for inputs of one shape -> that shape, in the dtype of the
+    first.
+    """
+    out = empty_like(inputs[0], out)
+    flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
+    for span in spans(result):
+        result[span] = rule(*[array[span] for array in flat])
+    return out
+
+
+def empty_like(x, out=None):
+    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    return fresh.empty_like(x) if out is None else out

@@ -1,0 +1,91 @@
+"""Optimizer rules on 1-D arrays, in place, with the formulas of torch.optim.
+
+Each element is computed from its own parameter, gradient and state alone, so the bits do not depend
+on how a span is cut. Gradients are not written to; each is used times gradient_scale, which is how
+clipping gets in without a pass of its own. All arrays of a call have one length and live on one
+device.
+"""
+
+import math
+
+from ..backend import xp_of
+from ..registry import kernel
+from .chunks import spans
+
+
+@kernel()
+def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
+    """parameters -= lr (gradients + weight_decay parameters)."""
+    for span in spans(parameters):
+        p = parameters[span]
+        p -= lr * _decayed(gradients[span] * gradient_scale, p, weight_decay)
+
+
+@kernel()
+def momentum(
+    parameters,
+    gradients,
+    velocity,
+    *,
+    lr,
+    beta,
+    nesterov=False,
+    weight_decay=0.0,
+    gradient_scale=1.0,
+):
+    """velocity = beta velocity + g; parameters -= lr velocity (nesterov: lr (g + beta velocity)).
+
+    velocity starts at zero, which makes the first one g, as in torch.optim.SGD with dampening 0.
+    """
+    for span in spans(parameters):
+        p, v = parameters[span], velocity[span]
+        g = _decayed(gradients[span] * gradient_scale, p, weight_decay)
+        v *= beta
+        v += g
+        p -= lr * (g + beta * v if nesterov else v)
+
+
+@kernel()
+def adam(
+    parameters,
+    gradients,
+    m,
+    v,
+    *,
+    step,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay=0.0,
+    decoupled,
+    gradient_scale=1.0,
+):
+    """Adam (arXiv 1412.6980) or, decoupled, AdamW (arXiv 1711.05101).
+
+    step  1 for the first update; m and v start at zero
+    """
+    xp = xp_of(parameters)
+    step_size, root_correction = adam_factors(step, lr, beta1, beta2)
+    for span in spans(parameters):
+        p, m_, v_, g = parameters[span], m[span], v[span], gradients[span] * gradient_scale
+        if not decoupled:
+            g = _decayed(g, p, weight_decay)
+        elif weight_decay:
+            p *= 1 - lr * weight_decay
+        m_ += (1 - beta1) * (g - m_)
+        v_ *= beta2
+        v_ += (1 - beta2) * g * g
+        p -= step_size * m_ / (xp.sqrt(v_) / root_correction + eps)
+
+
+def adam_factors(step, lr, beta1, beta2):
+    """What corrects the moments of step number `step` for their start at zero: (lr / (1 - beta1^n),
+    sqrt(1 - beta2^n)).
+    """
+    return lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
+
+
+def _decayed(gradients, parameters, weight_decay):
+    """The gradient plus that of weight_decay/2 times the squared parameters."""
+    return gradients + weight_decay * parameters if weight_decay else gradients

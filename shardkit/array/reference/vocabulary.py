@@ -1,0 +1,79 @@
+"""Where rows meet class numbers: cross-entropy, and the gradient of an embedding."""
+
+from operator import itemgetter
+
+from ..backend import xp_of
+from ..registry import kernel
+from .chunks import empty_like, spans
+
+
+@kernel(rounded=(False, False))
+def cross_entropy(logits, targets, counts=None):
+    """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of
+    exp over V).
+
+    targets  one that is not in [0, V) stands in columns that others hold: its logit is taken as 0
+    counts   [N] bool or None (all): rows that do not count have loss 0, whatever their target
+    """
+    xp, width = xp_of(logits), logits.shape[1]
+    losses, log_sums = xp.empty(targets.shape, logits.dtype), xp.empty(targets.shape, logits.dtype)
+    for rows in spans(logits, width):
+        top = logits[rows].max(axis=1)
+        total = xp.exp(logits[rows] - top[:, None]).sum(axis=1)
+        log_sums[rows] = top + xp.log(total)
+        losses[rows] = log_sums[rows]
+        places, columns = _chosen(targets[rows], width)
+        losses[rows][places] -= logits[rows][places, columns]
+    if counts is not None:
+        losses[~counts] = 0
+    return losses, log_sums
+
+
+@kernel(deciding=itemgetter(1), rounded=(True,))
+def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
+    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax -
+    one-hot) gradient.
+
+    A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than
+    are here.
+    """
+    xp, width = xp_of(logits), logits.shape[1]
+    out = empty_like(logits, out)
+    for rows in spans(logits, width):
+        part = xp.subtract(logits[rows], log_sums[rows, None], out=out[rows])
+        xp.exp(part, out=part)
+        part[_chosen(targets[rows], width)] -= 1
+        part *= gradient
+    if counts is not None:
+        out[~counts] = 0
+    return out
+
+
+def _chosen(targets, width):
+    """(rows, columns) of the targets in [0, width)."""
+    rows = xp_of(targets).flatnonzero((targets >= 0) & (targets < width))
+    return rows, targets[rows]
+
+
+@kernel(rounded=(False,))
+def embedding_backward(gradient, ids, num_rows, out=None):
+    """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients
+    whose id is v.
+
+    Each row is summed in the order of N, so its bits depend on nothing but its own gradients. out
+    is overwritten.
+    """
+    xp = xp_of(gradient)
+    out = xp.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
+    out.fill(0)
+    if ids.size == 0:
+        return out
+    order = xp.argsort(ids, kind="stable")  # equal ids side by side, in the order they came
+    sorted_ids = ids[order]
+    inner = xp.flatnonzero(sorted_ids[1:] != sorted_ids[:-1]) + 1
+    starts = xp.concatenate([xp.zeros(1, inner.dtype), inner])
+    counts = xp.concatenate([inner, xp.full(1, ids.size, inner.dtype)]) - starts
+    out[sorted_ids[starts]] = gradient[order[starts]]  # all there is for ids that came once
+    for start, count in zip(starts[counts > 1].tolist(), counts[counts > 1].tolist()):
+        out[sorted_ids[start]] = gradient[order[start : start + count]].sum(axis=0)
+    return out

@@ -1,0 +1,84 @@
+"""The operators of a Tensor: what x + y, x @ y, x[i], x == y or float(x) mean.
+
+Operations are functions on Tensors, and the operators of a Tensor are operations. So that neither
+file imports the other, the class gets its operators here, when the package is imported.
+"""
+
+import operator
+
+from ..errors import ShapeError
+from .autograd import Tensor
+from .ops import (
+    add,
+    compare,
+    divide,
+    getitem,
+    matmul,
+    mean,
+    multiply,
+    negative,
+    power,
+    reshape,
+    subtract,
+    sum,
+    transpose,
+)
+
+BINARY = {
+    "add": add,
+    "sub": subtract,
+    "mul": multiply,
+    "truediv": divide,
+    "pow": power,
+    "matmul": matmul,
+}
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")  # a Tensor of booleans, which takes no gradient
+NUMBERS = {"float": float, "int": int, "complex": complex, "index": operator.index}
+
+
+def _reflected(operation):
+    """Return the method for a Tensor that stands to the right of the operator."""
+    return lambda self, other: operation(other, self)
+
+
+def _comparison(name):
+    return lambda self, other: compare(name, self, other)
+
+
+def _number(convert):
+    """Return the method that converts the only element."""
+    return lambda self: convert(self.item())
+
+
+def _truth(self) -> bool:
+    """Return the truth of the only element. Errors: ShapeError if there are more."""
+    if self.size != 1:
+        raise ShapeError(
+            f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
+            "of any or of all of its elements: t.numpy().any(), t.numpy().all()"
+        )
+    return bool(self.item())
+
+
+def _reshape(self, *shape):
+    """Return the elements in another shape, given as one tuple or as separate sizes."""
+    return reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
+
+
+for name, operation in BINARY.items():
+    setattr(Tensor, f"__{name}__", operation)
+    setattr(Tensor, f"__r{name}__", _reflected(operation))
+for name in COMPARISONS:
+    setattr(Tensor, f"__{name}__", _comparison(name))
+for name, convert in NUMBERS.items():
+    setattr(Tensor, f"__{name}__", _number(convert))
+Tensor.__bool__ = _truth
+Tensor.__contains__ = lambda self, value: bool((self == value).array.any())
+Tensor.__getitem__ = getitem
+Tensor.__iter__ = lambda self: (self[row] for row in range(len(self)))
+Tensor.__len__ = lambda self: len(self.array)
+Tensor.__neg__ = negative
+Tensor.mean = mean
+Tensor.reshape = _reshape
+Tensor.sum = sum
+Tensor.transpose = transpose
