@@ -122,3 +122,21 @@ def left_out(
             "while a checkpoint is written"
         )
     return lines
+
+
+def settings_of(layout: RunLayout) -> dict:
+    """Return {"section.key": value} of a run in this layout."""
+    flags = {
+        "parallel.sequence_parallel": layout.is_sequence_parallel,
+        "parallel.activation_checkpointing": layout.recomputation == "full",
+    }
+    return {
+        "mesh.pipeline": layout.pipeline,
+        "mesh.tensor": layout.tensor,
+        "parallel.policy": layout.policy,
+        "parallel.schedule": layout.schedule,
+        "parallel.virtual_stages": layout.virtual,
+        "batch.sequences": layout.batch,
+        "batch.micro_batch": layout.micro_batch,
+        **flags,
+    }

@@ -8,7 +8,7 @@ from builders import token_batch, train
 from checkpoints import edit_manifest
 
 import shardkit as sk
-from shardkit.__main__ import main
+from shardkit.cli import main
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_a_mesh_that_does_not_fit_is_one_sentence():
 
 
 def test_ranks_without_mpi_are_told_to_install_it():
-    code = "import sys; sys.modules['mpi4py'] = None; from shardkit.__main__ import main; sys.exit(main(['doctor']))"
+    code = "import sys; sys.modules['mpi4py'] = None; from shardkit.cli import main; sys.exit(main(['doctor']))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

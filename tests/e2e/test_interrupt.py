@@ -168,16 +168,16 @@ def test_open_mpi_ends_the_ranks_on_ctrl_c_and_checkpoints_stay(folder):
 
 BENCH = """
 import sys
-import shardkit.__main__ as program
-{name} = program.{name}
-program.{name} = lambda *arguments, **settings: print("ready\\n", end="", flush=True) or {name}(*arguments, **settings)
-sys.exit(program.main(["bench", "--steps=100000", "--model.width=16", "--batch.sequences=12", "--batch.micro_batch=2"]))
+from shardkit.cli import bench, main
+{name} = bench.{name}
+bench.{name} = lambda *arguments, **settings: print("ready\\n", end="", flush=True) or {name}(*arguments, **settings)
+sys.exit(main(["bench", "--steps=100000", "--model.width=16", "--batch.sequences=12", "--batch.micro_batch=2"]))
 """
 INSPECT = """
 import signal, sys
-import shardkit.__main__ as program
-program._COMMANDS["inspect"] = lambda *arguments: print("ready\\n", end="", flush=True) or signal.pause()
-sys.exit(program.main(["inspect", "."]))
+from shardkit.cli import inspect, main
+inspect.describe = lambda *arguments, **options: print("ready\\n", end="", flush=True) or signal.pause()
+sys.exit(main(["inspect", "."]))
 """
 SCRIPT = """
 import numpy

@@ -6,7 +6,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import errors
-from shardkit.__main__ import main
+from shardkit.cli import main
 
 # in a folder with a checkpoint in `run`, one that is damaged in `broken`, nothing in `empty`, and
 # settings in run.toml

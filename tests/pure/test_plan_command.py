@@ -6,11 +6,11 @@ import subprocess
 
 import pytest
 
-from shardkit.__main__ import main
+from shardkit.cli import main
 from shardkit.config import RunConfiguration, configuration_keys, parse_override
 from shardkit.optim import RULES
 from shardkit.plan import RunLayout, ModelShape
-from shardkit.plan.command import settings_of
+from shardkit.plan.settings import settings_of
 from shardkit.plan.settings import left_out, software_of
 from shardkit.plan.software import OWN
 from shardkit.train.loop import check_batch

@@ -27,7 +27,8 @@ LEVEL = {
     "slurm": 6,
     "doctor": 6,
     "__init__": 6,
-    "__main__": 7,
+    "cli": 7,
+    "__main__": 8,
 }
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.__main__ import main
+from shardkit.cli import main
 from shardkit.schedule import (
     COMPUTE,
     ORDERS,
@@ -199,7 +199,7 @@ def test_the_command_without_options_draws_8_micro_batches_of_1f1b_on_4_ranks(ca
         (["schedule", "--virtual", "2"], "2 stages per rank were asked of 1f1b"),
         (
             ["elsewhere", "--micro-batches", "8"],
-            "--micro-batches goes with `inspect schedule`, not with the folder 'elsewhere'",
+            "--micro-batches goes with `inspect schedule`, not with `inspect`",
         ),
         (["./schedule"], "schedule"),
     ],

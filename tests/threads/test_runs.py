@@ -85,7 +85,7 @@ def test_text_is_generated_by_models_of_bytes_only():
 READ_ELSEWHERE = {
     "run.elastic",
     "run.elastic_every",
-}  # __main__ chooses SurvivingRun by the one, which reads the other
+}  # the command chooses SurvivingRun by the one, which reads the other
 
 
 def test_what_a_resumed_run_takes_is_read_when_it_goes_on(folder, monkeypatch):

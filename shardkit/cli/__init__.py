@@ -1,0 +1,74 @@
+"""The command line: `shardkit <command>`, also `python -m shardkit <command>`.
+
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 stopped early with a checkpoint (`train
+--resume` goes on), 130 ended by Ctrl-C.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+from .. import __version__
+from ..comm.failure.together import INTERRUPTED_CODE
+from ..environment import launcher
+from ..errors import ConfigurationError, LaunchError, ShardkitError
+from . import bench, checkpoint, doctor, inspect, plan, render, results, train
+from .settings import without_settings
+
+_GROUPS = (train, bench, inspect, checkpoint, render, plan, doctor, results)
+_FIRST_MESSAGE_SECONDS = 1.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    try:
+        return _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:
+        print("shardkit: interrupted by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED_CODE
+
+
+def _run(arguments: list[str]) -> int:
+    parser, commands = _parser()
+    rest, settings = without_settings(arguments)
+    if " ".join(rest[:2]) in commands:  # "inspect hang" is a command of its own
+        rest[:2] = [" ".join(rest[:2])]
+    known, unknown = parser.parse_known_args(rest)
+    settings += unknown
+    if settings and not known.takes_settings:
+        return _refuse(settings[0], known.command, parser, commands)
+    try:
+        return known.run(known, settings)
+    except BrokenPipeError:  # the reader of our output has left: `shardkit inspect RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ShardkitError, OSError) as error:
+        if isinstance(error, LaunchError) and launcher().rank:
+            time.sleep(_FIRST_MESSAGE_SECONDS)  # rank 0 prints the message before any rank exits
+        else:
+            print(f"shardkit: {error}", file=sys.stderr)
+        return getattr(error, "exit_code", 1)
+
+
+def _refuse(argument: str, command: str, parser: argparse.ArgumentParser, commands: dict) -> int:
+    """Print which command takes this argument; if none does, exit as argparse does."""
+    for name, other in commands.items():
+        if name.startswith(f"{command} ") and f"[{argument}" in other.format_usage():
+            print(f"shardkit: {argument} goes with `{name}`, not with `{command}`", file=sys.stderr)
+            return ConfigurationError.exit_code
+    return parser.error(f"unrecognized argument {argument}")
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict]:
+    """Return the parser, and its commands by name."""
+    parser = argparse.ArgumentParser(
+        prog="shardkit",
+        description="Sharded training as an ordinary MPI job.",
+        epilog=__doc__.partition("\n\n")[2],
+    )
+    parser.add_argument("--version", action="version", version=f"shardkit {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for group in _GROUPS:
+        group.add_commands(commands)
+    return parser, commands.choices

@@ -1,0 +1,36 @@
+"""Types of command-line arguments; argparse shows what they refuse."""
+
+from argparse import ArgumentTypeError
+from math import inf
+
+
+def count(text: str) -> int:
+    """Return an integer >= 1. Errors: ArgumentTypeError."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text}; wanted an integer, at least 1")
+    return int(text)
+
+
+def tokens(text: str) -> float:
+    """Return a number above 0, such as 300e9. Errors: ArgumentTypeError."""
+    number = _number(text)
+    if not 0 < number < inf:
+        raise ArgumentTypeError(f"{text} is not a number of tokens; wanted one like 300e9")
+    return number
+
+
+def tolerance(text: str) -> float:
+    """Return a finite number >= 0. Errors: ArgumentTypeError."""
+    number = _number(text)
+    if not 0 <= number < inf:
+        raise ArgumentTypeError(
+            f"{text} is not a tolerance; wanted a number, at least 0, such as 1e-6"
+        )
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0

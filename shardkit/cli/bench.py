@@ -1,0 +1,80 @@
+"""`shardkit bench` and `shardkit bench hardware`."""
+
+import argparse
+
+from ..config import RunConfiguration
+from ..errors import ConfigurationError
+from ..plan.measure import hardware_run
+from ..train.bench import bench_run
+from ..train.initial import with_initial_sizes
+from .arguments import count
+from .job import job, mpi_backend
+from .settings import given_settings, parsed
+
+
+def add_commands(commands) -> None:
+    """Add the parsers of both commands."""
+    bench = commands.add_parser(
+        "bench",
+        help="show where the time of a training step goes",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Take a few steps on random text and show where their time goes:\n"
+        "  mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
+        "The settings are those of `shardkit train`. No result is kept.",
+    )
+    bench.add_argument(
+        "settings",
+        nargs="?",
+        help="TOML file, as for `shardkit train`; for a file named hardware: ./hardware",
+    )
+    bench.add_argument(
+        "--steps",
+        type=count,
+        default=7,
+        help="steps to measure, each also once without the stopwatch; default: %(default)s",
+    )
+    bench.add_argument("--json", metavar="FILE", help="also write all figures to this file")
+    bench.set_defaults(run=_bench, takes_settings=True)
+    hardware = commands.add_parser(
+        "bench hardware",
+        help="measure this machine for `shardkit plan`",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure this machine, for `shardkit plan`:\n"
+        "  mpiexec -n 4 shardkit bench hardware --output my-node.toml [--parallel.blas=mkl]",
+    )
+    hardware.add_argument(
+        "--output",
+        metavar="FILE",
+        default="hardware.toml",
+        help="hardware file to write; default: %(default)s",
+    )
+    hardware.set_defaults(run=_hardware, takes_settings=True)
+
+
+def _bench(known, overrides) -> int:
+    backend = mpi_backend()
+    with job(backend):
+        settings = with_initial_sizes(given_settings(known.settings, overrides))
+        bench_run(settings, backend, steps=known.steps, json_path=known.json)
+    return 0
+
+
+def _hardware(known, overrides) -> int:
+    backend = mpi_backend()
+    with job(backend):
+        hardware_run(backend, known.output, blas=_blas(overrides))
+    return 0
+
+
+def _blas(overrides) -> str:
+    """Return parallel.blas. Errors: ConfigurationError on any other setting."""
+    settings = parsed(overrides)
+    others = sorted(set(settings) - {"parallel.blas"})
+    if others:
+        raise ConfigurationError(
+            f"bench hardware with --{others[0]}; it measures the machine and no model: wanted no "
+            "setting but --parallel.blas"
+        )
+    return RunConfiguration().replace(settings).parallel.blas

@@ -1,0 +1,98 @@
+"""`shardkit diff` and `shardkit convert`."""
+
+import sys
+
+from ..checkpoint.find import find_checkpoint
+from ..checkpoint.tools.convert import from_safetensors, to_safetensors
+from ..checkpoint.tools.diff import compare, comparison_text
+from ..errors import ShardkitError
+from .arguments import tolerance
+
+_CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
+
+
+def add_commands(commands) -> None:
+    """Add the parsers of both commands."""
+    _add_diff(commands)
+    _add_convert(commands)
+
+
+def _add_diff(commands) -> None:
+    diff = commands.add_parser(
+        "diff",
+        help="compare two checkpoints number by number",
+        description="Exit codes: 0 the two are equal, or within the tolerance; 1 they differ; 2 "
+        "wrong usage, or one of the two cannot be read.",
+    )
+    for name in ("first", "second"):
+        diff.add_argument(
+            name,
+            help="one checkpoint; or a run folder or folder of checkpoints, which stands for its "
+            "newest valid checkpoint",
+        )
+    diff.add_argument(
+        "--tolerance",
+        type=tolerance,
+        default=0.0,
+        metavar="X",
+        help="differences up to X times the largest magnitude in a tensor count as equal; default: "
+        "%(default)s",
+    )
+    diff.add_argument(
+        "--model-only",
+        action="store_true",
+        help="compare parameters only: no optimizer state, step or seeds",
+    )
+    diff.set_defaults(run=_diff, takes_settings=False)
+
+
+def _add_convert(commands) -> None:
+    convert = commands.add_parser(
+        "convert",
+        help="convert to and from model folders of Hugging Face's transformers",
+        description="Convert GPT-2 and Llama models. The optimizer state of a checkpoint is not "
+        "converted.",
+    )
+    convert.add_argument(
+        "--to",
+        choices=_CONVERSIONS,
+        required=True,
+        help="safetensors: write config.json and model.safetensors from a checkpoint; shardkit: "
+        "write a folder of checkpoints with step 0 from such files",
+    )
+    convert.add_argument(
+        "source",
+        help="one checkpoint, or a run folder or folder of checkpoints (its newest valid "
+        "checkpoint); or the folder that holds config.json and safetensors files",
+    )
+    convert.add_argument("target", help="folder to write; it must not hold a model yet")
+    convert.add_argument(
+        "--dtype",
+        choices=("float32", "float64"),
+        help="dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
+        "to safetensors",
+    )
+    convert.set_defaults(run=_convert, takes_settings=False)
+
+
+def _diff(known, overrides) -> int:
+    try:
+        chosen = [find_checkpoint(path) for path in (known.first, known.second)]
+        found = compare(
+            *(checkpoint for checkpoint, _ in chosen),
+            tolerance=known.tolerance,
+            model_only=known.model_only,
+        )
+    except (ShardkitError, OSError) as error:
+        print(f"shardkit: {error}", file=sys.stderr)
+        return 2  # 1 means that they differ, as for other programs that compare
+    for checkpoint, skipped in chosen:
+        print("\n".join([str(checkpoint.folder), *(f"  skipped: {reason}" for reason in skipped)]))
+    print(comparison_text(found))
+    return 0 if found.is_equal else 1
+
+
+def _convert(known, overrides) -> int:
+    dtype = {} if known.dtype is None else {"dtype": known.dtype}
+    print(_CONVERSIONS[known.to](known.source, known.target, **dtype))
+    return 0

@@ -1,0 +1,50 @@
+"""`shardkit doctor`."""
+
+from pathlib import Path
+
+from ..comm import InMemoryCommunicationBackend
+from ..doctor import as_json, as_text, examine, exit_code
+from ..environment import launcher
+from ..errors import CommunicationError
+from .job import job, mpi_backend
+from .settings import configuration
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="check whether this machine is fit for a run",
+        allow_abbrev=False,
+        description="Examine MPI, cores, files and network, alone or under mpiexec or srun. Exit "
+        "code 1 if something does not work. --mesh.pipeline=P --mesh.tensor=T choose the mesh axes "
+        "to measure.",
+    )
+    doctor.add_argument(
+        "--folder", default=".", help="folder of the run; default: the current folder"
+    )
+    doctor.add_argument("--json", action="store_true", help="print JSON for programs")
+    doctor.set_defaults(run=_doctor, takes_settings=True)
+
+
+def _doctor(known, overrides) -> int:
+    mesh = configuration(None, overrides).mesh
+    problem = None
+    try:
+        backend = mpi_backend()
+    except CommunicationError as error:
+        if launcher().rank:
+            raise
+        backend = InMemoryCommunicationBackend(0, 1, environment_id="doctor")
+        problem = str(error)
+    with job(backend):
+        findings = examine(
+            backend,
+            Path(known.folder),
+            pipeline=mesh.pipeline,
+            tensor=mesh.tensor,
+            mpi_problem=problem,
+        )
+        if backend.rank == 0:
+            print(as_json(findings) if known.json else as_text(findings))
+    return exit_code(findings)

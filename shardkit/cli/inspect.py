@@ -1,0 +1,85 @@
+"""`shardkit inspect`, `shardkit inspect schedule` and `shardkit inspect hang`."""
+
+from pathlib import Path
+
+from ..checkpoint.tools.describe import describe
+from ..comm.watch.hang import hang_report
+from ..schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
+from ..train.report import describe_run
+
+
+def add_commands(commands) -> None:
+    """Add the parsers of the three commands."""
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what a checkpoint or run folder holds",
+        description="Show what a checkpoint or run folder holds. Exit code 1 if a checkpoint is "
+        "damaged.",
+    )
+    inspect.add_argument(
+        "path",
+        help="run folder, folder of checkpoints, or one checkpoint; for folders named schedule or "
+        "hang: ./schedule, ./hang",
+    )
+    inspect.add_argument(
+        "--verify", action="store_true", help="read every file and compare its checksum"
+    )
+    inspect.set_defaults(run=_inspect, takes_settings=False)
+    _add_schedule(commands)
+    hang = commands.add_parser(
+        "inspect hang",
+        help="show what the ranks of a run wait for",
+        description="Show what the ranks of a run wait for, or what they did when they were ended.",
+    )
+    hang.add_argument("run_folder", metavar="run", help="run folder")
+    hang.set_defaults(run=_inspect_hang, takes_settings=False)
+
+
+def _add_schedule(commands) -> None:
+    schedule = commands.add_parser(
+        "inspect schedule",
+        help="draw a pipeline schedule",
+        description="Draw the timeline of a pipeline schedule.",
+    )
+    schedule.add_argument(
+        "--order",
+        metavar="NAME",
+        default="1f1b",
+        help=f"one of {', '.join(ORDERS)}; default: %(default)s",
+    )
+    schedule.add_argument(
+        "--stages", type=int, metavar="N", default=4, help="pipeline ranks; default: %(default)s"
+    )
+    schedule.add_argument(
+        "--micro-batches", type=int, metavar="N", default=8, help="default: %(default)s"
+    )
+    schedule.add_argument(
+        "--virtual",
+        type=int,
+        metavar="N",
+        help="stages on each rank; default: as many as the order runs",
+    )
+    schedule.add_argument("--svg", metavar="FILE", help="also draw the timeline into this file")
+    schedule.set_defaults(run=_inspect_schedule, takes_settings=False)
+
+
+def _inspect(known, overrides) -> int:
+    found = describe(known.path, verify=known.verify)
+    print(f"{describe_run(known.path)}{found}")
+    return 1 if found.num_damaged else 0
+
+
+def _inspect_schedule(known, overrides) -> int:
+    timeline = unit_timeline(known.order, known.stages, known.micro_batches, known.virtual)
+    if known.svg is not None:
+        picture = draw_svg(timeline, f"{known.order}, {known.micro_batches} micro-batches")
+        Path(known.svg).write_text(picture, encoding="utf-8")
+    print(describe_timeline(timeline))
+    return 0
+
+
+def _inspect_hang(known, overrides) -> int:
+    run = Path(known.run_folder)
+    ledger = run / "ledger"
+    print(hang_report(ledger if ledger.is_dir() else run))
+    return 0

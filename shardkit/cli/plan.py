@@ -1,0 +1,175 @@
+"""`shardkit plan`: find the best layout for a model, a cluster and a batch.
+
+shardkit plan model.toml a100-80gb-hdr --devices 512 --batch 1536 --software mixed
+shardkit plan run.toml my-cluster.toml --devices 256 --batch 512 --explain 3 --script job.sh
+"""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from ..errors import ConfigurationError
+from ..plan.hardware import known_clusters, read_cluster
+from ..plan.layouts import RunLayout
+from ..plan.model import BYTES_VOCABULARY, read_model
+from ..plan.report import (
+    Training,
+    as_json,
+    default_tokens,
+    print_explanation,
+    print_search,
+    write_timeline,
+)
+from ..plan.search import search
+from ..plan.settings import left_out, settings_of, software_of
+from ..plan.software import OWN, SHARDKIT, SOFTWARE, Software, software_named
+from ..slurm import script_of_plan
+from .arguments import count, tokens
+from .settings import parsed
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    plan = commands.add_parser(
+        "plan",
+        help="find the best layout for a model, a cluster and a batch",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Rank all layouts by the predicted time of a step:\n"
+        "  shardkit plan model.toml cluster.toml --devices 512 --batch 1536\n"
+        "Exit code 1 if none fits. shardkit/plan/VALIDATION.md shows how close predictions are.",
+        epilog=f"hardware that comes with shardkit: {', '.join(known_clusters())}\n"
+        f"software: {', '.join(SOFTWARE)}; all but shardkit's own are for comparison",
+    )
+    add = plan.add_argument
+    add(
+        "model",
+        help="settings file of `shardkit train`; [model] may also have vocabulary_size",
+    )
+    add(
+        "cluster",
+        help="TOML file (see `shardkit bench hardware`), or the name of one that comes with "
+        "shardkit",
+    )
+    add("--devices", type=count, required=True, help="ranks: GPUs, or cores of CPU nodes")
+    add("--batch", type=count, help="sequences in a step; default: batch.sequences of the settings")
+    add(
+        "--micro-batch",
+        type=count,
+        help="sequences in a micro-batch; default: the best number",
+    )
+    add("--tokens", type=tokens, help="tokens to train on; default: 20 for each parameter")
+    add(
+        "--software",
+        help=f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the "
+        "settings",
+    )
+    add("--rows", type=count, default=8, help="rows of the table; default: %(default)s")
+    add(
+        "--explain",
+        type=count,
+        metavar="ROW",
+        help="show memory and time of a row part by part, and draw its timeline",
+    )
+    add("--svg", metavar="FILE", help="file of that timeline; default: plan-ROW.svg")
+    add("--script", metavar="FILE", help="write a SLURM job script for the best layout")
+    add("--time", default="24:00:00", help="limit of that job, [D-]HH:MM:SS; default: %(default)s")
+    add("--json", action="store_true", help="print JSON for programs")
+    plan.set_defaults(run=_plan, takes_settings=True)
+
+
+def _plan(known, overrides) -> int:
+    given = parsed(overrides)
+    shape, settings = read_model(known.model, given)
+    cluster = read_cluster(known.cluster)
+    own = OWN[settings.parallel.compute_dtype]
+    named = own if known.software is None else software_named(known.software)
+    compute_dtype = next((name for name, ours in OWN.items() if ours is named), None)
+    is_own = compute_dtype is not None
+    software = software_of(named, settings) if is_own else named
+    found = search(
+        shape,
+        software,
+        cluster,
+        known.devices,
+        known.batch or settings.batch.sequences,
+        known.micro_batch,
+    )
+    best = found.best and found.best.layout
+    notes = tuple(left_out(settings, shape, software, best, settings_of(best))) if best else ()
+    training = Training(found, known.tokens or default_tokens(found), notes)
+    if known.json:
+        print(as_json(training, known.rows))
+    else:
+        print_search(training, known.rows)
+    if best is None:
+        return 1
+    if is_own and named is not own:
+        given["parallel.compute_dtype"] = compute_dtype
+    arguments = _train_arguments(best, known.model, given)
+    is_runnable = is_own and shape.vocabulary == BYTES_VOCABULARY
+    if is_own and not known.json:
+        print(_how_to_run(best, arguments, is_runnable, named))
+    if known.script is not None:
+        if not is_runnable:
+            raise ConfigurationError(
+                f"--script {known.script}: a job script runs `shardkit train`, which trains a GPT "
+                f"of {BYTES_VOCABULARY} tokens with --software {SHARDKIT.name}; this model or "
+                "software is another"
+            )
+        chosen = settings.replace(settings_of(best))
+        script = script_of_plan(best, cluster, chosen, arguments, known.time, known.script)
+        Path(known.script).write_text(script, encoding="utf-8")
+        _tell(known, f"{known.script}: the job script; sbatch {known.script}")
+    if known.explain is not None:
+        _explain(known, training)
+    return 0
+
+
+def _tell(known, text: str) -> None:
+    """Print a line; to standard error where standard output is JSON."""
+    print(text, file=sys.stderr if known.json else sys.stdout)
+
+
+def _train_arguments(layout: RunLayout, path: str, given: dict) -> list[str]:
+    """Return the arguments of `shardkit train` that run this layout."""
+    texts = {
+        key: str(value).lower() if isinstance(value, bool) else value
+        for key, value in {**given, **settings_of(layout)}.items()
+    }
+    return [path, *(f"--{key}={text}" for key, text in texts.items())]
+
+
+def _how_to_run(
+    layout: RunLayout, arguments: list[str], is_runnable: bool, software: Software
+) -> str:
+    if is_runnable:
+        return f"run it: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
+    values = {
+        "micro_batches": layout.micro_batches,
+        "schedule": layout.schedule,
+        "virtual_stages": layout.virtual,
+        "sequence_parallel": layout.is_sequence_parallel,
+        "activation_checkpointing": layout.recomputation == "full",
+        **({} if software is SHARDKIT else {"compute_dtype": software.dtype}),
+    }
+    config = ", ".join(f"{key}={value!r}" for key, value in values.items())
+    sizes = f"{layout.pipeline}, {layout.tensor}, {layout.data}"
+    return (
+        f"run it from Python (`shardkit train` reads bytes, {BYTES_VOCABULARY} tokens):\n"
+        f"  config = ShardingConfiguration(backend, {config})\n"
+        f"  model = HybridShardedModel(gpt, config, {sizes}, policy={layout.policy!r})"
+    )
+
+
+def _explain(known, training) -> None:
+    if known.json:
+        rows = training.found.rows(known.explain)
+        candidate = rows[known.explain - 1] if len(rows) >= known.explain else None
+    else:
+        candidate = print_explanation(training, known.explain, known.rows)
+    if candidate is None:
+        rows = len(training.found.rows(max(known.rows, known.explain)))
+        raise ConfigurationError(f"--explain {known.explain}, but there are {rows} rows")
+    _tell(known, write_timeline(candidate, known.svg or f"plan-{known.explain}.svg"))

@@ -1,0 +1,81 @@
+"""`shardkit render`."""
+
+import argparse
+from pathlib import Path
+
+from ..slurm import SCHEDULERS, TEMPLATES, JobPlan, render
+from .settings import configuration
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    parser = commands.add_parser(
+        "render",
+        help="write a job script",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Fill in a job template (jobs/README.md):\n"
+        "  shardkit render --template multi_node --nodes 2 --ranks-per-node 32 --output job.sh\n"
+        "    [settings.toml] [--section.key=value ...]",
+    )
+    add = parser.add_argument
+    add("settings", nargs="?", help="TOML file, as for `shardkit train`")
+    add("--template", choices=TEMPLATES, required=True, help="template to fill in")
+    add("--scheduler", choices=SCHEDULERS, default="slurm", help="default: %(default)s")
+    add("--nodes", type=int, default=1, help="nodes of one job; default: %(default)s")
+    add("--ranks-per-node", type=int, required=True, help="MPI ranks on each node")
+    add("--time", default="01:00:00", help="limit of one job, [D-]HH:MM:SS; default: %(default)s")
+    add("--launcher", choices=("srun", "mpiexec"), help="default: srun for slurm, else mpiexec")
+    add("--name", help="name of the job; default: that of the run folder")
+    add("--gpus-per-node", type=int, help="for gpu_node; default: one for each rank")
+    add(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE,VALUE",
+        help="for array: one run for each value; given several times: for each combination",
+    )
+    add(
+        "--at-once",
+        type=int,
+        default=4,
+        help="most runs of a sweep at the same time; default: %(default)s",
+    )
+    add("--restarts", type=int, default=20, help="most requeues of a job; default: %(default)s")
+    add(
+        "--notice-seconds",
+        type=int,
+        default=120,
+        help="how long before its limit a job is warned; default: %(default)s",
+    )
+    add("--env", metavar="FILE", help="settings of the site; default: env.sh beside the templates")
+    add("--output", metavar="FILE", help="file to write; default: standard output")
+    parser.set_defaults(run=_render, takes_settings=True)
+
+
+def _render(known, arguments) -> int:
+    settings = configuration(known.settings, arguments)
+    split = [text.partition("=") for text in known.sweep]
+    plan = JobPlan(
+        known.template,
+        known.nodes,
+        known.ranks_per_node,
+        known.scheduler,
+        known.time,
+        known.launcher or ("srun" if known.scheduler == "slurm" else "mpiexec"),
+        known.name,
+        known.gpus_per_node,
+        tuple((key, tuple(values.split(","))) for key, _, values in split),
+        known.at_once,
+        known.restarts,
+        known.notice_seconds,
+        known.env,
+    )
+    given = [known.settings] * bool(known.settings) + arguments
+    script = render(plan, settings, given, known.output)
+    if known.output is None:
+        print(script, end="")
+    else:
+        Path(known.output).write_text(script, encoding="utf-8")
+        Path(known.output).chmod(0o755)
+    return 0
