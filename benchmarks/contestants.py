@@ -53,7 +53,7 @@ class Spec:
     strategy   shardkit: ddp, zero1, zero2, fsdp, tensor, pipeline; torch: the same without zero1,
                zero2
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
-    compiled   torch.compile; shardkit: model.compile()
+    compiled   torch only: torch.compile
     blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
@@ -141,8 +141,6 @@ class Shardkit:
             **(self._pipeline_options() if spec.strategy == "pipeline" else {}),
         )
         self.model = models[spec.strategy](shardkit_gpt(sizes), config)
-        if spec.compiled:
-            self.model.compile()
 
     def _pipeline_options(self) -> dict:
         options = {"micro_batches": self.sizes.micro_batches, "schedule": self.spec.schedule}

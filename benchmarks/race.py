@@ -32,7 +32,7 @@ ONE_THREAD = {
 }
 START_SECONDS = 300  # for imports, weights, and compiling
 STEP_SECONDS = 300
-WARM_UP_TURNS = 4  # a compiled shardkit replays from the fourth step on
+WARM_UP_TURNS = 4  # torch.compile compiles in the first ones
 
 
 class Failed(Exception):

@@ -75,7 +75,6 @@ BEST = {"attention": "sdpa", "fused": True}
 OURS = {"blas": blas()}
 ALONE = [
     Spec("shardkit", "shardkit", **OURS),
-    Spec("shardkit, compiled", "shardkit", compiled=True, **OURS),
     *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
     Spec("torch eager", "torch"),
     Spec("torch eager, sdpa", "torch", attention="sdpa"),
@@ -117,7 +116,6 @@ GROUPS = {  # the first is compared with the others
     ],
     "pipeline": [
         Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **OURS),
-        Spec("shardkit, 1F1B, compiled", "shardkit", 2, "pipeline", compiled=True, **OURS),
         Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **OURS),
         Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **OURS),
         Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),

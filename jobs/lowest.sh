@@ -34,7 +34,7 @@ case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 
 echo "== lowest versions: kernels, training under every policy, checkpoints"
-"$root/bin/pytest" -q -n "${WORKERS:-2}" tests/pure/test_kernel_parity.py tests/threads/test_compiled.py \
+"$root/bin/pytest" -q -n "${WORKERS:-2}" tests/pure/test_kernel_parity.py tests/threads/test_memory.py \
     tests/threads/test_strategies.py::test_the_trained_bits_and_losses_do_not_depend_on_strategy_or_ranks \
     tests/threads/test_checkpoint.py::test_resuming_equals_the_uninterrupted_run_bit_for_bit
 

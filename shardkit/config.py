@@ -536,7 +536,7 @@ class Parallel:
         False, "run each block again in backward instead of keeping its activations"
     )
     compile: bool = key(
-        False, "record the step once and replay it: less time in Python, the same bits"
+        False, "on a GPU, replay steps as CUDA graphs: less time in Python, the same bits"
     )
     minimum_parameter_group_size: int = key(
         1024,

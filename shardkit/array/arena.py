@@ -43,24 +43,9 @@ def empty(shape, dtype, xp=numpy):
     return xp.empty(shape, dtype) if arena is None or xp is not numpy else arena.empty(shape, dtype)
 
 
-def current_arena() -> "Arena | None":
-    """The arena that `empty` takes large arrays from in this thread."""
-    return _current.get()
-
-
 def is_arena_in_use() -> bool:
     """True if there is one."""
     return _current.get() is not None
-
-
-@contextmanager
-def lending(arena: "Arena | None"):
-    """Inside, `empty` takes large arrays from this arena in this thread; None: from none."""
-    token = _current.set(arena)
-    try:
-        yield
-    finally:
-        _current.reset(token)
 
 
 class Arena:
@@ -68,8 +53,6 @@ class Arena:
 
     purpose   what the bytes are counted under in device.accounts, lent out or free
     """
-
-    lends_small = False
 
     def __init__(self, device: Device, *, purpose: str):
         self.device, self._purpose = device, purpose
@@ -99,8 +82,11 @@ class Arena:
     def in_use(self):
         """Inside, large arrays that `empty` makes in this thread are ours."""
         self._join_segments()
-        with lending(self if self.device.kind == "cpu" else None):
+        token = _current.set(self if self.device.kind == "cpu" else None)
+        try:
             yield
+        finally:
+            _current.reset(token)
 
     def empty(self, shape, dtype):
         """An array of this shape, contents undefined; a large one starts on a cache line."""
@@ -108,7 +94,7 @@ class Arena:
             return self.device.empty(shape, dtype, purpose=self._purpose)
         dtype = numpy.dtype(dtype)
         num_bytes = (shape if isinstance(shape, int) else prod(shape)) * dtype.itemsize
-        if num_bytes <= (0 if self.lends_small else SMALL_BYTES):
+        if num_bytes <= SMALL_BYTES:
             return numpy.empty(shape, dtype)
         block = self._block(-(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
         array = numpy.ndarray(shape, dtype, block[2], block[3])

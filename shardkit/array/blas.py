@@ -27,8 +27,6 @@ from threadpoolctl import threadpool_info
 
 from ..errors import ConfigurationError
 from .dtypes import FLOAT32
-from .replaying import address_of
-from .traced import current_recorder
 
 _BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of the C interface to BLAS
 _INTEL_THREADS, _SEQUENTIAL = 0, 1  # MKL_THREADING_...
@@ -80,7 +78,7 @@ class Library:
         """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other
         dtypes.
         """
-        _noted(self._multiply, a, b, out)
+        self._multiply(a, b, out)
 
     def multiply_halves(self, a, b, out) -> bool:
         """out = a b, two matrices of bfloat16 and one of float32; False if this cannot: then
@@ -95,7 +93,7 @@ class Library:
             return False
         can = self._layout(a, b, out) is not None
         if can:
-            _noted(self._multiply_halves, a, b, out)
+            self._multiply_halves(a, b, out)
         return can
 
     def _multiply(self, a, b, out):
@@ -109,8 +107,8 @@ class Library:
         if layout.offsets is None:
             _multiply_two(one, layout, a, b, out)
         else:
-            places = layout.offsets + [[address_of(x)] for x in (a, b, out)]
-            at_a, at_b, at = [address_of(places) + row * places.strides[0] for row in range(3)]
+            places = layout.offsets + [[_address(x)] for x in (a, b, out)]
+            at_a, at_b, at = [_address(places) + row * places.strides[0] for row in range(3)]
             order_a, order_b, m, n, k, one_times, step_a, step_b, zero_times, step, count = (
                 layout.constants
             )
@@ -142,12 +140,9 @@ class Library:
         )
 
 
-def _noted(function, a, b, out):
-    recorder = current_recorder.get()
-    if recorder is None:
-        function(a, b, out)
-    else:
-        recorder.call(function, (a, b, out))
+def _address(array) -> int:
+    """Return the address of the first element."""
+    return array.__array_interface__["data"][0]
 
 
 def _multiply_two(function, layout, a, b, out):
@@ -157,12 +152,12 @@ def _multiply_two(function, layout, a, b, out):
         *layout.orders,
         *layout.sizes,
         1.0,
-        address_of(a),
+        _address(a),
         step_a,
-        address_of(b),
+        _address(b),
         step_b,
         0.0,
-        address_of(out),
+        _address(out),
         step,
     )
 

@@ -10,7 +10,6 @@ import numpy
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .dtypes import is_floating
-from .traced import HOST_KINDS, current_recorder
 
 
 def empty_like(x):
@@ -34,16 +33,7 @@ def copy(x):
 
 def placed(values, xp):
     """Return the values as an array of xp: themselves, if they are one."""
-    return values if isinstance(values, xp.ndarray) else _moved(values, xp)
-
-
-def _moved(values, xp):
-    recorder = current_recorder.get()
-    if recorder is not None and xp is not numpy:
-        recorder.refuse(
-            "numbers of the host go to the GPU, and a graph would send the same ones again"
-        )
-    return xp.asarray(values)
+    return values if isinstance(values, xp.ndarray) else xp.asarray(values)
 
 
 def contiguous(x):
@@ -87,7 +77,7 @@ def _form(operands, condition=None):
     """
     arrays = [x for x in operands if type(x) not in (int, float)]
     if not arrays or not (
-        is_arena_in_use() and all(type(x) in HOST_KINDS for x in arrays) or _are_bfloat16(arrays)
+        is_arena_in_use() and all(type(x) is numpy.ndarray for x in arrays) or _are_bfloat16(arrays)
     ):
         return None
     if not is_floating(arrays[0].dtype) or any(x.dtype != arrays[0].dtype for x in arrays):

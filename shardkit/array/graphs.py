@@ -4,27 +4,48 @@ the kernels.
     recorder = GraphRecorder(memory, buffers)
     y = recorder.captured(work)         nothing is computed: what work() launches is noted, y and
                                         temporaries lie in `memory`
-    recorder.calls.run(buffers, context)    all of it is computed, from what lies in its inputs and
-                                            the buffers now
+    recorder.calls.run(buffers)         all of it is computed, from what lies in its inputs and the
+                                        buffers now
 
 A graph has the addresses of all arrays in it: `buffers` must lie where they lay. Its work is
 captured on a stream of the memory's own, which others never wait for, and launched on the current
-one. What `work` gives to `noted` (recording.py) is done before the graph; numbers of the host are
-what they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
+one. What a kernel gives to `before_graph` is done before the graph; numbers of the host are what
+they were. An error of CUDA or CuPy in a capture ends it: it cannot be recorded.
 Source: CUDA Programming Guide, stream capture; cupy.cuda.Stream.begin_capture, whose default mode
 lets the pool grow meanwhile. Not yet run on a GPU: the stand-in for CuPy of the tests is all that
 has launched these graphs.
 """
 
 from contextlib import suppress
+from contextvars import ContextVar
 from math import prod
 
 import numpy
 
 from ..errors import DeviceMemoryError, ShardingError
 from .backend import Device
-from .products import doing_meanwhile
-from .traced import current_recorder
+
+_recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # of this thread
+
+
+def before_graph(function, *args) -> None:
+    """Call function(*args); under capture, call it before each launch of the graph instead.
+
+    For what a graph cannot do. It may read what goes in, and write what is `reserved`.
+    """
+    recorder = _recorder.get()
+    if recorder is None:
+        function(*args)
+    else:
+        recorder.calls.before.append((function, args))
+
+
+def reserved(shape, dtype, xp):
+    """Return a new array of xp for `before_graph` to write: under capture nothing else gets its
+    memory.
+    """
+    recorder = _recorder.get()
+    return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
 class GraphMemory:
@@ -107,7 +128,7 @@ class GraphCalls:
         self.before: list[tuple] = []  # (function, arguments)
         self.graph = None
 
-    def run(self, buffers: dict, context) -> None:
+    def run(self, buffers: dict) -> None:
         """Compute. Errors: ShardingError if a buffer is not where it was."""
         if _addresses(buffers) != self._addresses:
             raise ShardingError(
@@ -133,9 +154,9 @@ class GraphRecorder:
     def captured(self, compute):
         """The result of compute(), which has no contents yet; None if it cannot be captured."""
         stream, result = self._memory.stream, None
-        token = current_recorder.set(self)
+        token = _recorder.set(self)
         try:
-            with stream, self._memory.in_use(), doing_meanwhile(None):
+            with stream, self._memory.in_use():
                 stream.begin_capture()
                 try:
                     result = compute()
@@ -149,27 +170,16 @@ class GraphRecorder:
         except Exception as error:  # of the capture: the same work has just been done uncaptured
             self.refuse(f"{type(error).__name__}: {error}")
         finally:
-            current_recorder.reset(token)
+            _recorder.reset(token)
         return result
 
     def refuse(self, reason: str) -> None:
         """It cannot be recorded; the first reason is kept."""
         self.reason = self.reason or reason
 
-    def call_aside(self, function, arguments):
-        """Work whose inside is not captured, but done before the graph."""
-        self.calls.before.append((function, arguments))
-
     def reserved(self, shape, dtype):
-        """See recording.reserved."""
+        """Return an array outside of the pool of graphs."""
         return self._memory.reserved(shape, dtype)
-
-    def changing(self, function, context):
-        """See recording.changing."""
-        self.refuse(
-            "dropout has another key in each step, and a graph has the arguments of its kernels in it"
-        )
-        return function(context)
 
 
 def _addresses(buffers: dict) -> dict:

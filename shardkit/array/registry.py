@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from operator import itemgetter
 
+import numpy
+
 from .dtypes import is_half
-from .traced import HOST_KINDS
 
 NUMBERS = ("float32", "float64")
 ACTIVATIONS = (*NUMBERS, "float16", "bfloat16")
@@ -78,7 +79,7 @@ def _dispatcher(entry: Kernel, deciding, kinds):
     @functools.wraps(entry.reference)
     def kernel(*args, **kwargs):
         x = deciding(args)
-        if type(x) in HOST_KINDS and x.dtype.char in kinds and x.dtype.isnative:
+        if type(x) is numpy.ndarray and x.dtype.char in kinds and x.dtype.isnative:
             return entry.cpu(*args, **kwargs)
         if is_cupy_array(x) and entry.computes_on_cuda(x):
             return entry.cuda(*args, **kwargs)

@@ -218,11 +218,6 @@ class Parameter(Tensor):
             True,
         )
 
-    def seen_as(self, kind):
-        """Use the same memory as an array of this class, if it is lent any."""
-        if self._array is not None:
-            self._array = self._array.view(kind)
-
     def release(self):
         """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends
         another.

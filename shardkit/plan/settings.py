@@ -39,7 +39,7 @@ _LEFT_OUT = {
     ),
     "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
     "parallel.blocks_per_stage": ([], "cuts the stages elsewhere"),
-    "parallel.compile": (False, "spends less time in Python"),
+    "parallel.compile": (False, "replays steps as CUDA graphs on a GPU"),
     "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
     "parallel.matmul_precision": ("highest", "multiplies faster"),

@@ -100,7 +100,7 @@ def test_a_resumed_run_continues_the_curve_bit_for_bit(folder):
 
 
 def test_a_run_goes_on_with_the_same_bits_on_another_number_of_ranks_and_policy(folder):
-    assert train(folder, "--parallel.compile=true", run="whole", steps=8, ranks=1).returncode == 0
+    assert train(folder, run="whole", steps=8, ranks=1).returncode == 0
     assert train(folder, "--optimizer.decay_steps=8", run="parts", steps=4, ranks=4).returncode == 0
     resumed = shardkit(
         folder,

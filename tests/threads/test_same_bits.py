@@ -155,7 +155,6 @@ KEEP_THE_BITS = [
     ("blocks_per_stage", [1, 5], PIPELINE),
     ("virtual_stages", 3, {**PIPELINE, "parallel.schedule": "interleaved"}),
     ("activation_checkpointing", True, {}),
-    ("compile", True, {}),
     ("overlap", "on", {}),
     ("overlap", "off", {}),
     ("gpu_transport", "mpi", {}),
@@ -171,6 +170,7 @@ CHANGE_THE_BITS = [
     ("loss_scale_interval", 1, {**HALF, "parallel.initial_loss_scale": 1.0}),
 ]
 ELSEWHERE = {
+    "compile",
     "device",
     "matmul_precision",
     "blas",
@@ -210,7 +210,7 @@ def test_every_setting_of_the_work_shared_keeps_the_bits_or_is_said_to_change_th
     kept, changed = ({name for name, *_ in table} for table in (KEEP_THE_BITS, CHANGE_THE_BITS))
     assert kept | changed | ELSEWHERE == {field.name for field in dataclasses.fields(Parallel)}
     assert not kept & changed and not kept & set(
-        re.findall(r"\w+_\w+|compile|overlap|policy|schedule", Parallel.__doc__)
+        re.findall(r"\w+_\w+|overlap|policy|schedule", Parallel.__doc__)
     )
 
 

@@ -34,7 +34,6 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from ..traced import current_recorder
 
 DIGEST_BYTES = 32
 
@@ -43,30 +42,12 @@ def compiled(loop):
     """The loop in machine code, which releases the GIL and is kept in a file."""
     dispatcher = inlined(loop)
     dispatcher._cache = CodeFiles(loop)
-    return Loop(dispatcher)
+    return dispatcher
 
 
 def inlined(formula):
     """The formula in machine code; it is kept as a part of the loops that call it."""
     return numba.njit(formula, error_model="numpy", nogil=True)
-
-
-class Loop:
-    """Numba's dispatcher of a loop, to be called from Python; where a recorder is active, it notes
-    the call.
-    """
-
-    def __init__(self, dispatcher):
-        self._dispatcher = dispatcher
-
-    def __call__(self, *arguments):
-        recorder = current_recorder.get()
-        if recorder is not None:
-            return recorder.call(self._dispatcher, arguments)
-        return self._dispatcher(*arguments)
-
-    def __getattr__(self, name):
-        return getattr(self._dispatcher, name)
 
 
 class CodeFiles:

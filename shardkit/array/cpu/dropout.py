@@ -18,7 +18,7 @@ HALF = numpy.uint64(32)
 @on_cpu
 def dropout(x, key, start, p, out=None):
     out = empty_like(x, out)
-    key = key if isinstance(key, numpy.ndarray) else numpy.full(1, key, numpy.uint64)
+    key = numpy.full(1, key, numpy.uint64)
     _dropout(
         plain(x).reshape(-1),
         start,

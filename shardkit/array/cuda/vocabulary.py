@@ -5,7 +5,7 @@ without atomics.
 import numpy
 
 from ..backend import is_device_array, xp_of
-from ..recording import noted, reserved
+from ..graphs import before_graph, reserved
 from ..registry import on_cuda
 from .arrays import by_rows, new, new_like, pack, plain, real, real_dtype
 from .launch import MAX_BLOCKS, launch
@@ -58,7 +58,7 @@ def embedding_backward(gradient, ids, num_rows, out=None):
         out if out is not None and out.dtype == dtype else new(gradient, (num_rows, width), dtype)
     )
     order = reserved(ids.shape, numpy.int64, xp_of(ids))
-    noted(_sort, ids, order)  # a recorded graph cannot sort
+    before_graph(_sort, ids, order)  # a graph cannot sort
     ids = plain(ids.astype(numpy.int64, copy=False))
     threads = min(256, max(32, -(-width // pack(gradient) // 32) * 32))
     launch(

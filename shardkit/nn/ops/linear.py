@@ -8,7 +8,6 @@ from ...array import fresh, halves, kernels, products
 from ...array.backend import is_device_array, xp_of
 from ...array.dtypes import is_floating
 from ...array.known import known_values
-from ...array.recording import noted
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .activation import bias_gelu, gelu
@@ -157,10 +156,6 @@ def check_ids(name, ids, stop, ignored=None):
     """
     if ids.dtype.kind not in "iu":
         raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
-    noted(_check_range, name, ids, stop, ignored)
-
-
-def _check_range(name, ids, stop, ignored):
     values = known_values(ids)
     ids = ids if values is None else values
     if ignored is not None:

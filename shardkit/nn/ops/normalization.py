@@ -2,7 +2,6 @@
 
 from ...array import kernels
 from ...array.random import key_of
-from ...array.recording import changing
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from ..context import ForwardContext
@@ -131,7 +130,7 @@ def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
         return x
     if x.ndim == 0:
         raise ShapeError("dropout of a single number; wanted [samples, ...]")
-    key = changing(lambda context: key_of(context.seed, "dropout", path, context.step), context)
+    key = key_of(context.seed, "dropout", path, context.step)
     start = context.first_sample * (x.size // max(x.shape[0], 1))
 
     def backward(gradient, wanted):

@@ -5,11 +5,12 @@ gradient goes back to where each element came from; elements that were taken sev
 sum.
 """
 
+import numpy
+
 from ...array import fresh, halves
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
-from ...array.traced import is_basic
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
 from .elementwise import fit, form
@@ -144,7 +145,7 @@ def _parts(ndim, sizes, dim):
 def getitem(x: Tensor, index) -> Tensor:
     """x[index], with all of NumPy's indexing: slices and integers give a view, arrays a copy."""
     index = _index(index)
-    is_view = is_basic(index)
+    is_view = _is_basic(index)
     try:
         y = x.array[index]
     except IndexError as error:
@@ -160,6 +161,18 @@ def getitem(x: Tensor, index) -> Tensor:
         return (rounded(whole, gradient.dtype),)
 
     return record(y, (x,), backward, view_of=x if is_view else None)
+
+
+def _is_basic(index) -> bool:
+    """Return whether NumPy answers this index with a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return all(
+        part is None
+        or part is Ellipsis
+        or isinstance(part, (int, numpy.integer, slice))
+        and not isinstance(part, bool)
+        for part in parts
+    )
 
 
 def gather(x: Tensor, dim: int, index) -> Tensor:

@@ -236,19 +236,19 @@ class ShardedModel:
         self.sharding_configuration = self.engine.config
 
     def compile(self) -> None:
-        """From the next steps on, record what a step computes, and then replay it: faster, with the
-        same bits. Collective.
+        """Capture what a step computes on a GPU as CUDA graphs, and replay them: the same bits,
+        less time in Python. Collective.
 
-        Of batches that are alike (same shapes), the first is trained on as ever, the next is
-        recorded, the next is computed both ways and compared bit for bit, which takes the memory of
-        activations twice; from then on the recording is replayed. If a step cannot be recorded, or
-        the replay differs, a warning says why and the model goes on uncompiled. Attributes of
-        modules that are changed later, other than parameters and active features, do not change a
-        recording. On a GPU a recording is CUDA graphs; a step with dropout is not recorded there,
-        nor one that sends numbers to the GPU or waits for some. These graphs have been launched on
-        a stand-in for CuPy only, not yet on a GPU. As with torch.nn.Module.compile, the model
-        itself is changed and nothing is returned. Errors, on all ranks: ShardingError if
-        supports_compilation is False.
+        Of batches of equal shapes, the first trains as without, the next is captured, the next is
+        computed both ways and compared bit for bit, which takes the memory of activations twice;
+        from then on graphs are replayed. If a step cannot be captured, or the replay differs, a
+        warning says why and the model goes on uncompiled: a step with dropout is one, and one that
+        sends numbers to the GPU or waits for some. Attributes of modules that are changed later,
+        other than parameters and active features, do not change a graph. These graphs have been
+        launched on a stand-in for CuPy only, not yet on a GPU. As with torch.nn.Module.compile, the
+        model itself is changed and nothing is returned.
+        Errors, on all ranks: ShardingError if supports_compilation is False, as it is on CPUs,
+        where replaying a step gained nothing that was worth its code.
         """
         self.engine.compile()
 

@@ -44,7 +44,7 @@ from ..pipeline.transfer import Transfers
 from ..tensor.layers import whole_outputs
 from ..tensor.plan import apply_plan, check_plan, default_plan
 from .batch import Batch, agree_on_batch, check_peers, checked_input, checked_samples
-from .compiled import Compiled
+from .cuda_graphs import CudaGraphs
 from .numerics import LossScale, Numerics
 from .runtime import Runtime, Step
 from .votes import NOTHING_COUNTS, describe_skip, is_agreed_good, tell_failure
@@ -177,8 +177,8 @@ class Engine:
     def clear_activations(self):
         """Give memory of activations back to the operating system. No communication."""
         self.memory.arena.clear()
-        if self.runtime.compiled is not None:
-            self.runtime.compiled.forget()
+        if self.runtime.graphs is not None:
+            self.runtime.graphs.forget()
 
     @property
     def own_units(self) -> list[Unit]:
@@ -193,29 +193,25 @@ class Engine:
     # ---- compiling -------------------------------------------------------------------------------
 
     def compile(self):
-        """Record the next steps that are alike, and replay them from then on. Errors: ShardingError
-        if that cannot be had.
+        """Capture steps that are alike as CUDA graphs, and replay them from then on.
+
+        Errors, on all ranks: ShardingError if supports_compilation is False.
         """
         if not self.supports_compilation:
             raise ShardingError(
-                f"this model cannot be compiled: {self.why_uncompiled}; train it as it is"
+                f"this model cannot be compiled: {self.why_uncompiled}; train it without compile()"
             )
-        if self.runtime.compiled is None:
-            self.runtime.compiled = Compiled(
-                self.runtime.plain_work,
-                self.memory,
-                self.mesh.world,
-                overwrites=self.config.deterministic,
-            )
+        if self.runtime.graphs is None:
+            self.runtime.graphs = CudaGraphs(self.runtime.plain_work, self.memory, self.mesh.world)
 
     @property
     def is_compiled(self) -> bool:
-        """True if steps are recorded and replayed."""
-        return self.runtime.compiled is not None and self.supports_compilation
+        """True if steps are captured and replayed."""
+        return self.runtime.graphs is not None and self.supports_compilation
 
     @property
     def supports_compilation(self) -> bool:
-        """False on a GPU with tensor parallelism, and once a step could not be recorded, or not be
+        """False on CPUs and with tensor parallelism, and once a step could not be captured, or not be
         replayed to the bit.
         """
         return self.why_uncompiled is None
@@ -223,9 +219,14 @@ class Engine:
     @property
     def why_uncompiled(self) -> str | None:
         """What is in the way of compiling; None: nothing so far."""
-        if self.device.kind == "cuda" and self.mesh.size("tensor") > 1:
-            return 'on device "cuda" a step is recorded as CUDA graphs, and these cannot hold the messages of tensor parallelism'
-        return None if self.runtime.compiled is None else self.runtime.compiled.reason
+        if self.device.kind == "cpu":
+            return 'it is on device "cpu", and compile() captures CUDA graphs, so it wants device = "cuda"'
+        if self.mesh.size("tensor") > 1:
+            return (
+                f"it has {self.mesh.size('tensor')} tensor ranks, and CUDA graphs cannot hold the "
+                "messages of tensor parallelism, so they want tensor = 1"
+            )
+        return None if self.runtime.graphs is None else self.runtime.graphs.reason
 
     # ---- training --------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from ..data.movement import Movement
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
 from ..pipeline.transfer import Transfers
-from .compiled import Compiled
+from .cuda_graphs import CudaGraphs
 from .numerics import Numerics
 from .votes import describe_shortage
 from .work import Work
@@ -118,7 +118,7 @@ class Runtime:
         self.units, self.stages, self.mesh, self.arena = units, stages, mesh, arena
         self.transfers, self.movement = transfers, movement
         self._numerics, self._max_gradient_norm = numerics, max_gradient_norm
-        self.compiled: Compiled | None = None  # once it was asked for
+        self.graphs: CudaGraphs | None = None  # once it was asked for
         self._work = self.plain_work = Work(units, stages, arena, keep_activations=keep_activations)
         self._opened: Action | None = None  # the last WEIGHT that had its gradient buffers
         self._activations: dict[
@@ -172,7 +172,7 @@ class Runtime:
                 products.doing_meanwhile(self.movement.pump),
             ):
                 self._work = (
-                    self.plain_work if self.compiled is None else self.compiled.begin(actions, step)
+                    self.plain_work if self.graphs is None else self.graphs.begin(actions, step)
                 )
                 self._run(actions, step)
                 step.losses = dict(zip(step.losses, numbers_of(step.losses.values())))
@@ -183,8 +183,8 @@ class Runtime:
             self.plain_work.clear()
             self._activations.clear()
             self._gradients.clear()
-        if self.compiled is not None:
-            self.compiled.end(step)
+        if self.graphs is not None:
+            self.graphs.end(step)
         return step
 
     def _run(self, actions, step):
@@ -205,7 +205,7 @@ class Runtime:
         self.transfers.end()
 
     def _give_up(self):
-        for part in (self.transfers, self.movement, *self.units.values(), self.compiled):
+        for part in (self.transfers, self.movement, *self.units.values(), self.graphs):
             if part is not None:
                 part.give_up()
 

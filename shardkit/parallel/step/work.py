@@ -4,8 +4,6 @@ tape of its own.
     F   x --blocks--> output                 the tape is kept, or only x if activations are checkpointed
     B   gradient of output --> gradient of x    forward again first, if only x was kept
     W   what the tape still owes to parameters
-
-compiled.py has others with the same members, which note this work and do it again without tapes.
 """
 
 from dataclasses import dataclass
@@ -43,8 +41,8 @@ class Work:
         self._arena, self._keep_activations = arena, keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}  # (unit, micro-batch)
 
-    def twin(self) -> "Work":
-        """Another that computes with the same units, on tapes of its own."""
+    def on_tapes_of_its_own(self) -> "Work":
+        """Return another that computes with the same units."""
         return Work(self.units, self.stages, self._arena, keep_activations=self._keep_activations)
 
     def arrival(self, message, shape, dtype):

@@ -24,7 +24,6 @@ two, arXiv 2205.05198 for the gather and scatter.
 from ...array import fresh
 from ...array.arena import empty
 from ...array.backend import is_device_array, xp_of
-from ...array.recording import is_recording, noted
 from ...comm import CommunicationBackend
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ...layout.placement import even_span
@@ -118,7 +117,7 @@ def _summed(array, group):
         total = fresh.copy(array)
     else:
         total[...] = array
-    noted(ordered_all_reduce, group, total.reshape(-1))
+    ordered_all_reduce(group, total.reshape(-1))
     return total
 
 
@@ -127,7 +126,7 @@ def _reachable(array, group):
     None if there is no place.
     """
     heap = group.memory()
-    if heap is None or is_device_array(array) or is_recording():
+    if heap is None or is_device_array(array):
         return None
     return heap.empty(array.shape, array.dtype)
 
@@ -140,8 +139,7 @@ def _gathered(array, group, dim, length):
     spans = [even_span(length, group.world_size, rank) for rank in range(group.world_size)]
     whole = empty((length, *own.shape[1:]), own.dtype, xp)  # [length, ...rest]
     row = whole[:1].size
-    noted(
-        group.all_gather,
+    group.all_gather(
         own.reshape(-1),
         whole.reshape(-1),
         [(stop - start) * row for start, stop in spans],
@@ -162,7 +160,7 @@ def _scattered(array, group, dim):
     for part, (start, stop) in zip(buffer, spans):
         part[: stop - start] = front[start:stop]
     own = empty(buffer.shape[1:], array.dtype, xp)  # [longest, ...rest]
-    noted(ordered_reduce_scatter, group, buffer.reshape(-1), own.reshape(-1))
+    ordered_reduce_scatter(group, buffer.reshape(-1), own.reshape(-1))
     start, stop = spans[group.rank]
     return fresh.contiguous(xp.moveaxis(own[: stop - start], 0, dim))
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
-from ...array.recording import noted
 from ...comm import CommunicationBackend, ReductionOperation
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...errors import ShapeError
@@ -400,9 +399,9 @@ def _reduced_rows(logits, local, is_mine, group):
     xp = xp_of(logits)
     _, own = kernels.cross_entropy(logits, local)  # log of this rank's sum of exp
     top = fresh.copy(own)
-    noted(group.all_reduce, top, ReductionOperation.MAX)
+    group.all_reduce(top, ReductionOperation.MAX)
     sums = empty((2, *own.shape), own.dtype, xp)
     sums[0] = xp.exp(own - top)
     sums[1] = xp.where(is_mine, logits[xp.arange(local.size), local], 0)
-    noted(ordered_all_reduce, group, sums.reshape(-1))
+    ordered_all_reduce(group, sums.reshape(-1))
     return top + xp.log(sums[0]), sums[1]
