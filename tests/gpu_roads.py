@@ -10,7 +10,7 @@ from stand_in import pretended_gpu
 
 from shardkit.array import registry
 from shardkit.comm import ReductionOperation, ordered_all_reduce, ordered_reduce_scatter
-from shardkit.comm.gpu.staging import Staging
+from shardkit.comm.staging import Staging
 
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
 SIZES = (0, 7, 2500)
@@ -32,11 +32,11 @@ def gpu_group(backend, window_bytes=4096, **machine):
 
         group = backend.split(0)
         group.staging = Staging(window_bytes=window_bytes)
-        group.shares_cores = True  # other tests may run beside
+        group.messages.shares_cores = True  # other tests may run beside
         try:
             yield group, cupy, book
         finally:
-            group.close_road()
+            group.close_gpu_transport()
             group.close()
 
 

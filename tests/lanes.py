@@ -3,12 +3,29 @@ them.
 """
 
 import threading
+from types import SimpleNamespace
 
 from shardkit.comm.node.desk import new_desk, table_of
 from shardkit.comm.node.heap import Heap
-from shardkit.comm.node.lane import Lane
+from shardkit.comm.node.channel import SharedMemoryChannel
 
 HEAP_BYTES = 1 << 26
+
+
+class NoMessages:
+    """What a shared-memory channel needs of the messages around which it is made."""
+
+    communicator = heap = levels = None
+    shares_memory = False
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+    def address(self, array):
+        return array.ctypes.data
+
+    def probe(self):
+        """Nothing is under way."""
 
 
 def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HEAP_BYTES) -> list:
@@ -25,11 +42,14 @@ def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HE
             rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False
         )
         try:
-            results[rank] = fn(
-                Lane(table, lambda: None, lambda array: array.ctypes.data, lambda: None),
-                heaps[rank],
-                rank,
+            lane = SharedMemoryChannel(
+                NoMessages(rank, num_ranks),
+                table,
+                SimpleNamespace(heap=heaps[rank]),
+                lambda: None,
+                calls_before_opening=0,
             )
+            results[rank] = fn(lane, heaps[rank], rank)
         except BaseException as error:
             errors.append(error)
 

@@ -12,7 +12,6 @@ from ..errors import MeshError
 from ..layout.mesh_shape import AXES, Coordinates, MeshShape
 from .backend import CommunicationBackend
 from .failure.together import collectively
-from .gpu.transports import open_transport
 
 
 class Mesh:
@@ -100,7 +99,9 @@ class Mesh:
         if self._transport == (name, deterministic) or checked_mode():
             return
         for axis in AXES:
-            self._groups[axis].close_road()
+            self._groups[axis].close_gpu_transport()
+        from .gpu.transports import open_transport  # NumPy runs need nothing of the GPU wing
+
         open_transport(name, self.world, self._groups, deterministic=deterministic)
         self._transport = name, deterministic
 

@@ -20,13 +20,13 @@ MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
 if "shardkit.comm.gpu.probe" in sys.orig_argv:
-    from shardkit.comm.gpu.mpi import MPIRoad
-    broadcast = MPIRoad.broadcast
+    from shardkit.comm.gpu.mpi import MPITransport
+    broadcast = MPITransport.broadcast
     def wrong(self, port, root):
         if port.num_bytes > 1 << 20:
             {deed}
         return broadcast(self, port, root)
-    MPIRoad.broadcast = wrong
+    MPITransport.broadcast = wrong
 """
 
 

@@ -21,7 +21,7 @@ def varied(backend, request, monkeypatch):
     elements.
     """
     for name, value in request.param.items():
-        monkeypatch.setattr(backend, name, value)
+        monkeypatch.setattr(backend.messages, name, value)
     return backend
 
 
@@ -34,7 +34,7 @@ def test_the_contract_holds_on_mpi(varied, promise):
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("verb", ["barrier", "all_reduce", "send", "receive"])
 def test_a_rank_that_waits_leaves_a_shared_core_to_others(backend, verb, monkeypatch):
-    monkeypatch.setattr(backend, "shares_cores", True)
+    monkeypatch.setattr(backend.messages, "shares_cores", True)
     large, other = numpy.ones(2**20), backend.rank ^ 1
     backend.barrier()
     began = time.thread_time()

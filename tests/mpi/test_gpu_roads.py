@@ -9,7 +9,7 @@ import pytest
 from gpu_roads import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
 from shardkit.comm import collectively
-from shardkit.comm.gpu.mpi import MPIRoad, open_gpu_mpi
+from shardkit.comm.gpu.mpi import MPITransport, open_gpu_mpi
 from shardkit.comm.gpu.probe import VERBS, Verdict
 
 pytestmark = pytest.mark.mpi
@@ -34,7 +34,7 @@ def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(back
         "shardkit.comm.gpu.mpi.MESSAGE_BYTES", 1000
     )  # so that arrays go in several messages
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
-        group.road = MPIRoad(group, Verdict.everything())
+        group.gpu_transport = MPITransport(group, Verdict.everything())
         assert all_verbs(group, cupy.asarray, cupy.empty) == all_verbs(
             group, numpy.asarray, numpy.empty
         )
@@ -53,7 +53,7 @@ def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(back
 def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
     limits = {"send": 0, "broadcast": 64, "all_gather": inf, "all_to_all": 64}
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):
-        group.road = MPIRoad(group, Verdict(tuple(limits.items())))
+        group.gpu_transport = MPITransport(group, Verdict(tuple(limits.items())))
 
         def staged_bytes(verb, *arrays):
             machine.transfers.clear()
@@ -99,7 +99,11 @@ def test_the_word_of_the_environment_or_of_the_probe_holds_for_all_ranks(
     with collectively(backend), gpu_group(backend, num_devices=0) as (group, cupy, machine):
         open_gpu_mpi(group, [group])
         if group.world_size > 1:
-            assert (group.road is not None) == takes == (not said if group.rank == 0 else takes)
+            assert (
+                (group.gpu_transport is not None)
+                == takes
+                == (not said if group.rank == 0 else takes)
+            )
             assert group.rank != 0 or takes or reason in said[0]
 
 

@@ -8,7 +8,7 @@ from builders import sha256, train
 from threads.communication_contract import rough, tree
 
 from shardkit.comm import MPICommunicationBackend
-from shardkit.comm.collectives.begun import (
+from shardkit.comm.collectives.asynchronous import (
     begin_all_gather,
     begin_ordered_all_reduce,
     begin_ordered_reduce_scatter,

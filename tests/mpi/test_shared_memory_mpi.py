@@ -2,6 +2,8 @@
 lanes.
 """
 
+from contextlib import contextmanager, nullcontext
+
 import numpy
 import pytest
 from builders import token_batch, train
@@ -15,7 +17,7 @@ from shardkit.comm import (
     ordered_all_reduce,
     ordered_reduce_scatter,
 )
-from shardkit.comm.node.verbs import CALLS_BEFORE_LANE
+from shardkit.comm.node.channel import CALLS_BEFORE_OPENING, SMALL_BYTES
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
 SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
@@ -30,15 +32,14 @@ def lanes(backend):
         pytest.skip(
             "no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbors in"
         )
-    backend.small_bytes = -1  # empty arrays too go through the lane
+    backend.carrier.small_bytes = -1  # empty arrays too go through the lane
     yield backend
-    backend.small_bytes = type(backend).small_bytes
+    backend.carrier.small_bytes = SMALL_BYTES
 
 
-@pytest.mark.parametrize("size, num_calls", [(4, CALLS_BEFORE_LANE), (4096, 1)])
+@pytest.mark.parametrize("size, num_calls", [(4, CALLS_BEFORE_OPENING), (4096, 1)])
 def test_a_lane_opens_with_a_large_array_or_after_some_small_ones(lanes, size, num_calls):
     group, few, large = lanes.split(0, lanes.rank), numpy.ones(4), numpy.ones(size)
-    group.small_bytes = type(lanes).small_bytes
     for _ in range(num_calls):
         assert not group.adds_in_tree_order(few)
         group.broadcast(large)
@@ -57,6 +58,17 @@ def test_the_contract_holds_in_lanes(lanes, promise):
 def whole_numbers(rank, size, dtype):
     """Sums and products of these are exact, in whichever order."""
     return ((numpy.arange(size) + rank) % 3).astype(dtype)
+
+
+@contextmanager
+def messages_only(backend):
+    """The memory of the node is left out."""
+    channel = backend.channel
+    backend.use(backend.messages)
+    try:
+        yield
+    finally:
+        backend.use(channel)
 
 
 def placed(backend, array, where):
@@ -102,11 +114,8 @@ def test_every_verb_leaves_what_mpi_leaves(lanes, dtype, where):
     differ = []
     for size in SIZES:
         ours = list(verbs(lanes, size, dtype, where))
-        lane, lanes._lane = lanes._lane, None
-        try:
+        with messages_only(lanes):
             theirs = list(verbs(lanes, size, dtype, "private"))
-        finally:
-            lanes._lane = lane
         differ += [(size, at) for at, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
     assert lanes.all_gather_object(differ) == [[]] * lanes.world_size
 
@@ -115,20 +124,17 @@ def test_every_verb_leaves_what_mpi_leaves(lanes, dtype, where):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sums_have_the_bits_of_the_tree_with_lanes_and_without(lanes, dtype, where):
     n, rank = lanes.world_size, lanes.rank
-    lane = lanes._lane
     for shard in (1, 1000, 100_003):
         total = tree([rough(r, n * shard, dtype) for r in range(n)])
-        for lanes._lane in (lane, None):
-            try:
+        for carrying in (nullcontext, messages_only):
+            with carrying(lanes):
                 array, out = rough(rank, n * shard, dtype), numpy.empty(shard, dtype)
-                array = array if lanes._lane is None else placed(lanes, array, where)
+                array = placed(lanes, array, where) if carrying is nullcontext else array
                 ordered_reduce_scatter(lanes, array, out)
                 reduced = array.copy()
                 ordered_all_reduce(lanes, reduced)
                 own = array[rank * shard : (rank + 1) * shard]
                 ordered_reduce_scatter(lanes, array, own)
-            finally:
-                lanes._lane = lane
             same = (
                 reduced.tobytes() == total.tobytes(),
                 own.tobytes() == out.tobytes(),
@@ -228,7 +234,7 @@ def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(two_nodes):
 
 @pytest.mark.parametrize("promise", PROMISES)
 def test_the_contract_holds_on_two_nodes(two_nodes, promise):
-    two_nodes.small_bytes = -1
+    two_nodes.carrier.small_bytes = -1
     with collectively(two_nodes):
         PROMISES[promise](two_nodes)
 
@@ -269,8 +275,8 @@ def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
     needs without levels.
     """
     sent = []
-    far = two_nodes._levels.far
-    isend = far._comm.Isend
+    far = two_nodes.levels.far
+    isend = far.communicator.Isend
 
     def counted(array, *rest):
         sent.append(array.nbytes)
@@ -278,7 +284,7 @@ def test_between_nodes_a_sum_travels_once(two_nodes, monkeypatch):
 
     whole, part = numpy.ones(400_000, "float32"), numpy.empty(100_000, "float32")
     with monkeypatch.context() as patch:
-        patch.setattr(far, "_comm", _Recorder(far._comm, counted))
+        patch.setattr(far, "communicator", _Recorder(far.communicator, counted))
         ordered_reduce_scatter(two_nodes, whole, part)
         two_nodes.all_gather(part, whole)
     assert sent == [part.nbytes, part.nbytes]  # its node's sum of one slice; its own slice

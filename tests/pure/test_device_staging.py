@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from shardkit.comm import ReductionOperation, ordered_sum, run_ranks
-from shardkit.comm.gpu.staging import Staging
+from shardkit.comm.staging import Staging
 
 WINDOW_BYTES = 32
 
@@ -145,14 +145,14 @@ def test_all_reduce_goes_window_by_window_after_the_stream_is_synchronized():
 
 def messages_noted(backend, verb, calls):
     """Let the backend's verb note in `calls` when it begins and ends."""
-    carry = getattr(backend, verb)
+    carry = getattr(backend.channel, verb)
 
     def noted(*arguments):
         calls.append(("begin message", None))
         carry(*arguments)
         calls.append(("end message", None))
 
-    setattr(backend, verb, noted)
+    setattr(backend.channel, verb, noted)
 
 
 def places(calls, word):
@@ -161,7 +161,7 @@ def places(calls, word):
 
 def test_the_next_window_is_loaded_and_the_last_one_stored_while_one_is_in_its_message():
     def work(backend, copies):
-        messages_noted(backend, "_all_reduce", copies.calls)
+        messages_noted(backend, "all_reduce", copies.calls)
         array = device(numpy.arange(40) + backend.rank)
         backend.all_reduce(array)
         return array.memory.tolist(), copies.calls, copies.num_waiting
@@ -187,7 +187,7 @@ def test_the_next_window_is_loaded_and_the_last_one_stored_while_one_is_in_its_m
 
 def test_an_exchange_overlaps_its_copies_too_and_never_uses_scratch_that_is_still_stored():
     def work(backend, copies):
-        messages_noted(backend, "_all_to_all", copies.calls)
+        messages_noted(backend, "all_to_all", copies.calls)
         receive = empty(80)
         backend.all_to_all(device(numpy.arange(80) + 100 * backend.rank), receive)
         return receive.memory.tolist(), copies.calls, copies.num_waiting
@@ -209,7 +209,9 @@ def test_an_exchange_overlaps_its_copies_too_and_never_uses_scratch_that_is_stil
 
 def test_a_message_that_fails_leaves_no_copy_under_way():
     def work(backend, copies):
-        backend._all_reduce = lambda array, op: (_ for _ in ()).throw(RuntimeError("network"))
+        backend.channel.all_reduce = lambda array, op: (_ for _ in ()).throw(
+            RuntimeError("network")
+        )
         with pytest.raises(RuntimeError, match="network"):
             backend.all_reduce(device(numpy.arange(40)))
         return copies.num_waiting

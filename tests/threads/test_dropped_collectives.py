@@ -1,7 +1,7 @@
 """Dropping any one collective or message of a training step makes its result wrong: none is there
 for nothing.
 
-A step (AdamW, active clipping) is run once with every call of the backend's protected verbs noted
+A step (AdamW, active clipping) is run once with every call of the channel's verbs noted
 by (group, verb, number in that group), and then once per call without exactly that one, on all its
 ranks. Arrays that held values before the step keep them; all others, whose contents nobody may rely
 on, are NaN. The loss, the norm or the parameters of some rank must then be off by more than
@@ -19,8 +19,10 @@ import pytest
 from hybrids import batch, gpt, hybrid, step_once
 
 import shardkit as sk
+from shardkit.comm.channel import Channel, WrappedChannel
 from shardkit.comm.operations import Handle
 from shardkit.comm.threads import backend as memory
+from shardkit.comm.threads.backend import InMemoryCommunicationBackend
 
 WRONG = 1e-8  # relative; rounding is 1e-15
 
@@ -92,41 +94,45 @@ def dropping(script):
     """The in-memory backend under this script."""
 
     def collective(name, received):
-        plain = getattr(memory.InMemoryCommunicationBackend, name)
-
         def verb(self, *arguments):
-            is_vote = name == "_all_reduce" and arguments[0].dtype == numpy.uint8
-            if is_vote or not script.drops(self, "all", self.group_key, name):
-                return plain(self, *arguments)
+            is_vote = name == "all_reduce" and arguments[0].dtype == numpy.uint8
+            if is_vote or not script.drops(self.backend, "all", self.backend.group_key, name):
+                return getattr(self.inside, name)(*arguments)
             if received is not None:
-                script.leave(self, arguments[received])
-            return Finished()
+                script.leave(self.backend, arguments[received])
 
         return verb
 
     def message(name, side):
-        plain = getattr(memory.InMemoryCommunicationBackend, name)
-
         def verb(self, array, peer, tag):
             ends = (self.rank, peer) if side == "send" else (peer, self.rank)
-            if not script.drops(self, side, self.group_key, *ends, tag):
-                return plain(self, array, peer, tag)
+            if not script.drops(self.backend, side, self.backend.group_key, *ends, tag):
+                return getattr(self.inside, name)(array, peer, tag)
             if side == "receive":
-                script.leave(self, array)
+                script.leave(self.backend, array)
             return Finished()
 
         return verb
 
     collectives = {
-        "_all_reduce": None,
-        "_broadcast": None,
-        "_all_gather": 1,
-        "_reduce_scatter": 1,
-        "_all_to_all": 1,
+        "all_reduce": None,
+        "broadcast": None,
+        "all_gather": 1,
+        "reduce_scatter": 1,
+        "all_to_all": 1,
     }
     verbs = {name: collective(name, received) for name, received in collectives.items()}
-    verbs |= {"_isend": message("_isend", "send"), "_irecv": message("_irecv", "receive")}
-    return type("DroppingBackend", (memory.InMemoryCommunicationBackend,), verbs)
+    verbs |= {"isend": message("isend", "send"), "irecv": message("irecv", "receive")}
+    verbs["exchange"] = Channel.exchange  # of isend and irecv
+    dropping_channel = type("DroppingChannel", (WrappedChannel,), verbs)
+
+    class DroppingBackend(InMemoryCommunicationBackend):
+        def use(self, channel):
+            channel = dropping_channel(channel)
+            channel.backend = self
+            super().use(channel)
+
+    return DroppingBackend
 
 
 # ---- the step ------------------------------------------------------------------------------------

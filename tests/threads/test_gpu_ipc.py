@@ -35,7 +35,7 @@ def on_one_gpu(num_ranks, work, **trouble):
         machine.transfers.clear()
         backend.barrier()
         result = work(backend, cupy)
-        backend.close_road()
+        backend.close_gpu_transport()
         return result
 
     with pretended_gpu() as machine, fake_ipc.installed(**trouble) as opened:
@@ -99,7 +99,7 @@ def test_windows_of_large_arrays_alternate_between_the_halves_and_no_rank_overta
                     numpy.arange(5000 * rank, 5000 * rank + 5000) + r + turn,
                 )
             numpy.testing.assert_array_equal(sent.get(), numpy.arange(size) + 1 + turn)
-        return backend.road._num_windows
+        return backend.gpu_transport._num_windows
 
     results, _, _ = on_one_gpu(3, work)
     assert len(set(results)) == 1 and results[0] > 100
@@ -118,7 +118,7 @@ def test_where_memory_cannot_be_opened_or_is_another_all_ranks_stage_their_array
     def work(backend, cupy):
         array = cupy.full(4, backend.rank + 1.0)
         backend.all_reduce(array)
-        return array.tolist(), backend.road
+        return array.tolist(), backend.gpu_transport
 
     results, transfers, said = on_one_gpu(2, work, **trouble)
     assert results == [([3.0] * 4, None)] * 2 and {"copy to host", "copy to device"} <= {
@@ -133,7 +133,7 @@ def test_without_a_gpu_arrays_are_staged_and_the_reason_is_said():
     def run(backend):
         backend.say = said.append
         open_gpu_ipc(backend, [backend])
-        return backend.road
+        return backend.gpu_transport
 
     with pretended_gpu(num_devices=0), fake_ipc.installed():
         assert run_ranks(2, run, timeout=20) == [None, None]
@@ -159,9 +159,9 @@ def test_scratch_is_not_written_while_the_kernels_that_add_may_still_read_it(mon
     def work(backend, cupy):
         array = cupy.arange(1000, dtype="float32")
         if backend.rank == 0:
-            backend.road._copies = Noted(backend.road._copies)
-            swap = backend.road._swap
-            backend.road._swap = lambda *pieces: order.append("swap") or swap(*pieces)
+            backend.gpu_transport._copies = Noted(backend.gpu_transport._copies)
+            swap = backend.gpu_transport._swap
+            backend.gpu_transport._swap = lambda *pieces: order.append("swap") or swap(*pieces)
         backend.all_reduce(array)
         return array.tolist()
 

@@ -49,7 +49,10 @@ def trained(strategy, transport, **settings):
             strategy, backend, 2, device="cuda", gpu_transport=transport, micro_batch=3, **settings
         )
         parameters = model.gather_full_parameters()
-        roads = {axis: type(model.mesh.group(axis).road).__name__ for axis in ("data", "pipeline")}
+        roads = {
+            axis: type(model.mesh.group(axis).gpu_transport).__name__
+            for axis in ("data", "pipeline")
+        }
         model.mesh.close()
         return losses, parameters.tobytes(), roads
 
@@ -70,8 +73,8 @@ def test_the_trained_bits_do_not_depend_on_the_way_and_nccl_and_ipc_leave_the_ho
     assert staged > 10 * max(nccl, ipc)
     assert [runs[transport][0][0][2]["data"] for transport in runs] == [
         "NoneType",
-        "NcclRoad",
-        "IpcRoad",
+        "NcclTransport",
+        "IpcTransport",
     ]
     assert (
         not {"allReduce", "reduceScatter", "reduce"} & runs["nccl"][2]

@@ -156,9 +156,9 @@ def test_without_nccl_or_without_a_gpu_all_ranks_hear_what_is_missing():
 
 def test_an_error_of_nccl_names_the_verb():
     def work(backend, cupy):
-        backend.close_road()
+        backend.close_gpu_transport()
         open_nccl(backend, [backend], fixed_order=True)
-        backend.road._communicator.destroy()
+        backend.gpu_transport._communicator.destroy()
         with pytest.raises(
             CommunicationError,
             match="all_gather on group world: NCCL says: NCCL_ERROR_INVALID_ARGUMENT",

@@ -7,7 +7,7 @@ import pytest
 from builders import small_gpt, token_batch
 
 import shardkit as sk
-from shardkit.comm.threads.backend import InMemoryCommunicationBackend
+from shardkit.comm.threads.channel import ThreadChannel
 
 
 def make(backend, **settings):
@@ -20,10 +20,10 @@ def test_after_the_first_step_each_receive_is_posted_before_the_work_that_preced
     waited for.
     """
     log = {}
-    irecv = InMemoryCommunicationBackend._irecv
+    irecv = ThreadChannel.irecv
     monkeypatch.setattr(
-        InMemoryCommunicationBackend,
-        "_irecv",
+        ThreadChannel,
+        "irecv",
         lambda self, *rest: log.setdefault(self.rank, []).append("post") or irecv(self, *rest),
     )
 

@@ -17,7 +17,7 @@ from ...array.arena import empty
 from ...array.backend import xp_of
 from ...array.kernels import tree_sum
 from ..checks import equal_counts, shares_of, starts_of
-from ..ports import HALF_FLOATS
+from ..wire import HALF_FLOATS
 
 SCRATCH_ELEMENTS = 1 << 20
 

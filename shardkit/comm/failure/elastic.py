@@ -13,7 +13,8 @@ Source: Bland et al., Post-failure recovery of MPI communication capability, 201
 from ...environment import ranks_may_die
 from ...errors import CommunicationError
 from ..backend import CommunicationBackend
-from ..mpi.backend import MPICommunicationBackend, import_mpi
+from ..mpi.backend import MPICommunicationBackend
+from ..mpi.library import import_mpi
 from ..watch.attendance import attendance
 
 

@@ -22,7 +22,7 @@ from ...errors import DeviceError
 from ..checks import starts_of
 from ..operations import ReductionOperation
 from .device import SharedBlock, gpu_seat
-from .swaps import HostSwapRoad
+from .swaps import HostSwapTransport
 
 HALF_BYTES = 16 << 20
 SMALL_BYTES = 64 << 10  # a smaller array is staged: two meetings cost more than its copies
@@ -44,7 +44,7 @@ def open_gpu_ipc(world, groups) -> None:
                     f'gpu_transport "ipc", group {group.group_key}: {problem}; GPU arrays are staged through host memory'
                 )
             if not problem:
-                group.road = IpcRoad(group, blocks)
+                group.gpu_transport = IpcTransport(group, blocks)
 
 
 def why_no_ipc(group) -> str:
@@ -53,7 +53,7 @@ def why_no_ipc(group) -> str:
     """
     blocks, problem = _open_blocks(group)
     if blocks is not None:
-        IpcRoad(group, blocks).close()
+        IpcTransport(group, blocks).close()
     return problem
 
 
@@ -99,7 +99,7 @@ def _pattern(rank: int) -> int:
     return (7 * rank + 1) % 256
 
 
-class IpcRoad(HostSwapRoad):
+class IpcTransport(HostSwapTransport):
     """One rank's end.
 
     block   of this rank, with the others' opened; it is closed with the road
@@ -144,7 +144,7 @@ class IpcRoad(HostSwapRoad):
 
     def _swap_others(self, outgoing, incoming):
         longest = numpy.array([max(size for _, size in outgoing)], numpy.int64)
-        self._group._all_reduce(longest, _MAX)
+        self._group.channel.all_reduce(longest, _MAX)
         self._through_blocks(outgoing, incoming, int(longest[0]))
 
     def _through_blocks(self, outgoing, incoming, longest: int) -> None:
@@ -163,7 +163,7 @@ class IpcRoad(HostSwapRoad):
                     self._block.address + half + place * slot, address + first, size - first, slot
                 )
             self._copies.copied().synchronize()
-            self._group._barrier()
+            self._group.channel.barrier()
             for rank, (address, size) in enumerate(incoming):
                 if rank != self._group.rank:
                     self._copy(
@@ -177,7 +177,7 @@ class IpcRoad(HostSwapRoad):
 
     def close(self):
         """Collective over the group."""
-        self._group._barrier()  # nobody reads any more
+        self._group.channel.barrier()  # nobody reads any more
         self._block.close_others()
-        self._group._barrier()  # nobody has it open any more
+        self._group.channel.barrier()  # nobody has it open any more
         self._block.close()

@@ -8,10 +8,10 @@ Everything larger, and every other verb, is staged.
 """
 
 from ..checks import MAX_TAG
-from ..mpi.verbs import PIECE_TAG, _RequestsHandle
+from ..mpi.channel import PIECE_TAG, RequestsHandle
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
-from .swaps import HostSwapRoad
+from .swaps import HostSwapTransport
 
 MESSAGE_BYTES = 1 << 30  # a longer one goes in several: counts are C ints
 _PROBED_AS = {
@@ -37,10 +37,10 @@ def open_gpu_mpi(world, groups) -> None:
     if verdict.takes_anything:
         for group in groups:
             if group.world_size > 1:
-                group.road = MPIRoad(group, verdict)
+                group.gpu_transport = MPITransport(group, verdict)
 
 
-class MPIRoad(HostSwapRoad):
+class MPITransport(HostSwapTransport):
     """One rank's end.
 
     group     of MPI ranks
@@ -49,7 +49,7 @@ class MPIRoad(HostSwapRoad):
 
     def __init__(self, group, verdict: Verdict):
         super().__init__(group)
-        self._mpi, self._verdict = group._mpi, verdict
+        self._messages, self._verdict = group.messages, verdict
 
     def takes(self, verb, num_bytes, dtype, op):
         if verb == "all_to_all":  # ranks need not know each other's sizes
@@ -66,10 +66,11 @@ class MPIRoad(HostSwapRoad):
         return self.takes("all_reduce", array.nbytes, array.dtype, ReductionOperation.SUM)
 
     def _swap_others(self, outgoing, incoming):
-        me, size, comm = self._group.rank, self._group.world_size, self._group._comm
+        me, size = self._group.rank, self._group.world_size
+        comm = self._messages.communicator
         others = [(me + step) % size for step in range(1, size)]
-        with self._group._errors():
-            self._group._meet_asleep()
+        with self._messages.errors:
+            self._messages.meet_asleep()
             requests = [
                 comm.Irecv(part, rank, PIECE_TAG)
                 for rank in reversed(others)
@@ -80,40 +81,50 @@ class MPIRoad(HostSwapRoad):
                 for rank in others
                 for part in self._parts(*outgoing[rank])
             ]
-            self._group._wait_all(requests)
+            self._messages.wait_all(requests)
 
     def broadcast(self, port, root):
-        with self._work("broadcast", port), self._group._errors():
-            self._group._meet_asleep()
+        with self._work("broadcast", port), self._messages.errors:
+            self._messages.meet_asleep()
             for part in self._parts(port.address, port.num_bytes):
-                self._group._comm.Bcast(part, root)
+                self._messages.communicator.Bcast(part, root)
         return self._handle()
 
     def send(self, port, destination, tag):
         port.settle()
-        with self._group._errors():
-            parts = self._messages(port)
-            return _RequestsHandle(
-                self._group, [self._group._comm.Isend(part, destination, tag) for part in parts], []
+        with self._messages.errors:
+            parts = self._buffers(port)
+            return RequestsHandle(
+                self._messages,
+                [self._messages.communicator.Isend(part, destination, tag) for part in parts],
+                [],
             )
 
     def receive(self, port, source, tag):
         port.settle()
-        with self._group._errors():
-            parts = self._messages(port)
-            requests = [self._group._comm.Irecv(part, source, tag) for part in parts]
-            return _RequestsHandle(self._group, requests, [(source, part) for part in parts])
+        with self._messages.errors:
+            parts = self._buffers(port)
+            requests = [self._messages.communicator.Irecv(part, source, tag) for part in parts]
+            return RequestsHandle(self._messages, requests, [(source, part) for part in parts])
+
+    def isend(self, port, destination, tag):
+        return self.send(port, destination, tag), None
+
+    def irecv(self, port, source, tag):
+        return self.receive(port, source, tag), None
 
     def _parts(self, address, num_bytes):
         """What mpi4py takes for these bytes, which it must not look at; none if there are none."""
         return [
-            self._mpi.buffer.fromaddress(address + start, min(MESSAGE_BYTES, num_bytes - start))
+            self._messages.mpi.buffer.fromaddress(
+                address + start, min(MESSAGE_BYTES, num_bytes - start)
+            )
             for start in range(0, num_bytes, MESSAGE_BYTES)
         ]
 
-    def _messages(self, port):
+    def _buffers(self, port):
         """The same; an empty array is a message too."""
-        return self._parts(port.address, port.num_bytes) or [self._mpi.buffer.allocate(0)]
+        return self._parts(port.address, port.num_bytes) or [self._messages.mpi.buffer.allocate(0)]
 
     def close(self):
         """Nothing is held."""

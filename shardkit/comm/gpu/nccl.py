@@ -18,9 +18,9 @@ from contextlib import contextmanager
 
 from ...errors import CommunicationError, DeviceError
 from ..operations import CopiedHandle, ReductionOperation
-from ..ports import HALF_FLOATS
+from ..wire import HALF_FLOATS
 from .device import CollectiveStream, GpuSeat, gpu_seat, nccl_module
-from .swaps import SwapRoad, spans
+from .swaps import SwapTransport, spans
 
 SUM = ReductionOperation.SUM
 BROADCAST_BYTES = (
@@ -56,7 +56,7 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
     _check_seats(world.all_gather_object((seat, problem)))
     for group in groups:
         if group.world_size > 1:
-            group.road = NcclRoad(group, module, fixed_order=fixed_order)
+            group.gpu_transport = NcclTransport(group, module, fixed_order=fixed_order)
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
@@ -87,7 +87,7 @@ def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
     }
 
 
-class NcclRoad(SwapRoad):
+class NcclTransport(SwapTransport):
     """One rank's end. Making one, and every method, is collective over the group."""
 
     def __init__(self, group, module, *, fixed_order: bool):
@@ -95,7 +95,7 @@ class NcclRoad(SwapRoad):
         self._module, self._fixed_order = module, fixed_order
         self._stream = CollectiveStream()
         unique_id = group.broadcast_object(module.get_unique_id() if group.rank == 0 else None)
-        with group._verb("connect NCCL"), self._errors("connect"):
+        with group.verb("connect NCCL"), self._errors("connect"):
             self._communicator = module.NcclCommunicator(group.world_size, unique_id, group.rank)
 
     def takes(self, verb, num_bytes, dtype, op):
@@ -178,6 +178,15 @@ class NcclRoad(SwapRoad):
         with self._work("reduce_scatter", whole.port, own.port):
             self._reduce_slices(whole, own.port, *self._codes(own.port.dtype, op))
         return self._handle()
+
+    def iall_reduce(self, port, op):
+        return self.all_reduce(port, op), None
+
+    def iall_gather(self, own, whole):
+        return self.all_gather(own, whole), None
+
+    def ireduce_scatter(self, whole, own, op):
+        return self.reduce_scatter(whole, own, op), None
 
     def _reduce_slices(self, whole, own, dtype, op):
         if len(set(whole.counts)) == 1:

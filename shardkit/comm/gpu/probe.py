@@ -202,12 +202,12 @@ def _try_here(trials: list[str]) -> None:
     ranks.
     """
     from ..mpi.backend import MPICommunicationBackend
-    from .mpi import MPIRoad
+    from .mpi import MPITransport
 
     backend = MPICommunicationBackend(timeout=LIMIT_SECONDS)
     backend.initialize()
     xp = Device("cuda", ordinal=backend.local_rank).xp
-    backend.road = MPIRoad(backend, Verdict.everything())
+    backend.gpu_transport = MPITransport(backend, Verdict.everything())
     for trial in trials:
         verb, _, num_bytes = trial.partition(":")
         _TRIALS[verb](backend, xp, int(num_bytes) // 4)

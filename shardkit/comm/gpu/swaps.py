@@ -16,14 +16,14 @@ from contextlib import AbstractContextManager, contextmanager
 from ..checks import shares_of, starts_of
 from ..collectives.ordered import reduce_to_owners
 from ..operations import CompleteHandle, Handle, ReductionOperation
-from ..ports import HALF_FLOATS
-from .staging import Part
+from ..wire import HALF_FLOATS
+from ..staging import Part
 
 SUM = ReductionOperation.SUM
 SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
 
 
-class SwapRoad:
+class SwapTransport:
     """One rank's end. Every method is collective over the group.
 
     A road has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in which
@@ -109,7 +109,7 @@ class SwapRoad:
         )
 
 
-class HostSwapRoad(SwapRoad):
+class HostSwapTransport(SwapTransport):
     """A road whose swaps the host waits for: kernels that add are done before the next swap, and
     all when the verb returns.
     """

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from .backend import import_mpi
+from .library import import_mpi
 
 
 @dataclass(frozen=True)

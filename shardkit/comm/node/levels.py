@@ -15,10 +15,12 @@ tree over all ranks (see ordered.py) adds each node first, so the bits are those
 from itertools import groupby
 
 from ...array.arena import empty
+from ..channel import WrappedChannel
 from ..checks import pieces_of, shares_of, starts_of
-from ..collectives.begun import to_all, to_owner, to_owner_to_all
+from ..collectives.asynchronous import to_all, to_owner, to_owner_to_all
 from ..collectives.ordered import reduce_to_owners
 from ..operations import ReductionOperation
+from .channel import SMALL_BYTES
 
 SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
 
@@ -40,44 +42,58 @@ def ranks_per_node(homes) -> int | None:
     return lengths[0] if suits else None
 
 
-class Levels:
+class LevelsChannel(WrappedChannel):
     """One rank's end. Every method is collective over the whole group; arrays are flat, on the
     host.
 
     near, far   groups with a lane, and of one rank per node
     """
 
-    def __init__(self, near, far):
-        self.near, self.far = near, far
-        self._place, self._here = near.rank, near.world_size
+    def __init__(self, messages, near, far, *, small_bytes: int = SMALL_BYTES):
+        super().__init__(messages)
+        self.near, self.far, self.small_bytes = near, far, small_bytes
+        self.heap, self.levels = near.heap, self
+        self._place, self._here = near.rank, near.size
+
+    def close(self):
+        self.near.close()
+        self.far.close()
+        super().close()
 
     def adds(self, dtype, op) -> bool:
-        """True if such reductions are done here: sums, as the tree over all ranks."""
+        """Return True if such reductions are done here: sums, as the tree over all ranks."""
         return (
             op in (SUM, AVERAGE)
             and self._here & (self._here - 1) == 0
-            and self.near._lane.adds(dtype, op)
+            and self.near.adds(dtype, op)
         )
 
-    def reduce_scatter(self, send, receive, counts, op=SUM) -> None:
-        """This rank's slice of the sum, in `receive`, which may be its own slice of `send`."""
+    def adds_in_tree_order(self, num_bytes, dtype):
+        return num_bytes > self.small_bytes and self.adds(dtype, SUM)
+
+    def reduce_scatter(self, send, receive, counts, op):
+        """Leave this rank's slice of the sum in `receive`, which may be its own of `send`."""
+        if send.nbytes <= self.small_bytes or not self.adds(send.dtype, op):
+            return self.inside.reduce_scatter(send, receive, counts, op)
         partial, own = self._sums_of_node(send, counts)
         self._add_nodes(partial, own, receive)
 
-    def all_reduce(self, array, op=SUM) -> None:
-        """The sum, in place."""
+    def all_reduce(self, array, op):
+        if array.nbytes <= self.small_bytes or not self.adds(array.dtype, op):
+            return self.inside.all_reduce(array, op)
         mine, here = self._sum_at_place(array)
-        there = shares_of(mine.size, self.far.world_size)
+        there = shares_of(mine.size, self.far.size)
         own = pieces_of(mine, there)[self.far.rank]
         self._add_nodes(mine, there, own)
-        self.far._all_gather(own, mine, there)
-        self.near._lane.all_gather(mine, array, here)
+        self.far.all_gather(own, mine, there)
+        self.near.all_gather(mine, array, here)
 
-    def all_gather(self, send, receive, counts) -> None:
-        """All slices in `receive`."""
-        own, nodes = counts[self._place :: self._here], self.far.world_size
+    def all_gather(self, send, receive, counts):
+        if receive.nbytes <= self.small_bytes:
+            return self.inside.all_gather(send, receive, counts)
+        own, nodes = counts[self._place :: self._here], self.far.size
         places = starts_of(counts)[self._place :: self._here]
-        self.far._all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
+        self.far.all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
         self._to_neighbors(receive, counts)
 
     # ---- begun now and ended later (begun.py): turns between nodes, and what ends the collective within a node ------
@@ -90,10 +106,10 @@ class Levels:
     def begin_all_reduce(self, array, scratch, tag):
         """(turns, last)"""
         mine, here = self._sum_at_place(array)
-        there = shares_of(mine.size, self.far.world_size)
+        there = shares_of(mine.size, self.far.size)
         return (
             to_owner_to_all(self.far, pieces_of(mine, there), scratch, tag),
-            lambda: self.near._lane.all_gather(mine, array, here),
+            lambda: self.near.all_gather(mine, array, here),
         )
 
     def begin_all_gather(self, receive, counts, tag):
@@ -114,7 +130,7 @@ class Levels:
         for node, out in enumerate(pieces_of(partial, own)):
             first = node * self._here
             there = counts[first : first + self._here]
-            self.near._lane.reduce_scatter(
+            self.near.reduce_scatter(
                 send[starts[first] : starts[first] + sum(there)], out, there, SUM
             )
         return partial, own
@@ -125,7 +141,7 @@ class Levels:
         """
         here = shares_of(array.size, self._here)
         mine = pieces_of(array, here)[self._place]
-        self.near._lane.reduce_scatter(array, mine, here, SUM)
+        self.near.reduce_scatter(array, mine, here, SUM)
         return mine, here
 
     def _to_neighbors(self, receive, counts) -> None:
@@ -133,7 +149,7 @@ class Levels:
         starts, slices = starts_of(counts), pieces_of(receive, counts)
         for first in range(0, len(counts), self._here):
             there = counts[first : first + self._here]
-            self.near._lane.all_gather(
+            self.near.all_gather(
                 slices[first + self._place],
                 receive[starts[first] : starts[first] + sum(there)],
                 there,
@@ -146,11 +162,6 @@ class Levels:
         reduce_to_owners(self._between_nodes, self.far.rank, partial, counts, out)
 
     def _between_nodes(self, send, receive, send_counts, receive_counts, send_starts) -> None:
-        self.far._all_to_all(
+        self.far.all_to_all(
             send, receive, send_counts, receive_counts, send_starts, starts_of(receive_counts)
         )
-
-    def close(self) -> None:
-        """Collective."""
-        for group in (self.near, self.far):
-            group.shutdown()

@@ -10,7 +10,7 @@ import numpy
 from ..mpi.launch import own_cores
 from .desk import NOWHERE, new_desk, table_of
 from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
-from .lane import Lane
+from .channel import SharedMemoryChannel
 
 
 class Node:
@@ -68,31 +68,29 @@ class Node:
             heap, mappings, list(members), has_cores=len(set().union(*cores)) >= len(members)
         )
 
-    def lane(self, comm, world_ranks: tuple[int, ...], probe, address) -> Lane | None:
-        """A lane for these ranks of the node; None on all of them if a heap is full. Collective
-        over comm, which they form.
+    def channel(self, messages, **options) -> SharedMemoryChannel | None:
+        """Return the channel of a group within the node, around its messages.
 
-        probe, address   as for Lane
+        None on all its ranks if a heap is full. Collective over the group.
+        options   of SharedMemoryChannel
         """
         desk = new_desk(self.heap)
         own = NOWHERE if desk is None else desk.ctypes.data - self.heap.memory.address
-        offsets = comm.allgather(own)
+        offsets = messages.communicator.allgather(own)
         if NOWHERE in offsets:
             return None
         self._desks[own] = desk
-        heaps = [self._mappings[rank].address for rank in world_ranks]
+        heaps = [self._mappings[rank].address for rank in messages.members.world_ranks]
         desks = [heap + offset for heap, offset in zip(heaps, offsets)]
 
         def forget():
-            comm.Barrier()
+            messages.communicator.Barrier()
             del self._desks[own]
 
-        return Lane(
-            table_of(comm.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores),
-            probe,
-            address,
-            forget,
+        table = table_of(
+            messages.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores
         )
+        return SharedMemoryChannel(messages, table, self, forget, **options)
 
     def common(self, comm, world_ranks: tuple[int, ...], size: int, dtype):
         """An array that these ranks see, contents undefined, in the heap of the first; None on all

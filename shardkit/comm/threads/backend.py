@@ -19,11 +19,9 @@ import weakref
 
 from ...errors import CommunicationError
 from ..backend import CommunicationBackend
-from ..checked import SIGNATURES
 from ..checks import check_timeout
-from ..collectives import combine
-from ..operations import Handle
-from .rendezvous import Environment, Group, Wait
+from .channel import ThreadChannel
+from .rendezvous import Environment, Group
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 
@@ -51,35 +49,29 @@ class InMemoryCommunicationBackend(CommunicationBackend):
                 environment = Environment(world_size, DEFAULT_TIMEOUT_SECONDS)
                 self._environments[environment_id] = environment
             _join(environment, environment_id, rank, world_size)
-        self._enter(environment.world, rank)
-
-    def _enter(self, group: Group, rank: int):
-        super().__init__(rank, len(group.world_ranks), group.world_ranks)
-        self._group = group
-        self._is_initialized = False
-        self._is_world = group is group.environment.world
-        self._num_collectives = 0
+        super().__init__(rank, environment.world.world_ranks)
+        self._group = environment.world
 
     @classmethod
-    def of_group(cls, group: Group, rank: int) -> "InMemoryCommunicationBackend":
-        """The end of this rank in a group that exists already."""
+    def of_group(cls, group: Group, rank: int, **options: object) -> "InMemoryCommunicationBackend":
+        """Return the end of this rank in a group that exists already; options: as for its base."""
         backend = cls.__new__(cls)
-        backend._enter(group, rank)
+        CommunicationBackend.__init__(backend, rank, group.world_ranks, **options)
+        backend.join(group)
         return backend
 
-    @property
-    def is_initialized(self) -> bool:
-        return self._is_initialized
+    def join(self, group: Group) -> None:
+        """Meet the ranks of this group; before initialize()."""
+        self._group = group
 
-    @property
-    def shares_memory(self) -> bool:
-        return True
+    def _open_group(self, place, key):
+        group = self.of_group(*place, key=key, parent=self)
+        group.initialize()
+        return group
 
     @property
     def timeout(self) -> float:
-        """Seconds that a rank waits for the others in one verb; one number for all ranks of the
-        environment.
-        """
+        """Seconds that a rank waits for the others in one verb; the same for all ranks."""
         return self._group.environment.timeout
 
     @timeout.setter
@@ -87,18 +79,21 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         self._group.environment.timeout = check_timeout(seconds)
 
     def initialize(self) -> None:
-        self._is_initialized = True
+        if self.channel is None:
+            self.use(ThreadChannel(self._group, self.rank))
 
     def shutdown(self) -> None:
-        """Leave: whoever still waits for this rank gets a CommunicationError."""
-        self.close_road()
-        if self._is_initialized and self._is_world:
-            self._group.environment.leave(self.rank)
-        self._is_initialized = False
+        """Leave: ranks that still wait for this one get a CommunicationError."""
+        self.close_gpu_transport()
+        environment = self._group.environment
+        if self.is_initialized and self._group is environment.world:
+            environment.leave(self.rank)
+        self.channel = None
 
     def abort(self, message: str, code: int = 1) -> None:
-        """Wake all ranks with the message, and raise it here as CommunicationError: a thread cannot
-        end a process.
+        """Wake all ranks with the message, and raise it here as CommunicationError.
+
+        A thread cannot end a process.
         """
         error = CommunicationError(message)
         self._group.environment.fail(self.world_ranks[self.rank], error)
@@ -111,114 +106,6 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         )
         meeting.done.wait(seconds)
         return meeting.results
-
-    # ---- collectives: bring what you have, wait --------------------------------------------------
-
-    def _arrive(self, signature, given, work):
-        self._num_collectives += 1
-        meeting = self._group.arrive(self.rank, self._num_collectives, signature, given, work)
-        return _WaitHandle(self._group.environment, meeting)
-
-    def _split(self, color, key):
-        def work(given):
-            members = combine.split(given)
-            groups = {
-                tuple(m): Group(self._group.environment, tuple(self.world_ranks[r] for r in m))
-                for m in members
-                if m
-            }
-            return [
-                (groups[tuple(m)], m.index(rank)) if m else None for rank, m in enumerate(members)
-            ]
-
-        handle = self._arrive("split", (color, key), work)
-        handle.wait()
-        place = handle.waited.results[self.rank]
-        if place is None:
-            return None
-        backend = self.of_group(*place)
-        backend.initialize()
-        return backend
-
-    def _barrier(self):
-        self._arrive(SIGNATURES["_barrier"](), None, lambda given: None).wait()
-
-    def _all_reduce(self, array, op):
-        self._iall_reduce(array, op, "_all_reduce").wait()
-
-    def _iall_reduce(self, array, op, name="_iall_reduce"):
-        signature = SIGNATURES[name](array, op)
-        return self._arrive(signature, array, lambda given: combine.all_reduce(given, op))
-
-    def _broadcast(self, array, root):
-        self._arrive(
-            SIGNATURES["_broadcast"](array, root),
-            array,
-            lambda given: combine.broadcast(given, root),
-        ).wait()
-
-    def _all_gather(self, send, receive, counts):
-        self._iall_gather(send, receive, counts, "_all_gather").wait()
-
-    def _iall_gather(self, send, receive, counts, name="_iall_gather"):
-        signature = SIGNATURES[name](send, receive, counts)
-        return self._arrive(
-            signature, (send, receive), lambda given: combine.all_gather(given, counts)
-        )
-
-    def _reduce_scatter(self, send, receive, counts, op):
-        self._ireduce_scatter(send, receive, counts, op, "_reduce_scatter").wait()
-
-    def _ireduce_scatter(self, send, receive, counts, op, name="_ireduce_scatter"):
-        signature = SIGNATURES[name](send, receive, counts, op)
-        return self._arrive(
-            signature, (send, receive), lambda given: combine.reduce_scatter(given, counts, op)
-        )
-
-    def _scatter(self, send, receive, root, counts):
-        signature = SIGNATURES["_scatter"](send, receive, root, counts)
-        self._arrive(
-            signature, (send, receive), lambda given: combine.scatter(given, root, counts)
-        ).wait()
-
-    def _gather(self, send, receive, root, counts):
-        signature = SIGNATURES["_gather"](send, receive, root, counts)
-        self._arrive(
-            signature, (send, receive), lambda given: combine.gather(given, root, counts)
-        ).wait()
-
-    def _all_to_all(self, send, receive, send_counts, receive_counts, send_starts, receive_starts):
-        given = (send, receive, send_counts, receive_counts, send_starts, receive_starts)
-        self._arrive(SIGNATURES["_all_to_all"](send), given, combine.all_to_all).wait()
-
-    # ---- between two ranks -----------------------------------------------------------------------
-
-    def _send(self, array, destination, tag):
-        self._isend(array, destination, tag).wait()
-
-    def _receive(self, array, source, tag):
-        self._irecv(array, source, tag).wait()
-
-    def _isend(self, array, destination, tag):
-        message = self._group.post(self.rank, destination, tag, array, is_send=True)
-        return _WaitHandle(self._group.environment, message)
-
-    def _irecv(self, array, source, tag):
-        message = self._group.post(source, self.rank, tag, array, is_send=False)
-        return _WaitHandle(self._group.environment, message)
-
-
-class _WaitHandle(Handle):
-    def __init__(self, environment: Environment, waited: Wait):
-        self._environment, self.waited = environment, waited
-
-    def wait(self):
-        self._environment.wait(self.waited)
-
-    def test(self):
-        if self.waited.done.is_set():
-            self._environment.wait(self.waited)  # raises if it failed
-        return self.waited.done.is_set()
 
 
 def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> list:

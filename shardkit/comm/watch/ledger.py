@@ -11,11 +11,11 @@ the process is killed. Names (of verbs, groups, call sites) are appended once an
 number. Times are seconds since the epoch.
 """
 
+import inspect
 import mmap
 import os
 import socket
 import struct
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,6 @@ _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
 _HERE = os.path.dirname(os.path.dirname(__file__))
-# _site, begin, Progress.begin_..., what calls that, the verb: making frame objects costs time
-_VERB_FRAMES = 5
 
 
 class Ledger:
@@ -116,26 +114,23 @@ class Ledger:
         self._map.close()
 
     def _site(self) -> int:
-        """The nearest caller outside of this room; looking starts above the frames that every verb
-        puts here.
+        """Return the number of the name of the nearest caller outside of this room.
 
-        Found by the id of its code and by file names, which are hashed once: a code object is
+        It is written when the call begins, since a killed rank cannot tell afterwards. Known sites
+        are found by the id of their code and by file names, which are hashed once: a code object is
         hashed anew every time, whole.
         """
-        own = self._own_files
-        try:
-            frame = sys._getframe(_VERB_FRAMES)
-        except ValueError:  # not called by a verb
-            return 0
-        code = frame.f_code
-        while own.get(code.co_filename, True):
-            if code.co_filename not in own:
-                own[code.co_filename] = code.co_filename.startswith(_HERE)
-                continue
-            frame = frame.f_back
-            if frame is None:
-                return 0
+        own, frame = self._own_files, inspect.currentframe()
+        while frame is not None:
             code = frame.f_code
+            is_own = own.get(code.co_filename)
+            if is_own is None:
+                is_own = own[code.co_filename] = code.co_filename.startswith(_HERE)
+            if not is_own:
+                break
+            frame = frame.f_back
+        else:
+            return 0
         key = id(code), frame.f_lasti
         number = self._sites.get(key)
         if number is None:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from ...array.backend import BufferPool
 from ...comm import CommunicationBackend
-from ...comm.collectives.begun import (
+from ...comm.collectives.asynchronous import (
     NUM_TAGS,
-    Begun,
+    AsyncCollective,
     begin_all_gather,
     begin_ordered_all_reduce,
     begin_ordered_reduce_scatter,
@@ -31,7 +31,7 @@ _NUM_RUNS, _NUM_TURNS = (
 class _UnderWay:
     """What was begun, and the buffer of the pool that it needs until its end, if any."""
 
-    begun: Begun
+    begun: AsyncCollective
     scratch: object = None
 
 

@@ -27,7 +27,7 @@ import numpy
 
 from ...array import kernels, products
 from ...array.backend import Device
-from ...comm.collectives.begun import Begun
+from ...comm.collectives.asynchronous import AsyncCollective
 from ...comm.watch.progress import Call, Progress
 from ...schedule import Kind
 from .runtime import Runtime
@@ -223,7 +223,7 @@ def _replacements(stopwatch, runtime):
     for name in kernels.__all__:
         function = getattr(kernels, name)
         yield from _timed_everywhere(function, stopwatch.timed(function, name))
-    yield Begun, "pump", stopwatch.timed(Begun.pump, COMMUNICATION)
+    yield AsyncCollective, "pump", stopwatch.timed(AsyncCollective.pump, COMMUNICATION)
     yield from ((Progress, name, method) for name, method in _timed_progress(stopwatch).items())
 
 

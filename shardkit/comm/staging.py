@@ -25,7 +25,6 @@ from dataclasses import dataclass
 
 import numpy
 
-from .device import CudaCopies
 
 WINDOW_BYTES = 4 << 20
 _IN_FLIGHT = 3  # windows at once: one is loaded, one is in the verb, one is stored
@@ -93,6 +92,8 @@ class Staging:
     def copies(self):
         """CudaCopies or what stands for it."""
         if self._copies is None:
+            from .gpu.device import CudaCopies  # only where a GPU array has come
+
             self._copies = CudaCopies()
         return self._copies
 

@@ -17,17 +17,17 @@ way.
 """
 
 import time
-from contextlib import contextmanager
 
 from ...errors import OutOfMemoryError
 from ..checks import equal_counts, pieces_of, shares_of
 from ..operations import ReductionOperation
+from ..under_way import UnderWay, check_alive, waiting_for
 from .ordered import add_slices
 
 NUM_TAGS = 2  # of each collective: its own and the next one
 
 
-class Begun:
+class AsyncCollective:
     """A collective under way on this rank; its arrays must not be touched until end() has returned.
 
     turns   generator of handles: each turn begins when the one before is complete
@@ -47,10 +47,11 @@ class Begun:
         self._group.progress.seconds[self._group.group_key] += time.monotonic() - began
 
     def end(self) -> None:
-        """Return when it is complete; a second call returns at once. All ranks end what they began
-        in the same order.
+        """Return when it is complete; a second call returns immediately.
+
+        All ranks end what they began in the same order.
         """
-        with self._group._waiting(self._call):
+        with waiting_for(self._group, self._call):
             while self._handle is not None:
                 self._handle.wait()
                 self._handle = self._next_turn()
@@ -61,38 +62,36 @@ class Begun:
     def _next_turn(self):
         try:
             return next(self._turns, None)
-        except (
-            MemoryError
-        ) as error:  # in the midst of a product, perhaps, but others wait for the message
+        except MemoryError as error:  # others wait for the message
             raise OutOfMemoryError(
                 f"{self._call}: no memory to add what has come ({error})"
             ) from error
 
 
-def begin_all_gather(group, own, whole, tag: int) -> Begun:
-    """The slices of all ranks, in rank order, in `whole`, both on the host. Begun and ended by all
-    ranks of the group.
+def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
+    """Begin to gather the slices of all ranks, in rank order, in `whole`, both on the host.
 
+    Begun and ended by all ranks of the group.
     own     [shard]; may be its own place in `whole`
     whole   [world_size * shard]
     tag     this and the next one are not used by anything else that is under way on the group
     """
     with _beginning(group, "begin_all_gather"):
-        part, parts = group._all_gather_parts(own, whole, None)
-        group._count_all_gather(part.port.num_bytes)
+        part, parts = group.arguments.all_gather(own, whole, None)
+        group.traffic.add("all_gather", (group.world_size - 1) * part.port.num_bytes)
         own, whole, counts = part.port.host, parts.port.host, parts.counts
         slices = pieces_of(whole, counts)
         if own.ctypes.data != slices[group.rank].ctypes.data:
             slices[group.rank][...] = own
         if group.levels is not None:
-            return Begun(group, *group.levels.begin_all_gather(whole, counts, tag))
-        return Begun(group, to_all(group, slices, tag))
+            return AsyncCollective(group, *group.levels.begin_all_gather(whole, counts, tag))
+        return AsyncCollective(group, to_all(group.channel, slices, tag))
 
 
-def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> Begun:
-    """The sum of ordered_reduce_scatter, of float32 or wider on the host. Begun and ended by all
-    ranks of the group.
+def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> AsyncCollective:
+    """Begin the sum of ordered_reduce_scatter, of float32 or wider on the host.
 
+    Begun and ended by all ranks of the group.
     buffer    [world_size * shard], unchanged unless `out` is a view of this rank's own slice of it,
               which it may be
     scratch   [buffer.size] of the same dtype, until the end
@@ -102,41 +101,27 @@ def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> Begun
         counts = equal_counts("counts", buffer.size, group.world_size)
         group.traffic.add("reduce_scatter", buffer.nbytes - out.nbytes)
         if _adds_in_levels(group, buffer):
-            return Begun(
-                group, group.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
-            )
-        return Begun(group, to_owner(group, pieces_of(buffer, counts), out, scratch, tag))
+            turns = group.levels.begin_reduce_scatter(buffer, out, counts, scratch, tag)
+        else:
+            turns = to_owner(group.channel, pieces_of(buffer, counts), out, scratch, tag)
+        return AsyncCollective(group, turns)
 
 
-def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> Begun:
-    """The sum of ordered_all_reduce, in `buffer`; arguments as for begin_ordered_reduce_scatter."""
+def begin_ordered_all_reduce(group, buffer, scratch, tag: int) -> AsyncCollective:
+    """Begin the sum of ordered_all_reduce; arguments as for begin_ordered_reduce_scatter."""
     with _beginning(group, "begin_all_reduce"):
-        group.traffic.add(
-            "all_reduce", 2 * (group.world_size - 1) * buffer.nbytes // group.world_size
-        )
+        group.traffic.add_ring("all_reduce", group.world_size, buffer.nbytes)
         if _adds_in_levels(group, buffer):
-            return Begun(group, *group.levels.begin_all_reduce(buffer, scratch, tag))
-        return Begun(
-            group,
-            to_owner_to_all(
-                group, pieces_of(buffer, shares_of(buffer.size, group.world_size)), scratch, tag
-            ),
-        )
+            return AsyncCollective(group, *group.levels.begin_all_reduce(buffer, scratch, tag))
+        parts = pieces_of(buffer, shares_of(buffer.size, group.world_size))
+        return AsyncCollective(group, to_owner_to_all(group.channel, parts, scratch, tag))
 
 
-@contextmanager
-def _beginning(group, name: str):
-    """Around the beginning: the backend must be alive, and `progress` knows what this rank is
-    doing.
-    """
-    group._check_alive(name)
+def _beginning(group, name: str) -> UnderWay:
+    """Note the beginning; return the context manager to do it in."""
+    check_alive(group, name)
     group.progress.begin_message(name, group.group_key, group.world_ranks)
-    try:
-        yield
-    except BaseException:
-        group.progress.fail()
-        raise
-    group.progress.end()
+    return UnderWay(group.progress)
 
 
 def _adds_in_levels(group, buffer) -> bool:
@@ -146,20 +131,20 @@ def _adds_in_levels(group, buffer) -> bool:
 # ---- turns: generators of handles; parts are one per rank of the group ---------------------------
 
 
-def to_all(group, parts, tag: int):
+def to_all(channel, parts, tag: int):
     """Every rank's own part, in all of them."""
-    own, others = parts[group.rank], _others(group)
-    yield group._begin_exchange(
+    own, others = parts[channel.rank], _others(channel)
+    yield channel.exchange(
         [(rank, own) for rank in others], [(rank, parts[rank]) for rank in reversed(others)], tag
     )
 
 
-def to_owner(group, parts, out, scratch, tag: int):
+def to_owner(channel, parts, out, scratch, tag: int):
     """The sum over ranks of the part of this one, in `out`, which may be that part."""
-    own, others = parts[group.rank], _others(group)
-    slices = pieces_of(scratch, [own.size] * group.world_size)
-    slices[group.rank] = own
-    yield group._begin_exchange(
+    own, others = parts[channel.rank], _others(channel)
+    slices = pieces_of(scratch, [own.size] * channel.size)
+    slices[channel.rank] = own
+    yield channel.exchange(
         [(rank, parts[rank]) for rank in others],
         [(rank, slices[rank]) for rank in reversed(others)],
         tag,
@@ -167,12 +152,12 @@ def to_owner(group, parts, out, scratch, tag: int):
     add_slices(slices, out)
 
 
-def to_owner_to_all(group, parts, scratch, tag: int):
+def to_owner_to_all(channel, parts, scratch, tag: int):
     """The sum over ranks of every part, in it."""
-    yield from to_owner(group, parts, parts[group.rank], scratch, tag)
-    yield from to_all(group, parts, tag + 1)
+    yield from to_owner(channel, parts, parts[channel.rank], scratch, tag)
+    yield from to_all(channel, parts, tag + 1)
 
 
-def _others(group) -> list[int]:
+def _others(channel) -> list[int]:
     """All other ranks, the next one first: no rank is everybody's first."""
-    return [(group.rank + step) % group.world_size for step in range(1, group.world_size)]
+    return [(channel.rank + step) % channel.size for step in range(1, channel.size)]

@@ -1,0 +1,196 @@
+"""A channel that compares what the ranks of a group are about to call, before they call it.
+
+    rank 0   all_reduce(sum, 10 float32)         rank 0, 1, 3 raise: rank 2 called broadcast(root 0,
+    rank 2   broadcast(root 0, 10 float32)       10 float32), the others all_reduce(sum, 10 float32)
+
+The comparison is one collective of its own, the same whatever is called, so ranks that have
+diverged meet in it. In checked mode (SHARDKIT_CHECK=1) every collective is compared, and a rank
+whose arguments are refused tells the others; it costs as much as a small collective. Otherwise MPI
+groups compare their first calls (mpi/channel.py). Threads compare always: there it is free.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from ..errors import CommunicationError
+from .channel import WrappedChannel
+from .under_way import UnderWay
+
+# What must be equal on all ranks, from the arguments of the channel's verb.
+SIGNATURES = {
+    "barrier": lambda: "barrier",
+    "all_reduce": lambda array, op: f"all_reduce({op.value}, {array.size} {array.dtype})",
+    "iall_reduce": lambda array, op: f"iall_reduce({op.value}, {array.size} {array.dtype})",
+    "broadcast": lambda array, root: f"broadcast(root {root}, {array.size} {array.dtype})",
+    "all_gather": lambda send, receive, counts: (
+        f"all_gather({counts_text(counts)} {receive.dtype})"
+    ),
+    "iall_gather": lambda send, receive, counts: (
+        f"iall_gather({counts_text(counts)} {receive.dtype})"
+    ),
+    "reduce_scatter": lambda send, receive, counts, op: (
+        f"reduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "ireduce_scatter": lambda send, receive, counts, op: (
+        f"ireduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "scatter": lambda send, receive, root, counts: (
+        f"scatter(root {root}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "gather": lambda send, receive, root, counts: (
+        f"gather(root {root}, {counts_text(counts)} {send.dtype})"
+    ),
+    "all_to_all": lambda send, *rest: f"all_to_all({send.dtype})",
+    "split": lambda color, key: "split",
+}
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who is in a group, for messages.
+
+    key           name of the group, the same on all its ranks
+    world_ranks   of its ranks, in order
+    """
+
+    key: str
+    world_ranks: tuple[int, ...]
+
+
+class ComparedChannel(WrappedChannel):
+    """A channel whose collectives begin once all ranks have come with equal arguments.
+
+    compare      function (verb, its arguments); collective; raises on all ranks if they differ
+    compare_all  also non-blocking collectives; their comparison blocks
+    """
+
+    def __init__(self, inside, compare, *, compare_all: bool):
+        super().__init__(inside)
+        self._compare, self._compares_all = compare, compare_all
+
+    def _begin(self, verb, *arguments):
+        if self._compares_all:
+            self._compare(verb, arguments)
+        return getattr(self.inside, verb)(*arguments)
+
+    def _run(self, verb, *arguments):
+        self._compare(verb, arguments)
+        return getattr(self.inside, verb)(*arguments)
+
+    def split(self, color, key):
+        return self._begin("split", color, key)
+
+    def barrier(self):
+        self._run("barrier")
+
+    def all_reduce(self, array, op):
+        self._run("all_reduce", array, op)
+
+    def broadcast(self, array, root):
+        self._run("broadcast", array, root)
+
+    def all_gather(self, send, receive, counts):
+        self._run("all_gather", send, receive, counts)
+
+    def reduce_scatter(self, send, receive, counts, op):
+        self._run("reduce_scatter", send, receive, counts, op)
+
+    def scatter(self, send, receive, root, counts):
+        self._run("scatter", send, receive, root, counts)
+
+    def gather(self, send, receive, root, counts):
+        self._run("gather", send, receive, root, counts)
+
+    def all_to_all(self, *arguments):
+        self._run("all_to_all", *arguments)
+
+    def iall_reduce(self, array, op):
+        return self._begin("iall_reduce", array, op)
+
+    def iall_gather(self, send, receive, counts):
+        return self._begin("iall_gather", send, receive, counts)
+
+    def ireduce_scatter(self, send, receive, counts, op):
+        return self._begin("ireduce_scatter", send, receive, counts, op)
+
+
+class Comparison:
+    """Checked mode: what the ranks of a group are about to call, compared on all of them.
+
+    exchange   function (object) -> the objects of all ranks; collective over the group
+    """
+
+    def __init__(self, members: Members, exchange):
+        self._members, self._exchange = members, exchange
+        self.num_made = 0
+
+    def compare(self, verb, arguments) -> None:
+        """Return if all ranks call the same, and pieces fit together.
+
+        Errors, on all ranks: CommunicationError naming the ranks that call something else than
+        most, or whose own arguments were refused.
+        """
+        pieces = arguments[2:4] if verb == "all_to_all" else None
+        notes = self.exchange((SIGNATURES[verb](*arguments), pieces))
+        texts = [text for text, _ in notes]
+        if len(set(texts)) > 1:
+            raise CommunicationError(difference(texts, self._members))
+        if pieces is not None:
+            self._check_pieces([pieces for _, pieces in notes])
+
+    def exchange(self, note) -> list:
+        """Return the notes (text, pieces) of all ranks. Collective."""
+        self.num_made += 1
+        return self._exchange(note)
+
+    def _check_pieces(self, counts):
+        """Refuse pieces that do not fit; counts[r]: of what rank r sends, and receives."""
+        world_ranks = self._members.world_ranks
+        for source, (sent, _) in enumerate(counts):
+            for target, (_, expected) in enumerate(counts):
+                if sent[target] != expected[source]:
+                    raise CommunicationError(
+                        f"all_to_all on group {self._members.key}: rank {world_ranks[source]} sends "
+                        f"{sent[target]} elements to rank {world_ranks[target]}, which expects "
+                        f"{expected[source]}; give both the same count"
+                    )
+
+
+class ComparedUnderWay(UnderWay):
+    """Around a collective verb in checked mode; tells the other ranks of refused arguments."""
+
+    def __init__(self, progress, comparison: Comparison):
+        super().__init__(progress)
+        self._comparison = comparison
+        self._num_before = 0
+
+    def __enter__(self):
+        self._num_before = self._comparison.num_made
+
+    def __exit__(self, kind, error, traceback):
+        is_refusal = isinstance(error, (ValueError, TypeError))
+        if is_refusal and self._comparison.num_made == self._num_before:
+            verb = self.progress.current.verb
+            self._comparison.exchange((f"{verb}, which is refused there: {error}", None))
+        super().__exit__(kind, error, traceback)
+
+
+def difference(texts: list[str], members: Members) -> str:
+    """Say in a sentence which ranks call something else than most; texts: what each rank calls."""
+    usual = Counter(texts).most_common(1)[0][0]
+    others = [
+        f"rank {members.world_ranks[rank]} called {text}"
+        for rank, text in enumerate(texts)
+        if text != usual
+    ]
+    first = members.world_ranks[texts.index(usual)]
+    return (
+        f"the ranks of group {members.key} make different calls: {'; '.join(others)}; rank {first} "
+        f"and {texts.count(usual) - 1} more called {usual}; all ranks of a group must make the same "
+        "calls in the same order"
+    )
+
+
+def counts_text(counts) -> str:
+    """Return counts for a signature: short when they are equal, as they mostly are."""
+    return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else str(counts)

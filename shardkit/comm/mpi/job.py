@@ -1,0 +1,137 @@
+"""Job: what an MPI backend and all groups split from it share.
+
+communicators   the user's (parent), one for each group, one for the guard
+this rank       its node, the cores of the node, who watches over it
+"""
+
+from contextlib import nullcontext
+
+from ...environment import checked_mode
+from ...errors import CommunicationError
+from ..compared import ComparedChannel, ComparedUnderWay, Comparison, Members
+from ..failure.guard import JobGuard
+from ..node import open_node
+from ..node.levels import LevelsChannel, ranks_per_node
+from ..watch.attendance import attendance
+from .channel import FirstCalls, MPIChannel
+from .launch import own_cores, settle_threads
+
+
+class Job:
+    """One rank's part. Every method but the attending() of a group is collective.
+
+    mpi              mpi4py's module
+    parent           the communicator that the backend was made for
+    owns_job         it was started by mpiexec or srun for this backend, which guards it
+    outlives_ranks   the ranks that live go on when others die: calls go through messages only
+    """
+
+    def __init__(self, mpi, parent, *, owns_job: bool, outlives_ranks: bool):
+        self.mpi, self.parent = mpi, parent
+        self.owns_job, self.outlives_ranks = owns_job, outlives_ranks
+        self.local_rank = parent.rank
+        self.guard: JobGuard | None = None
+        self._node = None  # of this rank, if it sees its neighbors' memory
+        # of all ranks of the world: the first rank of its node, if it sees their memory
+        self._homes: tuple[int | None, ...] = ()
+        self._shares_cores = False
+        self._communicators: list = []
+
+    def attending(self, doing: str, seconds: float):
+        """Return a context manager: wardens watch what all ranks do outside of the verbs."""
+        if self.owns_job or self.outlives_ranks:
+            return attendance().waiting(doing, seconds)
+        return nullcontext()
+
+    def find_node(self) -> None:
+        """Learn this rank's place on its node, and share the node's cores and memory."""
+        node = self.parent.Split_type(self.mpi.COMM_TYPE_SHARED)
+        self.local_rank = node.rank
+        if self.owns_job:
+            settle_threads(node)
+        self._node = None if self.outlives_ranks else open_node(node, self.parent.rank)
+        cores = node.allgather(own_cores())
+        home = None if self._node is None else self._node.members[0]
+        is_crowded = len(set().union(*cores)) < len(cores)
+        self._homes, crowded = zip(*self.parent.allgather((home, is_crowded)))
+        self._shares_cores = any(crowded)
+        node.Free()
+
+    def world_messages(self, progress, key: str) -> MPIChannel:
+        """Return the messages of all ranks, on a duplicate of the user's communicator."""
+        communicator = self._own(self.parent.Dup())
+        communicator.Set_errhandler(self.mpi.ERRORS_RETURN)  # as exceptions
+        self.find_node()
+        members = Members(key, tuple(range(communicator.size)))
+        return MPIChannel(
+            self.mpi, communicator, members, progress, shares_cores=self._shares_cores
+        )
+
+    def group_messages(self, messages: MPIChannel, communicator, key: str) -> MPIChannel:
+        """Return the messages of some of these ranks."""
+        return messages.of_part(self._own(communicator), key)
+
+    def open_guard(self, backend) -> None:
+        """Let nobody wait for a dead rank, from now on."""
+        communicator = self._own(self.parent.Dup())
+        self.guard = JobGuard(backend, self.mpi, communicator, is_active=self.owns_job)
+        self.guard.start()
+
+    def carrier(self, messages: MPIChannel):
+        """Return the best channel for a group: memory of its node, levels, or its messages."""
+        homes = [self._homes[rank] for rank in messages.members.world_ranks]
+        if messages.size > 1 and len(set(homes)) == 1 and homes[0] is not None:
+            return self._node.channel(messages) or messages
+        here = ranks_per_node(homes)
+        return messages if here is None else self._levels(messages, here)
+
+    def _levels(self, messages, here: int):
+        rank, key, split = messages.rank, messages.members.key, messages.communicator.Split
+        near = self.group_messages(messages, split(rank // here, rank), f"{key}/node")
+        far = self.group_messages(messages, split(rank % here, rank), f"{key}/nodes")
+        memory = self._node.channel(near, calls_before_opening=0)
+        if all(messages.communicator.allgather(memory is not None)):
+            return LevelsChannel(messages, memory, far)
+        (near if memory is None else memory).close()
+        far.close()
+        return messages
+
+    def _own(self, communicator):
+        """Note a communicator that revoke() must reach; forget those that were freed."""
+        alive = [other for other in self._communicators if other != self.mpi.COMM_NULL]
+        self._communicators = [*alive, communicator]
+        return communicator
+
+    def revoke(self) -> None:
+        """Let every call fail, on all ranks; MPI must have ULFM. No communication."""
+        for communicator in self._communicators:
+            if communicator != self.mpi.COMM_NULL and not communicator.Is_revoked():
+                communicator.Revoke()
+
+    def is_revoked(self) -> bool:
+        """Return True once a rank has called revoke(), as far as this one has heard of it."""
+        return any(
+            communicator.Is_revoked()
+            for communicator in self._communicators
+            if communicator != self.mpi.COMM_NULL
+        )
+
+
+def compare_calls(group, messages: MPIChannel, carrier) -> None:
+    """Let the group's calls be compared: all of them in checked mode, else the first ones."""
+    if checked_mode():
+        comparison = Comparison(messages.members, messages.communicator.allgather)
+        group.under_way = ComparedUnderWay(group.progress, comparison)
+        group.use(ComparedChannel(carrier, comparison.compare, compare_all=True))
+    else:
+        first = FirstCalls(messages, lambda: group.use(carrier))
+        group.use(ComparedChannel(carrier, first.compare, compare_all=False))
+
+
+def shared_folder(group):
+    """Return a temporary folder for the ledgers of all ranks, as far as nodes share one."""
+    path = group.broadcast_object(attendance().folder)
+    if path is None:
+        raise CommunicationError("rank 0 can make no temporary folder for the ledgers; set TMPDIR")
+    attendance().share(path)
+    return path

@@ -1,0 +1,206 @@
+"""Transports: ways of checked arrays (ports, and parts of ports) to other ranks.
+
+    host arrays                       through the group's channel
+    GPU arrays   "staged"             through page-locked host windows (staging.py): always right
+                 "mpi"                as they are to an MPI library that takes GPU memory, where a
+                                      probe has shown that (gpu/mpi.py)
+                 "ipc"                ranks of one node copy out of each other's GPU memory
+                                      (gpu/ipc.py)
+                 "nccl"               through NCCL, for one GPU per rank (gpu/nccl.py)
+
+A group has at most one transport beside the staged one, which takes what the other does not. Which
+of them a call takes is decided by what all ranks know: verb, bytes, dtype and operation.
+"""
+
+from typing import Protocol
+
+import numpy
+
+from .operations import CompleteHandle, Handle, ReductionOperation, together
+from .staging import Part
+
+_COMPLETE = CompleteHandle()
+_LONGEST = ReductionOperation.MAX
+
+
+class GpuTransport(Protocol):
+    """A way for GPU arrays. Ports are DevicePorts; every method is collective like its verb.
+
+    Only the verbs that takes() says yes to need to exist, under the names of StagedTransport.
+    """
+
+    def takes(self, verb: str, num_bytes: int, dtype, op: ReductionOperation | None) -> bool:
+        """Return True if such a call goes this way; the same on all ranks.
+
+        num_bytes   of the whole array; 0 where that may differ
+        """
+
+    def adds_in_tree_order(self, array) -> bool:
+        """Return True if sums of such an array are added here as the tree of ordered.py."""
+
+    def all_reduce(self, port, op) -> Handle: ...
+
+    def broadcast(self, port, root) -> Handle: ...
+
+    def all_gather(self, own: Part, whole: Part) -> Handle: ...
+
+    def reduce_scatter(self, whole: Part, own: Part, op) -> Handle: ...
+
+    def all_to_all(self, outgoing: Part, incoming: Part) -> Handle: ...
+
+    def close(self) -> None:
+        """Free what it holds. Collective over the group."""
+
+
+class StagedTransport:
+    """Every verb through the group's channel: directly, or window by window through host scratch.
+
+    group   whose channel, staging and size count
+    """
+
+    def __init__(self, group):
+        self._group = group
+
+    # ---- done when they return -------------------------------------------------------------------
+
+    def all_reduce(self, port, op) -> Handle:
+        channel = self._group.channel
+
+        def run(host):
+            channel.all_reduce(host, op)
+            self._scale(host, op)
+
+        self._group.staging.in_place(port, run)
+        return _COMPLETE
+
+    def broadcast(self, port, root) -> Handle:
+        channel = self._group.channel
+        is_root = channel.rank == root
+        self._group.staging.in_place(
+            port, lambda host: channel.broadcast(host, root), loads=is_root, stores=not is_root
+        )
+        return _COMPLETE
+
+    def all_gather(self, own: Part, whole: Part) -> Handle:
+        channel = self._group.channel
+
+        def run(send, receive, _, part):
+            channel.all_gather(send, receive, part.counts)
+
+        return self._exchange(own, whole, run, max(whole.counts))
+
+    def reduce_scatter(self, whole: Part, own: Part, op) -> Handle:
+        channel = self._group.channel
+
+        def run(send, receive, part, _):
+            channel.reduce_scatter(send, receive, part.counts, op)
+            self._scale(receive, op)
+
+        return self._exchange(whole, own, run, max(whole.counts))
+
+    def scatter(self, whole: Part, own: Part, root) -> Handle:
+        channel = self._group.channel
+
+        def run(send, receive, part, _):
+            channel.scatter(send, receive, root, part.counts)
+
+        return self._exchange(whole, own, run, max(whole.counts))
+
+    def gather(self, own: Part, whole: Part, root) -> Handle:
+        channel = self._group.channel
+
+        def run(send, receive, _, part):
+            channel.gather(send, receive, root, part.counts)
+
+        return self._exchange(own, whole, run, max(whole.counts))
+
+    def all_to_all(self, outgoing: Part, incoming: Part) -> Handle:
+        channel = self._group.channel
+
+        def run(send, receive, out, into):
+            channel.all_to_all(send, receive, out.counts, into.counts, out.starts, into.starts)
+
+        return self._exchange(outgoing, incoming, run, self._longest_anywhere(outgoing, incoming))
+
+    def send(self, port, destination, tag) -> Handle:
+        channel = self._group.channel
+        self._group.staging.in_place(
+            port, lambda host: channel.isend(host, destination, tag).wait(), stores=False
+        )
+        return _COMPLETE
+
+    def receive(self, port, source, tag) -> Handle:
+        channel = self._group.channel
+        self._group.staging.in_place(
+            port, lambda host: channel.irecv(host, source, tag).wait(), loads=False
+        )
+        return _COMPLETE
+
+    def _exchange(self, send, receive, run, longest):
+        self._group.staging.exchange(
+            send, receive, run, num_ranks=self._group.world_size, longest=longest
+        )
+        return _COMPLETE
+
+    def _longest_anywhere(self, outgoing, incoming) -> int:
+        """Return the longest piece of any rank if pieces go through windows, else of this one.
+
+        All ranks must go through the same number of windows.
+        """
+        longest = max(outgoing.counts + incoming.counts)
+        if outgoing.port.host is not None and incoming.port.host is not None:
+            return longest
+        agreed = numpy.array([longest], numpy.int64)
+        self._group.channel.all_reduce(agreed, _LONGEST)
+        return int(agreed[0])
+
+    def _scale(self, host, op) -> None:
+        """Turn a sum into the average, if that is what was asked for."""
+        if op is ReductionOperation.AVERAGE:
+            numpy.divide(host, self._group.world_size, out=host)
+
+    # ---- begun: (the channel's handle, what to do once it is complete) ---------------------------
+
+    def isend(self, port, destination, tag):
+        staging, channel = self._group.staging, self._group.channel
+        parts = staging.messages(port, staging.whole(port, load=True))
+        return together([channel.isend(part, destination, tag) for part in parts]), None
+
+    def irecv(self, port, source, tag):
+        staging, channel = self._group.staging, self._group.channel
+        host = staging.whole(port, load=False)
+        parts = [channel.irecv(part, source, tag) for part in staging.messages(port, host)]
+        return together(parts), lambda: unstage(port, host)
+
+    def iall_reduce(self, port, op):
+        host = self._group.staging.whole(port, load=True)
+
+        def finish():
+            self._scale(host, op)
+            unstage(port, host)
+
+        return self._group.channel.iall_reduce(host, op), finish
+
+    def iall_gather(self, own: Part, whole: Part):
+        staging = self._group.staging
+        source = staging.whole(own.port, load=True)
+        target = staging.whole(whole.port, load=False)
+        handle = self._group.channel.iall_gather(source, target, whole.counts)
+        return handle, lambda: unstage(whole.port, target)
+
+    def ireduce_scatter(self, whole: Part, own: Part, op):
+        staging = self._group.staging
+        source = staging.whole(whole.port, load=True)
+        target = staging.whole(own.port, load=False)
+
+        def finish():
+            self._scale(target, op)
+            unstage(own.port, target)
+
+        return self._group.channel.ireduce_scatter(source, target, whole.counts, op), finish
+
+
+def unstage(port, host) -> None:
+    """Bring back what a non-blocking verb left in its scratch; nothing to do for a host array."""
+    if port.host is None:
+        port.begin_store([(0, host)])()
