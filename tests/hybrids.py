@@ -16,7 +16,7 @@ import numpy
 import shardkit as sk
 from shardkit.array.backend import to_host
 from shardkit.layout.box import tiles_exactly
-from shardkit.parallel.tensor.layers import global_piece, is_counted
+from shardkit.parallel.tensor.claims import global_piece, is_counted
 from shardkit.schedule import ORDERS
 
 VOCABULARY, SEQUENCE, WIDTH, SAMPLES = 48, 8, 24, 24

@@ -17,10 +17,10 @@ class DenseLayer(Linear):
 
     def __init__(self, in_features: int, out_features: int, *, activation=None, dtype="float32"):
         super().__init__(in_features, out_features, dtype=dtype)
-        self._activation = activation
+        self.activation = activation
 
     def forward(self, x):
-        return super().forward(input_tensor(x, self.weight.dtype), self._activation)
+        return super().forward(input_tensor(x, self.weight.dtype), self.activation)
 
 
 class MLP(Module):

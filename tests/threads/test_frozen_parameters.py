@@ -81,11 +81,13 @@ def test_a_weight_that_is_a_plain_tensor_stays_as_it_is_while_the_others_are_tra
     sk.run_ranks(2, run)
 
 
-def test_a_tensor_plan_does_not_cut_a_constant():
+@pytest.mark.parametrize("layer, member", [(1, "weight"), (0, "bias")])
+def test_a_tensor_plan_does_not_cut_a_constant(layer, member):
     def run(backend):
         module = sk.models.MLP([4, 4, 4], seed=1)
-        module.layers[1].weight = Tensor(module.layers[1].weight.numpy())
-        with pytest.raises(sk.ShardingError, match="the weight of layers.1 is a constant"):
+        parameter = getattr(module.layers[layer], member)
+        setattr(module.layers[layer], member, Tensor(parameter.numpy()))
+        with pytest.raises(sk.ShardingError, match=f"the {member} of layers.{layer} is a constant"):
             sk.TensorParallelModel(module, configuration(backend))
 
     sk.run_ranks(2, run)

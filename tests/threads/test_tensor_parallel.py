@@ -2,6 +2,8 @@
 is not cut.
 """
 
+import types
+
 import numpy
 import pytest
 
@@ -13,16 +15,12 @@ from shardkit.layout.flat import FlatLayout
 from shardkit.layout.placement import even_span
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
-from shardkit.parallel.tensor.layers import conjugate
-from shardkit.parallel.tensor.layers import (
-    TensorAxis,
-    VocabularyParallelCrossEntropy,
-    global_piece,
-    is_counted,
-    sum_partial,
-    whole_outputs,
-)
+from shardkit.parallel.tensor import conjugate
+from shardkit.parallel.tensor.claims import global_piece, is_counted, sum_partial
+from shardkit.parallel.tensor.layers import RowParallelLinear, TensorAxis
 from shardkit.parallel.tensor.plan import apply_plan, close_groups, default_plan
+from shardkit.parallel.tensor.styles import LINEAR, STYLES, style
+from shardkit.parallel.tensor.vocabulary import VocabularyParallelCrossEntropy, whole_outputs
 
 EVERY_SIZE = pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 VOCABULARY, SEQUENCE = 60, 12
@@ -220,6 +218,31 @@ def test_loss_and_gradients_under_the_plan_are_boxes_of_those_of_the_whole_model
             check_against_whole(name, num_ranks)
     else:
         check_against_whole(name, num_ranks)
+
+
+def test_a_style_of_ones_own_is_one_entry(monkeypatch):
+    monkeypatch.setitem(STYLES, "last row", None)  # undone when the test ends
+    del STYLES["last row"]
+
+    @style("last row", takes=LINEAR, dim=1, cuts=("weight",), counted="input features")
+    def last_row(axis, module, parts, enters):
+        return RowParallelLinear(axis, parts[id(module.weight)], module.bias)
+
+    wanted_loss, wanted = loss_and_gradients(randomized(mlp(2)))
+
+    def run(group):
+        model = randomized(mlp(2))
+        apply_plan(model, {"layers.0": "column", "layers.1": "last row"}, group)
+        loss, gradients = loss_and_gradients(model)
+        assert loss == pytest.approx(wanted_loss, rel=1e-12)
+        for key, parameter in model.named_parameters().items():
+            assert_close(gradients[key], wanted[key][parameter.box.slices()], key)
+        with pytest.raises(sk.ConfigurationError, match="as last row has 24 input features = 5"):
+            apply_plan(
+                mlp(2), {"layers.1": "last row"}, types.SimpleNamespace(world_size=5, rank=0)
+            )
+
+    sk.run_ranks(2, run)
 
 
 @EVERY_SIZE

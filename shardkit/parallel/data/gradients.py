@@ -10,7 +10,7 @@ from math import frexp
 
 from ...array import fresh, kernels
 from ...errors import ShardingError
-from ..tensor.layers import is_counted, is_partial, sum_partial
+from ..tensor.claims import is_counted, is_partial, sum_partial
 from .gradient_sum import GradientRunningSum, GradientTree
 from .keepers import Keepers, Site
 

@@ -12,7 +12,7 @@ from ...nn.module import Module
 from ...optim.late import on_state_since
 from ..step.numerics import LossScale
 from ..step.votes import Skips
-from ..tensor.layers import is_counted
+from ..tensor.claims import is_counted
 from .fingerprint import describe
 from .weights import Weights, boxes_of
 

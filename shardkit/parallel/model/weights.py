@@ -18,7 +18,7 @@ from ...nn.init import Unread
 from ...nn.module import Module
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
-from ..tensor.layers import global_piece
+from ..tensor.claims import global_piece
 from .fingerprint import describe
 
 

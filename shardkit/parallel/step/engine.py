@@ -41,7 +41,7 @@ from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Stages
 from ..pipeline.transfer import Transfers
-from ..tensor.layers import whole_outputs
+from ..tensor.vocabulary import whole_outputs
 from ..tensor.plan import apply_plan, check_plan, default_plan
 from .batch import Batch, agree_on_batch, check_peers, checked_input, checked_samples
 from .cuda_graphs import CudaGraphs

@@ -1,24 +1,24 @@
-"""Collectives on Tensors, each beside its adjoint: what one does to values, the other does to
+"""Collectives on Tensors, each with its adjoint: what one does to values, the other does to
 gradients.
 
-A tensor inside a tensor-parallel region is in one of two states over the ranks of the tensor axis:
+Over the ranks of an axis a tensor is in one of two states:
 
     whole     the same values on every rank, standing for ONE tensor; its gradient is the same on
               every rank too
     own       values that belong to this rank: a slice of a larger tensor, or a term of a sum
 
-    function              forward                        backward                     from -> to
-    copy_to_region        identity                       all-reduce                   whole -> own (each rank's use of it)
-    reduce_from_region    all-reduce                     identity                     own (terms) -> whole
-    all_gather            all-gather along dim           reduce-scatter along dim     own (slices) -> own (uses)
-    reduce_scatter        reduce-scatter along dim       all-gather along dim         own (terms) -> own (slices)
-    split_to_region       take this rank's slice         all-gather along dim         whole -> own (slices)
-    gather_from_region    all-gather along dim           take this rank's slice       own (slices) -> whole
+    function              forward           backward          from -> to
+    copy_to_region        identity          all-reduce        whole -> own (each rank's use of it)
+    reduce_from_region    all-reduce        identity          own (terms) -> whole
+    all_gather            all-gather        reduce-scatter    own (slices) -> own (uses)
+    reduce_scatter        reduce-scatter    all-gather        own (terms) -> own (slices)
+    split_to_region       take own slice    all-gather        whole -> own (slices)
+    gather_from_region    all-gather        take own slice    own (slices) -> whole
 
-Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices are
-those of layout.even_span, so they may differ by one. Sums are added as a fixed tree over the ranks
-(comm/collectives/ordered.py): the same bits in every run. Source: Megatron-LM (arXiv 1909.08053) for the first
-two, arXiv 2205.05198 for the gather and scatter.
+Adjoint means: summed over ranks, with whole tensors counted once, <A x, y> = <x, A' y>. Slices
+along a dim are those of layout.even_span, so they may differ by one. Sums are added as a fixed tree
+over the ranks (comm/collectives/ordered.py), so that every run has the same bits. Source:
+Megatron-LM (arXiv 1909.08053) for the first two, arXiv 2205.05198 for the gather and scatter.
 """
 
 from ...array import fresh
@@ -31,7 +31,7 @@ from ...nn.autograd import Tensor, record
 
 
 def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
-    """x, whole, for each rank's own use; the gradients of all uses are summed in backward.
+    """Give each rank x, whole, for its own use; backward sums the gradients of all uses.
 
     Collective over `group` in backward.
     """
@@ -39,7 +39,7 @@ def copy_to_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 
 
 def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
-    """The sum of every rank's x, whole; the gradient goes to each term as it is.
+    """Return the sum of every rank's x, whole; backward gives each term the gradient as it is.
 
     Collective over `group` in forward. x of one shape on all ranks.
     """
@@ -49,7 +49,7 @@ def reduce_from_region(x: Tensor, group: CommunicationBackend) -> Tensor:
 def all_gather(
     x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
 ) -> Tensor:
-    """The slices of all ranks along dim, for each rank's own use.
+    """Return the slices of all ranks along dim, for each rank's own use.
 
     Collective over `group` in forward, and (reduce-scatter) in backward.
     x        [..., own part of length, ...] local
@@ -64,7 +64,7 @@ def all_gather(
 
 
 def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
-    """This rank's slice along dim of the sum of every rank's x.
+    """Return this rank's slice along dim of the sum of every rank's x.
 
     Collective over `group` in forward, and (all-gather) in backward.
     x        [..., length, ...], of one shape on all ranks
@@ -79,7 +79,7 @@ def reduce_scatter(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
 
 
 def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
-    """This rank's slice along dim of x, whole; the gradient is put together from all slices.
+    """Return this rank's slice along dim of x, whole; backward gathers the slices of the gradient.
 
     Collective over `group` in backward.
     """
@@ -95,9 +95,9 @@ def split_to_region(x: Tensor, group: CommunicationBackend, dim: int) -> Tensor:
 def gather_from_region(
     x: Tensor, group: CommunicationBackend, dim: int, length: int | None = None
 ) -> Tensor:
-    """The slices of all ranks along dim as one whole tensor; each slice takes its part of the
-    gradient.
+    """Return the slices of all ranks along dim as one whole tensor.
 
+    In backward each slice takes its part of the gradient.
     Collective over `group` in forward. Shapes as for all_gather.
     """
     return record(
@@ -107,11 +107,11 @@ def gather_from_region(
     )
 
 
-# ---- the same on arrays --------------------------------------------------------------------------
+# ---- on arrays -----------------------------------------------------------------------------------
 
 
 def _summed(array, group):
-    """A new array: the sum over ranks."""
+    """Return the sum over ranks, a new array."""
     total = _reachable(array, group)
     if total is None:
         total = fresh.copy(array)
@@ -122,8 +122,8 @@ def _summed(array, group):
 
 
 def _reachable(array, group):
-    """A new array like this one, contents undefined, where other ranks of the group can read it;
-    None if there is no place.
+    """Return a new array like this one, with undefined contents, in memory that other ranks of the
+    group can read; None if there is none.
     """
     heap = group.memory()
     if heap is None or is_device_array(array):
@@ -132,7 +132,7 @@ def _reachable(array, group):
 
 
 def _gathered(array, group, dim, length):
-    """[..., own, ...] -> [..., length, ...], a new array."""
+    """Gather [..., own, ...] into [..., length, ...], a new array."""
     xp = xp_of(array)
     own = fresh.contiguous(xp.moveaxis(array, dim, 0))  # [own, ...rest]
     length = own.shape[0] * group.world_size if length is None else length
@@ -148,11 +148,12 @@ def _gathered(array, group, dim, length):
 
 
 def _scattered(array, group, dim):
-    """[..., length, ...] -> the sum over ranks of [..., own, ...], a new array.
+    """Sum [..., length, ...] over ranks and return [..., own, ...] of it, a new array.
 
     Slices that differ by one are padded to the longest, because the ordered sum takes equal ones.
     """
-    xp, num_ranks = xp_of(array), group.world_size
+    xp = xp_of(array)
+    num_ranks = group.world_size
     front = xp.moveaxis(array, dim, 0)  # [length, ...rest]
     spans = [even_span(front.shape[0], num_ranks, rank) for rank in range(num_ranks)]
     longest = spans[0][1]
@@ -166,6 +167,6 @@ def _scattered(array, group, dim):
 
 
 def _own_slice(array, group, dim):
-    """[..., length, ...] -> [..., own, ...], a view."""
+    """Return [..., own, ...] of [..., length, ...], a view."""
     start, stop = even_span(array.shape[dim], group.world_size, group.rank)
     return array[(slice(None),) * (dim % array.ndim) + (slice(start, stop),)]

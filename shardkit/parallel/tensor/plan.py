@@ -1,17 +1,17 @@
-"""Plans: which layers of an ordinary model are cut over the tensor axis, said from outside as {name
-pattern: style}.
+"""Plans: which layers of an ordinary model are cut over the tensor axis, as {name pattern: style}.
 
-    {"embedding.tokens":            "vocabulary",      rows of the table, logits that stay local
+    {"embedding.tokens":            "vocabulary",      rows of the table
      "blocks.*.attention":          "region",          x enters once for all column layers inside
      "blocks.*.attention.query":    "column",          whole heads per rank
      "blocks.*.attention.output":   "row",
-     "head.output":                 "vocabulary"}      and the model's CrossEntropy becomes the vocabulary-parallel one
+     "head.output":                 "vocabulary"}      logits that stay cut, for a CrossEntropy that
+                                                       takes them so
 
 Patterns are those of a shell (* matches dots too); the first that matches a module gives its style.
 A model under a plan is the same model: its parameters keep their names, seeds and values, and those
-that are cut become boxes of themselves. Each attention layer's projections are cut between heads.
-Where there are fewer key heads than ranks, each rank holds the one that its query heads read, and
-the ranks that hold the same one form a sub-group.
+that are cut become boxes of themselves. The projections of each attention layer are cut between
+heads. Where there are fewer key heads than ranks, each rank holds the one that its query heads
+read, and the ranks that hold the same one form a sub-group.
 """
 
 from dataclasses import dataclass
@@ -23,59 +23,48 @@ from ...errors import ConfigurationError, ShardingError
 from ...layout.box import Box
 from ...layout.placement import even_span
 from ...nn.gpt import GPT
-from ...nn.layers import Dropout, Embedding, Linear
+from ...nn.layers import Dropout
 from ...nn.loss import CrossEntropy
-from ...nn.mlp import MLP, DenseLayer
+from ...nn.mlp import MLP
 from ...nn.module import Module, Parameter, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
-from .layers import (
-    SHARDED,
-    Claim,
-    ColumnParallelLinear,
-    Region,
-    RowParallelLinear,
-    SequenceSlicedDropout,
-    SequenceSlicedEmbedding,
-    TensorAxis,
-    VocabularyParallelCrossEntropy,
-    VocabularyParallelEmbedding,
-    VocabularyParallelLinear,
-)
-
-STYLES = ("column", "row", "vocabulary", "region")
+from .claims import SHARDED, Claim
+from .layers import TensorAxis
+from .sequence import SequenceSlicedDropout, SequenceSlicedEmbedding
+from .styles import STYLES, TensorStyle
+from .vocabulary import VocabularyParallelCrossEntropy
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a parameter: [start, stop) along dim, which `copies` neighboring ranks
-    hold.
-    """
+    """A rank's part of a parameter: [start, stop) along dim, on `replicas` neighboring ranks."""
 
     dim: int
     start: int
     stop: int
-    copies: int = 1
+    replicas: int = 1
 
     def box(self, shape) -> Box:
-        """Of a parameter of this shape."""
-        offset, size = [0] * len(shape), list(shape)
-        offset[self.dim], size[self.dim] = self.start, self.stop - self.start
+        """Return this part of a parameter of this shape."""
+        offset = [0] * len(shape)
+        size = list(shape)
+        offset[self.dim] = self.start
+        size[self.dim] = self.stop - self.start
         return Box(tuple(offset), tuple(size))
 
 
 def default_plan(model: Module) -> dict[str, str]:
-    """The plan for one of our models: GPT as in Megatron-LM, MLP column, row, column, row, ...
+    """Return the plan for one of our models: GPT as in Megatron-LM, MLP column, row, column, ...
 
     The last layer of an MLP with an odd number of layers is not cut: every rank computes it on the
     same values.
     Errors: ShardingError for a model of another class.
     """
     if isinstance(model, GPT):
-        attention = dict.fromkeys(["query", "key", "value"], "column") | {"output": "row"}
-        mlp = dict.fromkeys(
-            ["gate", "up"] if model.settings.choices.is_gated else ["up"], "column"
-        ) | {"down": "row"}
+        attention = {"query": "column", "key": "column", "value": "column", "output": "row"}
+        mlp = {"gate": "column"} if model.settings.choices.is_gated else {}
+        mlp |= {"up": "column", "down": "row"}
         return {
             "embedding.tokens": "vocabulary",
             "blocks.*.attention": "region",
@@ -85,14 +74,11 @@ def default_plan(model: Module) -> dict[str, str]:
             "head.output": "vocabulary",
         }
     if isinstance(model, MLP):
-        num_layers = len(model.layers)
-        return {
-            f"layers.{index}": ("column", "row")[index % 2]
-            for index in range(num_layers - num_layers % 2)
-        }
+        num_cut = len(model.layers) // 2 * 2
+        return {f"layers.{index}": ("column", "row")[index % 2] for index in range(num_cut)}
     raise ShardingError(
-        f"there is no default tensor plan for a {type(model).__name__}; pass one, {{name pattern: style}} "
-        f"with styles {', '.join(STYLES)}"
+        f"there is no default tensor plan for a {type(model).__name__}; pass one, {{name pattern: "
+        f"style}} with styles {', '.join(STYLES)}"
     )
 
 
@@ -114,9 +100,10 @@ def apply_plan(
     _check_model(model, modules, styles, cuts, sequence)
     axis = TensorAxis(group, sequence)
     parts = _sliced(model, cuts, group)
-    replaced = {
-        id(modules[path]): _replacement(path, modules[path], styles, parts, axis) for path in styles
-    }
+    replaced = {}
+    for path, name in styles.items():
+        enters = not _is_inside_region(path, styles)
+        replaced[id(modules[path])] = STYLES[name].build(axis, modules[path], parts, enters)
     if sequence:
         replaced |= _sequence_sliced(model, modules, axis)
     for path, module in modules.items():
@@ -128,24 +115,16 @@ def apply_plan(
 
 
 def check_plan(model: Module, plan: dict[str, str]) -> None:
-    """Errors: ShardingError, as apply_plan raises, if the plan does not go with this model on any
-    tensor axis.
-    """
+    """Check that the plan fits this model on some tensor axis. Errors: those of apply_plan."""
     styles = _assign(model, plan)
     modules = model.named_modules()
     _check_model(model, modules, styles, _all_cuts(modules, styles, 1, 0), sequence=False)
 
 
 def close_groups(model: Module) -> None:
-    """Close the sub-groups that apply_plan made. Collective over the tensor axis; the axis itself
-    stays open.
-    """
-    claims = [
-        p.claim for p in model.parameters() if p.claim is not None and p.claim.kind == "partial"
-    ]
-    for holders in {
-        id(claim.holders): claim.holders for claim in claims if claim.is_subgroup
-    }.values():
+    """Close the sub-groups that apply_plan made, not the axis itself. Collective over the axis."""
+    claims = [p.claim for p in model.parameters() if p.claim is not None and p.claim.is_subgroup]
+    for holders in {id(claim.holders): claim.holders for claim in claims}.values():
         holders.close()
 
 
@@ -153,8 +132,9 @@ def close_groups(model: Module) -> None:
 
 
 def _assign(model, plan) -> dict[str, str]:
-    """{path: style} of the modules that are replaced. Errors: ShardingError for an unknown style or
-    pattern.
+    """Return {path: style} of the modules that are replaced.
+
+    Errors: ShardingError for an unknown style or pattern.
     """
     paths = [path for path in model.named_modules() if path]
     for pattern, style in plan.items():
@@ -175,98 +155,97 @@ def _assign(model, plan) -> dict[str, str]:
 
 
 def _names_there(pattern: str, paths: list[str]) -> str:
-    """What a message says of a pattern that matches none of these."""
+    """Return the advice for a pattern that matches none of these."""
     near = nearest(pattern, paths)
     if near is not None:
         return f"did you mean {near}?"
-    return (
-        f"its modules are {', '.join(paths[:8])}{', ...' * (len(paths) > 8)}"
-        if paths
-        else "it has no modules inside"
-    )
+    if not paths:
+        return "it has no modules inside"
+    return f"its modules are {', '.join(paths[:8])}{', ...' * (len(paths) > 8)}"
 
 
 def _all_cuts(modules, styles, num_ranks, rank) -> dict[int, Cut]:
-    """{id of parameter: its cut}. Errors: ShardingError if two layers cut one parameter
-    differently.
+    """Return {id of parameter: its cut}.
+
+    Errors: ShardingError if two layers cut one parameter differently.
     """
     cuts: dict[int, Cut] = {}
-    for path, style in styles.items():
-        if style == "region":
+    for path, name in styles.items():
+        style = STYLES[name]
+        if style.is_region:
             continue
         module = modules[path]
-        _check_style(path, module, style)
-        cut = _cut(path, module, style, modules[path.rpartition(".")[0]], num_ranks, rank)
-        bias = None if style == "row" or isinstance(module, Embedding) else module.bias
-        for parameter in [module.weight] + ([bias] if bias is not None else []):
-            if cuts.setdefault(id(parameter), cut) != cut:
+        _check_style(path, module, name)
+        cut = _cut(path, module, name, modules[path.rpartition(".")[0]], num_ranks, rank)
+        for member, parameter in members_of(module).items():
+            if member in style.cuts and cuts.setdefault(id(parameter), cut) != cut:
                 raise ShardingError(
-                    f"tensor plan: {path} as {style} cuts {parameter.name} otherwise than another layer that "
-                    "is tied to it; give both the same style"
+                    f"tensor plan: {path} as {name} cuts {parameter.name} otherwise than another "
+                    "layer that is tied to it; give both the same style"
                 )
     return cuts
 
 
-def _check_style(path, module, style):
-    wanted = (Linear, DenseLayer, Embedding) if style == "vocabulary" else (Linear, DenseLayer)
-    if type(module) not in wanted:
+def _check_style(path, module, name):
+    style = STYLES[name]
+    if type(module) not in style.takes:
         raise ShardingError(
-            f"tensor plan: {path} is a {type(module).__name__}, which cannot be {style}; wanted "
-            f"{' or '.join(kind.__name__ for kind in wanted)}"
+            f"tensor plan: {path} is a {type(module).__name__}, which cannot be {name}; wanted "
+            f"{' or '.join(kind.__name__ for kind in style.takes)}"
         )
-    if not isinstance(module.weight, Parameter):
-        raise ShardingError(
-            f"tensor plan: the weight of {path} is a constant, which every rank holds whole; "
-            "leave it out of the plan"
-        )
+    for member in style.cuts:
+        value = vars(module).get(member)
+        if value is not None and not isinstance(value, Parameter):
+            raise ShardingError(
+                f"tensor plan: the {member} of {path} is a constant, which every rank holds whole; "
+                "leave it out of the plan"
+            )
 
 
-def _cut(path, module, style, parent, num_ranks, rank) -> Cut:
-    """This rank's part of the weight. Errors: ConfigurationError, with the arithmetic, if the ranks
-    do not divide it.
+def _cut(path, module, name, parent, num_ranks, rank) -> Cut:
+    """Return this rank's part of the weight.
+
+    Errors: ConfigurationError, with the arithmetic, if the ranks do not divide it.
     """
-    dim = 1 if style == "row" else 0
+    style = STYLES[name]
     what, unit = _counted(module, style, parent)
-    count = module.weight.shape[dim] // unit
+    count = module.weight.shape[style.dim] // unit
     if count % num_ranks == 0:
         start, stop = even_span(count, num_ranks, rank)
-        return Cut(dim, start * unit, stop * unit)
+        return Cut(style.dim, start * unit, stop * unit)
     if what == "key heads" and num_ranks % count == 0:
-        copies = num_ranks // count
-        return Cut(dim, rank // copies * unit, (rank // copies + 1) * unit, copies)
+        replicas = num_ranks // count
+        head = rank // replicas
+        return Cut(style.dim, head * unit, (head + 1) * unit, replicas)
     raise ConfigurationError(
-        f"tensor plan: {path} as {style} has {count} {what} = {num_ranks} tensor ranks x "
+        f"tensor plan: {path} as {name} has {count} {what} = {num_ranks} tensor ranks x "
         f"{count // num_ranks} + {count % num_ranks}; wanted a multiple of {num_ranks}"
-        f"{' or a divisor of it' if what == 'key heads' else ''}: change the model, the tensor size or "
-        "the plan"
+        f"{' or a divisor of it' if what == 'key heads' else ''}: change the model, the tensor size "
+        "or the plan"
     )
 
 
-def _counted(module, style, parent) -> tuple[str, int]:
-    """What a weight is cut between, and how many of its rows (columns, for a row layer) make
-    one.
-    """
-    if isinstance(parent, SelfAttention):
-        return (
-            "key heads" if module is parent.key or module is parent.value else "heads"
-        ), parent.head_dim
-    return {"column": "output features", "row": "input features", "vocabulary": "vocabulary rows"}[
-        style
-    ], 1
+def _counted(module, style: TensorStyle, parent) -> tuple[str, int]:
+    """Return what a weight is cut between, and how many elements of its dim make one."""
+    if not isinstance(parent, SelfAttention):
+        return style.counted, 1
+    if module is parent.key or module is parent.value:
+        return "key heads", parent.head_dim
+    return "heads", parent.head_dim
 
 
 def _check_model(model, modules, styles, cuts, sequence):
-    """Raise ShardingError if what is left of the model does not go with what is cut."""
+    """Raise ShardingError if the rest of the model does not fit the layers that are cut."""
     if any(parameter.claim is not None for parameter in model.parameters()):
         raise ShardingError(
             "a tensor plan was applied to this model before; build it anew to apply another"
         )
     if sequence and not (isinstance(model, GPT) and styles == _assign(model, default_plan(model))):
         raise ShardingError(
-            "sequence parallelism is for a GPT under its default plan; apply default_plan(model), or without "
-            "sequence=True"
+            "sequence parallelism is for a GPT under its default plan; apply default_plan(model), "
+            "or without sequence=True"
         )
-    layers = {path for path, style in styles.items() if style != "region"}
+    layers = {path for path, name in styles.items() if not STYLES[name].is_region}
     for path, module in modules.items():
         own = [member for member in members_of(module).values() if isinstance(member, Parameter)]
         if path not in layers and any(id(parameter) in cuts for parameter in own):
@@ -275,76 +254,57 @@ def _check_model(model, modules, styles, cuts, sequence):
             )
         if path not in layers and own and _is_inside_region(path, styles):
             raise ShardingError(
-                f"tensor plan: {path} is inside a region, where the gradient of x is summed over ranks, but is "
-                "not cut; name it too, or make its layers column and row without a region"
+                f"tensor plan: {path} is inside a region, where the gradient of x is summed over "
+                "ranks, but is not cut; name it too, or make its layers column and row without a "
+                "region"
             )
     _check_loss(model, modules, styles)
 
 
 def _check_loss(model, modules, styles):
-    heads = _vocabulary_heads(modules, styles)
+    heads = _cut_heads(modules, styles)
     if len(heads) > 1 or heads and type(model.loss) is not CrossEntropy:
         raise ShardingError(
-            f"tensor plan: {', '.join(heads)} as vocabulary leaves the logits cut, which only one last layer "
-            f"before a CrossEntropy may do, but the loss is {model.loss!r}; leave it out of the plan"
+            f"tensor plan: {', '.join(heads)} as {styles[heads[0]]} leaves the logits cut, which "
+            "only one last layer before a CrossEntropy may do, but the loss is "
+            f"{model.loss!r}; leave it out of the plan"
         )
 
 
-def _vocabulary_heads(modules, styles) -> list[str]:
-    return [
-        path
-        for path, style in styles.items()
-        if style == "vocabulary" and isinstance(modules[path], Linear)
-    ]
+def _cut_heads(modules, styles) -> list[str]:
+    """Return the paths of the layers whose outputs stay cut."""
+    return [path for path, name in styles.items() if type(modules[path]) in STYLES[name].leaves_cut]
 
 
 def _is_inside_region(path, styles) -> bool:
-    """True if a module above, or the module itself, is a region."""
-    return any(
-        style == "region" and f"{path}.".startswith(f"{outer}.") for outer, style in styles.items()
-    )
+    """Return whether the module, or one above it, is a region."""
+    regions = (outer for outer, name in styles.items() if STYLES[name].is_region)
+    return any(f"{path}.".startswith(f"{outer}.") for outer in regions)
 
 
 # ---- the new layers ------------------------------------------------------------------------------
 
 
 def _sliced(model, cuts, group) -> dict[int, SlicedParameter]:
-    """{id of parameter: this rank's box of it, with its claim}. Collective over the group."""
+    """Return {id of parameter: this rank's box of it, claimed}. Collective over the group."""
     parts = {
         id(p): SlicedParameter.of(p, cuts[id(p)].box(p.shape))
         for p in model.parameters()
         if id(p) in cuts
     }
-    shared = sorted({cut.copies for cut in cuts.values() if cut.copies > 1})
-    claims = {1: SHARDED} | {
-        copies: Claim("partial", group.split(group.rank // copies, group.rank), is_subgroup=True)
-        for copies in shared
-    }
+    claims = {1: SHARDED}
+    for replicas in sorted({cut.replicas for cut in cuts.values()} - {1}):
+        holders = group.split(group.rank // replicas, group.rank)
+        claims[replicas] = Claim("partial", holders, is_subgroup=True)
     for key, part in parts.items():
-        part.claim = claims[cuts[key].copies]
+        part.claim = claims[cuts[key].replicas]
     return parts
 
 
-def _replacement(path, module, styles, parts, axis) -> Module:
-    style = styles[path]
-    if style == "region":
-        return Region(axis, module)
-    weight = parts[id(module.weight)]
-    if isinstance(module, Embedding):
-        return VocabularyParallelEmbedding(axis, weight)
-    activation = module._activation if isinstance(module, DenseLayer) else None
-    if style == "row":
-        return RowParallelLinear(axis, weight, module.bias, activation=activation)
-    kind = VocabularyParallelLinear if style == "vocabulary" else ColumnParallelLinear
-    bias = None if module.bias is None else parts[id(module.bias)]
-    return kind(
-        axis, weight, bias, enters=not _is_inside_region(path, styles), activation=activation
-    )
-
-
 def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
-    """Positions and dropouts, which see a slice of the sequence; norms and biases need no
-    change.
+    """Return the positions and dropouts that see a slice of the sequence, by the id of the module.
+
+    Norms and biases need no change.
     """
     replaced = {
         id(module): SequenceSlicedDropout(axis, module.p)
@@ -352,15 +312,13 @@ def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
         if type(module) is Dropout
     }
     positions = model.embedding.positions
-    return (
-        replaced
-        if positions is None
-        else replaced | {id(positions): SequenceSlicedEmbedding(axis, positions.weight)}
-    )
+    if positions is not None:
+        replaced[id(positions)] = SequenceSlicedEmbedding(axis, positions.weight)
+    return replaced
 
 
 def _put(owner, replaced):
-    """Exchange what the owner holds, in attributes or in a list of modules."""
+    """Exchange the modules that the owner holds, in attributes or in a list of modules."""
     for name, value in list(vars(owner).items()):
         if id(value) in replaced:
             setattr(owner, name, replaced[id(value)])
@@ -369,8 +327,9 @@ def _put(owner, replaced):
 
 
 def _claim_the_rest(model, axis):
-    """What is not cut: equal gradients on all ranks, or under sequence parallelism the terms of
-    slices.
+    """Claim the parameters that are not cut.
+
+    Their gradients are equal on all ranks, or under sequence parallelism the terms of slices.
     """
     claim = Claim("partial" if axis.sequence else "replicated", axis.group)
     for parameter in model.parameters():
@@ -378,6 +337,6 @@ def _claim_the_rest(model, axis):
 
 
 def _set_loss(model, modules, styles, axis):
-    for path in _vocabulary_heads(modules, styles):
+    for path in _cut_heads(modules, styles):
         num_classes = modules[path].weight.shape[0]
         model.loss = VocabularyParallelCrossEntropy(axis, num_classes, model.loss.ignore_index)

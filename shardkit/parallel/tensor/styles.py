@@ -1,0 +1,89 @@
+"""The registry of styles: the ways in which a tensor plan cuts a module over the ranks of an axis.
+A style enters it with a decorator on the function that builds the layer.
+
+    @style("row", takes=LINEAR, dim=1, cuts=("weight",), counted="input features")
+    def _row(axis, module, parts, enters): ...
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...nn.layers import Embedding, Linear
+from ...nn.mlp import DenseLayer
+from ...nn.module import Module
+from .layers import ColumnParallelLinear, Region, RowParallelLinear
+from .vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
+
+LINEAR = (Linear, DenseLayer)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStyle:
+    """How a plan cuts a module.
+
+    build       (axis, module, {id of a parameter: this rank's part}, does x enter here?) -> the
+                layer that takes the module's place
+    takes       the classes of modules that it cuts; none: it cuts no parameter, and any module
+                becomes a region that x enters once
+    dim         of the weight that is cut
+    cuts        names of the parameters that are cut
+    counted     what the weight is cut between
+    leaves_cut  classes of modules whose outputs stay cut, for a loss that takes such
+    """
+
+    build: Callable[..., Module]
+    takes: tuple[type, ...] = ()
+    dim: int = 0
+    cuts: tuple[str, ...] = ()
+    counted: str = ""
+    leaves_cut: tuple[type, ...] = ()
+
+    @property
+    def is_region(self) -> bool:
+        return not self.takes
+
+
+STYLES: dict[str, TensorStyle] = {}
+
+
+def style(name: str, **particulars) -> Callable[[Callable], Callable]:
+    """Enter the decorated builder as the style of this name; the rest are fields of TensorStyle."""
+
+    def enter(build: Callable[..., Module]) -> Callable[..., Module]:
+        assert name not in STYLES, f"two styles are named {name}"
+        STYLES[name] = TensorStyle(build, **particulars)
+        return build
+
+    return enter
+
+
+@style("column", takes=LINEAR, cuts=("weight", "bias"), counted="output features")
+def _column(axis, module, parts, enters, kind=ColumnParallelLinear) -> Module:
+    activation = module.activation if isinstance(module, DenseLayer) else None
+    weight = parts[id(module.weight)]
+    bias = parts.get(id(module.bias))
+    return kind(axis, weight, bias, enters=enters, activation=activation)
+
+
+@style("row", takes=LINEAR, dim=1, cuts=("weight",), counted="input features")
+def _row(axis, module, parts, enters) -> Module:
+    activation = module.activation if isinstance(module, DenseLayer) else None
+    return RowParallelLinear(axis, parts[id(module.weight)], module.bias, activation=activation)
+
+
+@style(
+    "vocabulary",
+    takes=(*LINEAR, Embedding),
+    cuts=("weight", "bias"),
+    counted="vocabulary rows",
+    leaves_cut=LINEAR,
+)
+def _vocabulary(axis, module, parts, enters) -> Module:
+    if isinstance(module, Embedding):
+        return VocabularyParallelEmbedding(axis, parts[id(module.weight)])
+    return _column(axis, module, parts, enters, VocabularyParallelLinear)
+
+
+@style("region")
+def _region(axis, module, parts, enters) -> Module:
+    return Region(axis, module)
