@@ -3,6 +3,7 @@ step.
 """
 
 from ..layout.policy import POLICIES, Policy
+from .data.batches import split_batch
 from .model.copies import StateDrift
 from .model.optimization import EvaluationResult, OptimizationInputData, OptimizationResult
 from .model.optimizer import (
@@ -15,17 +16,16 @@ from .model.optimizer import (
     ZeRO1Optimizer,
     ZeRO2Optimizer,
 )
-from .model.sharded_model import (
+from .model.sharded_model import ShardedModel
+from .model.strategies import (
     DDPModel,
     FSDPModel,
     HybridShardedModel,
     PipelineParallelModel,
-    ShardedModel,
     TensorParallelModel,
     ZeRO1Model,
     ZeRO2Model,
     ZeRO3Model,
-    split_batch,
 )
 from .pipeline.balance import measure_blocks
 from .step.profile import StepProfile, profile_steps

@@ -200,7 +200,7 @@ def test_parameters_alone_begin_a_new_training(way, strategy, num_ranks, written
         assert (
             used.step_number,
             used.engine.state.samples_seen,
-            used.describe_state()["last_loss"],
+            used.checkpoints.describe()["last_loss"],
         ) == (
             0,
             0,

@@ -19,8 +19,9 @@ from ...array.backend import host_array
 from ...array.random import key_of, random_bits
 from ...comm import CommunicationBackend, collectively
 from ...errors import ConfigurationError, ShapeError
+from ..data.batches import own_part
 from ..step.engine import Engine
-from .sharded_model import ShardedModel, own_part
+from .sharded_model import ShardedModel
 
 SETS = ("train", "validation", "test")
 

@@ -19,6 +19,7 @@ from ...layout.policy import policy_named
 from ...nn.features import input_features
 from ...nn.module import Module
 from ...optim import Rule
+from ..data.batches import split_batch
 from .copies import StateDrift, synchronize_copies
 from .optimization import (
     SETS,
@@ -29,16 +30,15 @@ from .optimization import (
     epochs_since_improvement,
     evaluate_set,
 )
-from .sharded_model import (
+from .sharded_model import ShardedModel
+from .strategies import (
     DDPModel,
     FSDPModel,
     HybridShardedModel,
     PipelineParallelModel,
-    ShardedModel,
     TensorParallelModel,
     ZeRO1Model,
     ZeRO2Model,
-    split_batch,
 )
 
 

@@ -1,44 +1,43 @@
-"""Sharded models: an ordinary model on a mesh, trained by one engine whatever the strategy.
+"""ShardedModel: the face of an ordinary model on a mesh, whatever the strategy.
 
-    model = FSDPModel(models.GPT(256, 128, width=256, layers=4, heads=4),
-    ShardingConfiguration(backend, optimizer=AdamW()))
+    config = ShardingConfiguration(backend, optimizer=AdamW())
+    model = FSDPModel(models.GPT(256, 128, width=256, layers=4, heads=4), config)
     loss = model.train(x, y)                     # x, y: this data rank's part of the batch
 
-DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are names for the four rows of policy.POLICIES.
+Each member checks its arguments and asks the part that does the work:
+
+    engine        trains, evaluates, predicts           engine.weights   whole parameter vectors
+    checkpoints   files and images                      engine.state     optimizer state, rule, counts
 """
 
 import time
 import warnings
 from dataclasses import replace
-from math import isfinite
 
 import numpy
 
 from ...arguments import is_number, require
 from ...array.backend import to_host
-from ...checkpoint import (
-    CheckpointStore,
-    PendingCheckpoint,
-    Retention,
-    Saver,
-    load_image,
-    make_image,
-)
+from ...checkpoint import PendingCheckpoint, Saver
 from ...checkpoint.find import warn_of_skipped
-from ...checkpoint.fit import Fit, Wanted, check_only, state_since
+from ...checkpoint.fit import check_only
 from ...comm import Mesh, check_same, collectively
 from ...config import ShardingConfiguration
-from ...errors import CheckpointError, CommunicationError, FeatureError, ShapeError, ShardingWarning
-from ...layout.mesh_shape import AXES
-from ...layout.policy import POLICIES, Policy, policy_named
-from ...nn.features import input_features
-from ...nn.module import Module, blocks_of, configuration_of
-from ...optim.description import describe_rule
-from ...optim.late import RatedRule
+from ...errors import CommunicationError, ShardingWarning
+from ...layout.policy import Policy
+from ...nn.module import Module
 from ..data.partition import describe_one_unit
 from ..step.engine import Engine
 from ..tensor.plan import close_groups
-from .features import features_of, permutation_importance
+from .checkpoints import Checkpoints
+from .features import (
+    activate_features,
+    check_samples_given,
+    features_of,
+    permutation_importance,
+)
+from .history import History
+from .report import metadata_of, table_of
 
 
 class ShardedModel:
@@ -53,7 +52,7 @@ class ShardedModel:
     """
 
     policy: Policy
-    strategy: str  # as reports call it
+    strategy: str  # as reports name it
 
     def __init__(self, wrapped_model: Module, config: ShardingConfiguration):
         if not isinstance(config, ShardingConfiguration):
@@ -65,11 +64,8 @@ class ShardedModel:
             config.backend.initialize()
         with collectively(config.backend):
             self._check_arguments(wrapped_model)
-        self.companions: dict[
-            str, bytes
-        ] = {}  # files beside the tensors, of the checkpoint that this model went on from
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
-        self._tell_of_one_unit()
+        self._warn_of_one_unit()
 
     def _check_arguments(self, wrapped_model):
         if not isinstance(wrapped_model, Module):
@@ -78,15 +74,31 @@ class ShardedModel:
                 f"{type(wrapped_model).__name__} for the model"
             )
 
+    def _make_mesh(self, backend) -> Mesh:
+        """Make all ranks data replicas."""
+        return Mesh(backend)
+
     def _assemble(self, wrapped_model, config, mesh):
         self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
-        self._saver = Saver(mesh.world, self.engine.device)
-        self._last_loss: float | None = None
-        self._last_batch: tuple | None = None
-        self._evaluation: dict | None = None
-        self._train_seconds = 0.0
+        self.history = History()
+        saver = Saver(mesh.world, self.engine.device)
+        self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver)
         self._is_closed = False
+
+    def _warn_of_one_unit(self):
+        """Warn on rank 0 if the model is one unit and several would save memory."""
+        if self.rank > 0 or self.mesh.size("data") == 1:
+            return
+        if not self.engine.units[0].is_released_after_use:
+            return
+        cost = describe_one_unit(
+            self.wrapped_model,
+            self.sharding_configuration.minimum_parameter_group_size,
+            self.engine.numerics.compute_dtype.itemsize,
+        )
+        if cost is not None:
+            warnings.warn(cost, ShardingWarning, stacklevel=3)
 
     def _check_open(self):
         if self._is_closed:
@@ -94,24 +106,7 @@ class ShardedModel:
                 "this model is closed; make another one, or close it after its last use"
             )
 
-    def _tell_of_one_unit(self):
-        """Warn on rank 0 if units of the model would save memory, but it has none."""
-        if (
-            self.rank == 0
-            and self.engine.units[0].is_released_after_use
-            and self.mesh.size("data") > 1
-        ):
-            told = describe_one_unit(
-                self.wrapped_model,
-                self.sharding_configuration.minimum_parameter_group_size,
-                self.engine.numerics.compute_dtype.itemsize,
-            )
-            if told is not None:
-                warnings.warn(told, ShardingWarning, stacklevel=3)
-
-    def _make_mesh(self, backend) -> Mesh:
-        """All ranks are data replicas."""
-        return Mesh(backend)
+    # ---- what it is ------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -120,7 +115,7 @@ class ShardedModel:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole mesh."""
+        """The number of ranks of the whole mesh."""
         return self.mesh.world.world_size
 
     @property
@@ -134,6 +129,11 @@ class ShardedModel:
         return self.engine.state.step_number
 
     @property
+    def companions(self) -> dict[str, bytes]:
+        """Files beside the tensors, from the checkpoint that this model went on from."""
+        return self.checkpoints.companions
+
+    @property
     def local_parameter_shard(self):
         """What this rank owns and updates: 1-D, read-only, a snapshot. No communication.
 
@@ -145,6 +145,20 @@ class ShardedModel:
         owned = self.engine.weights.local()
         owned.flags.writeable = False
         return owned
+
+    def get_model_metadata(self) -> dict:
+        """Return strategy, sizes, bytes on this rank and training history; a fresh dict.
+
+        No communication.
+        """
+        return metadata_of(self)
+
+    def describe(self) -> str:
+        """Return a table of each rank's coordinates, host, stages, and their first and last blocks.
+
+        The same text on all ranks; no communication.
+        """
+        return table_of(self)
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -161,18 +175,19 @@ class ShardedModel:
         a checkpoint that is being written, before anything else is done.
         """
         self._check_open()
-        self._saver.poll()
+        self.checkpoints.saver.poll()
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
-        self._last_loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
-        self._last_batch = (x, y)
-        self._train_seconds += time.perf_counter() - began
-        return self._last_loss
+        loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
+        history = self.history
+        history.last_loss, history.last_batch = loss, (x, y)
+        history.train_seconds += time.perf_counter() - began
+        return loss
 
     def compute_gradients(self, x, y, loss=None):
-        """The mean gradient over the global batch of what this rank owns and updates. Collective;
-        parameters are unchanged.
+        """Return the mean gradient over the global batch of what this rank owns and updates.
 
+        Collective; parameters are unchanged.
         loss     a function (prediction, y) -> mean loss, instead of the configured one
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
                  units)
@@ -185,8 +200,7 @@ class ShardedModel:
         )
 
     def apply_gradients(self, gradients, learning_rate: float):
-        """Take a step with these gradients of what this rank updates, as compute_gradients returned
-        them. Collective.
+        """Take a step with given gradients, as compute_gradients returned them. Collective.
 
         gradients      1-D, the length that compute_gradients returns on this rank
         learning_rate  instead of the rule's own
@@ -194,23 +208,18 @@ class ShardedModel:
         that is none, ShardingError on rates that differ.
         """
         self._check_open()
-        self._saver.poll()
+        self.checkpoints.saver.poll()
+        wanted = "a finite number, at least 0"
         with collectively(self.mesh.world):
-            require(
-                is_number(learning_rate, at_least=0),
-                "learning_rate",
-                learning_rate,
-                "a finite number, at least 0",
-            )
+            require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, wanted)
             self.engine.check_gradients(gradients)
         check_same(self.mesh.world, {"learning_rate": str(learning_rate)})
         self.engine.apply_gradients(gradients, learning_rate)
 
     def synchronize_gradients(self):
         """Make every owner hold the mean gradient, over all that was accumulated, of what it owns.
-        Collective.
 
-        Errors: ShardingError if nothing was accumulated since the last time.
+        Collective. Errors: ShardingError if nothing was accumulated since the last time.
         """
         self._check_open()
         self.engine.reduce_accumulated()
@@ -221,7 +230,7 @@ class ShardedModel:
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """
         self._check_open()
-        self._saver.poll()
+        self.checkpoints.saver.poll()
         self.engine.update()
 
     def use_rule(self, rule):
@@ -258,35 +267,33 @@ class ShardedModel:
         return self.engine.supports_compilation
 
     def predict(self, x):
-        """The wrapped model's output for x, a NumPy array. Collective: every data replica passes an
-        x of its own.
+        """Return the wrapped model's output for x, a NumPy array.
 
-        No samples have an empty prediction. Errors, on all ranks: ShapeError if any rank's x is
-        nothing that the model takes.
+        Collective: every data replica passes an x of its own. No samples have an empty prediction.
+        Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
         """
         self._check_open()
         return self.engine.predict(x)
 
     def evaluate(self, x, y) -> float:
-        """The mean loss over the parts of all data ranks, the same on all ranks; nothing is
-        learned. Collective.
+        """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
 
-        NaN if no label counts. Errors, on all ranks: ShapeError as train.
+        Nothing is learned. NaN if no label counts. Errors, on all ranks: ShapeError as train.
         """
         self._check_open()
         loss = self.engine.evaluate(x, y)
-        self._evaluation = {"loss": loss, "step": self.step_number}
+        self.history.evaluation = {"loss": loss, "step": self.step_number}
         return loss
 
-    # ---- whole vectors, files --------------------------------------------------------------------
+    # ---- whole vectors, other models -------------------------------------------------------------
 
     def gather_full_parameters(self):
-        """A new 1-D array of all parameters in the wrapped model's canonical order. Collective."""
+        """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
         self._check_open()
         return self.engine.weights.gather()
 
     def get_parameters(self):
-        """The same as gather_full_parameters(). Collective."""
+        """Return what gather_full_parameters() returns. Collective."""
         return self.gather_full_parameters()
 
     def set_parameters(self, vector):
@@ -299,10 +306,9 @@ class ShardedModel:
         self.engine.weights.set(vector)
 
     def with_parameters(self, vector) -> "ShardedModel":
-        """A new model of the same type on the same mesh with these parameters, and fresh optimizer
-        state. Collective.
+        """Return a model of the same type on the same mesh with these parameters. Collective.
 
-        Close it too: the mesh is closed with the last model that uses it.
+        Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
         """
         other = self._with_own_parameters()
         other.set_parameters(vector)
@@ -310,28 +316,28 @@ class ShardedModel:
         return other
 
     def clone(self) -> "ShardedModel":
-        """A model of the same type that shares parameters, optimizer state and mesh with this one.
-        No communication.
+        """Return a model that shares parameters, optimizer state and mesh with this one.
 
-        Close it too: the mesh is closed with the last model that uses it.
+        Of the same type; no communication. Close it too: the mesh is closed with its last model.
         """
         self._check_open()
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
+        other.history, other.checkpoints = self.checkpoints.for_clone()
         self.mesh.share()
         return other
 
     __copy__ = clone
 
     def deep_copy(self) -> "ShardedModel":
-        """A model of the same type on the same mesh with parameters and optimizer state of its own.
-        Collective.
+        """Return a model on the same mesh with parameters and optimizer state of its own.
 
-        Close it too: the mesh is closed with the last model that uses it.
+        Of the same type; collective. Close it too: the mesh is closed with its last model.
         """
         other = self._with_own_parameters()
         other.engine.state.copy_from(self.engine.state)
-        other._last_loss, other._train_seconds = self._last_loss, self._train_seconds
+        other.history.last_loss = self.history.last_loss
+        other.history.train_seconds = self.history.train_seconds
         self.mesh.share()
         return other
 
@@ -343,46 +349,41 @@ class ShardedModel:
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
+        other.checkpoints.companions = self.checkpoints.companions
         if self.engine.is_compiled:
             other.compile()
         return other
 
-    def serialize(self) -> bytes:
-        """Parameters, optimizer state and step as an HDF5 image, the same bytes on all ranks.
-        Collective.
+    # ---- checkpoints and images ------------------------------------------------------------------
 
-        The files of a tokenizer and the like, which a converted model keeps in its checkpoints, are
-        not in it.
+    def serialize(self) -> bytes:
+        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
+
+        Collective. The files of a tokenizer and the like, which a converted model keeps in its
+        checkpoints, are not in it.
         """
-        return make_image(
-            self.engine.state.counted_boxes(),
-            self.engine.state.shapes(),
-            self.mesh.world,
-            self.describe_state(),
-        )
+        return self.checkpoints.image()
 
     def deserialize(self, data: bytes, *, only: str | None = None):
-        """Go on from an image, made under any mesh and policy. Collective: all ranks pass the same
-        bytes.
+        """Go on from an image, made under any mesh and policy.
 
+        Collective: all ranks pass the same bytes.
         only   "model": take the parameters alone, as load_model does
         Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model,
-        which is unchanged; ValueError if `only` is another word.
+        which is unchanged; ValueError if `only` has another value.
         """
-        wanted = self._wanted(only)
-        self._adopt(load_image(data, self.engine.state.owned_boxes(), wanted, self.mesh.world))
+        self.checkpoints.adopt(self.checkpoints.read_image(data, only))
 
     def save_state(self, file):
-        """Write serialize() to a binary file object, which only rank 0 needs to have (others may
-        pass None). Collective.
-        """
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
         image = self.serialize()
         with collectively(self.mesh.world):
             if self.rank == 0:
                 file.write(image)
 
     def load_state(self, file, *, only: str | None = None):
-        """Read what save_state wrote from a binary file object of rank 0 (others may pass None).
+        """Read what save_state wrote from a file object of rank 0; others may pass None.
+
         Collective; as deserialize.
         """
         with collectively(self.mesh.world):
@@ -403,21 +404,13 @@ class ShardedModel:
         keep           delete older checkpoints there but this many, the new one counted; None:
                        delete nothing
         keep_every     and but those of steps that this divides
-        data_position  stored as it is, for whoever feeds the data
+        data_position  stored as it is, for the source of the data
         Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as
         they were.
         """
-        self._saver.wait()
-        return self._store(path).save(
-            self.engine.state.counted_boxes(),
-            self.mesh.world,
-            self.describe_state(data_position),
-            keep=keep,
-            keep_every=keep_every,
+        return self.checkpoints.save(
+            path, keep=keep, keep_every=keep_every, data_position=data_position
         )
-
-    def _store(self, path) -> CheckpointStore:
-        return CheckpointStore(path, copies=self.engine.device.copies, companions=self.companions)
 
     def save_model_async(
         self,
@@ -427,161 +420,57 @@ class ShardedModel:
         keep_every: int | None = None,
         data_position: dict | None = None,
     ) -> PendingCheckpoint:
-        """Begin to write a checkpoint of this step and return when its numbers are copied; training
-        may go on. Collective.
+        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
 
-        The copies are in host memory, as large as what this rank owns, and used again the next
-        time. The checkpoint is there once all ranks have written and met again: in a train() or
-        step() afterwards, or in wait() of what is returned, or in close(). One at a time: the next
-        save waits for it. Arguments as for save_model. Errors, on all ranks: as save_model, also
-        from those later calls; nothing is left of the checkpoint then.
+        Training may go on. The copies are in host memory, as large as what this rank owns, and used
+        again the next time. The checkpoint is there once all ranks have written and met again: in a
+        train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
+        waits for it. Arguments as for save_model. Errors, on all ranks: as save_model, also from
+        those later calls; nothing is left of the checkpoint then.
         """
-        return self._saver.start(
-            self._store(path),
-            self.engine.state.counted_boxes(),
-            self.describe_state(data_position),
-            Retention(keep, keep_every),
+        return self.checkpoints.save_async(
+            path, keep=keep, keep_every=keep_every, data_position=data_position
         )
 
     def abandon_saving(self):
-        """Write no more of a checkpoint that is being written; what there is of it stays behind. No
-        communication.
+        """Stop writing a checkpoint in the background; its unfinished files stay. No communication.
 
         For ranks that have lost others; else close() and the next save wait for it.
         """
-        self._saver.abandon()
-
-    def describe_state(self, data_position: dict | None = None) -> dict:
-        """What a checkpoint says beside the tensors. No communication."""
-        loss = self._last_loss
-        return {
-            "step": self.engine.state.step_number,
-            "samples_seen": self.engine.state.samples_seen,
-            "skipped_steps": self.engine.state.skips.total,
-            "loss_scale": self.engine.loss_scale.state(),
-            "compute_dtype": str(self.engine.numerics.compute_dtype),
-            "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
-            "seed": self.sharding_configuration.seed,
-            "mesh": {axis: self.mesh.size(axis) for axis in AXES},
-            "strategy": self.strategy,
-            "active_features": None
-            if input_features(self.wrapped_model) is None
-            else self.get_active_feature_indices(),
-            "model": self._describe_model(),
-            "optimizer": {
-                **describe_rule(self.engine.state.rule),
-                "state_since": self.engine.state.state_since,
-            },
-            "data_position": data_position or {},
-        }
-
-    def go_on_from(self, description: dict):
-        """After the owned boxes were filled from elsewhere: be at the step that describe_state()
-        told of. Collective.
-        """
-        self.engine.drop_gradients()
-        self.engine.state.restore(
-            description["step"],
-            description["samples_seen"],
-            description.get("skipped_steps", 0),
-            description.get("loss_scale"),
-            state_since(description),
-        )
-        self.engine.weights.awaits_values = False
-        self._last_loss = description["last_loss"]
-        features = input_features(self.wrapped_model)
-        if features is not None and description["active_features"] is not None:
-            features.activate(description["active_features"])
+        self.checkpoints.saver.abandon()
 
     def load_model(self, path, *, only: str | None = None) -> dict:
-        """Go on from the newest valid checkpoint at `path`, written under any mesh and policy.
-        Collective.
+        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
         path     what save_model() was given, or a run folder; or one checkpoint, which is then
                  taken or refused
         Under a rule that keeps other optimizer state than the one that wrote it, state that is
         missing starts at zero, with a bias correction of its own, and state that is not kept is
-        left out; a warning on rank 0 says so.
+        left out; a warning on rank 0 names both.
         only     "model": take the parameters alone, to predict, or to begin a new training at step
                  0 with fresh optimizer state
         returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped"
                  why newer checkpoints were passed over, which is a warning on rank 0 too; under
-                 "missing_state" and "unused_state" such names
+                 "missing_state" and "unused_state" the names of such state
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if
-        `only` is another word; the model is unchanged then.
+        `only` has another value; the model is unchanged then.
         """
-        self._saver.wait()
-        engine = self.engine
-        wanted = self._wanted(only)
-        store = CheckpointStore.found(path, self.mesh.world, engine.device.copies)
-        try:
-            checkpoint = store.load_newest(
-                wanted.taken(engine.state.owned_boxes()),
-                self.mesh.world,
-                lambda checkpoint: checkpoint.fit(wanted),
-                expendable=engine.weights.is_initial,
-            )
-        except (CheckpointError, PermissionError):  # on all ranks
-            if engine.weights.is_initial:  # then arrays may be half filled, and are made again
-                engine.weights.start_over()
-            raise
-        fit = checkpoint.fit(wanted)
-        self._adopt(fit)
-        self._take_companions(checkpoint)
+        checkpoint, fit, skipped = self.checkpoints.read(path, only)
+        self.checkpoints.adopt(fit)
+        self.checkpoints.take_companions(checkpoint)
         if self.rank == 0:
-            warn_of_skipped(checkpoint, store.skipped)
+            warn_of_skipped(checkpoint, skipped)
         return {
             **checkpoint.manifest,
-            "skipped": store.skipped,
+            "skipped": skipped,
             "missing_state": fit.missing_state,
             "unused_state": fit.unused_state,
         }
 
-    def _take_companions(self, checkpoint):
-        """All ranks keep them, so that any may die. Collective."""
-        with collectively(self.mesh.world):
-            companions = checkpoint.companions() if self.rank == 0 else None
-        self.companions = self.mesh.world.broadcast_object(companions, 0)
-
-    def _wanted(self, only: str | None) -> Wanted:
-        """What this model takes from a checkpoint. Collective. Errors, on all ranks: ValueError on
-        an unknown word.
-        """
-        with collectively(self.mesh.world):
-            check_only(only)
-        engine, features = self.engine, input_features(self.wrapped_model)
-        return Wanted(
-            engine.state.shapes(),
-            engine.units[0].dtype,
-            self._describe_model(),
-            None if features is None else len(features.names),
-            describe_rule(engine.state.rule),
-            isinstance(engine.state.rule, RatedRule),
-            only,
-        )
-
-    def _describe_model(self) -> dict:
-        return {
-            "class": type(self.wrapped_model).__name__,
-            "configuration": configuration_of(self.wrapped_model),
-        }
-
-    def _adopt(self, fit: Fit):
-        """After the arrays that are taken were filled: go on from there, and say what was not.
-        Collective.
-        """
-        if fit.only is not None:
-            self.engine.state.clear()
-        self.go_on_from(fit.goes_on_from())
-        if self.rank == 0:
-            fit.warn()
-
     # ---- input features --------------------------------------------------------------------------
 
     def get_active_feature_indices(self) -> list[int]:
-        """Numbers of the input features that the model looks at. Errors: FeatureError if it has no
-        features.
-        """
+        """Return the numbers of the input features that are used. Errors: FeatureError."""
         return list(features_of(self.wrapped_model).active)
 
     def set_active_feature_indices(self, indices):
@@ -589,243 +478,35 @@ class ShardedModel:
 
         Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
         """
-        with collectively(self.mesh.world):
-            numbers = features_of(self.wrapped_model).checked(indices)
-        check_same(self.mesh.world, {"active features": str(list(numbers))})
-        features_of(self.wrapped_model).activate(numbers)
+        activate_features(self.wrapped_model, indices, self.mesh.world)
 
     def is_feature_used(self, index: int) -> bool:
-        """True if the model looks at this input feature. Errors: FeatureError if it has no
-        features.
-        """
+        """Return whether the model looks at this input feature. Errors: FeatureError."""
         return index in features_of(self.wrapped_model).active
 
     def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
-        """{feature: growth of the loss when its values are shuffled}, the same on all ranks.
-        Collective.
+        """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
 
-        x, y    this data rank's samples; None: the last batch that was trained on
+        Collective. x, y    this data rank's samples; None: the last batch that was trained on
         Errors, on all ranks: FeatureError if the model has no features, or there are no samples.
         """
-        with collectively(self.mesh.world):
-            features_of(self.wrapped_model)
-            if x is None and self._last_batch is None:
-                raise FeatureError(
-                    "importance is measured on samples; pass x and y, or train first"
-                )
-        return permutation_importance(self, *(self._last_batch if x is None else (x, y)))
+        batch = self.history.last_batch if x is None else (x, y)
+        check_samples_given(self.wrapped_model, batch, self.mesh.world)
+        return permutation_importance(self.engine, *batch)
 
-    # ---- what it is ------------------------------------------------------------------------------
-
-    def get_model_metadata(self) -> dict:
-        """Strategy, sizes, bytes on this rank and training history; a fresh dict. No
-        communication.
-        """
-        live = self.engine.device.bytes_in_use
-        return {
-            "strategy": self.strategy,
-            "is_distributed": self.world_size > 1,
-            "world_size": self.world_size,
-            "rank": self.rank,
-            **{f"{axis}_parallel_size": self.mesh.size(axis) for axis in AXES},
-            **{f"{axis}_parallel_rank": getattr(self.mesh.coordinates, axis) for axis in AXES},
-            "parameter_count": self.parameter_count,
-            "shard_size": self.engine.weights.local().size,
-            "num_units": len(self.engine.units),
-            "compiled": self.engine.is_compiled,
-            "compute_dtype": str(self.engine.numerics.compute_dtype),
-            "matmul_precision": self.engine.numerics.precision,
-            "blas": self.engine.numerics.blas.name
-            if self.engine.numerics.blas
-            else self.sharding_configuration.blas,
-            "loss_scale": self.engine.loss_scale.value,
-            "parameter_bytes": live("parameters", "gathered parameters"),
-            "gradient_bytes": live("gradients", "gradients in flight"),
-            "optimizer_bytes": live("optimizer state"),
-            "activation_bytes": live("activations"),
-            "peak_bytes": self.engine.device.accounts.peak_bytes(),
-            "schedule": self.sharding_configuration.schedule,
-            "bubble_fraction": self.engine.bubble_fraction,
-            "overlap": str(self.engine.overlap),
-            "exposed_communication_seconds": dict(self.engine.exposure.of_step),
-            "micro_batches": self.sharding_configuration.micro_batches,
-            "history": {
-                "steps": self.step_number,
-                "samples_seen": self.engine.state.samples_seen,
-                "last_loss": self._last_loss,
-                "skipped_steps": self.engine.state.skips.total,
-                "wall_seconds": self._train_seconds,
-            },
-            "evaluation": dict(self._evaluation) if self._evaluation else None,
-        }
-
-    def describe(self) -> str:
-        """A table of who is where: each rank's coordinates, host, pipeline stages, and the first
-        and last block of each.
-
-        The same text on all ranks, no communication.
-        """
-        names = {
-            id(block): name or type(block).__name__ for name, block in blocks_of(self.wrapped_model)
-        }
-        runs = [self.engine.stages.blocks_of(rank) for rank in range(self.mesh.size("pipeline"))]
-        of_ranks = [
-            runs[self.mesh.shape.coordinates(rank).pipeline] for rank in range(self.world_size)
-        ]
-        table = self.mesh.describe(
-            stages=[", ".join(map(str, run)) for run in of_ranks],
-            blocks=[", ".join(_ends(names, blocks) for blocks in run.values()) for run in of_ranks],
-        )
-        config = self.sharding_configuration
-        return (
-            f"{self.strategy}: policy {self.policy.name}, schedule {config.schedule}, {config.micro_batches} micro-batches "
-            f"per data rank\n{table}"
-        )
+    # ---- the end ---------------------------------------------------------------------------------
 
     def close(self):
-        """Wait for a checkpoint that is being written, and give memory of activations and
-        communicators back. Collective.
+        """Wait for a checkpoint that is being written, and give memory and communicators back.
 
-        The model cannot train afterwards, its clones and copies can: the last of them closes the
-        communicators. A second call does nothing. Errors: those of the checkpoint.
+        Collective. The model cannot train afterwards, its clones and copies can: the last of them
+        closes the communicators. A second call does nothing. Errors: those of the checkpoint.
         """
         if self._is_closed:
             return
-        self._saver.wait()
+        self.checkpoints.saver.wait()
         self._is_closed = True
         self.engine.clear_activations()
         if not self.mesh.is_shared:
             close_groups(self.wrapped_model)
         self.mesh.close()
-
-
-class DDPModel(ShardedModel):
-    """Everything replicated; gradients are summed over all ranks (arXiv 2006.15704)."""
-
-    policy, strategy = POLICIES["ddp"], "DDP"
-
-
-class ZeRO1Model(ShardedModel):
-    """Optimizer state sharded over the ranks (arXiv 1910.02054, stage 1)."""
-
-    policy, strategy = POLICIES["zero1"], "ZeRO-1"
-
-
-class ZeRO2Model(ShardedModel):
-    """Optimizer state and gradients sharded (arXiv 1910.02054, stage 2)."""
-
-    policy, strategy = POLICIES["zero2"], "ZeRO-2"
-
-
-class FSDPModel(ShardedModel):
-    """Parameters, gradients and optimizer state sharded; each unit is gathered just in time (ZeRO
-    stage 3).
-    """
-
-    policy, strategy = POLICIES["fsdp"], "FSDP"
-
-
-ZeRO3Model = FSDPModel
-
-
-class PipelineParallelModel(ShardedModel):
-    """Each rank holds one stage of the model: its own layers, on activations that it receives
-    (arXiv 1811.06965).
-
-    All ranks pass the same x and y to train, and get the same predictions. config.schedule names
-    the order of the micro-batches. Errors, on all ranks: StagesError if the model has fewer units
-    than the schedule has stages.
-    """
-
-    policy, strategy = POLICIES["ddp"], "PipelineParallel"
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, pipeline=backend.world_size)
-
-
-class TensorParallelModel(ShardedModel):
-    """Every layer cut over all ranks: each computes its heads, hidden units and vocabulary rows
-    (arXiv 1909.08053).
-
-    All ranks pass the same x and y to train, and get the same predictions. The model is a GPT or
-    MLP, or the configuration has a tensor_plan. Errors, on all ranks: ShardingError and
-    ConfigurationError, with the arithmetic, if it cannot be cut.
-    """
-
-    policy, strategy = POLICIES["ddp"], "TensorParallel"
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, tensor=backend.world_size)
-
-
-class HybridShardedModel(ShardedModel):
-    """Pipeline stages x data replicas x tensor ranks, all at once, under any policy on the data
-    axis.
-
-    data_parallel_size   -1: the ranks that are left over
-    policy               "ddp", "zero1", "zero2" or "fsdp"
-    order                axes from the slowest to the one that varies fastest with the rank
-    Errors, on all ranks: ValueError on a size < 1 (data: and not -1), MeshError with the arithmetic
-    if the sizes do not multiply to the number of ranks, ConfigurationError on another policy, and
-    those of the strategies it combines.
-    """
-
-    strategy = "3D-Parallelism (Hybrid)"
-
-    def __init__(
-        self,
-        wrapped_model: Module,
-        config: ShardingConfiguration,
-        pipeline_parallel_size: int = 1,
-        tensor_parallel_size: int = 1,
-        data_parallel_size: int = -1,
-        policy: str = "fsdp",
-        order=AXES,
-    ):
-        self._policy_name = policy
-        self._sizes = {
-            "pipeline": pipeline_parallel_size,
-            "tensor": tensor_parallel_size,
-            "data": data_parallel_size,
-            "order": order,
-        }
-        super().__init__(wrapped_model, config)
-
-    def _check_arguments(self, wrapped_model):
-        super()._check_arguments(wrapped_model)
-        self.policy = policy_named(self._policy_name)
-
-    def _make_mesh(self, backend):
-        return Mesh(backend, **self._sizes)
-
-
-def split_batch(mesh: Mesh, *arrays):
-    """This data rank's slice of each array of a global batch, along dim 0, in rank order. No
-    communication.
-
-    Uneven batches give the first ranks one more. Errors, the same on all ranks that pass the same
-    arrays: ShapeError if there are fewer samples than data ranks, or arrays of different lengths.
-    """
-    if any(numpy.ndim(array) == 0 for array in arrays):
-        raise ShapeError("split_batch of a single number; wanted arrays [samples, ...]")
-    lengths = sorted({len(array) for array in arrays})
-    if len(lengths) > 1:
-        raise ShapeError(
-            f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the same number"
-        )
-    if arrays and lengths[0] < mesh.size("data"):
-        raise ShapeError(
-            f"a batch of {lengths[0]} samples cannot be split over {mesh.size('data')} data ranks; wanted one for "
-            "each, or more"
-        )
-    return tuple(own_part(mesh, array) for array in arrays)
-
-
-def own_part(mesh: Mesh, array):
-    """The same slice of one array, empty where there are fewer samples than data ranks."""
-    return numpy.array_split(array, mesh.size("data"))[mesh.coordinates.data]
-
-
-def _ends(names, blocks) -> str:
-    """The name of the only block, or of the first and the last."""
-    return " .. ".join(dict.fromkeys(names[id(block)] for block in (blocks[0], blocks[-1])))

@@ -101,12 +101,12 @@ class Neighbors:
             sending = self._world.isend(newest.own, (self._rank + 1) % self._num_ranks, _TAG)
             self._world.irecv(newest.other, (self._rank - 1) % self._num_ranks, _TAG).wait()
             sending.wait()
-        newest.description = self._model.describe_state()
+        newest.description = self._model.checkpoints.describe()
 
     @property
     def companions(self) -> dict[str, bytes]:
         """Files that go with the model, which every rank has."""
-        return self._model.companions
+        return self._model.checkpoints.companions
 
     @property
     def note(self) -> Note:
@@ -167,7 +167,7 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
     wanted = [] if model is None else model.engine.state.owned_boxes()
     redistribute(living, held, [(tensor, piece.box, array) for tensor, piece, array in wanted])
     if model is not None:
-        model.go_on_from(
+        model.checkpoints.go_on_from(
             next(
                 note.generations[step] for notes in everyones for note in notes if note.life == life
             )
@@ -177,7 +177,7 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
         copies[-1].companions if living.rank == holder else None, holder
     )
     if model is not None:
-        model.companions = companions
+        model.checkpoints.companions = companions
     return step
 
 

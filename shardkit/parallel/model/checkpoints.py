@@ -1,0 +1,193 @@
+"""The checkpoints and images of one sharded model: what is written, and how training goes on from it.
+
+    engine.state.counted_boxes(), describe()  -->  checkpoint or image  -->  owned_boxes(), adopt()
+
+Every method is collective over the mesh, unless it says otherwise.
+"""
+
+from dataclasses import replace
+from math import isfinite
+
+from ...checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    PendingCheckpoint,
+    Retention,
+    Saver,
+    load_image,
+    make_image,
+)
+from ...checkpoint.fit import Fit, Wanted, check_only, state_since
+from ...comm import collectively
+from ...errors import CheckpointError
+from ...layout.mesh_shape import AXES
+from ...nn.features import input_features
+from ...nn.module import configuration_of
+from ...optim.description import describe_rule
+from ...optim.late import RatedRule
+from ..step.engine import Engine
+from .history import History
+
+
+class Checkpoints:
+    """What reads and writes the state of an engine.
+
+    strategy     the model's, as reports name it
+    companions   {name: bytes} of files beside the tensors, from the checkpoint that the model went
+                 on from
+    saver        writes in the background; the clones of a model share it
+    """
+
+    def __init__(self, engine: Engine, strategy: str, history: History, saver: Saver):
+        self.companions: dict[str, bytes] = {}
+        self.saver = saver
+        self._engine, self._strategy, self._history = engine, strategy, history
+        self._world = engine.mesh.world
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def image(self) -> bytes:
+        """Return parameters, optimizer state and counts as an HDF5 image."""
+        state = self._engine.state
+        return make_image(state.counted_boxes(), state.shapes(), self._world, self.describe())
+
+    def save(
+        self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
+    ) -> str:
+        """Write a checkpoint into folder `path` and return its own folder."""
+        self.saver.wait()
+        return self._store(path).save(
+            self._engine.state.counted_boxes(),
+            self._world,
+            self.describe(data_position),
+            keep=keep,
+            keep_every=keep_every,
+        )
+
+    def save_async(
+        self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
+    ) -> PendingCheckpoint:
+        """Copy the state, and write a checkpoint of it in the background."""
+        return self.saver.start(
+            self._store(path),
+            self._engine.state.counted_boxes(),
+            self.describe(data_position),
+            Retention(keep, keep_every),
+        )
+
+    def _store(self, path) -> CheckpointStore:
+        copies = self._engine.device.copies
+        return CheckpointStore(path, copies=copies, companions=self.companions)
+
+    def describe(self, data_position: dict | None = None) -> dict:
+        """Return what a checkpoint stores beside the tensors. No communication."""
+        engine, state, loss = self._engine, self._engine.state, self._history.last_loss
+        features = input_features(engine.model)
+        return {
+            "step": state.step_number,
+            "samples_seen": state.samples_seen,
+            "skipped_steps": state.skips.total,
+            "loss_scale": state.loss_scale.state(),
+            "compute_dtype": str(engine.numerics.compute_dtype),
+            "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
+            "seed": engine.config.seed,
+            "mesh": {axis: engine.mesh.size(axis) for axis in AXES},
+            "strategy": self._strategy,
+            "active_features": None if features is None else list(features.active),
+            "model": self._describe_model(),
+            "optimizer": {**describe_rule(state.rule), "state_since": state.state_since},
+            "data_position": data_position or {},
+        }
+
+    def _describe_model(self) -> dict:
+        model = self._engine.model
+        return {"class": type(model).__name__, "configuration": configuration_of(model)}
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def read_image(self, data: bytes, only: str | None) -> Fit:
+        """Fill the owned arrays from an image; adopt() comes next.
+
+        Errors, on all ranks: CheckpointError, the arrays are unchanged; ValueError on an unknown
+        `only`.
+        """
+        wanted = self._wanted(only)
+        return load_image(data, self._engine.state.owned_boxes(), wanted, self._world)
+
+    def read(self, path, only: str | None) -> tuple[Checkpoint, Fit, list[str]]:
+        """Fill the owned arrays from the newest valid checkpoint at `path`; adopt() comes next.
+
+        returns  the checkpoint, how it fits the model, and why newer ones were passed over
+        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on an
+        unknown `only`; the model is unchanged then.
+        """
+        self.saver.wait()
+        weights, wanted = self._engine.weights, self._wanted(only)
+        store = CheckpointStore.found(path, self._world, self._engine.device.copies)
+        try:
+            checkpoint = store.load_newest(
+                wanted.taken(self._engine.state.owned_boxes()),
+                self._world,
+                lambda checkpoint: checkpoint.fit(wanted),
+                expendable=weights.is_initial,
+            )
+        except (CheckpointError, PermissionError):  # on all ranks
+            if weights.is_initial:  # then arrays may be half filled, and are made again
+                weights.start_over()
+            raise
+        return checkpoint, checkpoint.fit(wanted), store.skipped
+
+    def _wanted(self, only: str | None) -> Wanted:
+        """Return what the model takes from a checkpoint."""
+        with collectively(self._world):
+            check_only(only)
+        state, features = self._engine.state, input_features(self._engine.model)
+        return Wanted(
+            state.shapes(),
+            self._engine.units[0].dtype,
+            self._describe_model(),
+            None if features is None else len(features.names),
+            describe_rule(state.rule),
+            isinstance(state.rule, RatedRule),
+            only,
+        )
+
+    def adopt(self, fit: Fit) -> None:
+        """Go on from the arrays that were filled, and warn on rank 0 of what was not."""
+        if fit.only is not None:
+            self._engine.state.clear()
+        self.go_on_from(fit.goes_on_from())
+        if self._world.rank == 0:
+            fit.warn()
+
+    def go_on_from(self, description: dict) -> None:
+        """Go on at the step of a describe(), after the owned boxes were filled."""
+        engine = self._engine
+        engine.drop_gradients()
+        engine.state.restore(
+            description["step"],
+            description["samples_seen"],
+            description.get("skipped_steps", 0),
+            description.get("loss_scale"),
+            state_since(description),
+        )
+        engine.weights.awaits_values = False
+        self._history.last_loss = description["last_loss"]
+        features = input_features(engine.model)
+        if features is not None and description["active_features"] is not None:
+            features.activate(description["active_features"])
+
+    def take_companions(self, checkpoint: Checkpoint) -> None:
+        """Keep the files beside the tensors on all ranks, so that any rank may die."""
+        with collectively(self._world):
+            companions = checkpoint.companions() if self._world.rank == 0 else None
+        self.companions = self._world.broadcast_object(companions, 0)
+
+    # ---- another model on the same engine --------------------------------------------------------
+
+    def for_clone(self) -> tuple[History, "Checkpoints"]:
+        """Return a history and checkpoints for a clone: of the same engine, changed separately."""
+        history = replace(self._history)
+        checkpoints = Checkpoints(self._engine, self._strategy, history, self.saver)
+        checkpoints.companions = self.companions
+        return history, checkpoints

@@ -1,0 +1,74 @@
+"""What a sharded model reports of itself: metadata, and the table of who is where."""
+
+from ...layout.mesh_shape import AXES
+from ...nn.module import blocks_of
+
+
+def metadata_of(model) -> dict:
+    """Return strategy, sizes, bytes on this rank and training history of a ShardedModel.
+
+    A fresh dict; no communication.
+    """
+    engine, mesh, config = model.engine, model.mesh, model.sharding_configuration
+    numerics, state, history = engine.numerics, engine.state, model.history
+    live = engine.device.bytes_in_use
+    return {
+        "strategy": model.strategy,
+        "is_distributed": model.world_size > 1,
+        "world_size": model.world_size,
+        "rank": model.rank,
+        **{f"{axis}_parallel_size": mesh.size(axis) for axis in AXES},
+        **{f"{axis}_parallel_rank": getattr(mesh.coordinates, axis) for axis in AXES},
+        "parameter_count": model.parameter_count,
+        "shard_size": engine.weights.local().size,
+        "num_units": len(engine.units),
+        "compiled": engine.is_compiled,
+        "compute_dtype": str(numerics.compute_dtype),
+        "matmul_precision": numerics.precision,
+        "blas": numerics.blas.name if numerics.blas else config.blas,
+        "loss_scale": state.loss_scale.value,
+        "parameter_bytes": live("parameters", "gathered parameters"),
+        "gradient_bytes": live("gradients", "gradients in flight"),
+        "optimizer_bytes": live("optimizer state"),
+        "activation_bytes": live("activations"),
+        "peak_bytes": engine.device.accounts.peak_bytes(),
+        "schedule": config.schedule,
+        "bubble_fraction": engine.bubble_fraction,
+        "overlap": str(engine.overlap),
+        "exposed_communication_seconds": dict(engine.exposure.of_step),
+        "micro_batches": config.micro_batches,
+        "history": {
+            "steps": state.step_number,
+            "samples_seen": state.samples_seen,
+            "last_loss": history.last_loss,
+            "skipped_steps": state.skips.total,
+            "wall_seconds": history.train_seconds,
+        },
+        "evaluation": dict(history.evaluation) if history.evaluation else None,
+    }
+
+
+def table_of(model) -> str:
+    """Return a table of each rank's coordinates, host, stages, and first and last block of each.
+
+    The same text on all ranks; no communication.
+    """
+    mesh, config = model.mesh, model.sharding_configuration
+    names = {
+        id(block): name or type(block).__name__ for name, block in blocks_of(model.wrapped_model)
+    }
+    runs = [model.engine.stages.blocks_of(rank) for rank in range(mesh.size("pipeline"))]
+    of_ranks = [runs[mesh.shape.coordinates(rank).pipeline] for rank in range(model.world_size)]
+    table = mesh.describe(
+        stages=[", ".join(map(str, run)) for run in of_ranks],
+        blocks=[", ".join(_ends(names, blocks) for blocks in run.values()) for run in of_ranks],
+    )
+    return (
+        f"{model.strategy}: policy {model.policy.name}, schedule {config.schedule}, "
+        f"{config.micro_batches} micro-batches per data rank\n{table}"
+    )
+
+
+def _ends(names, blocks) -> str:
+    """Return the name of the only block, or of the first and the last."""
+    return " .. ".join(dict.fromkeys(names[id(block)] for block in (blocks[0], blocks[-1])))

@@ -1,0 +1,113 @@
+"""The strategies: one sharded model under several names, each with its policy and its mesh.
+
+DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are the four rows of layout.policy.POLICIES on a mesh
+of data ranks alone; HybridShardedModel combines any row with pipeline stages and tensor ranks.
+"""
+
+from ...comm import Mesh
+from ...config import ShardingConfiguration
+from ...layout.mesh_shape import AXES
+from ...layout.policy import POLICIES, policy_named
+from ...nn.module import Module
+from .sharded_model import ShardedModel
+
+
+class DDPModel(ShardedModel):
+    """Everything is replicated; gradients are summed over all ranks (arXiv 2006.15704)."""
+
+    policy, strategy = POLICIES["ddp"], "DDP"
+
+
+class ZeRO1Model(ShardedModel):
+    """Optimizer state is sharded over the ranks (arXiv 1910.02054, stage 1)."""
+
+    policy, strategy = POLICIES["zero1"], "ZeRO-1"
+
+
+class ZeRO2Model(ShardedModel):
+    """Optimizer state and gradients are sharded (arXiv 1910.02054, stage 2)."""
+
+    policy, strategy = POLICIES["zero2"], "ZeRO-2"
+
+
+class FSDPModel(ShardedModel):
+    """Parameters, gradients and optimizer state are sharded (arXiv 1910.02054, stage 3).
+
+    Each unit is gathered just before its use, and released after it (arXiv 2304.11277).
+    """
+
+    policy, strategy = POLICIES["fsdp"], "FSDP"
+
+
+ZeRO3Model = FSDPModel
+
+
+class PipelineParallelModel(ShardedModel):
+    """Each rank holds one stage of the model, and computes on activations that it receives.
+
+    All ranks pass the same x and y to train, and get the same predictions. config.schedule names
+    the order of the micro-batches.
+    Errors, on all ranks: StagesError if the model has fewer units than the schedule has stages.
+    Source: GPipe (arXiv 1811.06965).
+    """
+
+    policy, strategy = POLICIES["ddp"], "PipelineParallel"
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, pipeline=backend.world_size)
+
+
+class TensorParallelModel(ShardedModel):
+    """Every layer is cut over all ranks: each computes its heads, hidden units, vocabulary rows.
+
+    All ranks pass the same x and y to train, and get the same predictions. The model is a GPT or
+    MLP, or the configuration has a tensor_plan.
+    Errors, on all ranks: ShardingError and ConfigurationError, with the arithmetic, if it cannot be
+    cut.
+    Source: Megatron-LM (arXiv 1909.08053).
+    """
+
+    policy, strategy = POLICIES["ddp"], "TensorParallel"
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, tensor=backend.world_size)
+
+
+class HybridShardedModel(ShardedModel):
+    """Pipeline stages x data replicas x tensor ranks, under any policy on the data axis.
+
+    data_parallel_size   -1: the ranks that are left over
+    policy               "ddp", "zero1", "zero2" or "fsdp"
+    order                axes from the slowest to the one that varies fastest with the rank
+    Errors, on all ranks: ValueError on a size < 1 (data: and not -1), MeshError with the arithmetic
+    if the sizes do not multiply to the number of ranks, ConfigurationError on another policy, and
+    those of the strategies it combines.
+    """
+
+    strategy = "3D-Parallelism (Hybrid)"
+
+    def __init__(
+        self,
+        wrapped_model: Module,
+        config: ShardingConfiguration,
+        pipeline_parallel_size: int = 1,
+        tensor_parallel_size: int = 1,
+        data_parallel_size: int = -1,
+        policy: str = "fsdp",
+        order=AXES,
+    ):
+        self._policy_name = policy
+        self._sizes = {
+            "pipeline": pipeline_parallel_size,
+            "tensor": tensor_parallel_size,
+            "data": data_parallel_size,
+            "order": order,
+        }
+        super().__init__(wrapped_model, config)
+
+    def _check_arguments(self, wrapped_model):
+        super()._check_arguments(wrapped_model)
+        self.policy = policy_named(self._policy_name)
+
+    def _make_mesh(self, backend):
+        return Mesh(backend, **self._sizes)
