@@ -1,1 +1,1 @@
-"""failure."""
+"""What happens when a rank fails: no rank waits for a dead one. Read together.py first."""

@@ -1,12 +1,12 @@
-"""Living on when ranks die, by ULFM, the fault tolerance of Open MPI 5 (mpiexec --with-ft ulfm).
+"""Survive the death of ranks with ULFM, the fault tolerance of Open MPI 5 (mpiexec --with-ft ulfm).
 
-    a rank dies    calls that need it raise on those who make them, after some 10 ms
-    revoke         so do all others on the communicators of the job: nobody waits any more
-    shrink         a communicator of those who live, in their old order
-    agree          all of them have it; else once more
+    a rank dies    calls that need it raise an error after about 10 ms
+    revoke         all other calls on the job's communicators raise too: nobody waits any more
+    shrink         make a communicator of the surviving ranks, in their old order
+    agree          check that all of them have it; otherwise repeat
 
-ULFM is no part of the MPI standard, so it is asked for (run.elastic) and looked for. A rank that
-dies while communicators are being made may still end the job.
+ULFM is not part of the MPI standard, so the user requests it (run.elastic) and shardkit checks that
+it is there. A rank that dies while communicators are being made may still end the job.
 Source: Bland et al., Post-failure recovery of MPI communication capability, 2013.
 """
 
@@ -19,26 +19,26 @@ from ..watch.attendance import attendance
 
 
 def why_not_elastic() -> str | None:
-    """Why the death of a rank ends the job here, and what to do about it; None if the others can go
-    on.
-    """
+    """Return why the death of a rank ends the job here and what to do; None if others survive."""
     library = import_mpi().get_vendor()[0]
     if library != "Open MPI":
         return (
             f"{library} ends the job with a rank; Open MPI 5 under mpiexec --with-ft ulfm does not"
         )
     if not ranks_may_die():
-        return "this Open MPI was started without fault tolerance; start with its own mpiexec --with-ft ulfm (srun cannot)"
+        return (
+            "this Open MPI was started without fault tolerance; start with its own "
+            "mpiexec --with-ft ulfm (srun cannot)"
+        )
     return None
 
 
 class LivingRanks:
-    """The ranks of this job that live. Making it is collective over all that were started.
+    """The surviving ranks of this job. The constructor is collective over all started ranks.
 
-    backend        of all the living; a new one after each repair()
-    why_not        why they cannot outlive a rank; None if they can. Without, `backend` guards the
-                   job as usual
-    started_rank   of this process among all that were started
+    backend        over all survivors; a new one after each repair()
+    why_not        why the job cannot survive a death, so that `backend` guards it; None if it can
+    started_rank   of this process among all started ranks
     """
 
     def __init__(self):
@@ -59,11 +59,10 @@ class LivingRanks:
         self.backend.barrier()  # nobody revokes what others are still making
 
     def tells_of_death(self, error: BaseException | None) -> bool:
-        """True if the error comes from MPI because a rank has died, or because others have noticed
-        that.
+        """Return True if MPI raised the error because a rank died, or another rank noticed that.
 
-        A wait for several messages only says that something is wrong with one of them: then it is
-        asked who is known to be dead.
+        A wait for several messages only reports that one of them failed; MPI is then asked which
+        ranks are dead.
         """
         while error is not None and not isinstance(error, self._mpi.Exception):
             error = error.__cause__ or error.__context__
@@ -77,11 +76,10 @@ class LivingRanks:
         )
 
     def repair(self) -> list[int]:
-        """Make `backend` anew, of those who still live, and return who died since, as they were
-        numbered at the start.
+        """Make a new `backend` of the survivors, and return which started ranks died since.
 
-        Collective over the living: whoever meets a rank failure comes here, and thereby brings all
-        others here.
+        Collective over the survivors: a rank that meets a failure calls this, and its revocation
+        makes all others call it.
         Errors: CommunicationError if this MPI cannot.
         """
         if self.why_not:
@@ -96,7 +94,7 @@ class LivingRanks:
         return list(gone.Translate_ranks(range(gone.size), self._mpi.COMM_WORLD.group))
 
     def _is_repaired(self) -> bool:
-        """One attempt; False if another rank died meanwhile."""
+        """Try once, and return False if another rank died meanwhile."""
         try:
             self.backend.revoke()
             self._comm.Revoke()

@@ -1,18 +1,19 @@
 """JobGuard: no rank of an MPI job waits for a dead one.
 
-    how a rank goes                        who notices                             what happens
-    an exception nobody catches            its own excepthook (exits.py)           message and traceback, abort
-    sys.exit or the end of the program     says "left" to all; a rank that is      that rank names it and aborts
-      without shutdown()                     stuck in a verb with it hears that
-    it is in its own code for ever         those that wait for it at their end     the first of them names it and aborts
-    os._exit, SIGKILL, a crash             its right neighbor on the node, which  the neighbor names it and aborts
-                                             waits on its lifeline
-    all ranks fail or leave alike          exchange_within                         one message, no abort
+    how a rank ends                   who notices                        what happens
+    uncaught exception                its own excepthook (exits.py)      message, traceback, abort
+    sys.exit, or the program's end    it sends "left" to all ranks; a    that rank names it, aborts
+      without shutdown()                rank that needs it in a verb
+                                        receives that
+    never: it stays in its own code   ranks that wait at their end       the first names it, aborts
+    os._exit, SIGKILL, crash          its neighbor on the node, which    that rank names it, aborts
+                                        waits on its lifeline
+    all ranks fail or leave           exchange_within                    one message, no abort
 
-From initialize() to shutdown(); before, after, and where a process is stopped in between, its
-warden watches (attendance.py). The watching is two threads that sleep; it costs nothing while all
-is well. It needs thread level MULTIPLE (mpi4py asks for it by default); with less, a rank that
-leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
+The guard watches from initialize() to shutdown(). Before and after that, and if the process is
+stopped, a warden watches (watch/attendance.py). The guard is two threads that sleep: it costs
+nothing while all is well. It needs the thread level MULTIPLE, which mpi4py requests by default;
+with less, a rank that leaves early aborts the job itself after `LONELY_EXIT_SECONDS`.
 """
 
 import atexit
@@ -31,16 +32,16 @@ LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left
 TURN_SECONDS = 0.5  # a stuck rank waits this long per lower rank that may speak first
 MAX_TURNS = 8
-SILENT_SECONDS = 0.5  # who may not speak gives the speaker this time before it aborts too
+SILENT_SECONDS = 0.5  # a silent rank gives the one that reports this time before it aborts too
 LONELY_EXIT_SECONDS = 30.0
 
 
 class JobGuard:
-    """Watches over the ranks of one world on a communicator of its own.
+    """Watch over the ranks of one world on a communicator of its own.
 
-    backend     whose `progress` and `abort` are used
+    backend     the backend whose `progress` and `abort` are used
     comm        a duplicate of the world's communicator; freed by stop()
-    is_active   False: only exchange_within works; the job belongs to somebody else's program
+    is_active   False: only exchange_within works, because the job belongs to another program
     """
 
     def __init__(self, backend, mpi, comm, *, is_active: bool):
@@ -48,19 +49,18 @@ class JobGuard:
         self._is_active = is_active
         self._is_watching = is_active and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
         self._stopped = threading.Event()
-        self._left: dict[
-            int, dict[str, int]
-        ] = {}  # rank -> its collective calls per group, when it left
+        # {rank: its collective calls per group when it left}
+        self._left: dict[int, dict[str, int]] = {}
         self._told: list = []  # requests whose messages must live until the end
         self.has_stopped = False
-        self._has_parted = False  # all ranks have exchanged what they had to say at their end
+        self._has_parted = False  # all ranks have exchanged their last notes
         self._lifelines: Lifelines | None = None
         self._threads: list[threading.Thread] = []
 
     # ---- life ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to watch. Collective."""
+        """Start watching. Collective."""
         if not self._is_active:
             return
         atexit.register(self._at_exit)
@@ -80,9 +80,7 @@ class JobGuard:
         def run():
             try:
                 target(*arguments)
-            except (
-                Exception
-            ) as error:  # a thread that dies lets go of its lifeline, and nobody watches
+            except Exception as error:  # without this thread, nobody would watch any more
                 if not self._stopped.is_set():
                     self._backend.abort(
                         f"rank {self._comm.rank}: the thread that watches over the job failed: "
@@ -94,11 +92,11 @@ class JobGuard:
         thread.start()
 
     def meet(self) -> None:
-        """Return when all ranks have come. Collective."""
+        """Return when all ranks have called this. Collective."""
         self._comm.Barrier()
 
     def stop(self) -> None:
-        """End the threads, free the communicator; nobody is stuck any more. Collective."""
+        """End the threads and free the communicator. Collective."""
         self._stopped.set()
         self.has_stopped = True
         for thread in self._threads:
@@ -110,10 +108,10 @@ class JobGuard:
             lifelines.close()
         self._comm.Free()
 
-    # ---- a rank that says that it goes -----------------------------------------------------------
+    # ---- a rank that announces its end -----------------------------------------------------------
 
     def exchange_within(self, note, seconds: float | None) -> list | None:
-        """The notes of all ranks, or None if not all of them call this within the time."""
+        """Return the notes of all ranks, or None if some do not call this within the time."""
         if not self._is_complete(self._comm.Ibarrier(), seconds):
             return None
         own = numpy.frombuffer(pickle.dumps(note), numpy.uint8)
@@ -127,7 +125,7 @@ class JobGuard:
         return [pickle.loads(part) for part in numpy.split(notes, sizes.cumsum()[:-1])]
 
     def _is_complete(self, request, seconds) -> bool:
-        """Wait for it, at most for the time. A request that is given up stays: the job ends."""
+        """Wait for a request, and return whether it completed in time; if not, the job ends."""
         deadline = time.monotonic() + (float("inf") if seconds is None else seconds)
         while not request.Test():
             if time.monotonic() > deadline:
@@ -136,7 +134,7 @@ class JobGuard:
         return True
 
     def may_speak(self) -> bool:
-        """True for the first rank of the node that asks; the others should leave the word to it."""
+        """Return True for the first rank of the node that asks: it alone reports."""
         if self._lifelines is None or self._lifelines.speaker.try_take():
             return True
         time.sleep(SILENT_SECONDS)
@@ -147,9 +145,7 @@ class JobGuard:
         self._told += [self._comm.isend(note, rank, tag) for rank in others]
 
     def _at_exit(self):
-        """The program ends and shutdown() was not called. Fine if all ranks do that; else whoever
-        needs this rank hears.
-        """
+        """Leave a program that did not call shutdown(): fine if all ranks do, else announced."""
         if self._mpi.Is_finalized():
             return
         attendance().leave(
@@ -157,30 +153,28 @@ class JobGuard:
         )
         try:
             self._part()
-        except BaseException as error:  # an exception out of here would only be printed
+        except BaseException as error:  # Python would only print it
             self._backend.abort(
-                f"rank {self._comm.rank} failed at the end of its program: {describe_error(error)}; the job is "
-                "ended"
+                f"rank {self._comm.rank} failed at the end of its program: "
+                f"{describe_error(error)}; the job is ended"
             )
 
     def _part(self):
         if self._is_watching:
             self._tell_others(self._backend.progress.calls_made(), LEFT_TAG)
-        seconds = (
-            self._backend.timeout
-            if self._is_watching
-            else min(self._backend.timeout, LONELY_EXIT_SECONDS)
-        )
+        seconds = self._backend.timeout
+        if not self._is_watching:
+            seconds = min(seconds, LONELY_EXIT_SECONDS)
         if not self._has_parted and self.exchange_within(None, seconds) is None:
             self._backend.abort(
                 f"rank {self._comm.rank} has waited {seconds:g} s at the end of its program: "
-                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end together, or set "
-                "the backend's timeout"
+                f"{self._who_is_missing()}; the job is ended. Call shutdown() on all ranks, end "
+                "together, or set the backend's timeout"
             )
         self.stop()
 
     def _who_is_missing(self) -> str:
-        """Who has not come to the end of its program, as far as anybody tells."""
+        """Return which ranks have not reached the end of their program, as far as is known."""
         missing = [
             rank
             for rank in range(self._comm.size)
@@ -192,16 +186,14 @@ class JobGuard:
             return "all ranks are there"
         one = len(missing) == 1
         return (
-            f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, which "
-            f"{'has' if one else 'have'} not come to the end"
+            f"rank{'' if one else 's'} {ranks_text(missing)} {'is' if one else 'are'} missing, "
+            f"which {'has' if one else 'have'} not come to the end"
         )
 
     # ---- the threads -----------------------------------------------------------------------------
 
     def _watch(self, holds):
-        """Hold this rank's lifeline, and look now and then whether the rank waits for one that has
-        left.
-        """
+        """Hold this rank's lifeline, and check whether it waits for a rank that has left."""
         if self._lifelines is not None:
             self._lifelines.own.take()
         holds.set()
@@ -212,14 +204,12 @@ class JobGuard:
             self._lifelines.own.release()
 
     def _wait_for_neighbor(self):
-        """Sleeps until the neighbor's process ends, or releases its lifeline because all is
-        done.
-        """
+        """Sleep until the neighbor's process dies, or releases its lifeline at the end."""
         has_died = self._lifelines.neighbor.take()
         if has_died:
             self._backend.abort(
-                f"rank {self._lifelines.neighbor_rank} died: its process ended without a word (killed, out "
-                "of memory, a crash in native code, or os._exit); the job is ended"
+                f"rank {self._lifelines.neighbor_rank} died: its process ended without a word "
+                "(killed, out of memory, a crash in native code, or os._exit); the job is ended"
             )
         self._lifelines.neighbor.release()
 
@@ -229,9 +219,7 @@ class JobGuard:
             self._left[status.source] = self._comm.recv(None, status.source, LEFT_TAG)
 
     def _abort_if_stuck(self):
-        """Abort if the verb under way needs a rank that left before it. The lowest stuck rank
-        speaks first.
-        """
+        """Abort if the current verb needs a rank that has left; the lowest such rank reports."""
         call = self._backend.progress.current
         gone = [rank for rank in call.ranks if self._is_missing(rank, call)] if call else []
         if not gone:
@@ -245,7 +233,7 @@ class JobGuard:
             )
 
     def _is_missing(self, rank, call):
-        """True if the rank left without making this call."""
+        """Return True if the rank left without making this call."""
         return rank in self._left and (
             call.number is None or self._left[rank].get(call.group, 0) < call.number
         )

@@ -1,6 +1,10 @@
-"""What outlives a rank that hangs: its job's folder on this node, the roll of ranks in it, and a
-warden process for each rank.
+"""How a hang is noticed and explained.
 
-These files import nothing but the standard library and each other, since a warden runs without the
-rest of the package.
+Inside of the verbs: progress.py (the current call), ledger.py (the last calls, in a file),
+watchdog.py (a thread with a time limit) and hang.py (the report). Outside of them: attendance.py
+(what this rank is doing), roll.py (that of all ranks on the node) and warden.py (a process beside
+each rank).
+
+warden.py, roll.py and folder.py import only the standard library and each other, because a warden
+runs without the rest of the package.
 """

@@ -1,12 +1,13 @@
-"""Attendance: what this process, as a rank of a job, writes into the roll of its node, and the
-warden that it has beside it.
+"""Attendance: this rank's entry in the roll of its node, and its warden.
 
-    import_mpi()      with attendance().waiting("MPI_Init", ...)         the ledger, the guard and the watchdog are there
-    initialize()      with attendance().waiting("initialize()", ...)       from the end of initialize() to that of shutdown();
-    shutdown()        with attendance().waiting("shutdown()", ...)         outside of it a warden watches (watch/warden.py)
+    import_mpi()      with attendance().waiting("MPI_Init", ...)
+    initialize()      with attendance().waiting("initialize()", ...)
+    shutdown()        with attendance().waiting("shutdown()", ...)
     end of program    attendance().leave("MPI_Finalize")
 
-A job that no launcher numbered, and a job of one rank, has a warden for MPI_Init only.
+Ledger, guard and watchdog work from the end of initialize() to the end of shutdown(); outside of
+that a warden watches (warden.py). A job without a launcher's rank numbers, and a job of one rank,
+have a warden during MPI_Init only.
 """
 
 import json
@@ -40,7 +41,7 @@ LAUNCHERS = (
     "palsd",
 )
 POLL_SECONDS = 0.01
-NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden lets the watchdog, which knows more, speak first
+NEXT_TO_WATCHDOG_SECONDS = 3.0  # a warden leaves the report to the watchdog, which knows more
 _WARDEN = (
     "import sys; sys.path.insert(0, sys.argv[2]); from watch.warden import main; main(sys.argv[1])"
 )
@@ -48,7 +49,7 @@ _WARDEN = (
 
 @cache
 def attendance() -> "Attendance":
-    """That of this process."""
+    """Return the attendance of this process."""
     return Attendance()
 
 
@@ -56,12 +57,13 @@ class Attendance:
     """This process in the roll of its node.
 
     limit     function () -> seconds that a wait at the end of the program may take; may be set
-    folder    of the job on this node, from open() on; None before, and where none can be made
+    folder    the job's folder on this node, from open() on; None before, or if it cannot be made
     """
 
     def __init__(self):
         found = launcher()
-        self.rank, self.num_ranks = found.rank, found.num_ranks or 1
+        self.rank = found.rank
+        self.num_ranks = found.num_ranks or 1
         self.limit = lambda: inf
         self._folders: dict[Path, JobFolder] = {}
         self.folder: Path | None = None
@@ -71,10 +73,10 @@ class Attendance:
         self._num_exchanges = 0
 
     def open(self, facts: str, hints: dict[str, str], *, survives: bool) -> None:
-        """Come into the roll, and start a warden; what killed jobs left behind on this node is
-        removed. No communication.
+        """Enter the roll, start a warden, and remove what killed jobs left on this node.
 
-        facts, hints   for what the warden says (watch/warden.py)
+        No communication.
+        facts, hints   for the messages of the warden
         survives       deaths of ranks do not end the job
         """
         if self._roll is not None:
@@ -128,13 +130,11 @@ class Attendance:
         )
 
     def has_started(self) -> None:
-        """MPI_Init is over. What it has left in shared memory is noted, since it stays when the job
-        is killed.
-        """
+        """Note what MPI_Init made in shared memory, which stays there if the job is killed."""
         if self._warden is None:
             return
         if self.num_ranks > 1:
-            self._warden.stdout.read()  # until it watches
+            self._warden.stdout.read()  # returns when the warden watches
             note_segments(self.folder)
         else:
             self._warden.kill()
@@ -143,16 +143,14 @@ class Attendance:
 
     @property
     def is_open(self) -> bool:
-        """True if this process is in the roll."""
+        """True if this process has an entry in the roll."""
         return self._roll is not None
 
     # ---- entries ---------------------------------------------------------------------------------
 
     @contextmanager
     def waiting(self, doing: str, seconds: float):
-        """Around what returns when all ranks have come to it; all ranks make such waits in the same
-        order.
-        """
+        """Enclose a call that all ranks make, in the same order, and that waits for all."""
         before = self._entry
         self._write(
             replace(
@@ -172,9 +170,7 @@ class Attendance:
         self._write(replace(self._entry, is_waiting=False, doing=f"its own code after {doing}"))
 
     def leave(self, doing: str, seconds: float) -> None:
-        """The program is at its end: what follows are waits for the others to come to theirs, until
-        close().
-        """
+        """Note that the program is at its end and waits for the other ranks, until close()."""
         self._write(
             replace(
                 self._entry,
@@ -187,9 +183,7 @@ class Attendance:
         )
 
     def leave_mpi(self) -> str | None:
-        """MPI_Finalize comes next, or, without others to wait for, the end. Who waits for this rank
-        in vain, if anybody does.
-        """
+        """Note that MPI_Finalize comes next; return who waits for this rank in vain, or None."""
         self.leave("MPI_Finalize", self.limit())
         if self.num_ranks == 1:
             self.close()
@@ -209,7 +203,7 @@ class Attendance:
         return None
 
     def close(self) -> None:
-        """MPI is finalized: this process may go at any time."""
+        """Note that MPI is finalized: this process may end at any time."""
         self._write(replace(self._entry, has_ended=True, is_waiting=False))
         if self._is_own():
             for folder in self._folders.values():
@@ -221,23 +215,24 @@ class Attendance:
             self._roll.write(self.rank, entry)
 
     def _is_own(self) -> bool:
-        """False in a process that was forked off the rank."""
+        """Return False in a process that the rank has forked."""
         return os.getpid() == self._entry.process
 
     # ---- when it goes wrong ----------------------------------------------------------------------
 
     def may_speak(self) -> bool | None:
-        """True for the first process of the node that asks; None if there is no roll."""
-        return None if self._roll is None else self._roll.take_word()
+        """Return True for the first process of the node that asks; None if there is no roll."""
+        return None if self._roll is None else self._roll.may_report()
 
     def end_job(self) -> None:
-        """Wardens end the ranks of this node that are still there in some seconds."""
+        """Let the wardens of this node kill ranks that still run in some seconds."""
         if self._roll is not None:
             self._roll.end()
 
     def exchange_within(self, note, seconds: float) -> list | None:
-        """The notes of all ranks, or None if not all of them, on this node, call this within the
-        time. Without MPI.
+        """Return the notes of all ranks, or None if some do not call this within the time.
+
+        Works without MPI, so for the ranks of one node only.
         """
         if self._roll is None:
             return [note] if self.num_ranks == 1 else None
@@ -257,9 +252,7 @@ class Attendance:
 
 
 def job_key(num_ranks: int) -> str:
-    """What the ranks of a job on this node have in common, and no other job has: the process that
-    started them.
-    """
+    """Return what only the ranks of one job on this node share: the process that started them."""
     if num_ranks == 1:
         return f"alone-{_identity(os.getpid())}"
     process = os.getppid()
@@ -274,13 +267,13 @@ def job_key(num_ranks: int) -> str:
 def _name_and_parent(process: int) -> tuple[str, int]:
     try:
         text = Path(f"/proc/{process}/stat").read_text()
-    except OSError:  # no such system, or not to be seen from here
+    except OSError:  # no /proc, or the process is not visible from here
         return "", 0
     return text[text.index("(") + 1 : text.rindex(")")], int(text.rpartition(")")[2].split()[1])
 
 
 def _identity(process: int) -> str:
-    """Its number, the numbers' namespace, and when it started: numbers are used again."""
+    """Return the process's id, the namespace of the id, and its start time: ids are reused."""
     try:
         started = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
         return f"{process}-{os.stat('/proc/self/ns/pid').st_ino}-{started}"

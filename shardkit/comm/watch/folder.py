@@ -1,13 +1,11 @@
-"""A temporary folder of a job on one node, which is removed by whoever leaves it last, or by the
-next job that starts there.
+"""The temporary folder of a job on one node. Its last user removes it, or the next job does.
 
-    shardkit-job-1000-.../alive     every process that uses the folder holds a shared lock on this
-                                    file
+    shardkit-job-1000-.../alive                         each user holds a shared lock on this file
                           roll, rank-00000.ledger, ...
 
-The kernel drops the lock of a process that ends in any way. So whoever gets the lock for itself
-alone knows that nobody uses the folder any more, in whatever container or under whatever number the
-others ran. Where the file system knows no locks, folders of killed jobs stay.
+The kernel drops the lock of a process that ends in any way. So a process that gets an exclusive
+lock knows that nobody uses the folder any more, even across containers. On a file system without
+locks, the folders of killed jobs stay.
 """
 
 import fcntl
@@ -30,7 +28,7 @@ class JobFolder:
 
     @classmethod
     def open(cls, path) -> "JobFolder":
-        """The folder, made if it is missing, and emptied if nobody uses it. Errors: OSError."""
+        """Open the folder, made if missing, emptied if nobody uses it. Errors: OSError."""
         path = Path(path)
         while True:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +37,7 @@ class JobFolder:
                 lock = os.open(
                     path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
                 )
-            except FileNotFoundError:  # somebody removed the folder in between
+            except FileNotFoundError:  # another process removed the folder in between
                 continue
             if _has_alone(lock):
                 _remove_segments(path)
@@ -50,9 +48,7 @@ class JobFolder:
             os.close(lock)
 
     def close(self) -> None:
-        """Let go of the folder, and remove it if nobody else uses it; a second call does
-        nothing.
-        """
+        """Release the folder and remove it if nobody else uses it; a second call does nothing."""
         if self._lock is None:
             return
         os.close(self._lock)
@@ -67,7 +63,7 @@ def remove_abandoned(above) -> None:
 
 
 def remove_if_abandoned(path) -> None:
-    """Remove this folder if no living process uses it; what cannot be removed stays."""
+    """Remove this folder if no process uses it; files that cannot be removed stay."""
     try:
         _check_own(path)
         lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -82,12 +78,10 @@ def remove_if_abandoned(path) -> None:
 
 
 def note_segments(folder) -> None:
-    """Write down which memory this process shares by the MPI library: the library removes it at the
-    end only.
-    """
+    """Note the shared memory of the MPI library, which removes it only in MPI_Finalize."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:  # a system that does not tell
+    except OSError:  # a system without /proc
         return
     paths = {line.split()[-1] for line in lines if f" {SHARED_MEMORY}/" in line}
     mine = [
@@ -99,7 +93,7 @@ def note_segments(folder) -> None:
 
 
 def _remove_segments(folder):
-    """Remove the shared memory of a job that was killed, if it is still the same."""
+    """Remove the shared memory of a killed job, unless another job has reused its name."""
     for note in folder.glob(SEGMENTS_NAME.format("*")):
         for line in note.read_text().splitlines():
             inode, _, name = line.partition(" ")
@@ -107,21 +101,22 @@ def _remove_segments(folder):
             try:
                 if name.startswith(_OF_LIBRARIES) and os.stat(path).st_ino == int(inode):
                     path.unlink()
-            except OSError:  # it is gone, as it should be
+            except OSError:  # it is gone already
                 continue
 
 
 def _check_own(path):
-    """Errors: PermissionError unless it is a folder of this user, and no link to one."""
+    """Check that this is a folder of this user and not a link. Errors: PermissionError."""
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(
-            f"{path} is not a folder of user {os.getuid()}; remove it, or set TMPDIR to another folder"
+            f"{path} is not a folder of user {os.getuid()}; remove it, or set TMPDIR to another "
+            "folder"
         )
 
 
 def _has_alone(lock) -> bool:
-    """Take the lock for this process alone, if nobody has it."""
+    """Try to take the exclusive lock, and return whether this process has it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -132,7 +127,7 @@ def _has_alone(lock) -> bool:
 def _share(lock):
     try:
         fcntl.flock(lock, fcntl.LOCK_SH)
-    except OSError:  # no locks on this file system
+    except OSError:  # a file system without locks
         pass
 
 

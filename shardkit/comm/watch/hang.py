@@ -1,4 +1,4 @@
-"""Why a job stands still: who waits for whom, read from the ledgers of its ranks.
+"""The hang report: who waits for whom, read from the ledgers of all ranks.
 
 rank 0, 1, 3   in  all_reduce of 1,024 float32 (call 7 on group world)      they wait
 rank 2         not in that call: last seen in broadcast (call 6), 12 s ago  everybody waits for it
@@ -12,7 +12,8 @@ from ...errors import CheckpointError
 from .ledger import RecordedCall, RecordedRank, read_ledger
 from .warden import is_stopped
 
-STACKS_NAME, HANG_NAME = "rank-{:05d}.stacks", "hang"  # of one rank; made by the rank that reports
+STACKS_NAME = "rank-{:05d}.stacks"  # of one rank
+HANG_NAME = "hang"  # made by the rank that reports
 _OWN_THREADS = ("comm/watch/watchdog.py", "comm/failure/guard.py", "comm/watch/lifeline.py")
 _MAX_STACKS = 3  # ranks; the others are in the files
 _MAX_RANKS = 8  # named one by one in a line
@@ -20,12 +21,12 @@ _MAX_STACK_LINES = 30
 
 
 def read_ledgers(folder) -> list[RecordedRank]:
-    """Of all ranks that wrote one there, in rank order. Errors: FileNotFoundError if none did."""
+    """Read all ledgers of a folder in rank order. Errors: FileNotFoundError if there are none."""
     ranks = []
     for path in sorted(Path(folder).glob("rank-*.ledger")):
         try:
             ranks.append(read_ledger(path))
-        except (CheckpointError, FileNotFoundError):  # being made, or being removed, right now
+        except (CheckpointError, FileNotFoundError):  # just being made or removed
             continue
     if not ranks:
         raise FileNotFoundError(
@@ -35,11 +36,10 @@ def read_ledgers(folder) -> list[RecordedRank]:
 
 
 def hang_report(folder, now: float | None = None) -> str:
-    """What the ranks of a job wait for, or where they were when it ended, in lines for people.
+    """Return the lines that say what each rank waits for, or where it was when the job ended.
 
-    folder   with the ledgers
-    now      seconds since the epoch; None: the last moment that any rank wrote something, for a job
-             that has ended
+    folder   of the ledgers
+    now      seconds since the epoch; None: the last time that any rank wrote, for a job that ended
     Errors: FileNotFoundError if there are no ledgers.
     """
     ranks = read_ledgers(folder)
@@ -67,18 +67,17 @@ def hang_report(folder, now: float | None = None) -> str:
             (rank for rank in ranks if rank.under_way is not None),
             key=lambda rank: -rank.under_way.began,
         )
-        for rank in [*outside, *inside][
-            :_MAX_STACKS
-        ]:  # first those that are waited for, or came last
+        # First the ranks that others wait for, then those that came last.
+        for rank in [*outside, *inside][:_MAX_STACKS]:
             lines += _stack_lines(Path(folder), rank)
     return "\n".join(lines)
 
 
 def hang_suspects(folder) -> str:
-    """Return whom the others wait for, in a few words.
+    """Return a phrase that names the ranks for which the others wait.
 
-    That is, in this order: ranks that wait for nobody themselves, ranks of this node whose process
-    is stopped inside of a call, ranks that wait in another call.
+    In this order: ranks that wait for nobody, ranks of this node whose process is stopped in a
+    call, ranks that wait in another call.
     """
     ranks = {rank.rank: rank for rank in read_ledgers(folder)}
     calls = [rank.under_way for rank in ranks.values() if rank.under_way is not None]
@@ -111,8 +110,8 @@ def _waiting_lines(
     call = waiters[0].under_way
     if call.number_on_group is None:
         return [
-            f"{_ranks([rank.rank for rank in waiters])} in {call.carries} with rank {call.ranks[0]} for "
-            f"{now - call.began:.1f} s, called at {call.site}"
+            f"{_ranks([rank.rank for rank in waiters])} in {call.carries} with rank "
+            f"{call.ranks[0]} for {now - call.began:.1f} s, called at {call.site}"
         ]
     lines = []
     by_call = defaultdict(list)
@@ -120,12 +119,13 @@ def _waiting_lines(
         by_call[rank.under_way.carries, rank.under_way.site].append(rank.rank)
     for (carries, site), numbers in sorted(by_call.items(), key=lambda entry: -len(entry[1])):
         lines.append(
-            f"{_ranks(numbers)} in {carries} (call {call.number_on_group} on group {call.group}) for "
-            f"{now - call.began:.1f} s, called at {site}"
+            f"{_ranks(numbers)} in {carries} (call {call.number_on_group} on group {call.group}) "
+            f"for {now - call.began:.1f} s, called at {site}"
         )
     if len({carries for carries, _ in by_call}) > 1:
         lines.append(
-            "  these are different calls with the same number: all ranks of a group must make the same calls"
+            "  these are different calls with the same number: all ranks of a group must make the "
+            "same calls"
         )
     missing = [rank for rank in call.ranks if not _has_come(ranks.get(rank), call)]
     if missing:
@@ -134,7 +134,7 @@ def _waiting_lines(
 
 
 def _has_come(rank: RecordedRank | None, call: RecordedCall) -> bool:
-    """True if the rank has begun that call."""
+    """Return True if the rank has begun that call."""
     return rank is not None and any(
         c.group == call.group
         and (c.number_on_group or 0) >= call.number_on_group
@@ -154,18 +154,19 @@ def _last_seen(rank: RecordedRank, now: float) -> str:
     )
     how = " by an exception" if call.has_failed else ""
     return (
-        f"last seen {now - call.ended:.1f} s ago, leaving {call.carries}{number}{how}, called at {call.site} "
-        f"(process {rank.pid} on {rank.host})"
+        f"last seen {now - call.ended:.1f} s ago, leaving {call.carries}{number}{how}, "
+        f"called at {call.site} (process {rank.pid} on {rank.host})"
     )
 
 
 def _stack_lines(folder: Path, rank: RecordedRank) -> list[str]:
-    """What the rank's threads were doing, innermost call first; without the threads that watch."""
+    """Return the stacks of the rank's threads, innermost call first, without our own threads."""
     path = folder / STACKS_NAME.format(rank.rank)
     text = path.read_text(errors="replace").strip() if path.exists() else ""
     if not text:
         return [
-            f"rank {rank.rank} wrote no stacks: process {rank.pid} on {rank.host} has ended, is stopped, or is elsewhere"
+            f"rank {rank.rank} wrote no stacks: process {rank.pid} on {rank.host} has ended, is "
+            "stopped, or is elsewhere"
         ]
     threads = [
         thread for thread in text.split("\n\n") if not any(name in thread for name in _OWN_THREADS)

@@ -1,14 +1,11 @@
-"""The ledger: the last calls of a rank in a file, written so cheaply that it is always on, and
-readable after a kill.
+"""The ledger: a file with the last calls of a rank, always on, readable after a kill.
 
-    ledger/rank-00000.ledger   | header | names, appended | record | record | ... a ring, the oldest
-                               is overwritten
-                                    number, number on the group, verb, group, dtype, call site,
-                                    count, began, ended
+    ledger/rank-00000.ledger   | header | names, appended | record | record | ...
 
-A record is written into mapped memory: no system call, and what was written stays in the file when
-the process is killed. Names (of verbs, groups, call sites) are appended once and referred to by
-number. Times are seconds since the epoch.
+The records are a ring, and the newest overwrites the oldest. A record has: number, number on the
+group, verb, group, dtype, call site, count, began, ended. It is written into mapped memory, which
+takes no system call and stays in the file when the process is killed. Names (of verbs, groups, call
+sites) are appended once and referred to by number. Times are seconds since the epoch.
 """
 
 import inspect
@@ -37,10 +34,10 @@ _HERE = os.path.dirname(os.path.dirname(__file__))
 
 
 class Ledger:
-    """Writes the file of one rank.
+    """The writer of one rank's file.
 
-    begin() and end() belong to the thread that communicates. Errors: OSError when the file cannot
-    be made.
+    begin() and end() belong to the thread that communicates.
+    Errors: OSError if the file cannot be made.
     """
 
     def __init__(self, path, rank: int, world_size: int):
@@ -71,11 +68,11 @@ class Ledger:
         dtype=None,
         count: int = -1,
     ) -> None:
-        """A call begins.
+        """Record the beginning of a call.
 
-        ranks            of the world, those that must take part
+        ranks            world ranks that must take part
         number_on_group  None for a message
-        dtype, count     what it carries, in elements, unless describe() is to tell
+        dtype, count     what it carries, in elements; None and -1 if describe() follows
         """
         number = self._number = self._number + 1
         self._at = _RING_START + number % NUM_RECORDS * _RECORD.size
@@ -97,20 +94,20 @@ class Ledger:
         )
 
     def describe(self, dtype, count: int) -> None:
-        """What the call under way carries, in elements."""
+        """Record what the current call carries, in elements."""
         _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, self._dtype(dtype))
         _COUNT.pack_into(self._map, self._at + _COUNT_OFFSET, count)
 
     def end(self) -> None:
-        """The call that began last is over."""
+        """Record the end of the call that began last."""
         _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, time.monotonic())
 
     def fail(self) -> None:
-        """The call that ended last was ended by an exception: its time is negative."""
+        """Record that an exception ended the last call: its time is negative."""
         _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, -time.monotonic())
 
     def close(self) -> None:
-        """The file stays."""
+        """Close the file, which stays."""
         self._map.close()
 
     def _site(self) -> int:
@@ -141,16 +138,14 @@ class Ledger:
         return number
 
     def _dtype(self, dtype) -> int:
-        """The number of its name; 0 of None."""
+        """Return the number of the dtype's name; 0 for None."""
         number = self._dtypes.get(dtype)
         if number is None:
             number = self._dtypes[dtype] = self._name(str(dtype))
         return number
 
     def _group(self, group, ranks, number_on_group) -> int:
-        """The name of a group says who is in it: "world/2.0 of ranks 0,1,2,3", and of a message
-        "world with rank 2".
-        """
+        """Name a group ("world/2.0 of ranks 0,1") or a message ("world with rank 2")."""
         if number_on_group:
             number = self._groups[group] = self._name(
                 f"{group} of ranks {','.join(map(str, ranks))}"
@@ -160,7 +155,7 @@ class Ledger:
         return number
 
     def _name(self, text: str) -> int:
-        """Append a name; its number, 0 when there is no room for it."""
+        """Append a name and return its number, 0 if there is no room for it."""
         if text in self._names:
             return self._names[text]
         encoded = text.encode("utf-8", "replace")
@@ -189,7 +184,7 @@ class Ledger:
 
 
 def _short(path: str) -> str:
-    """The last three parts of a path."""
+    """Return the last three parts of a path."""
     return os.sep.join(path.split(os.sep)[-3:])
 
 
@@ -197,12 +192,12 @@ def _short(path: str) -> str:
 class RecordedCall:
     """One call of a rank.
 
-    number            of all calls of the rank; number_on_group: of collectives on that group, None
-                      for a message
-    ranks             that must take part; of a message the other end
-    count             in elements, None if it carries none
-    began, ended      seconds since the epoch; ended None while it is under way
-    has_failed        an exception ended it, so that others may still wait in it for this rank
+    number           among all calls of the rank
+    number_on_group  among the collectives on that group; None for a message
+    ranks            that must take part; for a message, the other end
+    count            in elements; None if it carries none
+    began, ended     seconds since the epoch; ended is None during the call
+    has_failed       an exception ended it, so others may still wait in it for this rank
     """
 
     number: int
@@ -225,7 +220,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """What a ledger file tells: who wrote it, and its last calls, oldest first."""
+    """The content of a ledger file: who wrote it, and its last calls, oldest first."""
 
     rank: int
     world_size: int
@@ -235,13 +230,14 @@ class RecordedRank:
 
     @property
     def under_way(self) -> RecordedCall | None:
-        """The call that it is in, or was in when it ended."""
+        """The call that the rank is in, or was in when it ended."""
         return self.calls[-1] if self.calls and self.calls[-1].ended is None else None
 
 
 def read_ledger(path) -> RecordedRank:
-    """What a rank wrote, also while it still writes. Errors: OSError, CheckpointError if the file
-    is no ledger.
+    """Read the ledger of a rank, which may still be writing.
+
+    Errors: OSError; CheckpointError if the file is no ledger.
     """
     data = Path(path).read_bytes()
     if len(data) != _RING_START + NUM_RECORDS * _RECORD.size or data[:8] != MAGIC:

@@ -1,12 +1,11 @@
-"""The roll of a job on one node: what each rank is doing outside of the verbs, where no ledger is
-kept and MPI may stand still.
+"""The roll of a job on one node: what each rank does outside of the verbs, where no ledger is kept.
 
     rank 0   number 2   waits in initialize() since 17.2, for at most 600 s
-    rank 1   number 1   in its own code after MPI_Init             so rank 0 waits for rank 1
-    rank 2   (empty)                                               rank 2 has not even come to MPI_Init
+    rank 1   number 1   in its own code after MPI_Init        so rank 0 waits for rank 1
+    rank 2   (empty)                                          it has not reached MPI_Init
 
-Every rank writes its own entry into one file, with one system call each time that it begins or ends
-such a wait. All ranks make the same waits in the same order, so numbers tell who is missing.
+Every rank writes its own entry into one file, with one system call when it begins or ends such a
+wait. All ranks make the same waits in the same order, so the numbers show who is missing.
 """
 
 import os
@@ -16,21 +15,23 @@ from pathlib import Path
 
 _ENTRY = struct.Struct("<IIBBBBdd96s")  # 124 bytes
 ENTRY_BYTES = 128
-ROLL_NAME, SPOKEN_NAME, ENDED_NAME = "roll", "spoken", "ended"
+ROLL_NAME = "roll"
+REPORTED_NAME = "reported"
+ENDED_NAME = "ended"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a rank is doing.
+    """The activity of one rank.
 
-    number      of waits that it has begun; one that an exception ended does not count
+    number      of waits that it has begun, without those that an exception ended
     is_waiting  it is in the last of them
     has_left    it is at the end of its program
-    has_ended   MPI is finalized: the process may go at any time
+    has_ended   MPI is finalized: the process may end at any time
     survives    deaths of ranks do not end the job
-    since       time.monotonic() when this began
+    since       time.monotonic() at the beginning of the activity
     seconds     that the wait may take
-    doing       in words, up to 96 bytes
+    doing       the activity in words, up to 96 bytes
     """
 
     process: int
@@ -45,7 +46,7 @@ class Entry:
 
 
 class Roll:
-    """The file, and who may speak for the node."""
+    """The file of entries, and the flags "reported" and "ended" of the job on this node."""
 
     def __init__(self, folder):
         self._folder = Path(folder)
@@ -67,7 +68,7 @@ class Roll:
         os.pwrite(self._file, record, rank * ENTRY_BYTES)
 
     def read(self, rank: int) -> Entry | None:
-        """What the rank wrote last; None if it has not come yet, or is on another node."""
+        """Return the last entry of the rank; None if it wrote none, or runs on another node."""
         record = os.pread(self._file, _ENTRY.size, rank * ENTRY_BYTES)
         if len(record) < _ENTRY.size or not any(record):
             return None
@@ -81,33 +82,26 @@ class Roll:
             doing.rstrip(b"\0").decode("utf-8", "replace"),
         )
 
-    def take_word(self) -> bool:
-        """True for the first process of the node that asks: a job that fails says one thing."""
-        return self._makes(SPOKEN_NAME)
-
-    def is_spoken(self) -> bool:
-        """True if somebody has taken the word."""
-        return (self._folder / SPOKEN_NAME).exists()
+    def may_report(self) -> bool:
+        """Return True for the first process of the node that asks: a failing job reports once."""
+        return self._makes(REPORTED_NAME)
 
     def end(self) -> None:
-        """The job is being ended: wardens end ranks that are still there in some seconds."""
+        """Mark the job as ending: wardens kill ranks that still run in some seconds."""
         self._makes(ENDED_NAME)
 
     def is_ended(self) -> bool:
-        """True if the job is being ended."""
+        """Return True if the job is ending."""
         return (self._folder / ENDED_NAME).exists()
 
     def close(self) -> None:
-        """No more entries."""
+        """Close the file."""
         os.close(self._file)
 
     def _makes(self, name) -> bool:
         try:
-            os.close(
-                os.open(
-                    self._folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
-                )
-            )
-        except OSError:  # it is there, or the folder is full: then nobody is to be silent
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(self._folder / name, flags, 0o600))
+        except OSError:  # it exists; or the disk is full: then everybody may report
             return not (self._folder / name).exists()
         return True

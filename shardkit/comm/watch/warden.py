@@ -1,23 +1,19 @@
-"""A warden: a small process beside each rank, which ends it when it cannot end itself, and says who
-is missing.
+"""The warden: a small process beside each rank that ends it when it cannot end itself.
 
-    what the warden sees                                      what it does
-    the rank waits in MPI_Init, initialize(), shutdown(),     says who is missing by the roll, and
-                                                              ends its rank, so that the
-      MPI_Finalize for longer than it may                       launcher ends the job
-    one that it waits for has left or died                    the same, without waiting for the
-                                                              limit
-    the rank has died without having reached its end          says so
-    the job is being ended, and the rank still lives          kills it: a stopped process hears of
-                                                              nothing else, and under
-                                                                Open MPI's ULFM an abort may end
-                                                                nobody
+    what the warden sees                              what it does
+    the rank waits too long in MPI_Init,              names the missing ranks (roll.py) and ends
+      initialize(), shutdown() or MPI_Finalize          its rank, so that the launcher ends the job
+    a rank that it waits for has left or died         the same, without waiting for the limit
+    its rank died before it reached its end           reports the death
+    the job is ending, but its rank still runs        kills it: a stopped process reacts to nothing
+                                                        else, and an abort under Open MPI's ULFM may
+                                                        end nobody
 
-A thread cannot do it: mpi4py holds the interpreter's lock in MPI_Init and MPI_Finalize, and a
-stopped process has no threads that run. The warden is started before MPI_Init, as a program of its
-own that shares neither memory nor resources of a library with the rank. It is in a session of its
-own, so that a launcher that sweeps ranks away does not take it with them, and goes when its rank
-has gone: the kernel then closes the pipe that is its standard input.
+A thread cannot do this: mpi4py holds the interpreter's lock in MPI_Init and MPI_Finalize, and no
+thread of a stopped process runs. The warden starts before MPI_Init as a program of its own, which
+shares no memory and no library state with the rank. It has its own session, so that a launcher that
+kills the ranks does not kill it too. It ends with its rank: the kernel then closes the pipe that is
+its standard input.
 """
 
 import json
@@ -33,9 +29,9 @@ from .folder import JobFolder, remove_if_abandoned
 from .roll import Entry, Roll
 
 POLL_SECONDS = 0.4
-SURE_SECONDS = 1.5  # for so long one that has left must be needed: whoever knows more speaks before
-GRACE_SECONDS = 2.5  # from when the job is being ended
-FORWARDING_SECONDS = 0.1  # the launcher forwards what was said before it hears of a death
+SURE_SECONDS = 1.5  # a rank that left must be needed for so long: others may have a better report
+GRACE_SECONDS = 2.5  # between the end of the job and the kill of a rank
+FORWARDING_SECONDS = 0.1  # for the launcher to forward a message before it notices a death
 MAX_NAMED = 8
 
 
@@ -43,8 +39,9 @@ MAX_NAMED = 8
 class Warden:
     """The warden of one rank.
 
-    process   of the rank
-    facts     about how it was started, for the message; hints: what to check, by where a rank waits
+    process   id of the rank's process
+    facts     how the rank was started, for the message
+    hints     {where a rank waits: what to check}
     """
 
     roll: Roll
@@ -55,7 +52,7 @@ class Warden:
     hints: dict[str, str]
 
     def watch(self) -> None:
-        """Until the rank has gone."""
+        """Watch until the rank's process is gone."""
         needed_since = None
         while not self._is_gone():
             if self.roll.is_ended():
@@ -78,7 +75,7 @@ class Warden:
         self._name_death()
 
     def _turn_seconds(self, own) -> float:
-        """Wardens of a node on which all ranks have come let those speak that see who has not."""
+        """Return how long to wait for a warden that sees who is missing, if this one does not."""
         others = self._others().values()
         knows = None not in others or any(
             entry is not None and not _has_come(entry, own) for entry in others
@@ -86,9 +83,7 @@ class Warden:
         return 0.0 if knows else SURE_SECONDS
 
     def _watch_end(self, own: Entry):
-        """MPI is finalized: no rank waits any more, but the launcher does, and a stopped process
-        never ends.
-        """
+        """Watch a rank after MPI_Finalize: the launcher still waits for it, if it is stopped."""
         moved_at = time.monotonic()
         while not self._is_gone():
             if not is_stopped(self.process):
@@ -100,13 +95,14 @@ class Warden:
                 )
 
     def _is_gone(self) -> bool:
-        """True if the rank is no more, after a while if it still is."""
+        """Wait a moment, and return True if the rank's process is gone."""
         readable, _, _ = select.select([0], [], [], POLL_SECONDS)
         return bool(readable) or os.getppid() != self.process
 
     def _hold_launcher(self):
-        """Keep the launcher's socket open until the others have gone: it drops words, and takes
-        code 0 for a good end.
+        """Keep the launcher's socket open until the others are gone.
+
+        A launcher that sees it closed drops messages, and takes exit code 0 for success.
         """
         deadline = time.monotonic() + GRACE_SECONDS + 2 * POLL_SECONDS
         while time.monotonic() < deadline and self._has_living_others():
@@ -121,7 +117,7 @@ class Warden:
         return {rank: self.roll.read(rank) for rank in range(self.num_ranks) if rank != self.rank}
 
     def _are_gone(self, own: Entry) -> bool:
-        """True if the rank waits for one that will not come."""
+        """Return True if the rank waits for one that will never come."""
         if own.survives:
             return False
         others = [entry for entry in self._others().values() if entry is not None]
@@ -130,18 +126,19 @@ class Warden:
             for entry in others
         )
 
-    # ---- last words ------------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------
 
     def _report(self, own: Entry, now: float):
-        seconds, whose = min(now - own.since, own.seconds), whom(self.rank, own, self._others())
+        seconds = min(now - own.since, own.seconds)
+        whose = whom(self.rank, own, self._others())
         self._end_job(
             f"has waited {seconds:.3g} s in {own.doing} on {self._place()}: {whose}; the job is "
             f"ended{self.hints.get(own.doing, '')}"
         )
 
     def _end_job(self, text: str):
-        """Say this of the rank, unless somebody has spoken, and end it."""
-        if self.roll.take_word():
+        """Report this about the rank, unless another process has reported, and end the rank."""
+        if self.roll.may_report():
             self._say(f"rank {self.rank} of {self.num_ranks} {text}")
         self.roll.end()
         self._end_rank(FORWARDING_SECONDS)
@@ -150,9 +147,7 @@ class Warden:
         return f"{platform.node()} (process {self.process}{self.facts})"
 
     def _name_death(self):
-        """The process is no more. If it is the only one, and had not reached its end, nobody but us
-        may know.
-        """
+        """Report the death of the rank, if nobody else on this node can know about it."""
         own = self.roll.read(self.rank)
         if (
             own is None
@@ -165,48 +160,44 @@ class Warden:
             return
         others = self._others()
         here = [entry for entry in others.values() if entry is not None]
-        if all(state_of(entry.process) is not None for entry in here) and self.roll.take_word():
-            # the launcher may have ended this rank because one that we know nothing of died before
-            absent = (
-                f"; {whom(self.rank, own, others)}"
-                if len(here) < len(others) and own.number == 1
-                else ""
-            )
+        if all(state_of(entry.process) is not None for entry in here) and self.roll.may_report():
+            # The launcher may have killed this rank because one on another node died before.
+            absent = ""
+            if len(here) < len(others) and own.number == 1:
+                absent = f"; {whom(self.rank, own, others)}"
             self._say(
-                f"rank {self.rank} died: its process ended without a word (killed, out of memory, a crash in native "
-                f"code, or os._exit); it was {'in ' if own.is_waiting else ''}{own.doing}{absent}; the job is ended"
+                f"rank {self.rank} died: its process ended without a word (killed, out of memory, "
+                f"a crash in native code, or os._exit); it was {'in ' if own.is_waiting else ''}"
+                f"{own.doing}{absent}; the job is ended"
             )
         self.roll.end()
         self._hold_launcher()
 
     def _end_rank(self, seconds: float):
-        """Leave the launcher some time to end the rank, then kill it."""
+        """Give the launcher some time to end the rank, then kill it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self._is_gone():
                 return
-        if os.getppid() == self.process:  # else its number may be another process by now
+        if os.getppid() == self.process:  # otherwise the id may belong to another process by now
             os.kill(self.process, signal.SIGKILL)
             self._is_gone()
 
     def _say(self, text):
         try:
             os.write(2, f"shardkit: {text}\n".encode())
-        except OSError:  # nobody listens any more; the rank must end all the same
+        except OSError:  # nobody reads standard error any more; the rank must end anyway
             pass
 
 
 def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
-    """For whom a rank waits, in words.
+    """Return a phrase that names the ranks for which a rank waits.
 
-    others   entries of the other ranks, None of those that have not come to MPI_Init on this node
+    others   entries of the other ranks; None for those that have not reached MPI_Init on this node
     """
-    if (
-        own.number > 1 or own.has_left
-    ):  # all have been in MPI_Init: those that are not here are elsewhere
+    here = others
+    if own.number > 1 or own.has_left:  # all were in MPI_Init: absent ranks are on other nodes
         here = {other: entry for other, entry in others.items() if entry is not None}
-    else:
-        here = others
     missing = {
         other: entry for other, entry in here.items() if entry is None or not _has_come(entry, own)
     }
@@ -239,7 +230,7 @@ def whom(rank: int, own: Entry, others: dict[int, Entry | None]) -> str:
 
 
 def _has_come(entry: Entry, own: Entry) -> bool:
-    """True if that rank has begun the wait that this one is in."""
+    """Return True if that rank has begun the wait that this one is in."""
     if own.has_left:
         return entry.has_left
     return entry.number >= own.number
@@ -261,28 +252,26 @@ def _whereabouts(entry):
 
 
 def state_of(process: int) -> str | None:
-    """The letter that the kernel gives the process, "R", "S", "T" if it is stopped; None if it is
-    no more.
-    """
+    """Return the kernel's letter for the process ("R", "S", "T" if stopped); None if it is gone."""
     try:
         with open(f"/proc/{process}/stat") as file:
             letter = file.read().rpartition(")")[2].split()[0]
     except FileNotFoundError:
-        return None if os.path.exists("/proc/self/stat") else "R"  # a system that does not tell
+        return None if os.path.exists("/proc/self/stat") else "R"  # a system without /proc
     except (OSError, IndexError):
         return None
     return None if letter in ("Z", "X") else letter
 
 
 def is_stopped(process: int) -> bool:
-    """True if the process stands still: by a signal, T to the kernel, or by a debugger, t."""
+    """Return True if a signal ("T") or a debugger ("t") has stopped the process."""
     return state_of(process) in ("T", "t")
 
 
 def main(text: str) -> None:
-    """The life of a warden; text: its arguments as JSON."""
+    """Run a warden; text: its arguments as JSON."""
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # these are for the rank; the warden ends with it
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the rank
     arguments = json.loads(text)
     folder = JobFolder.open(arguments.pop("folder"))
     roll = Roll(folder.path)
@@ -292,7 +281,7 @@ def main(text: str) -> None:
     finally:
         roll.close()
         folder.close()
-        time.sleep(FORWARDING_SECONDS)  # the rank closes its files one by one
+        time.sleep(FORWARDING_SECONDS)  # the rank's files are closed one by one
         remove_if_abandoned(folder.path)
 
 

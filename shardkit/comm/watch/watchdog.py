@@ -1,16 +1,13 @@
-"""The watchdog: a call that takes longer than the time limit ends the job with a report instead of
-node-hours.
+"""The watchdog: a call that exceeds the time limit ends the job with a report.
 
-    every rank keeps a ledger (ledger.py), and a thread that looks at it now and then
+Every rank keeps a ledger (ledger.py), and a thread checks regularly how long the current call has
+taken. The first rank that finds a call over the limit makes the file `hang`, asks the processes of
+its node for their stacks by a signal (ranks of other nodes see the file), reads all ledgers, and
+aborts with the report of hang.py.
 
-    a call outlives the limit --> the first rank that notices makes the file `hang`, asks the
-    processes of its node for their
-                                  stacks by a signal (ranks of other nodes see the file), reads all
-                                  ledgers, and aborts with the report of hang.py
-
-The folder must be one that all ranks see for a report that names all of them; with a folder of its
-own on each node it names those of the node. Source: the idea of a flight recorder is from
-torch.distributed.
+The report names all ranks if they see one folder; if each node has its own folder, it names the
+ranks of the node.
+Source: the flight recorder of torch.distributed.
 """
 
 import faulthandler
@@ -28,20 +25,19 @@ from .ledger import LEDGER_NAME, Ledger
 
 STACKS_SIGNAL = signal.SIGRTMIN + 7
 STACKS_SECONDS = 0.7  # until the stacks of this node are written
-PATIENCE_SECONDS = 3.0  # that the first rank to notice has to end the job
-MAX_POLL_SECONDS = 1.0  # the time limit may be set anew at any time
-LAST_WORDS_SECONDS = 8.0  # before the batch system kills the job, whoever hangs is told of
-MIN_SECONDS = 10.0  # that a call may take even then: a save may still end well
+PATIENCE_SECONDS = 3.0  # the time that the first rank to notice has to end the job
+MAX_POLL_SECONDS = 1.0  # the time limit may change at any time
+REPORT_SECONDS = 8.0  # a hang is reported so long before the batch system kills the job
+MIN_SECONDS = 10.0  # a call may take so long even then: a save may still succeed
 
 
 class Watchdog:
-    """One rank's ledger, and the thread that watches the call under way.
+    """The ledger of one rank, and the thread that watches its current call.
 
-    progress      whose calls are written into the ledger
+    progress      the calls to write into the ledger
     folder        for the files of all ranks; made if it is missing
     seconds       function () -> seconds that a call may take
-    seconds_left  function () -> seconds until the batch system kills the job, after which nobody
-                  could report
+    seconds_left  function () -> seconds until the batch system kills the job
     abort         function (message) that ends the job
     """
 
@@ -59,18 +55,18 @@ class Watchdog:
         self.folder, self.rank, self._seconds = Path(folder), rank, seconds
         self._progress, self._abort, self._seconds_left = progress, abort, seconds_left
         self._stopped = threading.Event()
-        self._gives_up = inf  # when this rank ends the job though another has the word
+        self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
         self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
         self._hang = self.folder / HANG_NAME
-        self._hang.unlink(missing_ok=True)  # of an earlier run in this folder
+        self._hang.unlink(missing_ok=True)  # left by an earlier run in this folder
         faulthandler.register(STACKS_SIGNAL, self._stacks, all_threads=True)
         progress.ledger = self.ledger
         self._thread = threading.Thread(target=self._watch, daemon=True, name="shardkit watchdog")
         self._thread.start()
 
     def close(self) -> None:
-        """No more calls come; the files stay."""
+        """Stop watching; the files stay."""
         self._stopped.set()
         self._thread.join()
         if self._progress.ledger is self.ledger:  # else another watchdog has taken over
@@ -83,10 +79,10 @@ class Watchdog:
         while not self._stopped.wait(min(MAX_POLL_SECONDS, self._seconds() / 8)):
             try:
                 self._look()
-            except Exception as error:  # without this thread nobody would notice anything any more
+            except Exception as error:  # without this thread, no hang would be noticed
                 self._abort(
-                    f"no progress in {self._progress.current}, or the watchdog itself fails: {describe_error(error)}; "
-                    "the job is ended"
+                    f"no progress in {self._progress.current}, or the watchdog itself fails: "
+                    f"{describe_error(error)}; the job is ended"
                 )
 
     def _look(self):
@@ -104,16 +100,12 @@ class Watchdog:
         )
 
     def _limit(self) -> float:
-        """Seconds that a call may take now: fewer when the job is about to be killed, which would
-        leave no report.
-        """
+        """Return the seconds that a call may take now: fewer if the job is about to be killed."""
         seconds = self._seconds()
-        return min(seconds, MIN_SECONDS) if self._seconds_left() < LAST_WORDS_SECONDS else seconds
+        return min(seconds, MIN_SECONDS) if self._seconds_left() < REPORT_SECONDS else seconds
 
     def _report(self):
-        """The first rank to come here speaks; the others give it the time to, and end the job if it
-        does not.
-        """
+        """Report the hang if this rank is the first; otherwise wait for the report of the first."""
         try:
             self._hang.touch(exist_ok=False)
         except FileExistsError:
@@ -122,28 +114,28 @@ class Watchdog:
             self._stopped.wait(STACKS_SECONDS)
             if time.monotonic() < self._gives_up:
                 return
-        call, limit, suspects = self._progress.current, self._limit(), hang_suspects(self.folder)
-        self._ask_for_stacks()  # which may wake who slept in a system call
+        call = self._progress.current
+        limit = self._limit()
+        suspects = hang_suspects(self.folder)
+        self._ask_for_stacks()  # afterwards: the signal may wake a process in a system call
         time.sleep(STACKS_SECONDS)
         report = hang_report(self.folder, time.time())
         why = "" if limit == self._seconds() else ", and the batch system is about to kill the job"
         self._abort(
-            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n{report}\n"
-            f"files: {self.folder}"
+            f"no progress in {call} within {limit:g} s{why}: {suspects}; the job is ended\n"
+            f"{report}\nfiles: {self.folder}"
         )
 
     def _ask_for_stacks(self):
-        """A signal to every process of this node; its handler writes the stacks at once, even
-        inside of MPI.
-        """
+        """Signal every process of this node: its handler writes the stacks, even inside of MPI."""
         for other in read_ledgers(self.folder):
             if other.host == socket.gethostname():
                 try:
                     os.kill(other.pid, STACKS_SIGNAL)
-                except OSError:  # it has died, or is somebody else's by now
+                except OSError:  # it has died, or the id belongs to another user's process now
                     continue
 
     def _dump_stacks(self):
-        """Once, and not if the signal has done it."""
+        """Write the stacks, unless the signal has done so."""
         if os.fstat(self._stacks.fileno()).st_size == 0:
             faulthandler.dump_traceback(self._stacks, all_threads=True)
