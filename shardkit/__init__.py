@@ -39,7 +39,7 @@ from .errors import (
     StopVoted,
 )
 from .nn import models
-from .optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum
+from .optim import SGD, Adam, AdamW, Momentum, schedules
 from .parallel import (
     DDPModel,
     DDPOptimizer,
@@ -78,8 +78,6 @@ __all__ = [
     "CommunicationError",
     "CommunicationTimeout",
     "ConfigurationError",
-    "Constant",
-    "Cosine",
     "DDPModel",
     "DDPOptimizer",
     "DeviceError",
@@ -92,7 +90,6 @@ __all__ = [
     "HybridShardedOptimizer",
     "InMemoryCommunicationBackend",
     "LayoutError",
-    "Linear",
     "MPICommunicationBackend",
     "Mesh",
     "MeshError",
@@ -125,5 +122,18 @@ __all__ = [
     "measure_blocks",
     "models",
     "run_ranks",
+    "schedules",
     "split_batch",
 ]
+
+_MOVED = {name: f"shardkit.schedules.{name}" for name in ("Constant", "Cosine", "Linear")}
+
+
+def __getattr__(name: str):
+    """Raise AttributeError; of a schedule that once stood here, the message has its place."""
+    message = f"module 'shardkit' has no attribute {name!r}"
+    if name in _MOVED:
+        message += f"; the learning-rate schedule is {_MOVED[name]}"
+    if name == "Linear":
+        message += ", the layer is shardkit.nn.Linear"
+    raise AttributeError(message)

@@ -1,15 +1,13 @@
-"""Matrix products. All of them are made here, so that there is one place where they can be counted
-and timed.
+"""Matrix products: all of them are computed here, so that they can be counted and timed.
 
     operands             NumPy                                  CuPy
-    float32, float64     BLAS: NumPy's, or with                 cupy.matmul; with precision("tf32") cuBLAS, TF32 (cublas.py)
-                         multiplied_by another (blas.py)
-    float16, bfloat16    BLAS on float32, the result rounded;   cuBLAS on half floats, sums in float32 (cublas.py)
-                         matrices of bfloat16 by MKL as they are
+    float32, float64     BLAS: NumPy's, or the library of       cupy.matmul; inside precision("tf32")
+                         multiplied_by (blas.py)                cuBLAS, TF32 (cublas.py)
+    float16, bfloat16    BLAS in float32, result rounded; MKL   cuBLAS on half floats, sums in
+                         multiplies bfloat16 matrices itself    float32 (cublas.py)
 
-TF32 multiplies float32 numbers of which it reads 10 bits behind the point, and adds in float32: on
-tensor cores several times as fast, with errors of 5e-4 per product (half a last bit of those 10).
-Nobody gets it without asking.
+TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
+several times as fast, with an error of 5e-4 per product. It is used only where the user asks for it.
 """
 
 from contextlib import contextmanager
@@ -26,78 +24,36 @@ from .halves import rounded, widened
 
 PRECISIONS = ("highest", "tf32")
 
-_meanwhile: ContextVar = ContextVar("shardkit_meanwhile", default=None)  # of this thread
-_precision: ContextVar[str] = ContextVar(
-    "shardkit_matmul_precision", default="highest"
-)  # of this thread
-_library: ContextVar[Library | None] = ContextVar("shardkit_blas", default=None)  # of this thread
-
-
-@contextmanager
-def precision(name: str):
-    """Inside, products of float32 on a GPU are made in this precision, one of PRECISIONS (this
-    thread only).
-    """
-    token = _precision.set(name)
-    try:
-        yield
-    finally:
-        _precision.reset(token)
-
-
-@contextmanager
-def multiplied_by(library: Library | None):
-    """Inside, products of arrays of NumPy are made by this library; None: by NumPy (this thread
-    only).
-    """
-    token = _library.set(library)
-    try:
-        yield
-    finally:
-        _library.reset(token)
-
-
-@contextmanager
-def doing_meanwhile(act):
-    """Inside, act() is called before each product (this thread only): for what must be looked after
-    while others compute.
-    """
-    token = _meanwhile.set(act)
-    try:
-        yield
-    finally:
-        _meanwhile.reset(token)
+_precision: ContextVar[str] = ContextVar("shardkit_matmul_precision", default="highest")
+_library: ContextVar[Library | None] = ContextVar("shardkit_blas", default=None)
 
 
 def matmul(a, b, out=None):
-    """a [..., m, k] times b [..., k, n] -> [..., m, n], by the BLAS of the library that made the
-    arrays, or that of multiplied_by.
+    """Return a [..., m, k] times b [..., k, n]: [..., m, n]; leading dimensions broadcast.
 
-    Leading dimensions broadcast. Transposed views are read as they lie, nothing is copied (half
-    floats on the CPU are, but for matrices of bfloat16 that a library multiplies as they are).
-    out   where the result goes; None: a new array. That of half floats may be float32: then nothing
+    Transposed views are read as they lie, nothing is copied; only half floats on the CPU are, but
+    for bfloat16 matrices that the library multiplies itself.
+    out   where the result goes; None: a new array. For half floats it may be float32: then nothing
           is rounded
     """
-    act = _meanwhile.get()
+    act, multiply = _calls.get()
     if act is not None:
         act()
+    return multiply(a, b, out)
+
+
+def _product(a, b, out):
+    """Return the product, computed by the library that the dtype and the user choose."""
     xp = xp_of(a, b)
+    library = _library.get() if xp is numpy else None
     if a.dtype.itemsize == 2 and is_half(a.dtype):
-        return _of_halves(a, b, out) if xp is numpy else cublas.matmul(a, b, out)
+        return _half_product(library, a, b, out) if xp is numpy else cublas.matmul(a, b, out)
     if xp is not numpy and _precision.get() == "tf32" and a.dtype == b.dtype == FLOAT32:
         return cublas.matmul(a, b, out, is_tf32=True)
-    return _plain(xp, a, b, out)
-
-
-def _plain(xp, a, b, out):
-    """The product as the library makes it; a new array is the arena's where one is in use."""
-    library = _library.get() if xp is numpy else None
     if out is None and (library is not None or xp is numpy and is_arena_in_use()):
-        leading = (
-            a.shape[:-2]
-            if a.shape[:-2] == b.shape[:-2]
-            else numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        )
+        leading = a.shape[:-2]
+        if leading != b.shape[:-2]:
+            leading = numpy.broadcast_shapes(leading, b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
     if library is None:
         return xp.matmul(a, b, out=out)
@@ -105,12 +61,51 @@ def _plain(xp, a, b, out):
     return out
 
 
-def _of_halves(a, b, out):
-    """The product in float32, rounded unless it goes into float32."""
-    goes_there = out is not None and out.dtype == FLOAT32
-    wide, library = out if goes_there else None, _library.get()
-    if library is not None and a.ndim == b.ndim == 2:
-        wide = empty((a.shape[0], b.shape[1]), FLOAT32) if wide is None else wide
-    if wide is None or library is None or not library.multiply_halves(a, b, wide):
-        wide = _plain(numpy, widened(a), widened(b), wide)
-    return wide if goes_there else rounded(wide, a.dtype, out)
+def _half_product(library, a, b, out):
+    """Return the product of half floats on the CPU, rounded unless `out` is float32."""
+    is_wide = out is not None and out.dtype == FLOAT32
+    wide = out if is_wide else None
+    if library is not None and a.ndim == b.ndim == 2 and wide is None:
+        wide = empty((a.shape[0], b.shape[1]), FLOAT32)
+    if library is None or wide is None or not library.multiply_halves(a, b, wide):
+        wide = _product(widened(a), widened(b), wide)
+    return wide if is_wide else rounded(wide, a.dtype, out)
+
+
+# What matmul calls in this thread: something to do first, or None; and the multiplication.
+_calls: ContextVar[tuple] = ContextVar("shardkit_product", default=(None, _product))
+
+
+@contextmanager
+def _setting(variable: ContextVar, value):
+    """Inside, the variable has this value in this thread."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def precision(name: str):
+    """Inside, float32 products on a GPU have this precision, one of PRECISIONS, in this thread."""
+    return _setting(_precision, name)
+
+
+def multiplied_by(library: Library | None):
+    """Inside, this library multiplies NumPy arrays in this thread; None: NumPy does."""
+    return _setting(_library, library)
+
+
+def doing_meanwhile(act):
+    """Inside, act() is called before each product of this thread: to keep messages going."""
+    return _setting(_calls, (act, _calls.get()[1]))
+
+
+def wrapped_products(wrap):
+    """Inside, wrap(multiply)(a, b, out) computes each product of this thread.
+
+    The seam for stopwatches; without one, a product pays nothing for it. See also
+    registry.wrapped_kernels.
+    """
+    act, multiply = _calls.get()
+    return _setting(_calls, (act, wrap(multiply)))

@@ -15,7 +15,7 @@ import numpy
 from ..array.backend import is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
-from .tape import Memory, Node, WeightGradients, is_grad_enabled, no_grad, walk
+from .tape import TapeNode, VersionCounter, WeightGradients, is_grad_enabled, no_grad, walk
 
 __all__ = [
     "Tensor",
@@ -51,7 +51,7 @@ def record(
                   small: where input and parameter gradients are asked for at different times, all
                   are computed the first time
     """
-    memory = Memory() if view_of is None else view_of._memory
+    memory = VersionCounter() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
     if True not in wanted or not is_grad_enabled():
         return Tensor._made(array, None, memory)
@@ -61,7 +61,7 @@ def record(
     saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
     if needs_output:
         saved.append((memory, memory.version))
-    return Tensor._made(array, Node(sources, wanted, backward, saved, is_one_pass), memory)
+    return Tensor._made(array, TapeNode(sources, wanted, backward, saved, is_one_pass), memory)
 
 
 class Tensor:
@@ -105,7 +105,7 @@ class Tensor:
         self.grad_is_empty = False
         self.requires_grad = requires_grad
         self._node = None
-        self._memory = Memory()
+        self._memory = VersionCounter()
 
     @staticmethod
     def _made(array, node, memory):
@@ -209,7 +209,7 @@ class Tensor:
         good as before.
         """
         self._memory.version += 1
-        fresh = Memory()
+        fresh = VersionCounter()
         fresh.version = self._memory.version - 1
         self._memory = fresh
 

@@ -61,7 +61,7 @@ class Uniform(Initializer):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant(Initializer):
+class Fill(Initializer):
     """The same value everywhere."""
 
     value: float

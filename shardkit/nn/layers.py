@@ -7,7 +7,7 @@ from ..arguments import is_number, require
 from ..errors import ConfigurationError, ShapeError, ShardingError
 from .autograd import Tensor
 from .context import current_context
-from .init import Constant, Initializer, Normal, Uniform
+from .init import Fill, Initializer, Normal, Uniform
 from .module import Module, ModuleList, Parameter, members_of
 from .ops import (
     add_layer_norm,
@@ -46,7 +46,7 @@ class Linear(Module):
         self.weight = Parameter(
             (out_features, in_features), init or Uniform(in_features**-0.5), dtype
         )
-        self.bias = Parameter((out_features,), Constant(0.0), dtype) if bias else None
+        self.bias = Parameter((out_features,), Fill(0.0), dtype) if bias else None
 
     def check_input(self, x):
         check_width(type(self).__name__, x, self.weight.global_shape[1])
@@ -84,8 +84,8 @@ class LayerNorm(Module):
     def __init__(self, width: int, *, eps: float = 1e-5, dtype="float32"):
         check_sizes("LayerNorm", width=width)
         self.eps = eps
-        self.weight = Parameter((width,), Constant(1.0), dtype)
-        self.bias = Parameter((width,), Constant(0.0), dtype)
+        self.weight = Parameter((width,), Fill(1.0), dtype)
+        self.bias = Parameter((width,), Fill(0.0), dtype)
 
     def forward(self, x):
         return layer_norm(x, self.weight, self.bias, self.eps)
@@ -101,7 +101,7 @@ class RMSNorm(Module):
     def __init__(self, width: int, *, eps: float = 1e-6, dtype="float32"):
         check_sizes("RMSNorm", width=width)
         self.eps = eps
-        self.weight = Parameter((width,), Constant(1.0), dtype)
+        self.weight = Parameter((width,), Fill(1.0), dtype)
 
     def forward(self, x):
         return rms_norm(x, self.weight, self.eps)

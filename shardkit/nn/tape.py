@@ -1,10 +1,10 @@
 """The tape: operations that were done, and the walk back over them.
 
-    y --node--> Node "gelu" --source--> Node "matmul" --source--> w        a leaf Tensor that takes
+    y --node--> TapeNode "gelu" --source--> TapeNode "matmul" --source--> w        a leaf Tensor that takes
                                                                            a gradient
                                                       --source--> None     an input that takes none
 
-A Node is one operation: it knows where gradients go (its sources) and how to make them
+A TapeNode is one operation: it knows where gradients go (its sources) and how to make them
 (`backward`), and owns no array itself. Nodes point to older nodes only, never back, so a tape that
 nobody holds is freed by reference counting alone.
 
@@ -45,14 +45,14 @@ def no_grad():
         _grad_enabled.reset(token)
 
 
-class Memory:
+class VersionCounter:
     """How often some memory was changed in place; shared by all tensors that are views of it."""
 
     version = 0  # of the class, so that making one, as every operation does, costs next to nothing
 
 
-class Node:
-    """One recorded operation. `sources` has one entry per input: a Node, a leaf Tensor, or None
+class TapeNode:
+    """One recorded operation. `sources` has one entry per input: a TapeNode, a leaf Tensor, or None
     (takes no gradient).
     """
 
@@ -104,7 +104,7 @@ def _deliver(sources, gradients, pending, heap):
     for source, gradient in zip(sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
-        if not isinstance(source, Node):
+        if not isinstance(source, TapeNode):
             _accumulate(source, gradient)
         elif source in pending:
             pending[source] = fresh.compute(

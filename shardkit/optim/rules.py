@@ -1,8 +1,15 @@
 """Optimizer rules: frozen values that update a 1-D span of parameters in place.
 
-A rule sees no names, no shapes and no ranks: whoever owns elements [start, stop) of the flat
+    @rule("sgd", settings={"weight_decay": "weight_decay"})
+    @dataclass(frozen=True)
+    class SGD(_Scheduled):
+        state_names = ()                    arrays that the rule keeps for each span
+        def update(self, ...): ...
+
+A rule sees no names, no shapes and no ranks: the owner of elements [start, stop) of the flat
 parameters passes that span of parameters, gradients and state. Every rule works element by element,
-so the result does not depend on how the parameters are cut.
+so the result does not depend on how the parameters are cut. A new rule is one such class and its
+test: settings, checkpoints and `shardkit plan` learn from the class what it takes and keeps.
 """
 
 from dataclasses import dataclass
@@ -13,16 +20,34 @@ from ..array import kernels
 
 LearningRate = float | Callable[[int], float]
 
+RULES: dict[str, type] = {}  # by the names that settings use; filled by `rule`
+
+_OF_ADAM = {name: name for name in ("beta1", "beta2", "weight_decay")}
 _RATE = "a finite number, at least 0"
+
+
+def rule(name: str, *, settings: dict[str, str]):
+    """Enter a class of rules into RULES under this name.
+
+    settings   {argument of the class: setting of the section `optimizer` that it gets}
+    """
+
+    def enter(cls):
+        cls.settings = settings
+        RULES[name] = cls
+        return cls
+
+    return enter
 
 
 @runtime_checkable
 class Rule(Protocol):
-    """What the sharded models need of an optimizer."""
+    """What sharded models need of an optimizer.
 
-    state_names: ClassVar[
-        tuple[str, ...]
-    ]  # one zero-initialized array per name, as long as the span
+    state_names   one array each, as long as the span and of its dtype, zero at first
+    """
+
+    state_names: ClassVar[tuple[str, ...]]
 
     def update(
         self,
@@ -35,17 +60,15 @@ class Rule(Protocol):
     ) -> None:
         """Apply step number `step` (the first is 1) to this span, in place.
 
-        parameters, gradients  [n] same dtype     state  {name: [n] same dtype}
-        learning_rate          overrides the rule's own
-        gradient_scale         each gradient counts times this: the factor of clipping; gradients
-                               are not written to
+        parameters, gradients  [n], of one dtype
+        state                  {name: [n]}, of the same dtype
+        learning_rate          replaces the rule's own
+        gradient_scale         factor of every gradient, for clipping; gradients are not written to
         """
 
 
 def is_learning_rate(value) -> bool:
-    """True for what a rule can multiply with: 0, which changes nothing, is one, as in
-    torch.optim.
-    """
+    """Return True for a finite number that is not negative; 0 is allowed, as in torch.optim."""
     return is_number(value, at_least=0)
 
 
@@ -59,9 +82,7 @@ def _require_weight_decay(weight_decay) -> None:
 
 
 def _require_share(name: str, value) -> None:
-    """Errors: ConfigurationError unless the value can be the share of a running mean that is
-    kept.
-    """
+    """Raise ConfigurationError unless the value can be the share of a running mean that is kept."""
     require(is_number(value, at_least=0, below=1), name, value, "a number from 0 to below 1")
 
 
@@ -76,12 +97,13 @@ class _Scheduled:
             is_learning_rate(self.lr) or callable(self.lr) and not isinstance(self.lr, type),
             "lr",
             self.lr,
-            f"{_RATE}, or a function of the step number such as Cosine(1e-3, decay_steps=1000)",
+            f"{_RATE}, or a function of the step number: schedules.Cosine(1e-3, decay_steps=1000)",
         )
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """The learning rate of step number `step`, counted from 1. Errors: ConfigurationError if a
-        function gives none.
+        """Return the learning rate of step number `step`, counted from 1.
+
+        Errors: ConfigurationError if the schedule returns something else.
         """
         if override is not None:
             return override
@@ -97,6 +119,7 @@ class _Scheduled:
         return rate
 
 
+@rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class SGD(_Scheduled):
     """p -= lr * (g + weight_decay * p)."""
@@ -118,11 +141,10 @@ class SGD(_Scheduled):
         )
 
 
+@rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class Momentum(_Scheduled):
-    """v = beta * v + g; p -= lr * v (or, with nesterov, lr * (g + beta * v)). As torch.optim.SGD
-    with momentum.
-    """
+    """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD."""
 
     beta: float = 0.9
     nesterov: bool = False
@@ -154,6 +176,7 @@ class Momentum(_Scheduled):
         )
 
 
+@rule("adam", settings=_OF_ADAM)
 @dataclass(frozen=True)
 class Adam(_Scheduled):
     """Adam (arXiv 1412.6980); weight decay is added to the gradient."""
@@ -190,12 +213,10 @@ class Adam(_Scheduled):
         )
 
 
+@rule("adamw", settings=_OF_ADAM)
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (arXiv 1711.05101); as torch.optim.AdamW."""
 
     weight_decay: float = 0.01
     decoupled: ClassVar[bool] = True
-
-
-RULES = {"adamw": AdamW, "adam": Adam, "momentum": Momentum, "sgd": SGD}  # as settings call them

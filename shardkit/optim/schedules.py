@@ -1,19 +1,36 @@
-"""Learning rates as frozen functions of the step number, counted from 0.
+"""Learning-rate schedules: frozen functions of the step number, counted from 0.
 
-All grow linearly from peak / warmup_steps to peak over the warm-up. Constant stays there; the
-others go down from step `warmup_steps` on, reach peak * floor at step `decay_steps`, and stay at
-that. Pure functions: a resumed run needs no state of its own.
+    rule = AdamW(lr=schedules.Cosine(1e-3, warmup_steps=100, decay_steps=1000))
+
+All grow linearly from peak / warmup_steps to peak during the warm-up. Constant stays there; the
+others fall from step `warmup_steps` on, reach peak * floor at step `decay_steps`, and stay there.
+Being pure functions, they have no state that a resumed run would need.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ..arguments import is_integer, is_number, require
 
+__all__ = ["Constant", "Cosine", "Linear", "SCHEDULES", "Schedule"]
+
+SCHEDULES: dict[str, type["Schedule"]] = {}  # by the names that settings use
+
+
+def _schedule(name: str):
+    """Enter a class of schedules into SCHEDULES under this name."""
+
+    def enter(cls):
+        SCHEDULES[name] = cls
+        return cls
+
+    return enter
+
 
 @dataclass(frozen=True)
-class Constant:
-    """`peak` after the warm-up."""
+class Schedule(ABC):
+    """A warm-up to `peak`, and what a subclass lets the rate do afterwards."""
 
     peak: float
     warmup_steps: int = 0
@@ -27,20 +44,43 @@ class Constant:
             "an integer, at least 0",
         )
 
+    @classmethod
+    def of_settings(cls, peak: float, warmup_steps: int, decay_steps: int, floor: float):
+        """Return the schedule for the section `optimizer` of the settings.
+
+        Where the warm-up is not over by decay_steps, the floor follows it directly.
+        """
+        return cls(peak, warmup_steps, max(decay_steps, warmup_steps + 1), floor)
+
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         return self._after_warmup(step)
 
+    @abstractmethod
     def _after_warmup(self, step: int) -> float:
+        """Return the rate of a step after the warm-up."""
+
+
+@_schedule("constant")
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """`peak` after the warm-up."""
+
+    @classmethod
+    def of_settings(cls, peak, warmup_steps, decay_steps, floor):
+        return cls(peak, warmup_steps)
+
+    def _after_warmup(self, step):
         return self.peak
 
 
+@_schedule("linear")
 @dataclass(frozen=True)
-class Linear(Constant):
-    """Straight down to peak * floor, which is 0 unless `floor` says otherwise."""
+class Linear(Schedule):
+    """A straight line down to peak * floor."""
 
-    decay_steps: int = 0  # has no default that would do: see __post_init__
+    decay_steps: int = 0  # must be given: __post_init__ refuses the default
     floor: float = 0.0
 
     def __post_init__(self):
@@ -49,8 +89,8 @@ class Linear(Constant):
             is_integer(self.decay_steps, at_least=self.warmup_steps + 1),
             "decay_steps",
             self.decay_steps,
-            f"the number of the step where the rate has come down, counted from 0: an integer above warmup_steps = "
-            f"{self.warmup_steps}",
+            "the number of the step where the rate has come down, counted from 0: an integer above "
+            f"warmup_steps = {self.warmup_steps}",
         )
         require(
             is_number(self.floor, at_least=0) and self.floor <= 1,
@@ -64,17 +104,17 @@ class Linear(Constant):
         return self.peak * (self.floor + (1 - self.floor) * self._shape(min(part, 1.0)))
 
     def _shape(self, part: float) -> float:
-        """What is left of the way down at this part of it, in [0, 1]."""
+        """Return how much of the fall is left after this part of the time, from 1 to 0."""
         return 1.0 - part
 
 
+@_schedule("cosine")
 @dataclass(frozen=True)
 class Cosine(Linear):
-    """Half a cosine down to peak * floor, which is 0 unless `floor` says otherwise (arXiv
-    1608.03983, without restarts).
+    """Half a cosine down to peak * floor (arXiv 1608.03983, without restarts).
 
-    As torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and eta_min = peak *
-    floor until its first end.
+    Equal to torch.optim.lr_scheduler.CosineAnnealingLR with T_max = decay_steps and
+    eta_min = peak * floor, up to its first minimum.
     """
 
     def _shape(self, part):

@@ -26,7 +26,8 @@ from ..environment import slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
-from ..optim import RULES, Constant, Cosine, Linear
+from ..optim import RULES
+from ..optim.schedules import SCHEDULES
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint, has_corpus
 from .folder import check_folder, store_settings
@@ -34,8 +35,6 @@ from .initial import load_weights
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
 from .stopping import Clock, Patience, StopSignals
-
-_DECAYS = {"cosine": Cosine, "linear": Linear}
 
 
 @dataclass(frozen=True)
@@ -510,20 +509,9 @@ def _measured(
 def make_rule(settings: RunConfiguration):
     """The optimizer rule of these settings, with its learning-rate schedule."""
     o = settings.optimizer
-    betas = {"beta1": o.beta1, "beta2": o.beta2}
-    own = {"sgd": {}, "momentum": {"beta": o.momentum}, "adam": betas, "adamw": betas}
-    return RULES[o.name](lr=_learning_rate(o), weight_decay=o.weight_decay, **own[o.name])
-
-
-def _learning_rate(o):
-    """The schedule of these optimizer settings; where the warm-up is not over by decay_steps, the
-    floor comes right after it.
-    """
-    if o.decay == "constant":
-        return Constant(o.learning_rate, o.warmup_steps)
-    return _DECAYS[o.decay](
-        o.learning_rate, o.warmup_steps, max(o.decay_steps, o.warmup_steps + 1), o.floor
-    )
+    rate = SCHEDULES[o.decay].of_settings(o.learning_rate, o.warmup_steps, o.decay_steps, o.floor)
+    cls = RULES[o.name]
+    return cls(lr=rate, **{name: getattr(o, key) for name, key in cls.settings.items()})
 
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:

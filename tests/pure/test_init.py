@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkit.errors import ConfigurationError
-from shardkit.nn.init import CHUNK, Constant, Normal, Uniform
+from shardkit.nn.init import CHUNK, Fill, Normal, Uniform
 
-INITIALIZERS = [Normal(0.02), Uniform(0.5), Constant(1.5)]
+INITIALIZERS = [Normal(0.02), Uniform(0.5), Fill(1.5)]
 ids = [repr(i) for i in INITIALIZERS]
 
 
@@ -53,7 +53,7 @@ def test_uniform_fills_its_bounds_and_stays_inside():
 
 
 def test_initializers_are_equal_by_value():
-    assert Normal(0.02) == Normal(0.02) != Normal(0.03) and Constant(0.0) != Constant(1.0)
+    assert Normal(0.02) == Normal(0.02) != Normal(0.03) and Fill(0.0) != Fill(1.0)
 
 
 @pytest.mark.parametrize("make", [Normal, Uniform])

@@ -5,8 +5,11 @@ import math
 import numpy
 import pytest
 
+import shardkit
+from shardkit import optim
 from shardkit.errors import ConfigurationError
-from shardkit.optim import SGD, Adam, AdamW, Constant, Cosine, Linear, Momentum, clip_factor
+from shardkit.optim import SGD, Adam, AdamW, Momentum, clip_factor
+from shardkit.optim.schedules import Constant, Cosine, Linear
 
 RULES = {
     "SGD": (
@@ -227,3 +230,18 @@ def test_cosine_is_half_way_down_in_the_middle():
 def test_clipping_brings_a_large_norm_to_the_maximum_and_leaves_a_small_one():
     assert clip_factor(10.0, 1.0) * 10.0 == pytest.approx(1.0, rel=1e-6)
     assert clip_factor(0.5, 1.0) == 1.0
+
+
+def test_schedules_are_no_top_level_names_and_the_error_says_where_they_are():
+    with pytest.raises(AttributeError, match=r"shardkit\.schedules\.Linear.*shardkit\.nn\.Linear"):
+        shardkit.Linear(784, 128)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'$"):
+        shardkit.Nothing
+    assert shardkit.schedules.Cosine is Cosine and issubclass(Cosine, shardkit.schedules.Schedule)
+
+
+def test_a_rule_that_is_entered_is_found_by_its_name_and_says_which_settings_it_takes():
+    assert set(optim.RULES) == {"sgd", "momentum", "adam", "adamw"}
+    for cls in optim.RULES.values():
+        made = cls(**{argument: 0.5 for argument in cls.settings})
+        assert isinstance(made, optim.Rule)

@@ -11,7 +11,7 @@ import pytest
 
 from shardkit.errors import AutogradError, ShapeError
 from shardkit.nn.autograd import Tensor
-from shardkit.nn.init import Constant
+from shardkit.nn.init import Fill
 from shardkit.nn.module import Parameter
 
 ARRAY = numpy.array([[1, 2], [3, 4]], "float32")
@@ -51,7 +51,7 @@ def test_a_comparison_of_shapes_that_do_not_broadcast_is_refused():
         lambda: [tensor(), tensor()].index(tensor()),
         lambda: min(tensor(), tensor()),
         lambda: bool(Tensor(numpy.ones(0))),
-        lambda: bool(Parameter((2,), Constant(1.0))),
+        lambda: bool(Parameter((2,), Fill(1.0))),
     ],
 )
 def test_several_elements_or_none_have_no_truth(ask):

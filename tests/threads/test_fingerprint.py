@@ -54,7 +54,7 @@ SETTINGS = {
 RULES = {
     "another rule": (sk.SGD(lr=1e-3), sk.Adam(lr=1e-3)),
     "another schedule": tuple(
-        sk.AdamW(lr=sk.Cosine(1e-3, decay_steps=steps, floor=0.0)) for steps in (9, 10)
+        sk.AdamW(lr=sk.schedules.Cosine(1e-3, decay_steps=steps, floor=0.0)) for steps in (9, 10)
     ),
     "another function": (
         sk.SGD(lr=functools.partial(halved, 0.1)),

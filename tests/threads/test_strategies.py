@@ -211,7 +211,7 @@ class TwoBranches(nn.Module):
 
     def __init__(self):
         self.shared = nn.Linear(5, 5, dtype="float64")
-        self.scale = nn.Parameter((5,), nn.init.Constant(1.5), dtype="float64")
+        self.scale = nn.Parameter((5,), nn.init.Fill(1.5), dtype="float64")
         self.out = nn.Linear(5, 3, dtype="float64")
 
     def forward(self, x):

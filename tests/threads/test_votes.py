@@ -81,7 +81,7 @@ def test_a_skipped_step_is_for_the_rule_as_if_it_had_not_been():
     """
 
     def run(backend, how, batches):
-        rate = sk.Cosine(1e-2, warmup_steps=2, decay_steps=6)
+        rate = sk.schedules.Cosine(1e-2, warmup_steps=2, decay_steps=6)
         model = make(backend, "ZeRO-2", how, optimizer=sk.AdamW(lr=rate))
         for number in batches:
             step(model, number)

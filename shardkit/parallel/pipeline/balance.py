@@ -18,7 +18,7 @@ from ...errors import ConfigurationError, StagesError
 from ...layout.cuts import balanced_stages
 from ...nn.autograd import Tensor, backward_inputs
 from ...nn.context import ForwardContext, forward_context
-from ...nn.init import Constant
+from ...nn.init import Fill
 from ...nn.loss import as_loss
 from ...nn.module import Module, blocks_of, members_of
 from ..data.partition import UnitPlan
@@ -94,7 +94,7 @@ def measure_blocks(
             twin, criterion = copy.deepcopy(model).finish(0), as_loss(loss or model.loss)
             for parameter in twin.parameters():
                 if parameter.awaits_values:  # it takes as long with any others
-                    parameter.init = Constant(0.0)
+                    parameter.init = Fill(0.0)
             runs = [_seconds_per_block(twin, criterion, x, y) for _ in range(repeats + 1)][
                 1:
             ]  # the first one warms up
