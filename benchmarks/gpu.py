@@ -30,7 +30,7 @@ from report import Table, interleaved, machine, machine_text, save
 
 import shardkit as sk
 from shardkit.array import kernels, products
-from shardkit.array.backend import Device
+from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named
 
 PARTS = ("step", "products", "kernels", "copies")

@@ -13,7 +13,7 @@ from stand_in import pretended_gpu
 from stand_in.emulator import compiler
 
 from shardkit.array import registry
-from shardkit.array.backend import Device
+from shardkit.array.device import Device
 from shardkit.errors import DeviceError
 
 

@@ -5,7 +5,7 @@ that it wants.
 import numpy
 
 import shardkit as sk
-from shardkit.plan import RunLayout, ModelShape
+from shardkit.plan import ModelShape, RunLayout
 
 
 def gpt_of(shape: ModelShape, **changes):

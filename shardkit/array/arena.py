@@ -26,7 +26,7 @@ from math import prod
 
 import numpy
 
-from .backend import ALIGNMENT_BYTES, Device
+from .backend import ALIGNMENT_BYTES
 
 SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
@@ -51,10 +51,11 @@ def is_arena_in_use() -> bool:
 class Arena:
     """Host memory of one rank; on a GPU the pool of CuPy does the same work, and this only counts.
 
+    device    a Device
     purpose   what the bytes are counted under in device.accounts, lent out or free
     """
 
-    def __init__(self, device: Device, *, purpose: str):
+    def __init__(self, device, *, purpose: str):
         self.device, self._purpose = device, purpose
         self._begin()
 

@@ -23,7 +23,7 @@ from math import prod
 import numpy
 
 from ..errors import DeviceMemoryError, ShardingError
-from .backend import Device
+from .device import Device
 
 _recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # of this thread
 

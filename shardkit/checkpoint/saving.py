@@ -27,8 +27,9 @@ from pathlib import Path
 
 import numpy
 
-from ..array.backend import Device, to_host
+from ..array.backend import to_host
 from ..array.copies import Done
+from ..array.device import Device
 from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece

@@ -9,9 +9,10 @@ stage.
 
 from dataclasses import asdict, dataclass
 
+import numpy
+
 from ..arguments import is_among, is_integer, is_number, require
 from ..array.backend import xp_of
-from ..array.known import arange
 from ..errors import ShapeError
 from .generation import generate
 from .init import Normal
@@ -120,9 +121,8 @@ class TokenEmbedding(Module):
         stop = first_position + ids.shape[1]
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
-            x = x + self.positions(
-                arange(first_position, stop, xp_of(x.array))
-            )  # [S, width] broadcasts
+            positions = xp_of(x.array).arange(first_position, stop, dtype=numpy.int64)
+            x = x + self.positions(positions)  # [S, width] broadcasts
         return self.dropout(x)
 
 

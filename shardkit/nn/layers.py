@@ -19,7 +19,7 @@ from .ops import (
     linear,
     rms_norm,
 )
-from .ops.linear import check_ids
+from .ops.ids import check_ids
 
 __all__ = ["Dropout", "Embedding", "LayerNorm", "Linear", "ModuleList", "RMSNorm", "Sequential"]
 

@@ -9,10 +9,10 @@ import pytest
 from builders import small_gpt, token_batch, train
 
 import shardkit as sk
-from shardkit.array import known, random
-from shardkit.array.backend import BufferPool, Device, numbers_of, to_host, xp_of
+from shardkit.array import random
+from shardkit.array.backend import numbers_of, to_host, xp_of
 from shardkit.array.copies import Done
-from shardkit.array.known import arange, known_values
+from shardkit.array.device import BufferPool, Device
 from shardkit.errors import DeviceError, DeviceMemoryError
 
 
@@ -209,20 +209,6 @@ def test_numbers_of_several_arrays_are_fetched_together(gpu):
         gpu.machine.transfers.clear()
     assert numbers_of(arrays) == [1.5, 2.5, -3.0] and numbers_of([]) == []
     assert gpu.is_real or len(gpu.machine.transfers) == 1
-
-
-def test_integers_that_came_from_the_host_stay_known(gpu):
-    device = gpu.device
-    ids = device.from_host(numpy.array([[3, 1], [7, 2]]))
-    assert sorted(known_values(ids[:1].reshape(-1)).reshape(-1).tolist()) == [1, 2, 3, 7]
-    assert known_values(ids + 1) is None
-    numbers = arange(4, 9, device.xp)
-    assert known_values(numbers).tolist() == [4, 8] and to_host(numbers).tolist() == [4, 5, 6, 7, 8]
-    assert known_values(arange(4, 4, device.xp)).tolist() == []
-    held = len(known._values)
-    del ids
-    gc.collect()
-    assert len(known._values) == held - 1
 
 
 @pytest.mark.parametrize("wrong", [61, -1])

@@ -21,7 +21,8 @@ from hybrids import (
 )
 
 import shardkit as sk
-from shardkit.array.backend import Device, to_host
+from shardkit.array.backend import to_host
+from shardkit.array.device import Device
 
 pytestmark = pytest.mark.mpi
 TOLERANCE = 1e-11

@@ -7,7 +7,7 @@ import weakref
 import numpy
 import pytest
 
-from shardkit.array.backend import Device
+from shardkit.array.device import Device
 from shardkit.errors import AutogradError, ShapeError
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record

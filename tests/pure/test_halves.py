@@ -11,7 +11,7 @@ from half_floats import EVERY_HALF, HALF_A_LAST_BIT, relative_distance
 from shardkit import nn
 from shardkit.array import halves, kernels, products
 from shardkit.array.arena import Arena
-from shardkit.array.backend import Device
+from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
 from shardkit.array.halves import rounded, widened
 from shardkit.array.registry import KERNELS

@@ -9,9 +9,8 @@ import pytest
 from shardkit.cli import main
 from shardkit.config import RunConfiguration, configuration_keys, parse_override
 from shardkit.optim import RULES
-from shardkit.plan import RunLayout, ModelShape
-from shardkit.plan.settings import settings_of
-from shardkit.plan.settings import left_out, software_of
+from shardkit.plan import ModelShape, RunLayout
+from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
 from shardkit.train.loop import check_batch
 

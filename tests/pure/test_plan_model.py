@@ -7,7 +7,7 @@ import shardkit as sk
 from shardkit.layout.cuts import balanced_stages, merged_blocks
 from shardkit.parallel.data.partition import plan_units
 from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
-from shardkit.plan import SHARDKIT, RunLayout, ModelShape, read_model, why_not
+from shardkit.plan import SHARDKIT, ModelShape, RunLayout, read_model, why_not
 from shardkit.plan.stages import stage_units
 
 SHAPES = [

@@ -9,8 +9,8 @@ from published_runs import gpt
 from shardkit.plan import (
     MIXED,
     SHARDKIT,
-    RunLayout,
     ModelShape,
+    RunLayout,
     memory_of,
     rank_memory,
     read_cluster,

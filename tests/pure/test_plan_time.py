@@ -10,8 +10,8 @@ import shardkit as sk
 from shardkit.plan import (
     MIXED,
     SHARDKIT,
-    RunLayout,
     ModelShape,
+    RunLayout,
     known_clusters,
     read_cluster,
     step_cost,

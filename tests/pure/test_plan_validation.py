@@ -1,7 +1,6 @@
 """Published runs, and what the planner says about them: as near as VALIDATION.md claims."""
 
 import pytest
-
 from published_runs import (
     korthikanti,
     largest_error,

@@ -11,8 +11,8 @@ from shardkit.optim import RULES
 from shardkit.plan import (
     SHARDKIT,
     SHARDKIT_BF16,
-    RunLayout,
     ModelShape,
+    RunLayout,
     memory_of,
     rank_memory,
     why_not,

@@ -8,7 +8,7 @@ from builders import small_gpt, token_batch
 
 import shardkit as sk
 from shardkit.array import kernels, products
-from shardkit.array.backend import Device
+from shardkit.array.device import Device
 from shardkit.comm.watch.progress import Call, Progress
 from shardkit.nn import ops
 from shardkit.parallel import profile_steps

@@ -34,7 +34,6 @@ import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-
 DIGEST_BYTES = 32
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array.backend import Device
+from ...array.device import Device
 from ...errors import DeviceError
 
 EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may compute the array

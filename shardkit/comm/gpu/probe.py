@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from ...array.backend import Device
+from ...array.device import Device
 from ...environment import environment_of_children, gpu_aware_mpi
 from ...errors import DeviceError
 from ..mpi.launch import find_mpiexec

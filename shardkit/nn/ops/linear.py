@@ -2,16 +2,14 @@
 
 from math import prod
 
-import numpy
-
 from ...array import fresh, halves, kernels, products
-from ...array.backend import is_device_array, xp_of
+from ...array.backend import xp_of
 from ...array.dtypes import is_floating
-from ...array.known import known_values
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, record
 from .activation import bias_gelu, gelu
 from .elementwise import fit, form
+from .ids import check_ids, index_array
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
@@ -120,17 +118,16 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     return record(product, (x, y), backward, needs=(for_x, for_y))
 
 
-def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
-    """The rows of weight [V, D] that the ids [...] name -> [..., D].
+def embedding(weight: Tensor, ids) -> Tensor:
+    """Return the rows of weight [V, D] that the ids [...] name: [..., D].
 
-    ids          integer Tensor or array with 0 <= id < V
-    is_checked   the caller has made sure that they are: on a GPU that may mean to wait for it
+    ids   integer Tensor or array with 0 <= id < V
     gradient: row v gets the sum over the places where v was taken, in the order of those places
-    Errors: ShapeError on ids that are not integers or out of range.
+    Errors: ShapeError on ids that are not integers, or out of range on the host.
     """
-    ids, (num_rows, width) = index_array(ids), weight.shape
-    if not is_checked:
-        check_ids("embedding", ids, num_rows)  # before they go to a GPU, if they still have to
+    ids = index_array(ids)
+    num_rows, width = weight.shape
+    check_ids("embedding", ids, num_rows)
     ids = fresh.placed(ids, xp_of(weight.array))
 
     def backward(gradient, wanted):
@@ -142,26 +139,3 @@ def embedding(weight: Tensor, ids, *, is_checked: bool = False) -> Tensor:
         )
 
     return record(fresh.rows(weight.array, ids), (weight,), backward)
-
-
-def index_array(ids):
-    """The array of a Tensor, an array as it is, anything else as an array of the host."""
-    ids = array_of(ids)
-    return ids if is_device_array(ids) else fresh.placed(ids, numpy)
-
-
-def check_ids(name, ids, stop, ignored=None):
-    """Raise ShapeError unless ids are integers in [0, stop), or equal to `ignored`. Waits for a GPU
-    whose ids nobody knows.
-    """
-    if ids.dtype.kind not in "iu":
-        raise ShapeError(f"{name} with ids of dtype {ids.dtype}; wanted integers")
-    values = known_values(ids)
-    ids = ids if values is None else values
-    if ignored is not None:
-        ids = ids[ids != ignored]
-    if ids.size and (ids.min() < 0 or ids.max() >= stop):
-        raise ShapeError(
-            f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
-            "is the vocabulary as large as the one the ids were made with?"
-        )

@@ -7,7 +7,7 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
-from .linear import check_ids
+from .ids import check_ids
 
 
 def cross_entropy(

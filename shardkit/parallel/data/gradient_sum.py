@@ -11,7 +11,7 @@ of them computes a whole subtree, and the reduction over ranks goes on with the 
 of the sum do not know how many ranks there were.
 """
 
-from ...array.backend import BufferPool
+from ...array.device import BufferPool
 
 
 class GradientTree:

@@ -21,7 +21,7 @@ import numpy
 
 from ...array import halves
 from ...array.arena import Arena
-from ...array.backend import BufferPool, Device
+from ...array.device import BufferPool, Device
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from ...layout.policy import SHARD, WHOLE, Policy

@@ -9,7 +9,7 @@ end                        waits for what is left       of those that were begun
 
 from dataclasses import dataclass
 
-from ...array.backend import BufferPool
+from ...array.device import BufferPool
 from ...comm import CommunicationBackend
 from ...comm.collectives.asynchronous import (
     NUM_TAGS,

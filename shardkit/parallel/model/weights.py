@@ -11,7 +11,8 @@ from math import prod
 
 import numpy
 
-from ...array.backend import Device, host_array, to_host
+from ...array.backend import host_array, to_host
+from ...array.device import Device
 from ...comm import Mesh, check_same, collectively
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread

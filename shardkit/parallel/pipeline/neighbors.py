@@ -18,8 +18,9 @@ from math import prod
 
 import numpy
 
-from ...array.backend import Device, is_device_array
+from ...array.backend import is_device_array
 from ...array.copies import Done
+from ...array.device import Device
 from ...comm import CommunicationBackend
 from ...layout.box import Box
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy
 
 from ...array import fresh
-from ...array.backend import Device
+from ...array.device import Device
 from ...comm import CommunicationBackend
 from ...errors import ShapeError
 from ...schedule import RECEIVES, Action, Kind

@@ -21,7 +21,6 @@ import numpy
 
 from ...array.backend import to_host
 from ...array.graphs import GraphCalls, GraphMemory, GraphRecorder
-from ...array.known import refill
 from ...array.products import doing_meanwhile
 from ...comm import CommunicationBackend
 from ...errors import ShardingError
@@ -173,7 +172,7 @@ class _CapturingWork:
     def _copied(self, name, arrays):
         copies = [self._memory.empty(array.shape, array.dtype) for array in arrays]
         for m, (copy, array) in enumerate(zip(copies, arrays)):
-            refill(copy, array)
+            copy[...] = array
             self._recording.inputs[name, m] = copy
         return copies
 
@@ -274,7 +273,7 @@ class _ReplayingWork:
     def __init__(self, work: Work, recording: Recording, step):
         self._work, self._recording = work, recording
         for (name, m), array in recording.inputs.items():
-            refill(array, getattr(step, name)[m])
+            array[...] = getattr(step, name)[m]
 
     def arrival(self, message, shape, dtype):
         return self._recording.arrivals[message]

@@ -15,7 +15,8 @@ from math import isfinite, nan
 
 import numpy
 
-from ...array.backend import Device, host_array, to_host
+from ...array.backend import host_array, to_host
+from ...array.device import Device
 from ...array.halves import widened
 from ...comm import Ballot, Mesh, agree, check_same, collectively, raise_together
 from ...comm.collectives.ordered import ordered_sum

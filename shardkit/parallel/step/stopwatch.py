@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy
 
 from ...array import kernels, products
-from ...array.backend import Device
+from ...array.device import Device
 from ...comm.collectives.asynchronous import AsyncCollective
 from ...comm.watch.progress import Call, Progress
 from ...schedule import Kind

@@ -12,7 +12,8 @@ other what happened.
 from dataclasses import dataclass
 from math import isfinite
 
-from ...array.backend import Device, numbers_of
+from ...array.backend import numbers_of
+from ...array.device import Device
 from ...comm import CommunicationBackend, agree, raise_together
 from ...errors import DeviceMemoryError
 

@@ -22,10 +22,10 @@ from functools import partial
 from ...comm import CommunicationBackend
 from ...errors import ShapeError
 from ...layout.placement import even_span
-from ...nn import ops
 from ...nn.autograd import Tensor
 from ...nn.layers import check_width, input_tensor
 from ...nn.module import Module, Parameter, members_of
+from ...nn.ops import add_bias, linear
 from .conjugate import all_gather, copy_to_region, reduce_from_region, reduce_scatter
 
 SEQUENCE_DIM = 1  # of activations [batch, sequence, width]
@@ -106,7 +106,7 @@ class ColumnParallelLinear(Module):
         x = input_tensor(x, self.weight.dtype)
         if self._enters:
             x = self._axis.enter(x)
-        return ops.linear(x, self.weight, self.bias, activation or self._activation)
+        return linear(x, self.weight, self.bias, activation or self._activation)
 
 
 class RowParallelLinear(Module):
@@ -125,8 +125,8 @@ class RowParallelLinear(Module):
         self._activation = activation
 
     def forward(self, x, activation=None):
-        total = self._axis.leave(ops.linear(x, self.weight))
-        return ops.add_bias(total, self.bias, activation or self._activation)
+        total = self._axis.leave(linear(x, self.weight))
+        return add_bias(total, self.bias, activation or self._activation)
 
 
 class Region(Module):

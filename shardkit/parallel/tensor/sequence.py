@@ -2,10 +2,10 @@
 
 from ...array import fresh
 from ...array.backend import xp_of
-from ...nn import ops
 from ...nn.autograd import Tensor
 from ...nn.context import current_context
 from ...nn.module import Module, Parameter
+from ...nn.ops import dropout, embedding
 from .layers import SEQUENCE_DIM, TensorAxis
 
 
@@ -23,7 +23,7 @@ class SequenceSlicedEmbedding(Module):
 
     def forward(self, ids):
         start, stop = self._axis.own_span(len(ids))
-        return ops.embedding(self.weight, ids[start:stop])
+        return embedding(self.weight, ids[start:stop])
 
 
 class SequenceSlicedDropout(Module):
@@ -44,4 +44,4 @@ class SequenceSlicedDropout(Module):
         ones = fresh.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, xp_of(x.array))
         ones += 1
         start, stop = self._axis.own_span(length)
-        return x * ops.dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]
+        return x * dropout(Tensor(ones), self.p, self.path_in_model, context)[:, start:stop]

@@ -11,11 +11,11 @@ from ...array.backend import xp_of
 from ...comm import ReductionOperation
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...errors import ShapeError
-from ...nn import ops
 from ...nn.autograd import array_of, record
 from ...nn.loss import CrossEntropy
 from ...nn.module import Module, Parameter
-from ...nn.ops.linear import check_ids, index_array
+from ...nn.ops import embedding, where
+from ...nn.ops.ids import check_ids, index_array
 from .conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 
@@ -72,8 +72,8 @@ class VocabularyParallelEmbedding(Module):
         check_ids("embedding", ids, self.weight.global_shape[0])
         ids = fresh.placed(ids, xp_of(self.weight.array))
         local, is_mine = _own_ids(ids, self.weight.box.offset[0], self.weight.shape[0])
-        rows = ops.embedding(self.weight, local, is_checked=True)
-        return self._axis.leave(ops.where(is_mine[..., None], rows, 0.0))
+        rows = embedding(self.weight, local)
+        return self._axis.leave(where(is_mine[..., None], rows, 0.0))
 
 
 def _own_ids(ids, start, count):

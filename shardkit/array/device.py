@@ -1,0 +1,270 @@
+"""Devices: where arrays live, who made them, and how many bytes of them are alive.
+
+    device = Device("cpu")                  or "cuda", which imports CuPy and needs a GPU
+    weights = device.empty(1000, "float32", purpose="parameters")
+    device.bytes_in_use("parameters")       4000, until the last view of `weights` is garbage
+
+CuPy is imported here and nowhere else, and only when a CUDA device is asked for.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy
+
+from ..errors import DeviceError, DeviceMemoryError
+from .accounts import Accounts, bytes_text
+from .backend import ALIGNMENT_BYTES
+from .copies import Copies, LaneCopies
+
+
+def _import_cupy():
+    """CuPy with a working GPU, or one sentence that says what is missing."""
+    try:
+        import cupy
+    except ModuleNotFoundError:
+        raise DeviceError(
+            'device "cuda" needs CuPy, which is not installed; install "shardkit[cuda12]" or '
+            '"shardkit[cuda13]", or use device "cpu"'
+        ) from None
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise DeviceError(
+            f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install the one for '
+            'this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
+        ) from None
+    try:
+        found = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            f'device "cuda" needs a GPU and its driver, but CUDA reports "{error}"; '
+            'run on a node with a GPU or use device "cpu"'
+        ) from None
+    if found == 0:
+        raise DeviceError(
+            'device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use device "cpu"'
+        )
+    _check_libraries(cupy)
+    return cupy
+
+
+def _check_libraries(cupy):
+    """Errors: DeviceError unless CuPy finds the compiler of kernels and the library of matrix
+    products: its wheel brings none.
+    """
+    try:
+        cupy.cuda.nvrtc.getVersion()
+        cupy.cuda.cublas.getVersion
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceError(
+            f'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports "{reason}"; load the CUDA '
+            'module of this machine, or run pip install "cupy-cuda12x[ctk]" (cuda13x for CUDA 13)'
+        ) from None
+
+
+class Device:
+    """A place for arrays: `kind` is "cpu" or "cuda"; `xp` is the module that computes there.
+
+    ordinal  which GPU, counted over those that are visible, and round again: a rank gives its
+             number on its node
+    Errors: DeviceError if "cuda" is asked for and CuPy, the driver or the GPU is missing;
+    ValueError on another name.
+    """
+
+    def __init__(self, kind: str = "cpu", *, ordinal: int = 0):
+        if kind not in ("cpu", "cuda"):
+            raise ValueError(f'device {kind!r} is unknown; wanted "cpu" or "cuda"')
+        self.kind = kind
+        self.xp = numpy if kind == "cpu" else _import_cupy()
+        self.ordinal = ordinal % self.xp.cuda.runtime.getDeviceCount() if kind == "cuda" else 0
+        self.accounts = Accounts()
+        self._heap = None
+        if kind == "cuda":
+            self.xp.cuda.Device(self.ordinal).use()
+
+    def drawing_on(self, heap) -> "Device":
+        """This device; on the CPU its arrays come from the heap from now on, as long as that has
+        room.
+
+        heap   has empty(shape, dtype) -> array that starts on a cache line, or None; None: ordinary
+               memory
+        """
+        self._heap = heap
+        return self
+
+    def empty(self, shape, dtype="float32", *, purpose: str):
+        """An uninitialized array of this shape, counted under `purpose`, starting on a cache line.
+
+        Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the
+        most there.
+        """
+        base = (
+            self._aligned(shape, dtype)
+            if self.kind == "cpu"
+            else self._on_gpu(shape, dtype, purpose)
+        )
+        return self.accounts.watch(base, purpose)
+
+    def _on_gpu(self, shape, dtype, purpose):
+        try:
+            return self.xp.empty(shape, dtype)
+        except MemoryError:
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            asked = bytes_text(
+                numpy.dtype(dtype).itemsize * int(numpy.prod(shape, dtype=numpy.int64))
+            )
+            raise DeviceMemoryError(
+                f"{self!r} has no room for {asked} of {purpose}", self.memory_text()
+            ) from None
+
+    def memory(self) -> "DeviceMemory":
+        """What the GPU holds beside what the accounts know; zeros on the CPU."""
+        if self.kind == "cpu":
+            return DeviceMemory(0, 0, 0, 0)
+        pool = self.xp.get_default_memory_pool()
+        return DeviceMemory(
+            pool.used_bytes(), pool.total_bytes(), *self.xp.cuda.runtime.memGetInfo()
+        )
+
+    def memory_text(self) -> str:
+        """What takes the most, largest first; on a GPU also what the pool and others have."""
+        table = sorted(self.accounts.table().items(), key=lambda entry: -entry[1])
+        held = ", ".join(f"{purpose} {bytes_text(count)}" for purpose, count in table)
+        text = f"the arrays of the model take {bytes_text(sum(count for _, count in table))} there ({held})"
+        return text if self.kind == "cpu" else f"{text}; {self.memory()}"
+
+    def zeros(self, shape, dtype="float32", *, purpose: str):
+        """Like `empty`, filled with zero."""
+        array = self.empty(shape, dtype, purpose=purpose)
+        array.fill(0)
+        return array
+
+    def _aligned(self, shape, dtype):
+        """Always the same alignment, so that no result can depend on where the allocator put an
+        array.
+        """
+        dtype = numpy.dtype(dtype)
+        array = None if self._heap is None else self._heap.empty(shape, dtype)
+        if array is not None:
+            return array
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        num_bytes = dtype.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
+        block = numpy.empty(num_bytes + ALIGNMENT_BYTES, numpy.uint8)
+        start = -block.ctypes.data % ALIGNMENT_BYTES
+        return block[start : start + num_bytes].view(dtype).reshape(shape)
+
+    def from_host(self, array):
+        """Return the array on this device: itself on the CPU, a copy on a GPU."""
+        return self.xp.asarray(array)
+
+    def pinned(self, shape, dtype="float32", *, purpose: str = "staging"):
+        """A host array for staging: page-locked where a GPU will read it, plain on the CPU.
+
+        Errors: DeviceMemoryError if the system does not lock so much.
+        """
+        if self.kind == "cpu":
+            return self.empty(shape, dtype, purpose=purpose)
+        dtype = numpy.dtype(dtype)
+        num_bytes = max(int(numpy.prod(shape, dtype=numpy.int64)) * dtype.itemsize, 1)
+        try:
+            memory = self.xp.cuda.alloc_pinned_memory(num_bytes)
+        except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
+            raise DeviceMemoryError(
+                f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} ({error})",
+                "ask for less, or raise the limit of locked memory (ulimit -l)",
+            ) from None
+        return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
+
+    @cached_property
+    def copies(self) -> Copies:
+        """Between this device and the host; on a GPU beside the computation, through page-locked
+        memory. For one thread.
+        """
+        if self.kind == "cpu":
+            return Copies()
+        return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
+
+    def synchronize(self):
+        """Wait until everything that was launched on this device is done; nothing to wait for on
+        the CPU.
+        """
+        if self.kind == "cuda":
+            self.xp.cuda.get_current_stream().synchronize()
+
+    def bytes_in_use(self, *purposes: str) -> int:
+        """Bytes alive now, of these purposes or of all."""
+        return self.accounts.live_bytes(*purposes)
+
+    def __repr__(self):
+        return (
+            f"Device({self.kind!r})"
+            if self.kind == "cpu"
+            else f"Device('cuda', ordinal={self.ordinal})"
+        )
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes of one GPU, as CuPy and the driver count them.
+
+    pool_used   in arrays that are alive, temporaries among them
+    pool_held   that CuPy's pool has from the driver; what is not used waits there to be used again
+    free, total   of the whole GPU, for all processes
+    """
+
+    pool_used: int
+    pool_held: int
+    free: int
+    total: int
+
+    def __str__(self):
+        return (
+            f"of {bytes_text(self.total)} on the GPU {bytes_text(self.free)} are free, {bytes_text(self.pool_held)} are this "
+            f"process's, {bytes_text(self.pool_used)} of them in use"
+        )
+
+
+class BufferPool:
+    """1-D buffers that are taken and given back, so that a step allocates only once in a run.
+
+    take(n) hands out the first n elements of the smallest idle buffer that is large enough. If none
+    is, an idle one that is too small is dropped for a new one of n elements: the pool grows to the
+    largest set of buffers that was ever out at once, and no further. FSDP's gathered unit comes
+    from here: its memory is one unit, whatever their number.
+    """
+
+    def __init__(self, device: Device, dtype, *, purpose: str, make=None):
+        self.device, self.dtype, self.purpose = device, dtype, purpose
+        self._make = make or device.empty  # device.pinned: buffers of page-locked host memory
+        self._idle: list = []
+        self._out: dict[int, tuple] = {}  # id of the view -> (the view, its buffer)
+
+    def take(self, size: int):
+        """size -> [size], contents undefined."""
+        large_enough = [b for b in self._idle if b.size >= size]
+        if large_enough:
+            buffer = min(
+                large_enough, key=lambda b: (b.size, id(b))
+            )  # the same one in every step that takes alike
+            self._remove(buffer)
+        else:
+            if self._idle:
+                self._remove(max(self._idle, key=lambda b: b.size))
+            buffer = self._make(size, self.dtype, purpose=self.purpose)
+        view = buffer[:size]
+        self._out[id(view)] = (view, buffer)
+        return view
+
+    def give(self, view):
+        """Return exactly what take() handed out; no view of it may be used afterwards."""
+        self._idle.append(self._out.pop(id(view))[1])
+
+    def places(self) -> list[tuple]:
+        """[(address, bytes)] of the idle buffers on a GPU, sorted: what will be taken where depends
+        on nothing else.
+        """
+        return sorted((buffer.data.ptr, buffer.nbytes) for buffer in self._idle)
+
+    def _remove(self, buffer):
+        self._idle = [b for b in self._idle if b is not buffer]
