@@ -108,7 +108,9 @@ def megatron_flops(shape: ModelShape, layout: RunLayout) -> float:
     """Return the operations per GPU of a step by eq. 3 of arXiv 2104.04473, which counts the
     recomputed forward too.
     """
-    length, width, layers = shape.sequence_length, shape.width, shape.layers
+    length = shape.sequence_length
+    width = shape.width
+    layers = shape.layers
     head = shape.vocabulary / (16 * layers * width)
     per_token = 96 * layers * width**2 * (1 + length / (6 * width) + head)
     return per_token * layout.batch * length / layout.devices
@@ -187,17 +189,13 @@ def narayanan() -> list[Point]:
         ("529.6B", 105, 20480, 128, 8, 35, 2520, 2520, 1, 3, 163),
         ("1008.0B", 128, 25600, 160, 8, 64, 3072, 3072, 1, 1, 163),
     ]
-    return [
-        Point(
-            f"{name}, {gpus} GPUs",
-            gpt(layers, width, heads),
-            _layout(pipeline, gpus // tensor // pipeline, tensor, virtual, micro_batch, batch),
-            MEGATRON_2021,
-            published,
-            "TFLOP/s",
-        )
-        for name, layers, width, heads, tensor, pipeline, gpus, batch, micro_batch, virtual, published in rows
-    ]
+    points = []
+    for name, *sizes, tensor, pipeline, gpus, batch, micro_batch, virtual, published in rows:
+        data = gpus // tensor // pipeline
+        layout = _layout(pipeline, data, tensor, virtual, micro_batch, batch)
+        run = f"{name}, {gpus} GPUs"
+        points.append(Point(run, gpt(*sizes), layout, MEGATRON_2021, published, "TFLOP/s"))
+    return points
 
 
 def layer_milliseconds() -> list[tuple[str, float, float]]:

@@ -61,7 +61,9 @@ is where ZeRO-3 falls off.
 
 def validation_page() -> str:
     """Return the page."""
-    times, throughput, fixed = korthikanti(), narayanan(), zero3_against_ptd()
+    times = korthikanti()
+    throughput = narayanan()
+    fixed = zero3_against_ptd()
     sections = [
         _HEAD,
         _MEMORY + _table("policy", "GB", zero_paper()),

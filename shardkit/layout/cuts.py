@@ -25,7 +25,8 @@ def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
         size += elements
         if size >= minimum:
             runs.append(range(start, stop))
-            start, size = stop, 0
+            start = stop
+            size = 0
     if start < len(sizes):
         first = runs.pop().start if runs else 0
         runs.append(range(first, len(sizes)))

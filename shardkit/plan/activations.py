@@ -1,18 +1,18 @@
 """Bytes of activations: what a layer keeps from its forward to its backward, with tensor and
 sequence parallelism and recomputation.
 
-Each row of a table is something that is kept for each token: how many elements, of how many bytes,
+Each row of a table is an array that is kept for each token: how many elements, of how many bytes,
 and where it lives:
 
-    inside    of a tensor-parallel region: each tensor rank has its part
+    inside    in a tensor-parallel region: each tensor rank has its part
     outside   whole on every tensor rank, or a slice of the sequence under sequence parallelism
-    entered   what enters a region: whole also under sequence parallelism, unless the program
+    entered   the input of a region: whole also under sequence parallelism, unless the program
               gathers it again
-    scores    inside, and of the kind that selective recomputation makes again
+    scores    inside, and selective recomputation computes it again
 
 For the programs of Megatron-LM the sum of the rows is s b h (34 + 5 a s / h) bytes (arXiv
-2205.05198, equation 1); the tests hold the variants equal to its table 2. For shardkit the rows are
-what its tape holds, which the tests look through.
+2205.05198, equation 1); the tests compare the variants with its table 2. For shardkit the rows are
+the arrays that its tape holds; the tests compare them with a tape.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,9 @@ from .software import Software
 
 @dataclass(frozen=True)
 class Row:
-    """Elements for each token, and where they live. item_bytes None: those of the program's
-    activations.
+    """Elements for each token, and where they live.
+
+    item_bytes   None: those of the program's activations
     """
 
     elements: int
@@ -36,7 +37,7 @@ class Row:
 
 @dataclass(frozen=True)
 class BlockBytes:
-    """Of one block and micro-batch on one rank.
+    """Bytes of one block and micro-batch on one rank.
 
     kept      from the forward to the backward
     deferred  from the backward to the weight gradients, where these are apart
@@ -58,8 +59,9 @@ def block_bytes(
     recomputation: str,
     is_sequence_parallel: bool,
 ) -> BlockBytes:
-    """What a block of this kind takes for a micro-batch. Recomputation of whole layers keeps their
-    inputs alone.
+    """Return the bytes of a block of this kind for a micro-batch.
+
+    Recomputation of whole layers keeps only their inputs.
     """
     tokens = micro_batch * shape.sequence_length
 
@@ -70,16 +72,15 @@ def block_bytes(
 
     kept, deferred, working = _tables(shape, software)[block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
-    if recomputation == "full" and (
-        block == "layer" or software.splits_backward and block == "head"
-    ):
+    is_recomputed = block == "layer" or software.splits_backward and block == "head"
+    if recomputation == "full" and is_recomputed:
         only_input = total([Row(shape.width, "outside")])
         return BlockBytes(only_input, sizes.deferred, sizes.working + sizes.kept - only_input)
     return sizes
 
 
 def boundary_bytes(shape: ModelShape, software: Software, layout: RunLayout) -> float:
-    """An activation on its way between two stages, as one rank sends it."""
+    """Return the bytes of an activation that one rank sends to the next stage."""
     whole = layout.micro_batch * shape.sequence_length * shape.width * software.activation_bytes
     is_part = layout.is_sequence_parallel or software.scatters_transfers
     return whole / layout.tensor if is_part else whole
@@ -90,40 +91,39 @@ def _row_bytes(
 ) -> float:
     if row.where == "scores" and recomputation == "selective":
         return 0.0
-    gathers_again = not software.splits_backward
-    is_cut = (
-        row.where in ("inside", "scores")
-        or is_sequence_parallel
-        and (row.where == "outside" or gathers_again)
-    )
+    is_cut = row.where in ("inside", "scores")
+    if is_sequence_parallel:
+        gathers_again = not software.splits_backward
+        is_cut = is_cut or row.where == "outside" or gathers_again
     return row.elements * (row.item_bytes or software.activation_bytes) / (tensor if is_cut else 1)
 
 
 def _tables(
     shape: ModelShape, software: Software
 ) -> dict[str, tuple[list[Row], list[Row], list[Row]]]:
-    """{block: what is kept, deferred, and worked with}."""
+    """Return {block: rows that are kept, deferred, and worked with}."""
     return _of_tape(shape) if software.splits_backward else _of_megatron(shape, software)
 
 
 def _of_tape(shape: ModelShape) -> dict:
-    """shardkit: flash attention keeps a number per head and token instead of scores, dropout keeps
-    nothing.
+    """Return the rows of shardkit: flash attention keeps a number per head and token instead of
+    scores, dropout keeps nothing.
     """
-    width, kv, hidden, vocabulary = shape.width, shape.kv_width, shape.num_hidden, shape.vocabulary
-    norm, gates = (1 if shape.is_gated else 2), (2 if shape.is_gated else 1)
+    width = shape.width
+    kv = shape.kv_width
+    hidden = shape.num_hidden
+    vocabulary = shape.vocabulary
+    norm, gates = (1, 2) if shape.is_gated else (2, 1)
     kept = [
-        Row(2 * width, "outside"),
-        Row(2 * norm, "outside", 4),  # inputs of both norms, their rows
-        Row(2 * width, "entered"),  # what attention and feed-forward read
-        Row(2 * width + 2 * kv, "inside"),
-        Row(shape.heads, "inside", 4),  # q, result, k, v, a number per head
-        Row((gates + 1) * hidden, "inside"),
-    ]  # before and after the nonlinearity
-    multiplied = [
-        Row(2 * width, "entered"),
-        Row(width + hidden, "inside"),
-    ]  # with a gradient, for each matrix
+        Row(2 * width, "outside"),  # inputs of both norms
+        Row(2 * norm, "outside", 4),  # their rows
+        Row(2 * width, "entered"),  # inputs of attention and feed-forward
+        Row(2 * width + 2 * kv, "inside"),  # q, result, k, v
+        Row(shape.heads, "inside", 4),  # a number per head
+        Row((gates + 1) * hidden, "inside"),  # before and after the nonlinearity
+    ]
+    # the inputs of all matrices, which are multiplied with gradients
+    multiplied = [Row(2 * width, "entered"), Row(width + hidden, "inside")]
     gradients = [Row(2 * width, "outside"), Row(width + 2 * kv + gates * hidden, "inside")]
     head = [
         Row(width, "outside"),
@@ -131,32 +131,24 @@ def _of_tape(shape: ModelShape) -> dict:
         Row(vocabulary, "inside"),
         Row(norm + 2, "outside", 4),
     ]
-    nothing: list[Row] = []
+    working = [Row(2 * width, "outside"), Row((gates + 1) * hidden, "inside")]
+    head_deferred = [Row(width, "entered"), Row(vocabulary, "inside")]
+    head_working = [Row(vocabulary, "inside"), Row(2 * width, "outside")]
     return {
-        "embedding": (nothing, nothing, [Row(width, "outside")]),
-        "layer": (
-            kept,
-            multiplied + gradients,
-            [Row(2 * width, "outside"), Row((gates + 1) * hidden, "inside")],
-        ),
-        "head": (
-            head,
-            [Row(width, "entered"), Row(vocabulary, "inside")],
-            [Row(vocabulary, "inside"), Row(2 * width, "outside")],
-        ),
+        "embedding": ([], [], [Row(width, "outside")]),
+        "layer": (kept, multiplied + gradients, working),
+        "head": (head, head_deferred, head_working),
     }
 
 
 def _of_megatron(shape: ModelShape, software: Software) -> dict:
-    """Megatron-LM and programs like it: what each operation reads, and masks of dropout in bytes
-    (arXiv 2205.05198, 4.1).
+    """Return the rows of Megatron-LM and similar programs: what each operation reads, and masks of
+    dropout in bytes (arXiv 2205.05198, 4.1).
     """
-    width, kv, hidden, scores = (
-        shape.width,
-        shape.kv_width,
-        shape.num_hidden,
-        shape.heads * shape.sequence_length,
-    )
+    width = shape.width
+    kv = shape.kv_width
+    hidden = shape.num_hidden
+    scores = shape.heads * shape.sequence_length
     gates = 2 if shape.is_gated else 1
     kept = [
         Row(4 * width, "outside"),
@@ -165,27 +157,17 @@ def _of_megatron(shape: ModelShape, software: Software) -> dict:
     ]
     if software.masks_dropout:
         kept.append(Row(2 * width, "outside", 1))
-    if software.keeps_scores:
-        kept += [
-            Row(2 * scores, "scores"),
-            Row(scores, "scores", 1),
-        ]  # softmax and dropout of it, and the mask
-    else:
-        kept += [
-            Row(width, "inside"),
-            Row(shape.heads, "inside", 4),
-        ]  # the result, and a number per head
-    working = [
-        Row(2 * width, "outside"),
-        Row(max(2 * hidden, scores if software.keeps_scores else 0), "inside"),
-    ]
+    largest = 2 * hidden
+    if software.keeps_scores:  # the softmax, its dropout, and the mask
+        kept += [Row(2 * scores, "scores"), Row(scores, "scores", 1)]
+        largest = max(largest, scores)
+    else:  # the result, and a number per head
+        kept += [Row(width, "inside"), Row(shape.heads, "inside", 4)]
+    working = [Row(2 * width, "outside"), Row(largest, "inside")]
     head = [Row(2 * width, "outside"), Row(shape.vocabulary, "inside", 4)]  # logits in float32
+    mask = [Row(width, "outside", 1)] if software.masks_dropout else []
     return {
-        "embedding": (
-            [Row(width, "outside", 1)] if software.masks_dropout else [],
-            [],
-            [Row(width, "outside")],
-        ),
+        "embedding": (mask, [], [Row(width, "outside")]),
         "layer": (kept, [], working),
         "head": (head, [], [Row(shape.vocabulary, "inside")]),
     }

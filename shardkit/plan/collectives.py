@@ -1,5 +1,5 @@
-"""Seconds of a collective: a latency for each hop and the bytes over the slowest link (the
-alpha-beta model), by topology.
+"""Seconds of a collective by topology: a latency for each hop and the bytes over the slowest link
+(the alpha-beta model).
 
     16 data ranks, 4 on each node         node 0         node 1
                                         0 - 1 - 2 - 3 -> 4 - 5 - 6 - 7 -> ...      a ring enters and
@@ -11,9 +11,9 @@ alpha-beta model), by topology.
     tree all-reduce                             2 log2(nodes) hops between nodes and 2 (g-1) inside,
                                                 2 S bytes
 
-The g ranks that a group has on a node lay as many rings, one through the network port of each;
-groups of other ranks use the ports of theirs. An all-reduce takes the quicker of ring and tree, as
-NCCL does. Source of the rings: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms (2009).
+The g ranks that a group has on a node form as many rings, one through the network port of each;
+groups of other ranks use their own ports. An all-reduce takes the quicker of ring and tree, as NCCL
+does. Source of the rings: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms (2009).
 """
 
 from dataclasses import dataclass
@@ -21,28 +21,30 @@ from math import ceil, log2
 
 from .hardware import Cluster
 
-ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, SEND = "all_reduce", "all_gather", "reduce_scatter", "send"
+ALL_REDUCE = "all_reduce"
+ALL_GATHER = "all_gather"
+REDUCE_SCATTER = "reduce_scatter"
+SEND = "send"
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of one axis: `size` of them, `stride` apart in the numbering of ranks, which fills
-    node after node.
-    """
+    """The ranks of one axis: `size` of them, `stride` apart; consecutive ranks fill a node."""
 
     size: int
     stride: int
 
     def on_node(self, cluster: Cluster) -> int:
-        """How many of them share a node."""
+        """Return how many of them share a node."""
         return max(1, min(self.size, cluster.devices // self.stride))
 
 
 def collective_seconds(
     cluster: Cluster, operation: str, num_bytes: float, group: RankGroup
 ) -> float:
-    """Of one collective; num_bytes are those of the whole buffer: of the result of an all-gather,
-    for example.
+    """Return the seconds of one collective.
+
+    num_bytes   of the whole buffer, such as the result of an all-gather
     """
     if group.size == 1 or num_bytes == 0:
         return 0.0
@@ -58,9 +60,11 @@ def collective_seconds(
 
 
 def _ring_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
-    """Once round."""
-    size, here = group.size, group.on_node(cluster)
-    speed, hop = cluster.inside.speed, cluster.inside.latency_seconds
+    """Return the seconds of one round of a ring."""
+    size = group.size
+    here = group.on_node(cluster)
+    speed = cluster.inside.speed
+    hop = cluster.inside.latency_seconds
     if size > here:
         speed = min(speed, here * cluster.per_device) if here > 1 else cluster.per_device
         hop = ((here - 1) * hop + cluster.between.latency_seconds) / here
@@ -68,34 +72,30 @@ def _ring_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float
 
 
 def _tree_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
-    """Up and down: a chain inside each node, a tree between nodes."""
+    """Return the seconds up and down: a chain inside each node, a tree between nodes."""
     here = group.on_node(cluster)
     nodes = ceil(group.size / here)
-    hops = (here - 1) * cluster.inside.latency_seconds + ceil(
-        log2(nodes)
-    ) * cluster.between.latency_seconds
-    speed = (
-        cluster.inside.speed if nodes == 1 else min(cluster.inside.speed, here * cluster.per_device)
-    )
+    hops = (here - 1) * cluster.inside.latency_seconds
+    hops += ceil(log2(nodes)) * cluster.between.latency_seconds
+    speed = cluster.inside.speed
+    if nodes > 1:
+        speed = min(speed, here * cluster.per_device)
     return 2 * hops + 2 * num_bytes / speed
 
 
 def _send_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float:
-    """To the next rank of the group, while all ranks of the node send."""
-    is_inside = group.on_node(cluster) > 1
-    link, speed = (
-        (cluster.inside, cluster.inside.speed)
-        if is_inside
-        else (cluster.between, cluster.per_device)
-    )
-    return link.latency_seconds + num_bytes / speed
+    """Return the seconds to the next rank of the group, while all ranks of the node send."""
+    if group.on_node(cluster) > 1:
+        return cluster.inside.latency_seconds + num_bytes / cluster.inside.speed
+    return cluster.between.latency_seconds + num_bytes / cluster.per_device
 
 
 def _measured_seconds(
     cluster: Cluster, operation: str, num_bytes: float, group: RankGroup
 ) -> float | None:
-    """By the measurement on the nearest number of ranks; None if there is none, or the group leaves
-    the node.
+    """Return the seconds by the measurement on the nearest number of ranks.
+
+    None if there is no measurement, or the group leaves the node.
     """
     size = 2 if operation == SEND else group.size
     rows = [row for row in cluster.measured if row.operation == operation]

@@ -165,7 +165,9 @@ def _stage_seconds(
 ) -> StageSeconds:
     """Return the seconds of each action of a stage, with the gathers and messages in the open."""
     last = len(stages) - 1
-    forward, backward, weight = [], [], []
+    forward = []
+    backward = []
+    weight = []
     for number, stage in enumerate(stages):
         gather = 0.0 if gathers_once else stage.gather
         send_forward = busy if number < last else 0.0

@@ -1,8 +1,7 @@
-"""Hardware: what a device computes and moves per second, how devices are joined, as TOML files with
-a source for each figure.
+"""Hardware: what a device computes and moves per second, and how devices are connected, as TOML
+files with a source for each figure.
 
-    cluster = read_cluster("a100-80gb-hdr")             one of shardkit/plan/hardware/*.toml, or the
-                                                        path of your own
+    cluster = read_cluster("a100-80gb-hdr")     one of shardkit/plan/hardware/*.toml, or your own
     cluster.device.product_seconds(2048, 12288, 4608, "float16")
 
 `shardkit bench hardware` writes such a file for the machine that it runs on. A figure belongs to
@@ -23,7 +22,7 @@ FOLDER = Path(__file__).parent / "hardware"
 
 @dataclass(frozen=True, eq=False)
 class DeviceModel:
-    """What one rank computes on: a GPU, or a core of a CPU node.
+    """The device of one rank: a GPU, or a core of a CPU node.
 
     memory_bytes          that a rank may use
     bytes_per_second      to and from memory, by specification, with every device of the node at
@@ -31,8 +30,8 @@ class DeviceModel:
     memory_fraction       of it that kernels reach
     call_seconds          from one kernel to the next, where each is short
     peak                  {dtype: floating point operations per second}
-    edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by (m n
-                          k)^(1/3)
+    edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by
+                          (m n k)^(1/3)
     """
 
     name: str
@@ -45,18 +44,15 @@ class DeviceModel:
     call_seconds: float = 0.0
 
     def __post_init__(self):
-        if (
-            len(self.edges) != len(self.fractions)
-            or not self.edges
-            or list(self.edges) != sorted(set(self.edges))
-        ):
+        ascending = sorted(set(self.edges))
+        if not ascending or list(self.edges) != ascending or len(self.fractions) != len(ascending):
             raise ConfigurationError(
-                f"device {self.name}: edges {list(self.edges)} and fractions {list(self.fractions)}; wanted "
-                "as many of each, edges ascending"
+                f"device {self.name}: edges {list(self.edges)} and fractions "
+                f"{list(self.fractions)}; wanted as many of each, edges ascending"
             )
 
     def pass_seconds(self, num_bytes: float) -> float:
-        """Of a kernel that is bound by memory."""
+        """Return the seconds of a kernel that is bound by memory."""
         return num_bytes / (self.bytes_per_second * self.memory_fraction)
 
     def product_seconds(
@@ -70,20 +66,17 @@ class DeviceModel:
         item_bytes: int = 2,
         share: float = 1.0,
     ) -> float:
-        """Of `batch` products [m, k] x [k, n]: bound by arithmetic or by memory, whichever takes
-        longer.
+        """Return the seconds of `batch` products [m, k] x [k, n], bound by arithmetic or memory.
 
         share   of the product that is computed: half of it under a causal mask
         """
         flops = 2.0 * batch * m * n * k * share
+        speed = self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))
         moved = batch * (m * k + k * n + m * n) * item_bytes
-        return max(
-            flops / (self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))),
-            self.pass_seconds(moved),
-        )
+        return max(flops / speed, self.pass_seconds(moved))
 
     def peak_of(self, dtype: str) -> float:
-        """Errors: ConfigurationError if the description does not say."""
+        """Return the peak of a dtype. Errors: ConfigurationError if the file does not have it."""
         if dtype not in self.peak:
             raise ConfigurationError(
                 f"device {self.name} has no peak for {dtype}; it has {', '.join(self.peak)}"
@@ -91,8 +84,10 @@ class DeviceModel:
         return self.peak[dtype]
 
     def fraction(self, edge: float) -> float:
-        """Of the peak: between two points of the curve along the logarithm of the edge, and level
-        beyond its ends.
+        """Return the fraction of the peak that products of this edge reach.
+
+        The curve is linear in the logarithm of the edge between two points, and flat beyond its
+        ends.
         """
         at = bisect(self.edges, edge)
         if at in (0, len(self.edges)):
@@ -104,7 +99,7 @@ class DeviceModel:
 
 @dataclass(frozen=True)
 class LinkModel:
-    """How a device, or a node, reaches the others.
+    """The connection of a device, or a node, to the others.
 
     bytes_per_second   each way, by specification
     fraction           of it that collectives reach
@@ -122,8 +117,8 @@ class LinkModel:
 
 @dataclass(frozen=True)
 class Measured:
-    """A collective as it was measured among `ranks` ranks: seconds of an empty one, and bytes of
-    its buffer per second.
+    """A collective measured on `ranks` ranks: seconds of an empty one, and bytes of its buffer per
+    second.
     """
 
     operation: str
@@ -132,9 +127,8 @@ class Measured:
     bytes_per_second: float
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # the same object or another: it is looked up in caches all the time
+# equal only to itself, since caches look it up all the time
+@dataclass(frozen=True, eq=False)
 class Cluster:
     """Nodes of equal devices.
 
@@ -167,7 +161,7 @@ class Cluster:
 
 
 def read_cluster(name) -> Cluster:
-    """The description in this file, or of this name among those that come with shardkit.
+    """Return the description in this file, or the one of this name that comes with shardkit.
 
     Errors: ConfigurationError if there is none, or a key is unknown, missing or no number.
     """
@@ -185,23 +179,18 @@ def read_cluster(name) -> Cluster:
 
 
 def known_clusters() -> list[str]:
-    """Names of the descriptions that come with shardkit."""
+    """Return the names of the descriptions that come with shardkit."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def cluster_from(tables: dict, path="hardware") -> Cluster:
-    """The description in these tables."""
+    """Return the description in these tables."""
     rest = dict(tables)
     products = _table(rest.get("device", {}), "products", path)
-    device = {
-        key: value for key, value in _table(rest, "device", path).items() if key != "products"
-    }
+    device = _table(rest, "device", path) | {key: tuple(value) for key, value in products.items()}
+    del device["products"]
     parts = {
-        "device": _made(
-            DeviceModel,
-            {**device, **{key: tuple(value) for key, value in products.items()}},
-            f"{path}: [device]",
-        ),
+        "device": _made(DeviceModel, device, f"{path}: [device]"),
         "inside": _made(LinkModel, _table(rest, "inside", path), f"{path}: [inside]"),
         "between": _made(LinkModel, _table(rest, "between", path), f"{path}: [between]"),
         "measured": tuple(
@@ -220,16 +209,18 @@ def _table(tables: dict, name: str, path) -> dict:
 
 
 def _made(kind, values: dict, where: str):
-    """kind(**values). Errors: ConfigurationError on a key that is unknown or missing, or what
-    should be a number above 0.
+    """Return kind(**values).
+
+    Errors: ConfigurationError on a key that is unknown or missing, or a value that is no number
+    >= 0 where one is wanted.
     """
     known = {f.name: f for f in fields(kind)}
     for key, value in values.items():
         if key not in known:
             near = nearest(key, known)
+            advice = f"did you mean {near}? The" if near else "the"
             raise ConfigurationError(
-                f"{where}: unknown key {key}; {f'did you mean {near}? The' if near else 'the'} "
-                f"keys are {', '.join(known)}"
+                f"{where}: unknown key {key}; {advice} keys are {', '.join(known)}"
             )
         if known[key].type in (float, int) and not is_number(value, at_least=0):
             raise ConfigurationError(

@@ -1,18 +1,17 @@
-"""`shardkit bench hardware`: what this machine does per second, measured by its ranks all at once,
-as a TOML file to plan with.
+"""`shardkit bench hardware`: measure what this machine does per second, with all ranks at work, and
+write it into a TOML file to plan with.
 
     mpiexec -n 4 shardkit bench hardware --output my-node.toml
 
-    STREAM-like    the sum of two long arrays into a third; and what fused kernels reach of that
-    products       square matrix products of growing size, through the door that all products of a
-                   step take
-    calls          a transformer block on next to nothing
+    STREAM-like    the sum of two long arrays into a third, and the part of it that kernels reach
+    products       square matrix products of growing size, through the function that a step calls
+    calls          a transformer block on tiny inputs
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
 
-What one rank does is timed in processor time, on one thread, so it is what a core does that the
-rank has to itself, but for its caches: the median of some tries, then the mean over the ranks. A
-collective takes as long as its slowest rank, the quickest of a few tries.
+The work of one rank is timed in processor time on one thread, so it is the speed of a core that the
+rank has to itself, except for shared caches: the median of some tries, then the mean over the
+ranks. A collective takes as long as its slowest rank, in the quickest of a few tries.
 """
 
 import os
@@ -44,17 +43,17 @@ _COLD_BYTES = 32 << 20  # of matrices between two uses of one
 _LARGE_BYTES = 4 << 20  # of a collective
 _TRIES = 5
 _PART_SECONDS = 0.5  # at least this long, and _TRIES times, unless a try is long
-_MEMORY_SHARE = 0.9  # of what the system says is available
+_MEMORY_SHARE = 0.9  # of the memory that the system reports as available
 
 
 def measure_hardware(
     backend: CommunicationBackend, folder: Path, library: Library | None = None
 ) -> dict:
-    """The tables of a hardware file. Collective; takes a minute or two.
+    """Return the tables of a hardware file. Collective; it takes a minute or two.
 
     folder    where checkpoints would go: a file is written there and deleted
     library   of matrix products; None: NumPy's
-    Errors, on all ranks: OSError if it cannot be written.
+    Errors, on all ranks: OSError if the file cannot be written.
     """
     seats = all_seats(backend, 1)
     hosts = [seat.host for seat in seats]
@@ -70,9 +69,11 @@ def measure_hardware(
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
     measured = _collectives(backend, hosts)
     link = _link(measured, stream)
+    name = f"{_processor()}, {cores} cores, {here} ranks on a node"
+    if library:
+        name += f", products by {library.name}"
     return {
-        "name": f"{_processor()}, {cores} cores, {here} ranks on a node"
-        + (f", products by {library.name}" if library else ""),
+        "name": name,
         "devices": here,
         "cores": cores,
         "storage_bytes_per_second": _storage_speed(backend, folder),
@@ -95,76 +96,65 @@ def measure_hardware(
 
 
 def to_toml(tables: dict) -> str:
-    """The tables as a hardware file."""
-    lines = ["# Written by `shardkit bench hardware`: measured, with all ranks at work at once."]
-    lines += [
-        f"{key} = {_value(value)}"
-        for key, value in tables.items()
-        if not isinstance(value, (dict, list))
-    ]
+    """Return the tables as the text of a hardware file."""
+    plain = {k: value for k, value in tables.items() if not isinstance(value, (dict, list))}
+    lines = ["# Written by `shardkit bench hardware`: measured with all ranks at work."]
+    lines += _lines(plain)
     for name in ("device", "inside", "between"):
         table = dict(tables[name])
         inner = table.pop("products", None)
-        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items())]
+        lines += ["", f"[{name}]", *_lines(table)]
         if inner:
-            lines += [
-                "",
-                f"[{name}.products]",
-                *(f"{key} = {_value(value)}" for key, value in inner.items()),
-            ]
+            lines += ["", f"[{name}.products]", *_lines(inner)]
     for row in tables["measured"]:
-        lines += ["", "[[measured]]", *(f"{key} = {_value(value)}" for key, value in row.items())]
+        lines += ["", "[[measured]]", *_lines(row)]
     return "\n".join(lines) + "\n"
+
+
+def _lines(table: dict) -> list[str]:
+    return [f"{key} = {_value(value)}" for key, value in table.items()]
 
 
 def hardware_run(
     backend: CommunicationBackend, output: str, folder: str = ".", blas: str = "numpy"
 ) -> Cluster:
-    """Measure, write the file on rank 0, and return what it says. Collective.
+    """Measure this machine, write the file on rank 0, and return its cluster. Collective.
 
-    blas   what multiplies matrices, as in settings
+    blas   the library of matrix products, as in settings
     Errors, on all ranks: OSError; ConfigurationError if it cannot multiply here.
     """
     with collectively(backend):
         library = library_named(blas)
         if backend.rank == 0:
-            Path(output).write_text("", encoding="utf-8")  # before the work, not after it
+            Path(output).write_text("", encoding="utf-8")  # fails before the work, not after it
     tables = measure_hardware(backend, Path(folder), library)
     with collectively(backend):
         if backend.rank == 0:
             Path(output).write_text(to_toml(tables), encoding="utf-8")
-            print(
-                describe(tables)
-                + f"\n{output}: shardkit plan settings.toml {output} --devices {backend.world_size}"
-            )
+            print(describe(tables))
+            print(f"{output}: shardkit plan settings.toml {output} --devices {backend.world_size}")
     return cluster_from(tables)
 
 
 def describe(tables: dict) -> str:
-    """The figures in a few lines."""
-    device, rows = tables["device"], tables["measured"]
+    """Return the figures in a few lines."""
+    device = tables["device"]
+    curve = zip(device["products"]["edges"], device["products"]["fractions"])
+    fractions = ", ".join(f"{edge}: {fraction:.0%}" for edge, fraction in curve)
     lines = [
         tables["name"],
-        f"memory         {device['bytes_per_second'] / 1e9:.2f} GB/s per rank, of which kernels reach "
-        f"{device['memory_fraction']:.0%}",
-        f"products       {device['peak']['float32'] / 1e9:.1f} GFLOP/s in float32; "
-        + ", ".join(
-            f"{edge}: {fraction:.0%}"
-            for edge, fraction in zip(device["products"]["edges"], device["products"]["fractions"])
-        ),
+        f"memory         {device['bytes_per_second'] / 1e9:.2f} GB/s per rank, of which kernels "
+        f"reach {device['memory_fraction']:.0%}",
+        f"products       {device['peak']['float32'] / 1e9:.1f} GFLOP/s in float32; {fractions}",
         f"calls          {device['call_seconds'] * 1e6:.1f} us each",
         f"storage        {tables['storage_bytes_per_second'] / 1e9:.2f} GB/s",
     ]
-    return "\n".join(
-        [
-            *lines,
-            *(
-                f"{row['operation']:<15}{row['ranks']} ranks: {row['latency_seconds'] * 1e6:.1f} us, "
-                f"{row['bytes_per_second'] / 1e9:.2f} GB/s"
-                for row in rows
-            ),
-        ]
-    )
+    for row in tables["measured"]:
+        lines.append(
+            f"{row['operation']:<15}{row['ranks']} ranks: {row['latency_seconds'] * 1e6:.1f} us, "
+            f"{row['bytes_per_second'] / 1e9:.2f} GB/s"
+        )
+    return "\n".join(lines)
 
 
 def _value(value) -> str:
@@ -181,9 +171,10 @@ def _value(value) -> str:
 
 
 def _usual_seconds(act: Callable[[], object]) -> float:
-    """The median of some tries, in processor seconds of this thread."""
+    """Return the median of some tries, in processor seconds of this thread."""
     act()
-    began, tries = time.perf_counter(), []
+    began = time.perf_counter()
+    tries = []
     while len(tries) < _TRIES or time.perf_counter() - began < _PART_SECONDS:
         start = time.thread_time()
         act()
@@ -192,12 +183,13 @@ def _usual_seconds(act: Callable[[], object]) -> float:
 
 
 def _memory_speeds() -> list[float]:
-    """Bytes per second of a sum of arrays, and of fused kernels by the bytes that they cannot
-    avoid.
+    """Return the bytes per second of a sum of arrays, and of fused kernels by the bytes that they
+    cannot avoid.
     """
     a, b, c = (numpy.ones(_STREAM_ELEMENTS, "float32") for _ in range(3))
     stream = 12 * _STREAM_ELEMENTS / _usual_seconds(lambda: numpy.add(a, b, out=c))
-    rows, weight = a.reshape(-1, 512), numpy.ones(512, "float32")
+    rows = a.reshape(-1, 512)
+    weight = numpy.ones(512, "float32")
     norm = _usual_seconds(
         lambda: kernels.layer_norm(rows, weight, weight, 1e-5, out=c.reshape(-1, 512))
     )
@@ -206,18 +198,15 @@ def _memory_speeds() -> list[float]:
 
 
 def _product_speeds(dtype: str) -> list[float]:
-    """Operations per second of square products, by edge, each of other matrices than those before
-    it, as in a step.
+    """Return the operations per second of square products, by edge.
+
+    Each product has other matrices than the one before it, as in a step.
     """
     speeds = []
     for edge in EDGES:
         matrix_bytes = edge * edge * numpy.dtype(dtype).itemsize
-        sets = cycle(
-            [
-                [numpy.ones((edge, edge), dtype) for _ in range(3)]
-                for _ in range(1 + _COLD_BYTES // (3 * matrix_bytes))
-            ]
-        )
+        num_sets = 1 + _COLD_BYTES // (3 * matrix_bytes)
+        sets = cycle(numpy.ones((num_sets, 3, edge, edge), dtype))
         times = max(1, (256 // edge) ** 2)
         seconds = _usual_seconds(
             lambda: [products.matmul(a, b.T, out=out) for a, b, out in islice(sets, times)]
@@ -227,19 +216,17 @@ def _product_speeds(dtype: str) -> list[float]:
 
 
 def _call_seconds() -> list[float]:
-    """Of one kernel call in a transformer block on next to nothing: what Python needs around it,
-    forward and backward.
+    """Return the seconds of Python around one kernel call, forward and backward: those of a
+    transformer block on tiny inputs.
     """
     block = TransformerBlock(16, 2).finish(0)
-    x, gradient = (
-        Tensor(numpy.ones((1, 8, 16), "float32"), requires_grad=True),
-        numpy.ones((1, 8, 16), "float32"),
-    )
+    gradient = numpy.ones((1, 8, 16), "float32")
+    x = Tensor(gradient.copy(), requires_grad=True)
     return [_usual_seconds(lambda: block(x).backward(gradient)) / (2 * SHARDKIT.calls_per_layer)]
 
 
 def _memory_bytes() -> float:
-    """That this machine can give, in bytes."""
+    """Return the bytes of memory that ranks may use on this machine."""
     lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     available = next((line.split()[1] for line in lines if line.startswith("MemAvailable")), None)
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -258,7 +245,7 @@ def _processor() -> str:
 
 
 def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
-    """The figures of `act`, each the mean over the ranks, which all run it at once. Collective."""
+    """Return the figures of `act`, which all ranks run together, as means. Collective."""
     backend.barrier()
     mine = numpy.array(act(), numpy.float64)
     everyones = numpy.empty((backend.world_size, mine.size))
@@ -267,27 +254,24 @@ def _everyones(backend: CommunicationBackend, act: Callable[[], list[float]]):
 
 
 def _collectives(backend: CommunicationBackend, hosts: list[str]) -> list[dict]:
-    """Latency and bandwidth of each operation on each number of ranks of the first node.
-    Collective.
-    """
+    """Measure each operation on each number of ranks of the first node. Collective."""
     here = hosts.count(hosts[0]) if hosts == sorted(hosts, key=hosts.index) else 0
     sizes = sorted({size for size in (2, 3, 4, 8, 16, 32, 64, here) if 1 < size <= here})
     return [row for size in sizes for row in _of_size(backend, size)]
 
 
 def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
-    """All operations on the first `size` ranks, and again on the next ones, at the same time, as in
-    a step. Collective.
+    """Measure all operations on groups of `size` ranks that work at the same time, as in a step.
+
+    Collective.
     """
     group = backend.split(backend.rank // size, backend.rank)
     rows = []
     for operation, run in _OPERATIONS.items():
         if operation == SEND and size > 2:
             continue
-        empty, full = (
-            _slowest(backend, group, lambda size=num_bytes: run(group, size), size)
-            for num_bytes in (8 * size, _LARGE_BYTES)
-        )
+        empty = _slowest(backend, group, lambda run=run: run(group, 8 * size), size)
+        full = _slowest(backend, group, lambda run=run: run(group, _LARGE_BYTES), size)
         rows.append(
             {
                 "operation": operation,
@@ -301,10 +285,12 @@ def _of_size(backend: CommunicationBackend, size: int) -> list[dict]:
 
 
 def _slowest(backend, group, make, size: int) -> float:
-    """The quickest of some tries of the slowest rank of a whole group. Collective over the
-    backend.
+    """Return the seconds of the slowest rank of a whole group, in the quickest of some tries.
+
+    Collective over the backend.
     """
-    act, seconds = make(), []
+    act = make()
+    seconds = []
     act()
     for _ in range(3 * _TRIES):
         backend.barrier()
@@ -335,8 +321,9 @@ def _reduce_scatter(group, num_bytes):
 
 
 def _send(group, num_bytes):
-    """From each even rank to the next, and what it sends is what it gets."""
-    array, other = numpy.ones(num_bytes // 4, "float32"), group.rank ^ 1
+    """Exchange arrays of this size between each even rank and the next."""
+    array = numpy.ones(num_bytes // 4, "float32")
+    other = group.rank ^ 1
     incoming = numpy.empty_like(array)
 
     def act():
@@ -357,9 +344,7 @@ _OPERATIONS = {
 
 
 def _link(measured: list[dict], stream: float) -> dict:
-    """A link between two ranks, from their messages; one rank has none, and takes its memory for
-    one.
-    """
+    """Return the link between two ranks by their messages; a single rank uses its memory speed."""
     row = next((row for row in measured if row["operation"] == SEND), None)
     if row is None:
         return {"bytes_per_second": float(stream), "latency_seconds": 0.0}
@@ -367,8 +352,9 @@ def _link(measured: list[dict], stream: float) -> dict:
 
 
 def _storage_speed(backend: CommunicationBackend, folder: Path) -> float:
-    """Bytes per second of a file of rank 0, until the disk has it. Collective. Errors, on all
-    ranks: OSError.
+    """Return the bytes per second of a file of rank 0 until it is on disk. Collective.
+
+    Errors, on all ranks: OSError.
     """
     speed = None
     with collectively(backend):

@@ -1,12 +1,12 @@
-"""The sizes of a GPT: its weights, how each is cut over tensor ranks, and what they multiply to. No
-array is made.
+"""The sizes of a GPT: its weights, how each is cut over tensor ranks, and their operations, without
+any array.
 
     shape = ModelShape(layers=96, width=12288, heads=96, vocabulary=51200, sequence_length=2048)
     shape.parameter_count                               174,604,...
     shape.block_elements("layer", tensor=8)             of one layer, on one tensor rank
 
-A model is a row of blocks, as nn.GPT says: embedding, layer, layer, ..., head. The tests hold all
-of this equal to nn.GPT and to the default tensor plan.
+A model is a row of blocks, as in nn.GPT: embedding, layer, layer, ..., head. The tests compare all
+of this with nn.GPT and the default tensor plan.
 """
 
 from dataclasses import dataclass, fields
@@ -24,8 +24,7 @@ BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter by its whole shape, and the dim that is cut over tensor ranks, in pieces of
-    `grain`.
+    """A parameter by its whole shape, and the dim that is cut over tensor ranks.
 
     cut    None: every tensor rank holds all of it
     grain  elements of that dim that stay together: the dims of a head
@@ -37,13 +36,11 @@ class Weight:
 
     @property
     def size(self) -> int:
-        """Elements of the whole."""
+        """Elements of the whole parameter."""
         return prod(self.shape)
 
     def local_size(self, tensor: int) -> int:
-        """Elements on one tensor rank; several ranks hold the same piece where there are fewer than
-        ranks.
-        """
+        """Return the elements on one tensor rank; ranks share a grain if there are too few."""
         if self.cut is None:
             return self.size
         along = max(self.shape[self.cut] // self.grain // tensor, 1) * self.grain
@@ -54,7 +51,7 @@ class Weight:
 class ModelShape:
     """A GPT by its sizes; the names are those of nn.GPT.
 
-    hidden       units of a feed-forward; None: what nn.GPT takes
+    hidden       units of a feed-forward; None: the default of nn.GPT
     kv_heads     None: as many as heads
     """
 
@@ -91,7 +88,7 @@ class ModelShape:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
-    def __hash__(self):  # looked up in caches all the time
+    def __hash__(self):  # cached, since caches look it up all the time
         return self._hash
 
     @property
@@ -122,41 +119,45 @@ class ModelShape:
         return ("embedding", *["layer"] * self.layers, "head")
 
     def weights(self, block: str) -> list[Weight]:
-        """Of a block of this kind. A tied head has no matrix of its own."""
+        """Return the weights of a block of this kind; a tied head has no matrix of its own."""
         return {"embedding": self._embedding, "layer": self._layer, "head": self._head}[block]()
 
     @lru_cache(maxsize=256)
     def block_elements(self, block: str, tensor: int = 1) -> int:
-        """Parameters of a block on one tensor rank."""
+        """Return the number of parameters of a block on one tensor rank."""
         return sum(weight.local_size(tensor) for weight in self.weights(block))
 
     @lru_cache(maxsize=256)
     def multiplied_elements(self, block: str, tensor: int = 1) -> int:
-        """Elements of the matrices that a block multiplies with on one tensor rank; a tied one
-        counts in the head.
+        """Return the elements of the matrices that a block multiplies with on one tensor rank.
+
+        A tied matrix counts in the head.
         """
         if block == "embedding":
             return 0
-        matrices = (
-            [Weight((self.vocabulary, self.width), 0)] if block == "head" else self.weights(block)
-        )
-        return sum(weight.local_size(tensor) for weight in matrices if len(weight.shape) == 2)
+        if block == "head":
+            return Weight((self.vocabulary, self.width), 0).local_size(tensor)
+        matrices = (weight for weight in self.weights(block) if len(weight.shape) == 2)
+        return sum(weight.local_size(tensor) for weight in matrices)
 
     @property
     def parameter_count(self) -> int:
         return sum(self.block_elements(block) for block in self.blocks)
 
     def _embedding(self) -> list[Weight]:
-        positions = (
-            [] if STYLES[self.style].is_rotary else [Weight((self.sequence_length, self.width))]
-        )
-        return [Weight((self.vocabulary, self.width), 0), *positions]
+        table = Weight((self.vocabulary, self.width), 0)
+        if STYLES[self.style].is_rotary:
+            return [table]
+        return [table, Weight((self.sequence_length, self.width))]
 
     def _head(self) -> list[Weight]:
         return [*self._norm(), *([] if self.tied else [Weight((self.vocabulary, self.width), 0)])]
 
     def _layer(self) -> list[Weight]:
-        width, kv_width, hidden, head = self.width, self.kv_width, self.num_hidden, self.head_dim
+        width = self.width
+        kv_width = self.kv_width
+        hidden = self.num_hidden
+        head = self.head_dim
         column = [
             (width, head),
             (kv_width, head),
@@ -182,19 +183,17 @@ class ModelShape:
 
     @property
     def num_flops_per_token(self) -> int:
-        """Of forward and backward, as nn.GPT counts them (arXiv 2204.02311, appendix B)."""
+        """Operations of forward and backward, as nn.GPT counts them (arXiv 2204.02311, app. B)."""
         positions = sum(weight.size for weight in self._embedding()[1:])
         tables = positions + (0 if self.tied else self.vocabulary * self.width)
-        return (
-            6 * (self.parameter_count - tables)
-            + 12 * self.layers * self.width * self.sequence_length
-        )
+        attention = 12 * self.layers * self.width * self.sequence_length
+        return 6 * (self.parameter_count - tables) + attention
 
 
 def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
-    """The model of a settings file of `shardkit train`, and the other settings in it; overrides
-    {"section.key": value} on top.
+    """Return the model of a settings file of `shardkit train`, and its other settings.
 
+    overrides   {"section.key": value} on top of the file
     [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes).
     Errors: ConfigurationError, with the nearest name for an unknown key; also on model.initial,
     which is not opened here.

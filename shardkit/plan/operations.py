@@ -1,15 +1,13 @@
 """Seconds of a block on one tensor rank: its matrix products, its passes over memory, and its
 tensor-parallel collectives.
 
-    layer, forward     norm | q k v | attention | output | add | norm | up | nonlinearity | down |
-                       add
-                               ---------- region --------         ------------- region ---------
-                            enter                      leave   enter                        leave
+    layer, forward   norm | q k v | attention | output | add | norm | up | nonlinearity | down | add
+                           ---------- region ---------              ---------- region --------
+                        enter                       leave        enter                      leave
 
-Products go by the efficiency curve of the device, everything else by the bytes that it moves.
-Backward is twice: the gradient of the input, which the stage before waits for, and those of the
-weights. Counted as in arXiv 2205.05198, section 4, for what is inside of a region and what is
-outside.
+Products follow the efficiency curve of the device, everything else the bytes that it moves.
+Backward has two parts: the gradient of the input, which the stage before waits for, and those of
+the weights. Inside and outside of a region count as in arXiv 2205.05198, section 4.
 """
 
 from dataclasses import dataclass
@@ -23,10 +21,10 @@ from .software import Software
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """Of one block and micro-batch: forward, gradient of the input (with what is computed again),
+    """Seconds of one block and micro-batch: forward, gradient of the input (with recomputation),
     gradients of weights.
 
-    communication   of it all, in tensor-parallel collectives
+    communication   the part of these in tensor-parallel collectives
     """
 
     forward: float
@@ -37,7 +35,7 @@ class BlockSeconds:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the operations of a block depend on, beside the block."""
+    """What the seconds of a block depend on besides the block."""
 
     shape: ModelShape
     software: Software
@@ -53,7 +51,7 @@ class Setting:
 
     @property
     def outside(self) -> float:
-        """Tokens of what lies outside of the regions, on this rank."""
+        """Tokens outside of the regions on this rank."""
         return self.tokens / self.tensor if self.is_sequence_parallel else self.tokens
 
     def product(self, m: float, n: float, k: float, **kwargs) -> float:
@@ -62,11 +60,11 @@ class Setting:
         )
 
     def elements(self, count: float) -> float:
-        """Seconds to move this many activations."""
+        """Return the seconds to move this many activations."""
         return self.cluster.device.pass_seconds(count * self.software.activation_bytes)
 
     def num_bytes(self, count: float) -> float:
-        """Seconds to move this many bytes."""
+        """Return the seconds to move this many bytes."""
         return self.cluster.device.pass_seconds(count)
 
     def calls(self, count: float) -> float:
@@ -75,7 +73,7 @@ class Setting:
 
 @lru_cache(maxsize=16384)
 def block_seconds(block: str, at: Setting) -> BlockSeconds:
-    """Of a block of this kind."""
+    """Return the seconds of a block of this kind."""
     return {"embedding": _embedding, "layer": _layer, "head": _head}[block](at)
 
 
@@ -83,20 +81,22 @@ def block_seconds(block: str, at: Setting) -> BlockSeconds:
 
 
 def _layer(at: Setting) -> BlockSeconds:
-    shape, software, tensor, tokens = at.shape, at.software, at.tensor, at.tokens
+    shape = at.shape
+    software = at.software
+    tensor = at.tensor
+    tokens = at.tokens
     hidden = shape.num_hidden / tensor
     products = _layer_products(at)
     core, core_backward = _attention(at)
-    norms, adds = 2 * 2 * at.outside * shape.width, 2 * 3 * at.outside * shape.width
+    norms = 2 * 2 * at.outside * shape.width
+    adds = 2 * 3 * at.outside * shape.width
     masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
-    bend = (3 if shape.is_gated else 2) * tokens * hidden
-    turns = (
-        2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated
-    )  # rotary positions
+    nonlinear = (3 if shape.is_gated else 2) * tokens * hidden
+    rotary = 2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated
     forward = (
         products[0]
         + core
-        + at.elements(norms + adds + bend + turns)
+        + at.elements(norms + adds + nonlinear + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
         + _regions(at, 2)
@@ -105,7 +105,7 @@ def _layer(at: Setting) -> BlockSeconds:
     backward = (
         products[1]
         + core_backward
-        + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + turns)
+        + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
         + _regions(at, 2)
@@ -113,19 +113,20 @@ def _layer(at: Setting) -> BlockSeconds:
         + again
     )
     weight = products[2] + _accumulation(at, "layer") + at.calls(software.calls_per_layer / 2)
-    return BlockSeconds(
-        forward,
-        backward,
-        weight,
-        _regions(at, 4 + 2 * (at.recomputation == "full")) + _gathered_again(at, 2),
-    )
+    passes = 6 if at.recomputation == "full" else 4
+    communication = _regions(at, passes) + _gathered_again(at, 2)
+    return BlockSeconds(forward, backward, weight, communication)
 
 
 def _layer_products(at: Setting) -> tuple[float, float, float]:
-    """Of forward, of the gradients of inputs, and of those of weights."""
-    shape, tensor, tokens = at.shape, at.tensor, at.tokens
-    queries, keys = shape.width / tensor, max(shape.num_kv_heads / tensor, 1) * shape.head_dim
-    hidden, gates = shape.num_hidden / tensor, 2 if shape.is_gated else 1
+    """Return the seconds of forward, of input gradients, and of weight gradients."""
+    shape = at.shape
+    tensor = at.tensor
+    tokens = at.tokens
+    queries = shape.width / tensor
+    keys = max(shape.num_kv_heads / tensor, 1) * shape.head_dim
+    hidden = shape.num_hidden / tensor
+    gates = 2 if shape.is_gated else 1
     sizes = [
         (queries + 2 * keys, shape.width),
         (shape.width, queries),
@@ -143,39 +144,35 @@ def _layer_products(at: Setting) -> tuple[float, float, float]:
 
 
 def _attention(at: Setting) -> tuple[float, float]:
-    """Scores, softmax, dropout and weighted values: seconds forward and backward."""
-    shape, length, dim = at.shape, at.shape.sequence_length, at.shape.head_dim
+    """Return the seconds of scores, softmax, dropout and weighted values: forward, backward."""
+    shape = at.shape
+    length = at.shape.sequence_length
+    dim = at.shape.head_dim
     heads = shape.heads / at.tensor * at.micro_batch
     if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
         one = at.product(length, length, dim, batch=heads, share=0.5)
-        return 2 * one, 5 * one  # backward makes the scores again: 5 products (arXiv 2205.14135)
+        return 2 * one, 5 * one  # backward recomputes the scores: 5 products (arXiv 2205.14135)
     scores = heads * length * length
     has_dropout = at.software.masks_dropout
-    products = at.product(length, length, dim, batch=heads) + at.product(
-        length, dim, length, batch=heads
-    )
-    passes = at.elements(
-        2 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor
-    )
+    products = at.product(length, length, dim, batch=heads)
+    products += at.product(length, dim, length, batch=heads)
+    values = 2 * at.tokens * shape.width / at.tensor
+    dropout = 2 * scores * has_dropout
     masks = at.num_bytes(scores * has_dropout)
-    return (
-        products + passes + masks,
-        2 * products
-        + at.elements(
-            3 * scores + 2 * scores * has_dropout + 2 * at.tokens * shape.width / at.tensor
-        )
-        + masks,
-    )
+    forward = products + at.elements(2 * scores + dropout + values) + masks
+    backward = 2 * products + at.elements(3 * scores + dropout + values) + masks
+    return forward, backward
 
 
 def _accumulation(at: Setting, block: str) -> float:
-    """To add a micro-batch's gradient of the block to the sum."""
+    """Return the seconds to add a micro-batch's gradient of the block to the sum."""
     return at.num_bytes(at.shape.block_elements(block, at.tensor) * at.software.accumulation_bytes)
 
 
 def _regions(at: Setting, count: int) -> float:
-    """Seconds to pass through so many regions, forward or backward: an all-reduce each, or under
-    sequence parallelism a reduce-scatter and an all-gather.
+    """Return the seconds to pass through this many regions, forward or backward.
+
+    Each needs an all-reduce, or under sequence parallelism a reduce-scatter and an all-gather.
     """
     whole = at.tokens * at.shape.width * at.software.activation_bytes
     group = RankGroup(at.tensor, 1)
@@ -188,10 +185,10 @@ def _regions(at: Setting, count: int) -> float:
 
 
 def _gathered_again(at: Setting, count: int) -> float:
-    """Seconds of backward to have what entered so many regions whole again, where only a slice was
-    kept.
+    """Return the seconds of backward to gather the inputs of this many regions again, where only a
+    slice was kept.
 
-    In full: a collective beside a product takes processors and memory from it.
+    They count in full: a collective beside a product takes processors and memory from it.
     """
     if not at.is_sequence_parallel or at.software.splits_backward:
         return 0.0
@@ -203,8 +200,9 @@ def _gathered_again(at: Setting, count: int) -> float:
 
 
 def _embedding(at: Setting) -> BlockSeconds:
-    """Rows of a table; the sum over tensor ranks where it is cut. Its weight gradient fills the
-    table with zeros first.
+    """Return the seconds of the rows of a table, and of the sum over tensor ranks if it is cut.
+
+    The weight gradient fills the table with zeros first.
     """
     moved = 4 * at.outside * at.shape.width
     table = at.shape.block_elements("embedding", at.tensor)
@@ -217,10 +215,13 @@ def _embedding(at: Setting) -> BlockSeconds:
 
 
 def _head(at: Setting) -> BlockSeconds:
-    """A norm, the logits, and the loss: five passes over logits in float32 forward, three backward;
-    one where it is fused.
+    """Return the seconds of a norm, the logits, and the loss.
+
+    The loss passes over float32 logits 6 times forward and 4 times backward, or twice if fused.
     """
-    rows, columns, width = at.tokens, at.shape.vocabulary / at.tensor, at.shape.width
+    rows = at.tokens
+    width = at.shape.width
+    columns = at.shape.vocabulary / at.tensor
     passes, passes_back = (2, 2) if at.software.splits_backward else (6, 4)
     norm = at.elements(2 * at.outside * width)
     forward = (

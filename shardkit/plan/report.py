@@ -1,11 +1,12 @@
-"""What was found, for people: a table of the best layouts with why each lost, one of them in
-detail, and the same as JSON.
+"""The report of a search: a table of the best layouts with why each lost, one layout in detail, and
+all as JSON.
 
 #  pipeline x data x tensor  policy  schedule  micro-batches  s per step  GB  days  why
 """
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console
@@ -16,15 +17,15 @@ from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
 
-TOKENS_PER_PARAMETER = 20  # of a model trained as long as pays (arXiv 2203.15556)
-_MOST_BOXES = 4000  # of a picture
+TOKENS_PER_PARAMETER = 20  # of a compute-optimal model (arXiv 2203.15556)
+_MOST_BOXES = 4000  # of a drawing
 _GB = 1e9
 _WIDE = 200
 
 
 @dataclass(frozen=True)
 class Training:
-    """A whole run: so many tokens, in steps of the batch that was searched for.
+    """A whole run of this many tokens, in steps of the batch of the search.
 
     left_out   a line for each setting of the run that the best layout's figures do not follow
     """
@@ -44,28 +45,27 @@ class Training:
         return self.tokens / (self.found.batch * self.found.shape.sequence_length)
 
     def flops(self, candidate: Candidate) -> float:
-        """Operations of the model per second and device, without those that are done again."""
+        """Return the operations of the model per second and device, without recomputation."""
         tokens = self.found.batch * self.found.shape.sequence_length
-        return (
-            self.found.shape.num_flops_per_token
-            * tokens
-            / candidate.cost.seconds
-            / candidate.layout.devices
-        )
+        flops = self.found.shape.num_flops_per_token * tokens
+        return flops / candidate.cost.seconds / candidate.layout.devices
 
 
 def default_tokens(found: Search) -> float:
-    """If nothing is said."""
+    """Return the tokens of a run where no number is given."""
     return TOKENS_PER_PARAMETER * found.shape.parameter_count
 
 
 def print_search(training: Training, count: int) -> None:
-    """The table, or why there is none."""
-    found, console = training.found, _console()
+    """Print the table, or why no layout fits."""
+    found = training.found
+    console = _console()
     console.print(
-        f"{found.shape.parameter_count:,} parameters on {found.devices} devices of {found.cluster.name}, "
-        f"{found.batch} sequences of {found.shape.sequence_length} tokens in a step, as {found.software.name}\n"
-        f"{found.considered:,} layouts: {len(found.fitting):,} fit, {sum(found.refused.values()):,} are refused",
+        f"{found.shape.parameter_count:,} parameters on {found.devices} devices of "
+        f"{found.cluster.name}, {found.batch} sequences of {found.shape.sequence_length} tokens in "
+        f"a step, as {found.software.name}\n"
+        f"{found.considered:,} layouts: {len(found.fitting):,} fit, "
+        f"{sum(found.refused.values()):,} are refused",
         markup=False,
     )
     if found.best is None:
@@ -80,7 +80,7 @@ def print_search(training: Training, count: int) -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal; in a file or a pipe as wide as the tables are."""
+    """Return a console as wide as the terminal, or in a file or pipe as wide as the tables."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_WIDE)
 
@@ -107,7 +107,7 @@ def _table(training: Training, count: int) -> Table:
         table.add_row(
             str(number),
             f"{layout.pipeline} x {layout.data} x {layout.tensor}"
-            + (" sequence" if layout.is_sequence_parallel else ""),
+            + " sequence" * layout.is_sequence_parallel,
             layout.policy,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
             f"{layout.micro_batches} of {layout.micro_batch}",
@@ -122,27 +122,27 @@ def _table(training: Training, count: int) -> Table:
 
 
 def _totals(training: Training) -> str:
+    found = training.found
     best = training.found.best
-    saved = f"; a checkpoint has {_short(checkpoint_bytes(training.found.shape, training.found.software) / _GB)} GB"
-    saved += (
-        f" and takes {_short(best.cost.checkpoint_seconds)} s"
-        if best.cost.checkpoint_seconds
-        else ""
-    )
+    saved = f"a checkpoint has {_short(checkpoint_bytes(found.shape, found.software) / _GB)} GB"
+    if best.cost.checkpoint_seconds:
+        saved += f" and takes {_short(best.cost.checkpoint_seconds)} s"
     return (
-        f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: {_short(training.days(best))} days, "
-        f"{training.device_hours(best):,.0f} device-hours{saved}"
+        f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: "
+        f"{_short(training.days(best))} days, {training.device_hours(best):,.0f} device-hours; "
+        f"{saved}"
     )
 
 
 def _quicker(found: Search) -> list[str]:
-    """The layout that would be best if it fitted."""
+    """Return a line for the layout that would be best if it fitted."""
     quicker = [c for c in found.too_large if c.cost.seconds < 0.98 * found.best.cost.seconds]
     if not quicker:
         return []
     first = min(quicker, key=lambda c: c.cost.seconds)
     return [
-        f"with more memory: {first.layout} would take {_short(first.cost.seconds)} s, but needs {found.why_it_lost(first)}"
+        f"with more memory: {first.layout} would take {_short(first.cost.seconds)} s, but needs "
+        f"{found.why_it_lost(first)}"
     ]
 
 
@@ -154,13 +154,15 @@ def _short(number: float) -> str:
 
 
 def print_explanation(training: Training, number: int, count: int) -> Candidate | None:
-    """Memory and time of one row of the table, part by part; the row, or None if there is no such
-    row.
+    """Print memory and time of one row of the table, part by part.
+
+    Return the row, or None if there is no such row.
     """
     rows = training.found.rows(max(count, number))
     if not 1 <= number <= len(rows):
         return None
-    candidate, console = rows[number - 1], _console()
+    candidate = rows[number - 1]
+    console = _console()
     console.print(f"\n{number}: {candidate.layout}", markup=False)
     table = Table("memory", "GB", "", "time of a step", "s", "share", box=None)
     for column in (1, 4, 5):
@@ -169,24 +171,17 @@ def print_explanation(training: Training, number: int, count: int) -> Candidate 
         (words, _short(getattr(candidate.memory, part) / _GB)) for part, words in WORDS.items()
     ]
     memory += [("all", _short(candidate.memory.total / _GB))]
-    times = [(words, candidate.cost.parts[part]) for part, words in PARTS.items()] + [
-        ("all", candidate.cost.seconds)
-    ]
-    for at in range(max(len(memory), len(times))):
-        left = memory[at] if at < len(memory) else ("", "")
-        what, seconds = times[at] if at < len(times) else ("", None)
-        figures = (
-            ("", "")
-            if seconds is None
-            else (_short(seconds), f"{seconds / candidate.cost.seconds:.1%}")
-        )
-        table.add_row(*left, "", what, *figures)
+    total = candidate.cost.seconds
+    seconds = [(words, candidate.cost.parts[part]) for part, words in PARTS.items()]
+    times = [(what, _short(s), f"{s / total:.1%}") for what, s in (*seconds, ("all", total))]
+    for left, right in zip_longest(memory, times):
+        table.add_row(*(left or ("", "")), "", *(right or ("", "", "")))
     console.print(table)
     return candidate
 
 
 def write_timeline(candidate: Candidate, path) -> str:
-    """Draw the pipeline of a layout into an SVG file; a sentence about it.
+    """Draw the pipeline of a layout into an SVG file; return a sentence about it.
 
     Errors: OSError if it cannot be written.
     """
@@ -204,9 +199,9 @@ def write_timeline(candidate: Candidate, path) -> str:
         candidate.cost.stages,
         candidate.cost.transfer_seconds,
     )
-    part = (
-        f", {shown} of {layout.micro_batches} micro-batches" if shown < layout.micro_batches else ""
-    )
+    part = ""
+    if shown < layout.micro_batches:
+        part = f", {shown} of {layout.micro_batches} micro-batches"
     Path(path).write_text(draw_svg(timeline, f"{layout}{part}"), encoding="utf-8")
     return f"{path}: the timeline{part or ' of all micro-batches'}"
 
@@ -215,33 +210,31 @@ def write_timeline(candidate: Candidate, path) -> str:
 
 
 def as_json(training: Training, count: int) -> str:
-    """Everything that the table says, and the parts of memory and time."""
+    """Return everything in the table, and the parts of memory and time, as JSON."""
     found = training.found
-    return json.dumps(
-        {
-            "devices": found.devices,
-            "batch": found.batch,
-            "cluster": found.cluster.name,
-            "software": found.software.name,
-            "parameter_count": found.shape.parameter_count,
-            "tokens": training.tokens,
-            "considered": found.considered,
-            "checkpoint_bytes": checkpoint_bytes(found.shape, found.software),
-            "left_out": list(training.left_out),
-            "fitting": len(found.fitting),
-            "refused": found.refused,
-            "what_would_fit": found.what_would_fit(),
-            "rows": [_row(training, candidate) for candidate in found.rows(count)],
-        },
-        indent=1,
-    )
+    report = {
+        "devices": found.devices,
+        "batch": found.batch,
+        "cluster": found.cluster.name,
+        "software": found.software.name,
+        "parameter_count": found.shape.parameter_count,
+        "tokens": training.tokens,
+        "considered": found.considered,
+        "checkpoint_bytes": checkpoint_bytes(found.shape, found.software),
+        "left_out": list(training.left_out),
+        "fitting": len(found.fitting),
+        "refused": found.refused,
+        "what_would_fit": found.what_would_fit(),
+        "rows": [_row(training, candidate) for candidate in found.rows(count)],
+    }
+    return json.dumps(report, indent=1)
 
 
 def _row(training: Training, candidate: Candidate) -> dict:
+    layout = asdict(candidate.layout)
+    del layout["devices"]
     return {
-        "layout": {
-            key: value for key, value in asdict(candidate.layout).items() if key != "devices"
-        },
+        "layout": layout,
         "seconds": candidate.cost.seconds,
         "seconds_by_part": candidate.cost.parts,
         "checkpoint_seconds": candidate.cost.checkpoint_seconds,

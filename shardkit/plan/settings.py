@@ -1,23 +1,22 @@
-"""The settings of a run as the planner sees them: what it counts, what it searches for itself, and
-what it leaves out.
+"""The settings of a run for the planner: those that it counts, searches for, or leaves out.
 
-software = software_of(SHARDKIT, settings)          the optimizer's state, clipping, compression,
-                                                    dtype, size of units
-left_out(settings, software, layout, chosen)        a line for each setting that a run follows and
-                                                    the plan does not
+software_of(SHARDKIT, settings)     the program with the optimizer's state, clipping, compression,
+                                    dtype and size of units of the settings
+left_out(settings, ...)             a line for each setting that a run follows and the plan does not
 """
 
 from dataclasses import replace
+from operator import attrgetter
 
 from ..arguments import require
 from ..config import RunConfiguration, configuration_keys
+from ..layout.flat import ITEM_BYTES
 from ..optim import RULES
 from .cost import checkpoint_bytes
 from .layouts import RunLayout
 from .model import ModelShape
 from .software import OWN, Software
 
-_ITEM_BYTES = {"float32": 4, "float64": 8}
 _GB = 1e9
 _COUNTED = (
     "optimizer.name",
@@ -26,12 +25,12 @@ _COUNTED = (
     "model.dtype",
     "parallel.minimum_parameter_group_size",
 )
-# what is planned whatever the setting says, and what another value changes
+# {setting: (the value that is planned, what another value changes)}
 _LEFT_OUT = {
     "parallel.overlap": (
         "off",
-        "hides messages between data ranks, for the memory of one more unit's parameters and two more "
-        "of its gradients",
+        "hides messages between data ranks, for the memory of one more unit's parameters and two "
+        "more of its gradients",
     ),
     "parallel.deterministic": (
         True,
@@ -49,7 +48,9 @@ _LEFT_OUT = {
 
 
 def software_of(own: Software, settings: RunConfiguration) -> Software:
-    """shardkit, as OWN or software_named() gives it, under these settings.
+    """Return shardkit under these settings.
+
+    own   shardkit as OWN or software_named() gives it
 
     Errors: ConfigurationError on a dtype that the runtime refuses to compute such a model in.
     """
@@ -58,16 +59,15 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
         settings.model.dtype == "float32" or computed in ("model", settings.model.dtype),
         "parallel.compute_dtype",
         computed,
-        f'"model" for a model of {settings.model.dtype}: masters are float32',
+        f'"model" for a model of {settings.model.dtype}: master weights are float32',
     )
-    item = _ITEM_BYTES[settings.model.dtype]
+    item = ITEM_BYTES[settings.model.dtype]
     arrays = len(RULES[settings.optimizer.name].state_names)
     is_mixed = own.rounds_when_gathered
-    # the rule reads parameter, gradient and its arrays, and writes all but the gradient; clipping
-    # reads that once more
-    update_bytes = (3 + 2 * arrays + (settings.optimizer.max_gradient_norm > 0)) * item + (
-        6 if is_mixed else 0
-    )
+    # the rule reads parameter, gradient and its arrays, and writes all but the gradient, which
+    # clipping reads once more; a mixed run also rounds the parameter
+    clips = settings.optimizer.max_gradient_norm > 0
+    update_bytes = (3 + 2 * arrays + clips) * item + 6 * is_mixed
     software = replace(
         own,
         state_bytes=(arrays + is_mixed) * item,
@@ -91,14 +91,11 @@ def left_out(
     layout: RunLayout,
     chosen: dict,
 ) -> list[str]:
-    """A line for each setting that a run follows, and that the plan of this layout does not.
+    """Return a line for each setting that a run follows and the plan of this layout does not.
 
     chosen   {"section.key": value} of the layout
     """
-    values = {
-        name: getattr(getattr(settings, name.partition(".")[0]), name.partition(".")[2])
-        for name in configuration_keys()
-    }
+    values = {name: attrgetter(name)(settings) for name in configuration_keys()}
     lines = [
         f"{name} = {values[name]!r} is searched for: here {value!r}"
         for name, value in chosen.items()
@@ -106,7 +103,7 @@ def left_out(
     ]
     if software.name not in {own.name for own in OWN.values()}:
         return lines + [
-            f"{name} = {values[name]!r} is not counted: {software.name} is planned as it was published"
+            f"{name} = {values[name]!r} is not counted: {software.name} has its own values"
             for name in _COUNTED
             if values[name] != configuration_keys()[name][0]
         ]
@@ -118,8 +115,8 @@ def left_out(
     if settings.run.asynchronous_checkpoints:
         copy = checkpoint_bytes(shape, software) / layout.devices / _GB
         lines.append(
-            f"run.asynchronous_checkpoints = True is not counted: {copy:.3g} GB more of host memory for each rank, "
-            "while a checkpoint is written"
+            f"run.asynchronous_checkpoints = True is not counted: {copy:.3g} GB more of host "
+            "memory for each rank while a checkpoint is written"
         )
     return lines
 

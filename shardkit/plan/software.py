@@ -1,16 +1,11 @@
-"""Software: what a program keeps in memory, how it computes, and what it overlaps. shardkit itself,
-and programs that others have published times of.
+"""Software: what a program keeps in memory, how it computes, and what it overlaps.
 
-    shardkit        this package: float32, flash attention, every collective waited for (overlap =
-                    off)
-    shardkit-bf16   the same with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
+    shardkit        this package: float32, flash attention, no overlap of collectives
+    shardkit-bf16   with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
     mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
-    megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
-    megatron-2022   Megatron-LM as in arXiv 2205.05198
-    zero3-2021      DeepSpeed's ZeRO-3 as in table 2 of arXiv 2104.04473
 
-Those of shardkit are for AdamW with clipping; settings.py has them for other settings.
-The values of the published programs say what their sources do; none is fitted to a time.
+The values of shardkit are for AdamW with clipping; settings.py has them for other settings. More
+programs, which published times are for, are in benchmarks/published.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -18,44 +13,40 @@ from functools import cached_property
 
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
+from ..schedule import ORDERS
 
 
 @dataclass(frozen=True)
 class Software:
-    """A program, as far as memory and time depend on it. Bytes are of one element.
+    """The properties of a program that memory and time depend on. Bytes are of one element.
 
-    dtype                    that matrix products compute in: which peak of the hardware counts
-    parameter_bytes, gradient_bytes, state_bytes     of what is kept; the state includes float32
-                                                     master weights
-    activation_bytes         of activations, and of messages between stages and tensor ranks
-    wire_bytes               of a gradient on its way between data ranks
-    update_bytes             moved in memory per parameter and step: optimizer, clipping, casts
-    accumulation_bytes       moved per parameter and micro-batch, to add its gradient to the sum
-    keeps_scores             attention writes the scores to memory; False: a fused kernel makes them
-                             again
-    masks_dropout            dropout keeps a mask (of one byte); False: it is made again
-    recomputations           that it knows
-    policies, schedules      that it knows
-    cuts_evenly              layers are dealt out in equal numbers; False: stages are balanced by
-                             compute
-    sums_in_tree             micro-batches are summed as a fixed tree, several whole gradients at
-                             once
-    splits_backward          a gradient leaves a stage before the weight gradients are computed
-    overlaps_gathers         parameters of the next unit are gathered while this one computes
-    overlaps_reductions      gradients are reduced while backward goes on
-    overlaps_transfers       messages between stages travel while the ranks compute
-    scatters_transfers       each tensor rank sends its part of an activation to the next stage
-    messages_per_layer       collectives that the parameters of a layer travel in under a sharding
-                             policy
-    shares_parameters        data ranks that see each other's memory have parameters whole once for
-                             all of them
-    rounds_when_gathered     under full sharding parameters are kept as master weights alone, and
-                             rounded for each gather
-    merges_below             blocks are merged to units of at least so many elements
-    arena_share              what activations hold by what is in use at once: free blocks between
-                             those that are lent
-    calls_per_layer          of kernels from Python in a forward; half as many again per gradient in
-                             backward
+    dtype                 of matrix products, which selects the peak of the hardware
+    parameter_bytes, gradient_bytes
+                          of the arrays that are kept
+    state_bytes           of optimizer state, with float32 master weights
+    activation_bytes      of activations, and of messages between stages and tensor ranks
+    wire_bytes            of a gradient on its way between data ranks
+    update_bytes          moved in memory per parameter and step: optimizer, clipping, casts
+    accumulation_bytes    moved per parameter and micro-batch to add its gradient to the sum
+    keeps_scores          attention writes the scores to memory; False: a fused kernel computes
+                          them again
+    masks_dropout         dropout keeps a mask of one byte; False: it makes the mask again
+    recomputations, policies, schedules
+                          that it supports
+    cuts_evenly           stages have equally many layers; False: they are balanced by compute
+    sums_in_tree          micro-batches are summed as a fixed tree, which keeps several gradients
+    splits_backward       a gradient leaves a stage before the weight gradients are computed
+    overlaps_gathers      parameters of the next unit are gathered while this one computes
+    overlaps_reductions   gradients are reduced while backward runs
+    overlaps_transfers    messages between stages travel while the ranks compute
+    scatters_transfers    each tensor rank sends its part of an activation to the next stage
+    messages_per_layer    collectives for the parameters of a layer under a sharding policy
+    shares_parameters     data ranks that see each other's memory have one set of whole parameters
+    rounds_when_gathered  under full sharding only master weights are kept, and rounded for each
+                          gather
+    merges_below          blocks are merged to units of at least this many elements
+    arena_share           memory that activations hold over memory in use: free blocks lie between
+    calls_per_layer       of kernels from Python in a forward; half as many per gradient in backward
     """
 
     name: str
@@ -87,8 +78,7 @@ class Software:
     calls_per_layer: int = 24
 
     def gathers(self, data: int, tensor: int, sharing: int) -> bool:
-        """True if parameters that a policy shards over so many data ranks are copied together for a
-        moment.
+        """Return whether parameters sharded over this many data ranks are gathered into a buffer.
 
         sharing   ranks of a node that see each other's memory
         """
@@ -98,7 +88,7 @@ class Software:
     def _hash(self) -> int:
         return hash(tuple(getattr(self, f.name) for f in fields(self)))
 
-    def __hash__(self):  # looked up in caches all the time
+    def __hash__(self):  # cached, since caches look it up all the time
         return self._hash
 
 
@@ -117,20 +107,20 @@ SHARDKIT = Software(
     keeps_scores=False,
     masks_dropout=False,
     recomputations=("none", "full"),
-    schedules=("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"),
+    schedules=tuple(ORDERS),
     cuts_evenly=False,
     sums_in_tree=True,
     splits_backward=True,
-    # array/arena.py held 88 MiB where 81 were in use, 534 for 520
     overlaps_gathers=False,
     overlaps_reductions=False,
     shares_parameters=True,
     merges_below=1024,
+    # array/arena.py held 88 MiB where 81 were in use, 534 for 520
     arena_share=1.07,
     calls_per_layer=26,
 )
-# parallel/step/numerics.py: masters beside the moments, gradients in float32; and what is lent to the
-# blocks is rounded, 4 + 2
+# parallel/step/numerics.py: master weights beside the moments, gradients in float32; the parameters
+# for the blocks are rounded, 4 + 2
 SHARDKIT_BF16 = replace(
     SHARDKIT,
     name="shardkit-bf16",
@@ -145,12 +135,12 @@ SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 SOFTWARE = {program.name: program for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED)}
 
-# by parallel.compute_dtype of a run
+# {parallel.compute_dtype of a run: shardkit}
 OWN = {"model": SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
 
 
 def software_named(name: str) -> Software:
-    """The program of this name. Errors: ConfigurationError if there is none."""
+    """Return the program of this name. Errors: ConfigurationError if there is none."""
     if name not in SOFTWARE:
         raise ConfigurationError(f"software {name!r}; wanted one of {', '.join(SOFTWARE)}")
     return SOFTWARE[name]

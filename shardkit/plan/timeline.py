@@ -80,7 +80,9 @@ def replayed(
 
 def _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_seconds) -> float:
     programs, rank_of = _programs(schedule, pipeline, virtual, micro_batches)
-    forward, backward, weight = seconds.forward, seconds.backward, seconds.weight
+    forward = seconds.forward
+    backward = seconds.backward
+    weight = seconds.weight
     last = len(forward) - 1
     clock = [0.0] * pipeline
     at = [0] * pipeline
@@ -90,7 +92,9 @@ def _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_second
     while not is_over:
         is_over = True
         for rank, program in enumerate(programs):
-            now, position, stop = clock[rank], at[rank], len(program)
+            now = clock[rank]
+            position = at[rank]
+            stop = len(program)
             while position < stop:
                 kind, stage, number = program[position]
                 if kind == _WEIGHT:
@@ -112,7 +116,8 @@ def _replay(schedule, pipeline, virtual, micro_batches, seconds, transfer_second
                     now += backward[stage]
                     backward_done[stage][number] = now
                 position += 1
-            clock[rank], at[rank] = now, position
+            clock[rank] = now
+            at[rank] = position
             is_over = is_over and position == stop
     return max(clock)
 

@@ -113,8 +113,16 @@ _COLORS = {
     Kind.WEIGHT: ((188, 224, 188), (98, 170, 106)),
 }
 _NAMES = {Kind.FORWARD: "forward", Kind.BACKWARD: "input gradient", Kind.WEIGHT: "weight gradient"}
-_CELL, _ROW, _LEFT, _TOP, _FOOT, _RIGHT = 18, 26, 64, 66, 44, 20  # pixels
-_WIDEST, _NARROWEST, _DIGIT = 8000, 760, 6
+# pixels
+_CELL = 18
+_ROW = 26
+_LEFT = 64
+_TOP = 66
+_FOOT = 44
+_RIGHT = 20
+_WIDEST = 8000
+_NARROWEST = 760
+_DIGIT = 6
 
 
 def draw_svg(timeline: Timeline, title: str = "") -> str:

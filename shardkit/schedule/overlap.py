@@ -65,7 +65,8 @@ def begin_reductions(program: Program) -> Program:
 
 
 def _with_reductions_begun(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-    result, under_way = [], []
+    result = []
+    under_way = []
     for action in actions:
         if action.kind is Kind.REDUCE or action.kind in _END_OF_STEP:
             result += under_way

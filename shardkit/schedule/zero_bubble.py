@@ -118,7 +118,9 @@ class _Worker:
                 yield Action(kind, stage, None, self.count[kind, stage])
 
     def _needs(self, action: Action) -> Iterator[Action]:
-        kind, stage, m = action.kind, action.stage, action.micro_batch
+        kind = action.kind
+        stage = action.stage
+        m = action.micro_batch
         if kind is Kind.WEIGHT:
             yield Action(Kind.BACKWARD, stage, None, m)
         if kind is Kind.BACKWARD:

@@ -295,7 +295,7 @@ def test_what_is_not_counted_is_said(capsys):
         "mixed",
         cluster="a100-80gb-hdr",
     )
-    assert "- optimizer.name = 'sgd' is not counted: mixed is planned as it was published" in said
+    assert "- optimizer.name = 'sgd' is not counted: mixed has its own values" in said
 
 
 def test_settings_on_the_command_line_count(capsys):

@@ -217,11 +217,11 @@ def _cut(path, module, name, parent, num_ranks, rank) -> Cut:
         replicas = num_ranks // count
         head = rank // replicas
         return Cut(style.dim, head * unit, (head + 1) * unit, replicas)
+    or_divisor = " or a divisor of it" if what == "key heads" else ""
     raise ConfigurationError(
         f"tensor plan: {path} as {name} has {count} {what} = {num_ranks} tensor ranks x "
         f"{count // num_ranks} + {count % num_ranks}; wanted a multiple of {num_ranks}"
-        f"{' or a divisor of it' if what == 'key heads' else ''}: change the model, the tensor size "
-        "or the plan"
+        f"{or_divisor}: change the model, the tensor size or the plan"
     )
 
 
