@@ -1,12 +1,12 @@
 """Policies: what each data-parallel strategy shards, as one table.
 
-                 optimizer state   gradients    parameters     sent per rank and step, N parameters on d ranks
-    DDP          whole             whole        whole          all-reduce                             2 N (d-1)/d
-    ZeRO-1       sharded           whole        whole          reduce-scatter + all-gather            2 N (d-1)/d
-    ZeRO-2       sharded           sharded      whole          reduce-scatter + all-gather            2 N (d-1)/d
-    FSDP, ZeRO-3 sharded           sharded      sharded        reduce-scatter + two all-gathers       3 N (d-1)/d
+            state     gradients   parameters   sent per step, x N (d-1)/d: N parameters, d ranks
+    DDP     whole     whole       whole        2: all-reduce
+    ZeRO-1  sharded   whole       whole        2: reduce-scatter + all-gather
+    ZeRO-2  sharded   sharded     whole        2: reduce-scatter + all-gather
+    FSDP    sharded   sharded     sharded      3: reduce-scatter + two all-gathers      (ZeRO-3)
 
-This table is pure: it counts bytes. parallel/data/keepers.py has the code that each entry stands for.
+The table is pure: it counts bytes. The code of each entry is a keeper in parallel/data/keepers.py.
 Source: ZeRO (arXiv 1910.02054), section 5; PyTorch FSDP (arXiv 2304.11277).
 """
 
@@ -32,7 +32,7 @@ WHOLE, SHARD = Kept.WHOLE, Kept.SHARD
 
 @dataclass(frozen=True)
 class Policy:
-    """How much of a unit's arrays each data rank keeps. `name` is the strategy's name in reports."""
+    """How much of a unit's arrays each data rank keeps. `name` is what reports call it."""
 
     name: str
     parameters: Kept

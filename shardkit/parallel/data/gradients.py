@@ -12,7 +12,8 @@ from ...array import fresh, kernels
 from ...errors import ShardingError
 from ..tensor.claims import is_counted, is_partial, sum_partial
 from .gradient_sum import GradientRunningSum, GradientTree
-from .keepers import Keepers, Site
+from .keepers import Keepers
+from .site import Site
 
 NORM_BLOCK = 256  # elements whose squares are summed together; shards are multiples of it
 
@@ -170,7 +171,8 @@ class Gradients:
         """Return (view, scale) whose product is `updated`. Errors: ShardingError if none."""
         if not self._is_reduced:
             raise ShardingError(
-                "no synchronized gradients; call compute_gradients() or synchronize_gradients() first"
+                "no synchronized gradients; call compute_gradients() or synchronize_gradients() "
+                "first"
             )
         return self._keeper.part(self._updated), self._scale
 
@@ -194,5 +196,5 @@ class Gradients:
 
 
 def _changes_no_digit(scale: float) -> bool:
-    """Return whether `scale` is a power of two: applied later, with clipping, the bits are equal."""
+    """Return whether `scale` is a power of two: applied later, the bits are the same."""
     return frexp(scale)[0] == 0.5

@@ -1,90 +1,25 @@
 """Keepers: how much of a unit's flat array a data rank keeps, and how the rest reaches it.
 
-                  kept on each rank               gather                    reduce
-    Whole         all elements                    all-gather, in place      all-reduce, or reduce-scatter in place
-    Shard         the span that it owns           all-gather to a buffer    reduce-scatter
-                                                  of the pool; release
-                                                  gives it back
-    Window        its span, in memory that all    wait until all ranks      (a Shard's)
-                  ranks of the node share         have written
-    Rounded       master weights in one of the    round, then as the keeper that holds
-                  first two                       the half floats
+               kept on each rank              gather                     reduce
+    Whole      all elements                   all-gather in place        all-reduce, or in place
+                                                                         reduce-scatter
+    Shard      the span that it owns          all-gather to a buffer     reduce-scatter
+                                              that release gives back
+    Window     its span, in memory that all   wait until all ranks       (a Shard keeps gradients)
+               ranks of the node share        have written
+    Rounded    master weights, in a Whole     round to half floats,      (a keeper of float32 does)
+               or a Shard                     then as their keeper
 
-KEEPERS maps the entries of layout.policy.POLICIES to the first two; `Keepers.of` picks those of a
-policy, once, when a model is built. A unit calls its keepers and asks nobody for the policy.
+KEEPERS maps the entries of layout.policy.POLICIES to the first two. Keepers.of picks those of a
+policy once, when a model is built: a unit calls its keepers, and nothing asks for the policy again.
+Another way to keep arrays (replicas of shards, an average of weights) is another class here.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
-
-import numpy
 
 from ...array import halves
-from ...array.arena import Arena
-from ...array.device import BufferPool, Device
-from ...layout.flat import FlatLayout
-from ...layout.piece import Piece
 from ...layout.policy import SHARD, WHOLE, Policy
-from .movement import Movement
-
-
-class Pools:
-    """What the units of one model allocate from: a device, an arena, and pools of whole buffers.
-
-    compute_dtype   of whole parameters; None: dtype
-    """
-
-    def __init__(self, device: Device, dtype, compute_dtype=None):
-        self.device = device
-        self.arena = Arena(device, purpose="activations")
-        self.compute_dtype = numpy.dtype(dtype if compute_dtype is None else compute_dtype)
-        self.whole_parameters = BufferPool(
-            device, self.compute_dtype, purpose="gathered parameters"
-        )
-        self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
-
-    def places(self, units) -> tuple:
-        """Return where on a GPU the buffers of these units lie: equal steps use equal places."""
-        wholes = [unit.whole.data.ptr if unit.whole is not None else None for unit in units]
-        return wholes, self.whole_parameters.places(), self.whole_gradients.places()
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """What the keepers of one unit share: its layout, the data axis, and where memory comes from."""
-
-    layout: FlatLayout
-    movement: Movement
-    pools: Pools
-
-    @cached_property
-    def own(self) -> slice:
-        """This rank's shard of a whole buffer, padding included."""
-        rank = self.movement.group.rank
-        return slice(rank * self.layout.shard, (rank + 1) * self.layout.shard)
-
-    @cached_property
-    def span(self) -> slice:
-        """This rank's shard without padding."""
-        return slice(*self.layout.span(self.movement.group.rank))
-
-    @cached_property
-    def own_pieces(self) -> list[Piece]:
-        """The named boxes of this rank's span: over all ranks they tile every parameter once."""
-        return self.layout.pieces(self.movement.group.rank)
-
-    @cached_property
-    def all_pieces(self) -> list[Piece]:
-        """The named boxes of all elements."""
-        return [piece for slot in self.layout.slots for piece in slot.pieces(0, self.layout.length)]
-
-    def pieces(self, is_whole: bool) -> list[Piece]:
-        """Return the named boxes of what a keeper keeps, by its `is_whole`."""
-        return self.all_pieces if is_whole else self.own_pieces
-
-    def zeros(self, size: int, purpose: str, dtype=None):
-        """Return a new array [size], of the layout's dtype or another."""
-        return self.pools.device.zeros(size, dtype or self.layout.dtype, purpose=purpose)
+from .site import Site
 
 
 class Whole:
@@ -361,8 +296,8 @@ class Window:
 class Rounded:
     """Half floats that blocks read, in one keeper, of master weights in another.
 
-    Master weights are kept like the optimizer state, and counted with it. Where a rank has all of
-    them it rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
+    Master weights are kept like the optimizer state, and counted with it. A rank that has all of
+    them rounds all, without a message; else each rank rounds its shard, and half the bytes travel.
     """
 
     def __init__(self, lent: Whole | Shard | Window, masters: Whole | Shard):
@@ -406,7 +341,7 @@ KEEPERS = {WHOLE: Whole, SHARD: Shard}
 
 @dataclass(frozen=True)
 class Keepers:
-    """The keepers of a policy: of parameters, of gradients, and of each array of optimizer state."""
+    """The keepers of a policy: of parameters, gradients, and each array of optimizer state."""
 
     parameters: type[Whole] | type[Shard]
     gradients: type[Whole] | type[Shard]

@@ -1,10 +1,9 @@
-"""How parameters and gradients of units move over the data axis: at once, or begun while the units
-still compute.
+"""The collectives of units over the data axis: in one call, or asynchronous while units compute.
 
-gather   all-gather of the ranks' own parts               sum   reduce-scatter, or all-reduce if the policy shards nothing
-
-begin_gather, begin_sum    post the messages            the runtime calls pump() between two actions
-end                        waits for what is left       of those that were begun
+sum                       reduce-scatter or all-reduce, in one call
+begin_gather, begin_sum   post the messages of a collective and return a handle
+pump                      progresses all that is under way; called between two actions
+end                       waits for the rest
 """
 
 from dataclasses import dataclass
@@ -21,17 +20,16 @@ from ...comm.collectives.asynchronous import (
 from ...comm.collectives.compressed import compressed_all_reduce, compressed_reduce_scatter
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 
-_NUM_RUNS, _NUM_TURNS = (
-    4,
-    4095,
-)  # 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
+# 4 x 4095 x NUM_TAGS is below 32767, the largest tag that every MPI has
+_NUM_RUNS = 4
+_NUM_TURNS = 4095
 
 
 @dataclass(frozen=True, eq=False)
 class _UnderWay:
-    """What was begun, and the buffer of the pool that it needs until its end, if any."""
+    """An asynchronous collective, and the buffer of the pool that it needs until its end."""
 
-    begun: AsyncCollective
+    collective: AsyncCollective
     scratch: object = None
 
 
@@ -55,14 +53,15 @@ class Movement:
         self.group, self.is_deterministic = group, deterministic
         self._gradients, self._wire_dtype = gradients, wire_dtype
         self._under_way: list[_UnderWay] = []
-        self._lost: list[_UnderWay] = []  # of runs that failed: MPI may still write to their arrays
-        self._run = self._number = 0  # of the program, and of what it has begun
+        self._lost: list[_UnderWay] = []  # of failed runs: MPI may still write to their arrays
+        self._run = self._number = 0  # of the program, and of its collectives
 
-    # ---- at once ---------------------------------------------------------------------------------
+    # ---- in one call -----------------------------------------------------------------------------
 
     def sum(self, total, out):
-        """Sum `total` [size] over ranks, in it; `out` is the part of it that is to be right here:
-        all, or this rank's own.
+        """Sum `total` [size] over ranks, in place. Collective.
+
+        out   what must be right on this rank: `total` itself, or an array for this rank's shard
         """
         reduce_scatter, all_reduce = self._sums()
         if out is total:
@@ -83,20 +82,18 @@ class Movement:
         out[:] = apart
         self._gradients.give(apart)
 
-    # ---- begun and ended -------------------------------------------------------------------------
+    # ---- asynchronous ----------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """A program begins. Messages of one that failed never match those of this one."""
+        """Begin a program, whose messages never match those of one that failed."""
         self._run, self._number = (self._run + 1) % _NUM_RUNS, 0
 
     def begin_gather(self, own, whole) -> _UnderWay:
-        """Begin to make `whole` [size] from the `own` [shard] of all ranks."""
+        """Begin to fill `whole` [size] from the `own` [shard] of all ranks."""
         return self._note(_UnderWay(begin_all_gather(self.group, own, whole, self._next_tag())))
 
     def begin_sum(self, total, out) -> _UnderWay:
-        """Begin what sum() does; for deterministic sums that travel as they are, whose bits are the
-        same then.
-        """
+        """Begin what sum() does, with the same bits; for deterministic, uncompressed sums only."""
         scratch, tag = self._gradients.take(total.size), self._next_tag()
         if out is total:
             return self._note(
@@ -107,19 +104,19 @@ class Movement:
         )
 
     def end(self, what: _UnderWay) -> None:
-        """Return when it is complete. All ranks end what they began in the same order."""
-        what.begun.end()
+        """Return when it is complete. All ranks end their collectives in the same order."""
+        what.collective.end()
         self._under_way.remove(what)
         if what.scratch is not None:
             self._gradients.give(what.scratch)
 
     def pump(self) -> None:
-        """Let what is under way move. Never blocks."""
+        """Progress all collectives under way. Never blocks."""
         for what in self._under_way:
-            what.begun.pump()
+            what.collective.pump()
 
     def give_up(self) -> None:
-        """The program has failed, on all ranks."""
+        """Forget the collectives of a program that failed on all ranks, and keep their buffers."""
         self._lost += self._under_way
         self._under_way.clear()
 

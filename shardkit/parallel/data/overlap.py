@@ -1,12 +1,11 @@
-"""Whether messages between data ranks travel while the units compute, and how long ranks stand
-still for communication.
+"""Overlap of communication between data ranks with computation, and the time that is not hidden.
 
     step    1        2      3        4      ...   12      13 ...
-            without  with   without  with         with    whichever was quicker, on all ranks
+            without  with   without  with         with    whichever was faster, on all ranks
 
-Overlap is no gift: what travels ahead needs memory, and on a CPU node the library's copying takes
-the cores that compute. So "auto" measures, with the same bits in every step. Where all data ranks
-share memory there is nothing to measure: each rank's own core does the copying.
+Overlap has a price: messages that are sent ahead need memory, and on a CPU node the copying takes
+cores that compute. So "auto" measures, with the same bits in every step. Where all data ranks share
+memory there is nothing to measure: each rank's own core does the copying.
 """
 
 from statistics import median
@@ -15,14 +14,15 @@ import numpy
 
 from ...comm import CommunicationBackend, Mesh, ReductionOperation, agree
 
-_WARM_UP, _MEASURED = 2, 10  # steps, half of them with overlap
-_WORTHWHILE = 0.98  # of the time without: less is noise, and not worth the memory
+_WARM_UP = 2  # steps
+_MEASURED = 10  # steps, half of them with overlap
+_WORTHWHILE = 0.98  # of the time without: a smaller gain is noise, and not worth the memory
 
 
 class Overlap:
-    """The choice for the steps of one model; is_on holds for the next one. Making it is collective
-    over the mesh.
+    """The choice for the steps of one model; is_on holds for the next one.
 
+    Making it is collective over the mesh.
     wanted        True, False or "auto"
     mesh          all its ranks make the same choice
     is_possible   False: there is nothing to overlap on this rank
@@ -32,21 +32,21 @@ class Overlap:
     def __init__(self, wanted, mesh: Mesh, *, is_possible: bool):
         self._world: CommunicationBackend = mesh.world
         self.is_on = is_possible and wanted is True
-        is_tried = wanted == "auto" and agree(
-            mesh.world, is_possible and not mesh.group("data").shares_memory
-        )  # on any rank
+        is_useful_here = is_possible and not mesh.group("data").shares_memory
+        is_tried = wanted == "auto" and agree(mesh.world, is_useful_here)  # on any rank
         self._steps_left = _WARM_UP + _MEASURED if is_tried else 0
         self._seconds: dict[bool, list[float]] = {False: [], True: []}
         self.medians: dict[bool, float] = {}
 
     @property
     def is_settled(self) -> bool:
-        """False while steps are still tried with and without."""
+        """Whether the choice is made: steps are no longer tried with and without."""
         return not self._steps_left
 
     def count(self, seconds: float) -> None:
-        """A step has taken so long on this rank. Collective over the mesh when it was the last to
-        be tried.
+        """Note the seconds of a step on this rank; after the last trial, choose.
+
+        Collective over the mesh in the last trial.
         """
         if self.is_settled:
             return
@@ -63,28 +63,27 @@ class Overlap:
     def __str__(self):
         if not self.medians:
             return "on" if self.is_on else "off"
+        with_it, without = (self.medians[is_on] * 1e3 for is_on in (True, False))
         return (
-            f"{'on' if self.is_on else 'off'}: a step takes {self.medians[True] * 1e3:.1f} ms with it and "
-            f"{self.medians[False] * 1e3:.1f} ms without"
+            f"{'on' if self.is_on else 'off'}: a step takes {with_it:.1f} ms with it and "
+            f"{without:.1f} ms without"
         )
 
 
 class Exposure:
-    """Seconds that this rank spends in verbs of each axis of the mesh, waiting for others or moving
-    bytes: not computing.
-    """
+    """Seconds that this rank spends in collectives of each axis of the mesh, not computing."""
 
     def __init__(self, mesh: Mesh):
         self._groups = {axis: mesh.group(axis) for axis in mesh.shape.order}
         self._before = self._so_far()
-        self.of_step = dict.fromkeys(self._groups, 0.0)  # of the last one
+        self.of_step = dict.fromkeys(self._groups, 0.0)  # {axis: seconds} of the last step
 
     def begin_step(self) -> None:
-        """What is spent from now on counts."""
+        """Begin to count."""
         self._before = self._so_far()
 
     def end_step(self) -> None:
-        """The step is over."""
+        """Set of_step to the seconds since begin_step()."""
         self.of_step = {
             axis: seconds - self._before[axis] for axis, seconds in self._so_far().items()
         }

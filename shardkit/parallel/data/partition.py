@@ -1,8 +1,8 @@
-"""Cutting a model into units, and units into pipeline stages.
+"""Cutting a model into units.
 
-blocks   embedding | blocks.0 | blocks.1 | norm | head       what the model says
-units    embedding | blocks.0 | blocks.1 | norm   head       neighbors merged until a unit is worth a message
-stages   embedding   blocks.0 | blocks.1   norm   head       contiguous, as equal in cost as they can be
+blocks   embedding | blocks.0 | blocks.1 | norm | head      from the model's blocks()
+units    embedding | blocks.0 | blocks.1 | norm   head      merged until a unit is worth a message
+stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipeline/balance.py)
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class UnitPlan:
 
     Tied weights are owned where they appear first; a later unit that uses them has the owner among
     its `lenders`.
-    is_copy   stands for a unit of another pipeline rank, for a borrower on this one: it is not
+    is_copy   a replica of another pipeline rank's unit, for a borrower on this rank: it is not
               counted, saved or run
     """
 
@@ -32,16 +32,15 @@ class UnitPlan:
 
     @property
     def num_elements(self) -> int:
-        """Parameters that this unit owns."""
+        """The number of parameters that this unit owns, in elements."""
         return sum(p.size for p in self.parameters.values())
 
 
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
-    """The model's blocks as units of at least `minimum_elements` parameters each (the last may join
-    its neighbor).
+    """Return the model's blocks as units of at least `minimum_elements` parameters each.
 
-    Depends on the model and this number alone, never on the mesh: sums are formed per unit, and
-    their bits must not change.
+    The last unit may join its neighbor. The result depends on the model and this number alone, and
+    not on the mesh: sums are formed per unit, and their bits must not change.
     Errors: ShardingError if the model has no parameters, or some outside its blocks, or of several
     dtypes.
     """
@@ -68,8 +67,7 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
 
 
 def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> str | None:
-    """What it costs that the model is one unit; None if it says its blocks, or units would save
-    little.
+    """Return what it costs that the model is one unit; None if units would save little.
 
     itemsize   bytes of a gathered element
     """
@@ -83,14 +81,15 @@ def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> st
         return None
     return (
         f"{type(model).__name__} has no method blocks(), so it is one unit: all "
-        f"{bytes_text(whole * itemsize)} of its parameters are gathered at once, and each rank holds as many "
-        "gradients. If it is a chain of modules, let blocks() return them in the order of the forward pass, "
-        f"[(name, module), ...]: then {bytes_text(largest * itemsize)} are gathered at a time"
+        f"{bytes_text(whole * itemsize)} of its parameters are gathered at once, and each rank "
+        "holds as many gradients. If it is a chain of modules, let blocks() return them in the "
+        "order of the forward pass, [(name, module), ...]: then "
+        f"{bytes_text(largest * itemsize)} are gathered at a time"
     )
 
 
 def _possible_blocks(module: Module) -> list[Module]:
-    """The module's own blocks, the elements of a list of modules, or else the module."""
+    """Return the module's own blocks, the elements of a list of modules, or the module."""
     if isinstance(module, ModuleList):
         return list(module)
     return [block for _, block in blocks_of(module)]
@@ -101,8 +100,9 @@ def _num_elements(blocks: list[Module]) -> int:
 
 
 def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
-    """Neighbors merged until each group owns enough elements; a tied parameter counts once, where
-    it comes first.
+    """Return neighbors merged until each group owns enough elements.
+
+    A tied parameter counts once, where it comes first.
     """
     seen, sizes = set(), []
     for block in blocks:
@@ -119,7 +119,7 @@ def check_trained(model: Module) -> None:
         named = f"{', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}"
         raise ShardingError(
             f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({named}), but a "
-            "sharded model trains all of them. Where one shall keep its values, "
+            "sharded model trains all of them. Where one must keep its values, "
             f"{INSTEAD_OF_FREEZING}"
         )
 
@@ -128,11 +128,12 @@ def _check(model, names, owner):
     outside = [name for i, name in names.items() if i not in owner]
     if outside:
         raise ShardingError(
-            f"{type(model).__name__}.blocks() does not reach parameter {outside[0]}; every parameter must "
-            "belong to a block, or leave blocks() out so that the whole model is one"
+            f"{type(model).__name__}.blocks() does not reach parameter {outside[0]}; every "
+            "parameter must belong to a block, or leave blocks() out so that the whole model is one"
         )
     dtypes = {str(p.dtype) for p in model.parameters()}
     if len(dtypes) > 1:
         raise ShardingError(
-            f"{type(model).__name__} has parameters of dtypes {', '.join(sorted(dtypes))}; wanted one dtype"
+            f"{type(model).__name__} has parameters of dtypes {', '.join(sorted(dtypes))}; wanted "
+            "one dtype"
         )

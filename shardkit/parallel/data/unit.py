@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
 from .gradients import NORM_BLOCK, Gradients
-from .keepers import Keepers, Pools, Site
+from .keepers import Keepers
 from .movement import Movement
 from .partition import UnitPlan
+from .site import Pools, Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +126,9 @@ class Unit:
         return self.parameters.whole
 
     def begin_gather(self) -> None:
-        """Post the messages of gather(), if it sends any; gather() comes next. Never block for long.
+        """Post the messages of gather(), if it sends any; gather() comes next.
 
-        Collective over the data axis.
+        Collective over the data axis; never blocks for long.
         """
         if self.parameters.gathers_by_messages and not self._is_current:
             self.parameters.begin_gather()
@@ -172,7 +173,7 @@ class Unit:
             self._may_be_read = False
 
     def give_up(self) -> None:
-        """Forget what a failed program began on all ranks: messages may still write to its memory."""
+        """Forget messages of a failed program: they may still write to their memory."""
         self.parameters.give_up()
         self.gradients.give_up()
 
@@ -190,12 +191,11 @@ class Unit:
     def step(
         self, number: int, gradient_scale: float = 1.0, learning_rate: float | None = None
     ) -> None:
-        """Apply the rule to the elements that this rank updates; the next gather spreads the result.
-
-        Collective over the data axis, if the gradient was not reduced: see wait_for_readers.
+        """Apply the rule to the elements that this rank updates; the next gather spreads them.
 
         number          of the optimization step, the first is 1
-        gradient_scale  each gradient counts times this, the factor of clipping
+        gradient_scale  the factor of clipping, by which each gradient is multiplied
+        Collective over the data axis, if the gradient was not reduced: see wait_for_readers.
         """
         self.wait_for_readers()
         gradient, scale = self.gradients.unscaled()
@@ -228,11 +228,11 @@ class Unit:
         return self.parameters.everyones()
 
     def pieces(self) -> list[Piece]:
-        """Return the named boxes that this rank owns: over all data ranks they tile every parameter."""
+        """Return the named boxes that this rank owns; those of all ranks tile each parameter."""
         return self._site.own_pieces
 
     def holdings(self) -> list[Holding]:
-        """Return all that this rank keeps between steps: parameters, and each array of the state."""
+        """Return what this rank keeps between steps: parameters and each array of the state."""
         arrays = {"model": self.parameters}
         arrays |= {f"optimizer/{name}": state for name, state in self.state.items()}
         return [

@@ -1,1 +1,12 @@
-"""model."""
+"""Sharded models and optimizers: what a user holds, and the parts that it delegates to.
+
+sharded_model   ShardedModel, the face of all strategies; read it first
+strategies      DDP, ZeRO-1, ZeRO-2, FSDP, tensor, pipeline and hybrid, by name
+checkpoints     checkpoints and images of a model
+weights         whole parameter vectors; state: optimizer state, its rule, and counts
+report          metadata, and the table of who is where
+features        input features and their importance
+fingerprint     what must be the same on all ranks that build a model
+optimizer       ShardedOptimizer and its whole runs; optimization: its data and results
+copies          compare replicas with their first holder
+"""

@@ -26,7 +26,7 @@ from ...comm import CommunicationBackend
 from ...errors import ShardingError
 from ...nn.context import ForwardContext
 from ...schedule import Kind
-from ..data.keepers import Pools
+from ..data.site import Pools
 from .work import Work
 
 MOST_RECORDINGS = 4  # of as many forms; the oldest is dropped for another

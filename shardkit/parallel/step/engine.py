@@ -30,10 +30,11 @@ from ...nn.loss import as_loss
 from ...nn.module import Module
 from ...optim import SGD
 from ...schedule import Action, Kind, order_named, unit_timeline
-from ..data.keepers import Keepers, Pools
+from ..data.keepers import Keepers
 from ..data.movement import Movement
 from ..data.overlap import Exposure, Overlap
 from ..data.partition import check_trained, plan_units
+from ..data.site import Pools
 from ..data.unit import Unit
 from ..model.fingerprint import facts_of
 from ..model.state import State
