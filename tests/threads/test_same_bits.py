@@ -127,7 +127,7 @@ def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at
     assert all(sk.run_ranks(2, on_rank))
 
 
-# ---- what the settings say: config.Parallel, and README, "What the bits depend on" ---------------
+# ---- what the settings say: config.Parallel, and docs/determinism.md ---------------
 
 SMALL = {
     "model.width": 24,
