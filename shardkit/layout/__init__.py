@@ -2,20 +2,18 @@
 or MPI.
 
 box         an N-D rectangle of a tensor, and the test that boxes tile a tensor exactly once
-placement   a tensor over one mesh axis: replicated, or cut along a dim
 piece       a named box and where its owner keeps its elements
 flat        many tensors in one flat buffer, cut into equal shards; read it first
 mesh_shape  rank <-> (pipeline, data, tensor) coordinates
 policy      what is sharded over the data axis: DDP, ZeRO-1, ZeRO-2, FSDP
-cuts        where the units of a model, and the stages of a pipeline, begin
+cuts        even parts of a dim, the units of a model, the stages of a pipeline
 """
 
 from .box import Box, flat_range_to_boxes, tiles_exactly
-from .cuts import balanced_stages, merged_blocks
+from .cuts import balanced_stages, even_span, merged_blocks
 from .flat import FlatLayout, Slot
 from .mesh_shape import AXES, Coordinates, MeshShape
 from .piece import Piece
-from .placement import Placement, Replicate, Shard, compose, even_span
 from .policy import POLICIES, Policy, policy_named
 
 __all__ = [
@@ -26,13 +24,9 @@ __all__ = [
     "MeshShape",
     "POLICIES",
     "Piece",
-    "Placement",
     "Policy",
-    "Replicate",
-    "Shard",
     "Slot",
     "balanced_stages",
-    "compose",
     "even_span",
     "flat_range_to_boxes",
     "merged_blocks",

@@ -75,6 +75,13 @@ class Box:
             raise LayoutError(f"box {self} is not inside {outer}; intersect them first")
         return Box(tuple(a - b for a, b in zip(self.offset, outer.offset)), self.shape)
 
+    def narrowed(self, dim: int, start: int, stop: int) -> "Box":
+        """Return the box with [start, stop) in place of its extent along one dim."""
+        return Box(
+            self.offset[:dim] + (start,) + self.offset[dim + 1 :],
+            self.shape[:dim] + (stop - start,) + self.shape[dim + 1 :],
+        )
+
     def slices(self) -> tuple[slice, ...]:
         """Return the index of the box in an array: `array[box.slices()]`."""
         return tuple(map(slice, self.offset, self.stop))
@@ -157,7 +164,7 @@ def _check_slab(slab: Box, boxes: list[Box], dim: int) -> None:
         )
     if dim < len(slab.shape):
         for start, stop, present in _cuts(boxes, dim, slab.shape[dim]):
-            _check_slab(_narrow(slab, dim, start, stop), present, dim + 1)
+            _check_slab(slab.narrowed(dim, start, stop), present, dim + 1)
     elif len(boxes) > 1:
         raise LayoutError(
             f"{slab} is covered {len(boxes)} times, by {boxes[0]} and {boxes[1]}; "
@@ -175,11 +182,3 @@ def _cuts(boxes: list[Box], dim: int, size: int):
     for start, stop in zip(cuts, cuts[1:]):
         present = [box for box in present if box.stop[dim] > start] + beginning[start]
         yield start, stop, present
-
-
-def _narrow(box: Box, dim: int, start: int, stop: int) -> Box:
-    """Return the box with [start, stop) in place of its extent along one dim."""
-    return Box(
-        box.offset[:dim] + (start,) + box.offset[dim + 1 :],
-        box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :],
-    )

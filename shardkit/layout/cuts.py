@@ -1,4 +1,5 @@
-"""Cuts: a row of blocks becomes units, and a row of units becomes the stages of a pipeline.
+"""Cuts: a dim becomes even parts, a row of blocks becomes units, and a row of units becomes the
+stages of a pipeline.
 
     blocks   8   90   90   2   60        elements of each; merged until a unit is worth a message
     units    |8   90|  90 |2   60|
@@ -11,6 +12,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ..errors import StagesError
+
+
+def even_span(length: int, num_parts: int, part: int) -> tuple[int, int]:
+    """Return the run [start, stop) of `length` that is this part's.
+
+    The first length % num_parts parts get one more.
+    """
+    each, rest = divmod(length, num_parts)
+    start = part * each + min(part, rest)
+    return start, start + each + (part < rest)
 
 
 def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:

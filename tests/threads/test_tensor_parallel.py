@@ -12,7 +12,7 @@ from shardkit import nn
 from shardkit.comm import ordered_sum
 from shardkit.layout.box import tiles_exactly
 from shardkit.layout.flat import FlatLayout
-from shardkit.layout.placement import even_span
+from shardkit.layout.cuts import even_span
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
 from shardkit.parallel.tensor import conjugate

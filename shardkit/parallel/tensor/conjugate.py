@@ -26,7 +26,7 @@ from ...array.arena import empty
 from ...array.backend import is_device_array, xp_of
 from ...comm import CommunicationBackend
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
-from ...layout.placement import even_span
+from ...layout.cuts import even_span
 from ...nn.autograd import Tensor, record
 
 

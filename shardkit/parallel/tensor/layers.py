@@ -21,7 +21,7 @@ from functools import partial
 
 from ...comm import CommunicationBackend
 from ...errors import ShapeError
-from ...layout.placement import even_span
+from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
 from ...nn.layers import check_width, input_tensor
 from ...nn.module import Module, Parameter, members_of

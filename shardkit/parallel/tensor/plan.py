@@ -21,7 +21,7 @@ from ...arguments import nearest
 from ...comm import CommunicationBackend
 from ...errors import ConfigurationError, ShardingError
 from ...layout.box import Box
-from ...layout.placement import even_span
+from ...layout.cuts import even_span
 from ...nn.gpt import GPT
 from ...nn.layers import Dropout
 from ...nn.loss import CrossEntropy
@@ -47,11 +47,7 @@ class Cut:
 
     def box(self, shape) -> Box:
         """Return this part of a parameter of this shape."""
-        offset = [0] * len(shape)
-        size = list(shape)
-        offset[self.dim] = self.start
-        size[self.dim] = self.stop - self.start
-        return Box(tuple(offset), tuple(size))
+        return Box.whole(shape).narrowed(self.dim, self.start, self.stop)
 
 
 def default_plan(model: Module) -> dict[str, str]:

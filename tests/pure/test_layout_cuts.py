@@ -1,0 +1,15 @@
+"""Cuts: even parts of a dim."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkit.layout import even_span
+
+
+@given(st.integers(0, 50), st.integers(1, 9))
+def test_even_spans_are_adjacent_and_the_first_ones_are_longer_by_one(length, num_parts):
+    spans = [even_span(length, num_parts, part) for part in range(num_parts)]
+    assert spans[0][0] == 0 and spans[-1][1] == length
+    assert all(one[1] == two[0] for one, two in zip(spans, spans[1:]))
+    sizes = [stop - start for start, stop in spans]
+    assert sizes == sorted(sizes, reverse=True) and max(sizes) - min(sizes) <= 1
