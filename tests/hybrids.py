@@ -47,6 +47,11 @@ def gpt(layers=1, **changes):
     )
 
 
+def table_of(model):
+    """What each kind of action does in the next step of a sharded model; it may be changed."""
+    return model.engine.runtime.executor.executor.table
+
+
 def layers_for(pipeline, schedule):
     """The fewest layers that give every stage a block: embedding and head are blocks too."""
     return max(1, pipeline * ORDERS[schedule].stages_per_rank - 2)

@@ -94,7 +94,7 @@ def test_from_the_fourth_step_on_nothing_is_computed_on_tapes(gpu):
         model.compile()
         for step in range(STEPS):
             if step == 3:
-                model.engine.runtime.plain_work.forward = None
+                model.engine.runtime.flow.plain_work.forward = None
             work(model, step)
 
     sk.run_ranks(2, on_rank)
@@ -137,7 +137,7 @@ def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
 
 
 def test_an_input_that_is_not_copied_in_is_noticed(gpu, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "refill", lambda array, values: None)
+    monkeypatch.setattr(cuda_graphs, "_refill", lambda array, values: None)
     assert "has other bits when it is replayed" in reason_of_refusal(*FSDP)
 
 

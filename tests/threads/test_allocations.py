@@ -12,9 +12,11 @@ import tracemalloc
 
 import numpy
 import pytest
+from hybrids import table_of
 
 import shardkit as sk
 from shardkit.array.arena import Arena
+from shardkit.schedule import Kind
 
 MOST_BYTES = 1 << 16
 VOCABULARY, SEQUENCE, SAMPLES = 128, 64, 48
@@ -174,16 +176,15 @@ def test_a_large_allocation_is_found():
 
     def make(backend):
         model = sharded(sk.DDPModel)(backend)
-        step, engine = model.engine.runtime._step, model.engine
+        table = table_of(model)
+        step = table[Kind.STEP]
 
-        def wasteful(action, of_step):
+        def wasteful(*arguments):
             if backend.rank == 1:
                 numpy.empty(2 * MOST_BYTES + 1, numpy.uint8)
-            step(action, of_step)
+            step(*arguments)
 
-        engine.runtime._table = {
-            kind: wasteful if act == step else act for kind, act in engine.runtime._table.items()
-        }
+        table[Kind.STEP] = wasteful
         return model
 
     found, _ = large_allocations(2, make)

@@ -300,7 +300,7 @@ def test_every_axis_sends_what_it_would_send_alone(policy):
         figures = sent(model, *batch(0))
         sizes = {
             (*place, Kind.GATHER): unit.layout.size
-            for place, unit in model.engine.runtime.units.items()
+            for place, unit in model.engine.units_by_place.items()
         }
         gathers = sum(
             sizes.get((action.stage, action.unit, action.kind), 0)

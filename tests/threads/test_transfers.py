@@ -5,9 +5,11 @@ leaves nothing behind.
 import numpy
 import pytest
 from builders import small_gpt, token_batch
+from hybrids import table_of
 
 import shardkit as sk
 from shardkit.comm.threads.channel import ThreadChannel
+from shardkit.schedule import Kind
 
 
 def make(backend, **settings):
@@ -30,14 +32,9 @@ def test_after_the_first_step_each_receive_is_posted_before_the_work_that_preced
     def run(backend):
         model = make(backend)
         model.train(*token_batch(0, 8))
-        runtime = model.engine.runtime
-        forward = runtime._forward
-        runtime._table = {
-            kind: (lambda *a: log[backend.rank].append("F") or forward(*a))
-            if what == forward
-            else what
-            for kind, what in runtime._table.items()
-        }
+        table = table_of(model)
+        forward = table[Kind.FORWARD]
+        table[Kind.FORWARD] = lambda *a: log[backend.rank].append("F") or forward(*a)
         log[backend.rank] = []
         model.train(*token_batch(1, 8))
         return log[backend.rank]
@@ -87,23 +84,19 @@ def test_a_step_that_fails_on_all_ranks_is_followed_by_one_that_is_right():
 
     def run(backend):
         model, untouched = make(backend), make(backend)
-        runtime, backward = model.engine.runtime, model.engine.runtime._backward
+        table = table_of(model)
+        right = dict(table)
 
-        def failing(action, step):
+        def failing(action, inputs, results):
             raise sk.CommunicationError(
                 "on purpose"
             )  # other errors of a block wait for the vote of all ranks
 
-        table = runtime._table
         for _ in range(3):
-            runtime._table = {
-                kind: failing if what == backward else what
-                for kind, what in table.items()
-                if kind.name != "RECV_B"
-            } | {kind: failing for kind in table if kind.name == "RECV_B"}
+            table.update({Kind.BACKWARD: failing, Kind.RECV_B: failing})
             with pytest.raises(sk.CommunicationError, match="on purpose"):
                 model.train(*token_batch(0, 8))
-            runtime._table = table
+            table.update(right)
         losses = [m.train(*token_batch(step, 8)) for m in (model, untouched) for step in range(2)]
         return losses[:2] == losses[2:]
 

@@ -57,9 +57,9 @@ def synchronize_copies(engine) -> StateDrift:
     """
     mine: dict[str, float] = {}
     for place in sorted(
-        engine.runtime.units, key=engine.stages.holder_tag
+        engine.units_by_place, key=engine.stages.holder_tag
     ):  # ranks that share units come to them in one order
-        unit = engine.runtime.units[place]
+        unit = engine.units_by_place[place]
         unit.wait_for_readers()
         for holding in unit.holdings():
             first = _of_first_holder(engine, place, unit, holding)

@@ -47,12 +47,12 @@ def permutation_importance(engine, x, y) -> dict[str, float]:
     Source: Breiman, Random Forests (2001), section 10.
     """
     features, seed = features_of(engine.model), engine.config.seed
-    base = engine.evaluate(x, y)
+    base = engine.evaluation.mean_loss(x, y)
     growth = {name: 0.0 for name in features.names}
     for index in features.active:
         shuffled = numpy.array(x)
         bits = random_bits(key_of(seed, "importance", index), 0, len(shuffled))
         order = numpy.argsort(bits, kind="stable")
         shuffled[:, index] = shuffled[order, index]
-        growth[features.names[index]] = engine.evaluate(shuffled, y) - base
+        growth[features.names[index]] = engine.evaluation.mean_loss(shuffled, y) - base
     return growth

@@ -223,7 +223,7 @@ def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationRes
         x, y = (array[start : start + batch_size] for array in samples)
         mine = own_part(model.mesh, x), own_part(model.mesh, y)
         has_part = len(mine[0]) > 0
-        of_slice = model.engine.total_loss(
+        of_slice = model.engine.evaluation.total_loss(
             *(mine if has_part else (x[:1], y[:1])), is_counted=has_part
         )
         total, items = total + of_slice[0], items + of_slice[1]

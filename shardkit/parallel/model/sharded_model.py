@@ -273,7 +273,7 @@ class ShardedModel:
         Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.
         """
         self._check_open()
-        return self.engine.predict(x)
+        return self.engine.evaluation.predict(x)
 
     def evaluate(self, x, y) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
@@ -281,7 +281,7 @@ class ShardedModel:
         Nothing is learned. NaN if no label counts. Errors, on all ranks: ShapeError as train.
         """
         self._check_open()
-        loss = self.engine.evaluate(x, y)
+        loss = self.engine.evaluation.mean_loss(x, y)
         self.history.evaluation = {"loss": loss, "step": self.step_number}
         return loss
 

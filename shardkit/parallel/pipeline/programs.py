@@ -23,13 +23,56 @@ from .stages import Stages
 
 Actions = tuple[Action, ...]
 
+_REDUCTION = (Kind.BEGIN_REDUCE, Kind.REDUCE, Kind.TIE)
+_UPDATE = (Kind.CLIP, Kind.STEP)
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """One step, whole and in parts.
+
+    gradients     all but clip and step
+    local         of these, what does not reduce
+    reduction     of these, what does
+    ties, clip, step   the actions of these kinds
+    """
+
+    whole: Actions
+    gradients: Actions
+    local: Actions
+    reduction: Actions
+    ties: Actions
+    clip: Actions
+    step: Actions
+
+    @classmethod
+    def of(cls, whole: Actions) -> "StepProgram":
+        """Cut the program of a step into its parts."""
+        return cls(
+            whole,
+            _without(whole, _UPDATE),
+            _without(whole, (*_REDUCTION, *_UPDATE)),
+            _only(whole, _REDUCTION),
+            _only(whole, (Kind.TIE,)),
+            _only(whole, (Kind.CLIP,)),
+            _only(whole, (Kind.STEP,)),
+        )
+
+
+def _only(actions, kinds) -> Actions:
+    return tuple(action for action in actions if action.kind in kinds)
+
+
+def _without(actions, kinds) -> Actions:
+    return tuple(action for action in actions if action.kind not in kinds)
+
 
 @dataclass(frozen=True)
 class Programs:
-    """What the runtime executes. `ahead` is `plain` where no message can be begun ahead."""
+    """What one pipeline rank executes. `ahead` is `plain` where no message can be begun ahead."""
 
-    plain: Actions
-    ahead: Actions
+    plain: StepProgram
+    ahead: StepProgram
     forward: Actions
 
     @classmethod
@@ -43,7 +86,7 @@ class Programs:
         begins_gathers: bool,
         begins_reductions: bool,
     ) -> "Programs":
-        """Those of this rank.
+        """Return the programs of this rank.
 
         begins_gathers, begins_reductions   what can travel while units compute
         """
@@ -52,16 +95,22 @@ class Programs:
         plain = ahead = lower(
             order, units_per_stage, clip=clip, borrows=borrows, ties=stages.holders
         )
-        ahead = begin_gathers(ahead) if begins_gathers else ahead
-        ahead = begin_reductions(ahead) if begins_reductions else ahead
+        if begins_gathers:
+            ahead = begin_gathers(ahead)
+        if begins_reductions:
+            ahead = begin_reductions(ahead)
         forward = add_transfers(
             add_gathers(expand(_forward_order(order, stages), units_per_stage), borrows=borrows)
         )
-        return cls(*(program[pipeline_rank] for program in (plain, ahead, forward)))
+        return cls(
+            StepProgram.of(plain[pipeline_rank]),
+            StepProgram.of(ahead[pipeline_rank]),
+            forward[pipeline_rank],
+        )
 
 
 def _forward_order(order: Program, stages: Stages) -> Program:
-    """One micro-batch through all stages."""
+    """Return the order of one micro-batch through all stages."""
     return {
         rank: tuple(
             Action(Kind.FORWARD, stage, None, 0)

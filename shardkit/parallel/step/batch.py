@@ -34,49 +34,68 @@ class Batch:
     form: bytes  # equal, on all ranks, for batches of the same shapes and dtypes on every data rank
 
 
-def agree_on_batch(
-    mesh: Mesh,
-    model: Module,
-    x,
-    y,
-    loss,
-    micro_batches: int,
-    *,
-    compare_peers: bool,
-    ballot: Ballot | None = None,
-) -> Batch:
-    """The batch of this step. Collective over the mesh.
+class Batches:
+    """The door that batches of one model come in by.
 
-    loss            a Loss, or a function (prediction, y) -> mean loss
-    compare_peers   checked mode: pipeline and tensor peers must have passed the same part
-    ballot          whether to stop, decided in the message that the ranks need anyway to agree that
-                    the batch is good
-    Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
-    micro-batches, or is nothing that the model takes or the loss has targets in; StopVoted,
-    ShardingError naming the ranks that passed another part than their peers.
+    loss             the usual one: a Loss, or a function (prediction, y) -> mean loss
+    compares_peers   checked mode: pipeline and tensor peers must have passed the same part
     """
-    with collectively(mesh.world, ballot):
-        criterion = as_loss(loss)
-        x, y = checked_samples(model, criterion, x, y)
-        _check_division(len(x), micro_batches)
-        mine = numpy.array([len(x) | _form(x, y) << SAMPLE_BITS, criterion.count(y)], numpy.int64)
-    if ballot is not None and ballot.outcome:
-        raise StopVoted(*ballot.outcome)
-    if compare_peers:
-        check_peers(mesh, x, y)
-    data = mesh.group("data")
-    everyones = numpy.zeros((data.world_size, 2), numpy.int64)
-    data.all_gather(mine, everyones.reshape(-1))
-    samples, items = everyones[:, 0] & (1 << SAMPLE_BITS) - 1, everyones[:, 1]
-    return Batch(
-        x,
-        y,
-        int(samples[: data.rank].sum()),
-        criterion,
-        int(samples.sum()),
-        float(items.sum()),
-        everyones[:, 0].tobytes(),
-    )
+
+    def __init__(self, mesh: Mesh, model: Module, loss, *, compares_peers: bool):
+        self._mesh = mesh
+        self._model = model
+        self._loss = loss
+        self.compares_peers = compares_peers
+
+    def agree(self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None) -> Batch:
+        """Return the batch of this step. Collective over the mesh.
+
+        loss     instead of the usual one
+        ballot   whether to stop, decided in the message that the ranks need anyway to agree that
+                 the batch is good
+        Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
+        micro-batches, or is nothing that the model takes or the loss has targets in; StopVoted,
+        ShardingError naming the ranks that passed another part than their peers.
+        """
+        with collectively(self._mesh.world, ballot):
+            criterion = as_loss(loss or self._loss)
+            x, y = _checked_samples(self._model, criterion, x, y)
+            _check_division(len(x), micro_batches)
+            size_and_form = len(x) | _form(x, y) << SAMPLE_BITS
+            mine = numpy.array([size_and_form, criterion.count(y)], numpy.int64)
+        if ballot is not None and ballot.outcome:
+            raise StopVoted(*ballot.outcome)
+        if self.compares_peers:
+            check_peers(self._mesh, x, y)
+        data = self._mesh.group("data")
+        everyones = numpy.zeros((data.world_size, 2), numpy.int64)
+        data.all_gather(mine, everyones.reshape(-1))
+        samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
+        items = everyones[:, 1]
+        return Batch(
+            x,
+            y,
+            int(samples[: data.rank].sum()),
+            criterion,
+            int(samples.sum()),
+            float(items.sum()),
+            everyones[:, 0].tobytes(),
+        )
+
+    def check(self, x, y) -> None:
+        """Errors: ShapeError unless model and usual loss take them. No communication."""
+        _checked_samples(self._model, as_loss(self._loss), x, y)
+
+    def checked_input(self, x):
+        """Return x as an array of the host, if the model takes it; it may have no samples.
+
+        Errors: ShapeError, DeviceError.
+        """
+        x = _numbers("x", x)
+        if x.ndim == 0:
+            raise ShapeError("x is a single number; wanted an array [samples, ...]")
+        check_input_of(self._model, x)
+        return x
 
 
 def check_peers(mesh: Mesh, *arrays) -> None:
@@ -119,7 +138,7 @@ def _form(*arrays) -> int:
     )
 
 
-def checked_samples(model: Module, criterion: Loss, x, y):
+def _checked_samples(model: Module, criterion: Loss, x, y):
     """x and y as arrays of the host, if the model takes the one, and the loss the other. No
     communication.
 
@@ -137,17 +156,6 @@ def checked_samples(model: Module, criterion: Loss, x, y):
     check_input_of(model, x)
     criterion.check_targets(y, output_shape_of(model, x.shape))
     return x, y
-
-
-def checked_input(model: Module, x):
-    """x as an array of the host, if the model takes it; it may have no samples. Errors: ShapeError,
-    DeviceError.
-    """
-    x = _numbers("x", x)
-    if x.ndim == 0:
-        raise ShapeError("x is a single number; wanted an array [samples, ...]")
-    check_input_of(model, x)
-    return x
 
 
 def _numbers(what, array):

@@ -20,13 +20,18 @@ from dataclasses import dataclass, field, replace
 import numpy
 
 from ...array.backend import to_host
+from ...array.device import Device
 from ...array.graphs import GraphCalls, GraphMemory, GraphRecorder
 from ...array.products import doing_meanwhile
-from ...comm import CommunicationBackend
+from ...comm import CommunicationBackend, Mesh
 from ...errors import ShardingError
 from ...nn.context import ForwardContext
-from ...schedule import Kind
+from ...nn.features import input_features
+from ...nn.module import Module
+from ...schedule import Action, Kind
 from ..data.site import Pools
+from .executor import Runtime
+from .inputs import Inputs, Results
 from .work import Work
 
 MOST_RECORDINGS = 4  # of as many forms; the oldest is dropped for another
@@ -55,23 +60,39 @@ class Recording:
     seeds: dict = field(default_factory=dict)
 
 
-class CudaGraphs:
-    """Chooses what computes a step, and keeps the recordings.
+def why_not(device: Device, mesh: Mesh) -> str | None:
+    """Return what is in the way of capturing the steps of a model; None if nothing is."""
+    if device.kind == "cpu":
+        return (
+            'it is on device "cpu", and compile() captures CUDA graphs, so it wants device = "cuda"'
+        )
+    if mesh.size("tensor") > 1:
+        return (
+            f"it has {mesh.size('tensor')} tensor ranks, and CUDA graphs cannot hold the messages of "
+            "tensor parallelism, so they want tensor = 1"
+        )
+    return None
 
-    work     computes on tapes
+
+class CudaGraphs:
+    """Wraps a runtime: chooses what computes a program, and keeps the recordings.
+
     pools    of its units
     world    all ranks of the mesh
+    model    whose active features are part of what is captured
     reason   why nothing is replayed any more; None while all is well
     """
 
-    def __init__(self, work: Work, pools: Pools, world: CommunicationBackend):
-        self._work = work
+    def __init__(self, runtime: Runtime, pools: Pools, world: CommunicationBackend, model: Module):
+        self.flow = runtime.flow
+        self._runtime = runtime
+        self._work = runtime.flow.plain_work
         self._pools = pools
         self._world = world
+        self._model = model
         self._memory = GraphMemory(pools.device, purpose="activations")
         self._recordings: dict = {}
-        self._current: Recording | None = None  # of the step in progress
-        self._doubt: str | None = None  # what this rank found wrong in it
+        self._doubt: str | None = None  # what this rank found wrong in the step under way
         self.reason: str | None = None
 
     def forget(self) -> None:
@@ -79,36 +100,57 @@ class CudaGraphs:
         self._recordings.clear()
         self._memory.clear()
 
-    def begin(self, actions, step):
-        """Return what computes these actions: it has the members of Work."""
+    def run(self, actions: tuple[Action, ...], inputs: Inputs) -> Results:
+        """Run the program on tapes or on graphs; ranks agree after the two steps where something
+        can turn out wrong. Collective over the mesh.
+        """
         computes = any(action.kind is Kind.FORWARD for action in actions)
-        if not computes or step.form is None or self.reason is not None:
-            self._current = None
-            return self._work
-        form = step.form, step.first_gradient, actions  # all that buffers are taken for, in order
-        recording = self._current = self._recordings.pop(form, None) or Recording()
+        if not computes or inputs.loss is None or self.reason is not None:
+            return self._runtime.run(actions, inputs)
+        form = self._form(actions, inputs)
+        recording = self._recordings.pop(form, None) or Recording()
         self._recordings[form] = recording  # the last one
         while len(self._recordings) > MOST_RECORDINGS:
             del self._recordings[next(iter(self._recordings))]
         recording.num_steps += 1
         try:
-            return self._worker(recording, step)
+            self.flow.work = self._worker(recording, inputs)
+            results = self._runtime.run(actions, inputs)
+        except BaseException:
+            self._recordings.pop(form, None)  # it is not whole
+            self._doubt = None
+            raise
+        finally:
+            self.flow.work = self._work
+        self._agree(recording, results)
+        return results
+
+    def _form(self, actions, inputs):
+        """Return what a recorded step depends on beside its numbers."""
+        features = input_features(self._model)
+        active = None if features is None else features.active
+        loss = getattr(inputs.loss, "function", inputs.loss)
+        return inputs.form, loss, active, inputs.first_gradient, actions
+
+    def _worker(self, recording, inputs):
+        try:
+            return self._chosen(recording, inputs)
         except MemoryError:
             self._refuse("there is no memory for a recording")
             return self._work
 
-    def _worker(self, recording, step):
+    def _chosen(self, recording, inputs):
         places = self._pools.places(self._work.units.values())
         if recording.num_steps < CAPTURED:
             return self._work
         if recording.num_steps == CAPTURED:
             recording.places = places
-            return _CapturingWork(self._work, self._memory, recording, step, self._refuse)
+            return _CapturingWork(self._work, self._memory, recording, inputs, self._refuse)
         if recording.places != places:
             if recording.num_steps == COMPARED:
                 self._refuse("parameters or gradients have moved since the step was captured")
             return self._work
-        replaying = _ReplayingWork(self._work, recording, step)
+        replaying = _ReplayingWork(self._work, recording, inputs)
         if recording.num_steps > COMPARED:
             return replaying
         return _ComparingWork(self._work, replaying, self._refuse)
@@ -116,22 +158,10 @@ class CudaGraphs:
     def _refuse(self, reason: str):
         self._doubt = self._doubt or reason
 
-    def give_up(self) -> None:
-        """Drop the recording of a step that has failed: it is not whole."""
-        self._recordings = {
-            form: other for form, other in self._recordings.items() if other is not self._current
-        }
-        self._current = self._doubt = None
-
-    def end(self, step) -> None:
-        """End the step; ranks agree after the two steps where something can turn out wrong.
-
-        Collective over the mesh then.
-        """
-        recording, self._current = self._current, None
-        if recording is None or recording.num_steps not in (CAPTURED, COMPARED):
+    def _agree(self, recording, results):
+        if recording.num_steps not in (CAPTURED, COMPARED):
             return
-        if step.failure is not None:
+        if results.failure is not None:
             self._refuse("memory ran out")
         doubts, self._doubt = self._world.all_gather_object(self._doubt), None
         if any(doubts):
@@ -153,7 +183,7 @@ class _CapturingWork:
     refuse   is told why the step cannot be replayed
     """
 
-    def __init__(self, work: Work, memory: GraphMemory, recording: Recording, step, refuse):
+    def __init__(self, work: Work, memory: GraphMemory, recording: Recording, inputs, refuse):
         self._work = work
         self._under_capture = work.on_tapes_of_its_own()
         self._memory = memory
@@ -162,38 +192,44 @@ class _CapturingWork:
         self._made: dict[tuple, object] = {}  # under capture: keeps its memory until it is used
         self._has_failed = False
         places, stages = work.units, work.stages
-        self._step = replace(
-            step,
-            x=self._copied("x", step.x) if stages.first in places else step.x,
-            y=self._copied("y", step.y) if stages.last in places else step.y,
-            contexts=[_ContextOfGraphs(context) for context in step.contexts],
+        self._copied_names = [
+            name for name, place in (("x", stages.first), ("y", stages.last)) if place in places
+        ]
+        self._inputs = replace(
+            inputs,
+            micro_batches=tuple(
+                self._copied(m, micro_batch) for m, micro_batch in enumerate(inputs.micro_batches)
+            ),
         )
 
-    def _copied(self, name, arrays):
-        copies = [self._memory.empty(array.shape, array.dtype) for array in arrays]
-        for m, (copy, array) in enumerate(zip(copies, arrays)):
-            copy[...] = array
-            self._recording.inputs[name, m] = copy
-        return copies
+    def _copied(self, m, micro_batch):
+        """Return the micro-batch with arrays of the recording in it, where this rank reads them."""
+        copies = {}
+        for name in self._copied_names:
+            array = getattr(micro_batch, name)
+            copies[name] = self._memory.empty(array.shape, array.dtype)
+            _refill(copies[name], array)
+            self._recording.inputs[name, m] = copies[name]
+        return micro_batch._replace(**copies, context=_ContextOfGraphs(micro_batch.context))
 
     def arrival(self, message, shape, dtype):
         array = self._memory.empty(shape, dtype)
         self._recording.arrivals[message] = self._memory.same_place(array)
         return array
 
-    def forward(self, place, m, x, step):
-        output, stages = self._work.forward(place, m, x, step), self._work.stages
+    def forward(self, place, m, x, inputs):
+        output, stages = self._work.forward(place, m, x, inputs), self._work.stages
         if place == stages.first:
-            x = self._step.x[m]
+            x = self._inputs.micro_batches[m].x
         else:
             x = self._made.pop(("F", stages.before(place), m), x)
         self._capture(
-            ("F", place, m), {}, lambda: self._under_capture.forward(place, m, x, self._step)
+            ("F", place, m), {}, lambda: self._under_capture.forward(place, m, x, self._inputs)
         )
         return output
 
-    def backward(self, place, m, gradient, step):
-        for_input, stages = self._work.backward(place, m, gradient, step), self._work.stages
+    def backward(self, place, m, gradient, inputs):
+        for_input, stages = self._work.backward(place, m, gradient, inputs), self._work.stages
         if gradient is not None:
             gradient = self._made.pop(("B", stages.after(place), m), gradient)
         elif not self._has_failed:
@@ -203,22 +239,22 @@ class _CapturingWork:
         self._capture(
             ("B", place, m),
             {},
-            lambda: self._under_capture.backward(place, m, gradient, self._step),
+            lambda: self._under_capture.backward(place, m, gradient, self._inputs),
         )
         return for_input
 
     def owners(self, place):
         return self._work.owners(place)
 
-    def weight(self, place, m, buffers, step):
+    def weight(self, place, m, buffers, inputs):
         owners = self._work.owners(place)
         parameters = _parameters_of(owners)
         before = [parameter.grad_is_empty for parameter in parameters]
-        self._work.weight(place, m, buffers, step)
+        self._work.weight(place, m, buffers, inputs)
         after = [parameter.grad_is_empty for parameter in parameters]
 
         def compute():
-            self._under_capture.weight(place, m, buffers, self._step)
+            self._under_capture.weight(place, m, buffers, self._inputs)
             _fill_unused(owners)
 
         _mark_empty(parameters, before)
@@ -270,26 +306,26 @@ class _ContextOfGraphs:
 class _ReplayingWork:
     """Launches the graphs of a recording. Has the members of Work."""
 
-    def __init__(self, work: Work, recording: Recording, step):
+    def __init__(self, work: Work, recording: Recording, inputs):
         self._work, self._recording = work, recording
         for (name, m), array in recording.inputs.items():
-            array[...] = getattr(step, name)[m]
+            _refill(array, getattr(inputs.micro_batches[m], name))
 
     def arrival(self, message, shape, dtype):
         return self._recording.arrivals[message]
 
-    def forward(self, place, m, x, step):
+    def forward(self, place, m, x, inputs):
         return self._replayed(("F", place, m), {})
 
-    def backward(self, place, m, gradient, step):
+    def backward(self, place, m, gradient, inputs):
         if place == self._work.stages.last:
-            self._recording.seeds[m].fill(step.loss_scale)
+            self._recording.seeds[m].fill(inputs.loss_scale)
         return self._replayed(("B", place, m), {})
 
     def owners(self, place):
         return self._work.owners(place)
 
-    def weight(self, place, m, buffers, step):
+    def weight(self, place, m, buffers, inputs):
         owners = self._work.owners(place)
         self._replayed(("W", place, m), _gradients_of(owners, buffers))
         for parameter in _parameters_of(owners):
@@ -307,25 +343,25 @@ class _ComparingWork:
         self._work, self._replaying, self._refuse = work, replaying, refuse
         self.arrival, self.owners = replaying.arrival, work.owners
 
-    def forward(self, place, m, x, step):
-        output = self._work.forward(place, m, x, step)
-        self._compare(("F", place, m), output, self._replaying.forward(place, m, x, step))
+    def forward(self, place, m, x, inputs):
+        output = self._work.forward(place, m, x, inputs)
+        self._compare(("F", place, m), output, self._replaying.forward(place, m, x, inputs))
         return output
 
-    def backward(self, place, m, gradient, step):
-        for_input = self._work.backward(place, m, gradient, step)
-        replayed = self._replaying.backward(place, m, gradient, step)
+    def backward(self, place, m, gradient, inputs):
+        for_input = self._work.backward(place, m, gradient, inputs)
+        replayed = self._replaying.backward(place, m, gradient, inputs)
         self._compare(("B", place, m), for_input, replayed)
         return for_input
 
-    def weight(self, place, m, buffers, step):
+    def weight(self, place, m, buffers, inputs):
         owners, before = self._work.owners(place), [buffer.copy() for buffer in buffers]
-        self._work.weight(place, m, buffers, step)
+        self._work.weight(place, m, buffers, inputs)
         _fill_unused(owners)
         results = [buffer.copy() for buffer in buffers]
         for buffer, contents in zip(buffers, before):
             buffer[...] = contents
-        self._replaying.weight(place, m, buffers, step)
+        self._replaying.weight(place, m, buffers, inputs)
         for owner, buffer, result in zip(owners, buffers, results):
             length = owner.layout.length
             self._compare(("W", place, m), result[:length], buffer[:length])
@@ -342,6 +378,11 @@ class _ComparingWork:
 
 
 # ---- what they share -----------------------------------------------------------------------------
+
+
+def _refill(array, values) -> None:
+    """Copy an input to where graphs read it."""
+    array[...] = values
 
 
 def _parameters_of(units):

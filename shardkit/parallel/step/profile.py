@@ -70,8 +70,8 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
     """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this
     batch.
 
-    Collective; the model is trained. Each rank must be a process of its own: functions of the
-    package are replaced in between. Errors, on all ranks: ShardingError if the model is compiled.
+    Collective; the model is trained. Each rank must be a process of its own: kernels are timed in
+    all its threads. Errors, on all ranks: ShardingError if the model is compiled.
     """
     _check_uncompiled(model)
     world, plain, records, traffic = model.mesh.world, [], [], []
@@ -132,7 +132,7 @@ def _check_uncompiled(model: ShardedModel):
 
 def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
     record = stopwatch.record = Record()
-    with watching(stopwatch, model.engine.runtime):
+    with watching(stopwatch, model.engine.runtime, model.mesh.world.progress):
         began = stopwatch.now()
         stopwatch.timed(model.train, OWN, "step")(x, y)
         record.seconds = time.perf_counter() - began

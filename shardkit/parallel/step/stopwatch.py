@@ -8,15 +8,14 @@ this rank.
              [product][gelu]  [product][gelu_backward]     [all_reduce]  [adam]             calls inside of them
 
 A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
-region: Python, and passes over arrays that are no kernel. Only inside `watching` are functions
-replaced by timed ones, so a normal run pays nothing; the time that the replacements take themselves
-is measured, and subtracted by whoever reads the table.
+region: Python, and passes over arrays that are no kernel. Inside `watching` kernels, products,
+verbs and the executor are wrapped where each offers it, so a normal run pays nothing; the time that
+the stopwatch takes itself is measured, and subtracted by whoever reads the table.
 """
 
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
@@ -25,12 +24,14 @@ from typing import NamedTuple
 
 import numpy
 
-from ...array import kernels, products
+from ...array import products
 from ...array.device import Device
-from ...comm.collectives.asynchronous import AsyncCollective
+from ...array.registry import wrapped_kernels
 from ...comm.watch.progress import Call, Progress
-from ...schedule import Kind
-from .runtime import Runtime
+from ...schedule import Action, Kind
+from .executor import Runtime
+from .inputs import Inputs, Results
+from .pump import Pumped
 
 COMMUNICATION, MESSAGE_WAIT, OWN = (
     "communication",
@@ -162,7 +163,7 @@ class Stopwatch:
         return now
 
     def timed(self, function, call, region: str | None = None):
-        """The function, timed as `call`; a callable `call` names it by its arguments."""
+        """Return the function, timed as `call`; a callable `call` names it by its arguments."""
 
         @wraps(function)
         def run(*arguments, **named):
@@ -191,83 +192,89 @@ class Stopwatch:
             self.record.waits.append(Wait(call.group, call.number, entered, left))
 
 
-@contextmanager
-def watching(stopwatch: Stopwatch, runtime: Runtime) -> Iterator[None]:
-    """Inside, kernels, matrix products, verbs and this runtime's actions are timed. For a rank that
-    is a whole process.
+class Watched:
+    """Wraps an executor: each action is a region."""
+
+    def __init__(self, executor, stopwatch: Stopwatch):
+        self._executor = executor
+        self._stopwatch = stopwatch
+
+    def execute(self, actions: Iterable[Action], inputs: Inputs, results: Results) -> None:
+        """Execute the actions, timed."""
+        self._executor.execute(self._timed(actions), inputs, results)
+
+    def _timed(self, actions):
+        for action in actions:
+            self._stopwatch.enter(OWN, _REGIONS.get(action.kind, action.kind.name))
+            try:
+                yield action
+            finally:
+                self._stopwatch.leave()
+
+
+class TimedLedger:
+    """Stands in the place of a ledger of calls, and goes on writing it.
+
+    ledger   that was there, or None
     """
-    replacements = list(_replacements(stopwatch, runtime))
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
-    for owner, name, timed in replacements:
-        setattr(owner, name, timed)
+
+    def __init__(self, stopwatch: Stopwatch, ledger):
+        self._stopwatch = stopwatch
+        self._ledger = ledger
+
+    def begin(self, verb, group, ranks, number, dtype=None, count=-1) -> None:
+        """Begin a verb, or the wait for one that was begun earlier."""
+        if self._ledger is not None:
+            self._ledger.begin(verb, group, ranks, number, dtype, count)
+        waited_for = verb.removeprefix("wait for ")
+        self._stopwatch.begin_verb(Call(waited_for, group, ranks, number), waited_for == verb)
+
+    def describe(self, dtype, count) -> None:
+        """Pass on what the call under way carries."""
+        if self._ledger is not None:
+            self._ledger.describe(dtype, count)
+
+    def end(self) -> None:
+        """End the verb."""
+        self._stopwatch.end_verb()
+        if self._ledger is not None:
+            self._ledger.end()
+
+    def fail(self) -> None:
+        """Pass on that an exception ended it."""
+        if self._ledger is not None:
+            self._ledger.fail()
+
+
+@contextmanager
+def watching(stopwatch: Stopwatch, runtime: Runtime, progress: Progress) -> Iterator[None]:
+    """Inside, kernels, matrix products, verbs and this runtime's actions are timed.
+
+    For a rank that is a whole process: kernels are wrapped for all its threads.
+    progress   of this process
+    """
+    guard = runtime.executor
+    executor, ledger = guard.executor, progress.ledger
+
+    def timed_product(multiply):
+        return stopwatch.timed(multiply, lambda a, b, out: Product.of(a, b))
+
+    guard.executor = _watched(executor, stopwatch)
+    progress.ledger = TimedLedger(stopwatch, ledger)
     try:
-        yield
+        with wrapped_kernels(stopwatch.timed), products.wrapped_products(timed_product):
+            yield
     finally:
-        for owner, name, function in originals:
-            setattr(owner, name, function)
+        guard.executor = executor
+        progress.ledger = ledger
 
 
-def _replacements(stopwatch, runtime):
-    """(module, class or object; name in it; what stands there while watching)."""
-    yield (
-        runtime,
-        "_table",
-        {
-            kind: stopwatch.timed(act, OWN, _REGIONS.get(kind, kind.name))
-            for kind, act in runtime._table.items()
-        },
-    )
-    yield from _timed_everywhere(
-        products.matmul, stopwatch.timed(products.matmul, lambda a, b, out=None: Product.of(a, b))
-    )
-    for name in kernels.__all__:
-        function = getattr(kernels, name)
-        yield from _timed_everywhere(function, stopwatch.timed(function, name))
-    yield AsyncCollective, "pump", stopwatch.timed(AsyncCollective.pump, COMMUNICATION)
-    yield from ((Progress, name, method) for name, method in _timed_progress(stopwatch).items())
-
-
-def _timed_everywhere(function, timed):
-    """Every name in the package that stands for the function, wherever it was imported to."""
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith(f"{__name__.partition('.')[0]}."):
-            yield from (
-                (module, name, timed)
-                for name, value in list(vars(module).items())
-                if value is function
-            )
-
-
-def _timed_progress(stopwatch) -> dict:
-    """The methods of Progress, which every verb calls, with the stopwatch inside."""
-    begin_collective, begin_message, resume, end = (
-        Progress.begin_collective,
-        Progress.begin_message,
-        Progress.resume,
-        Progress.end,
-    )
-
-    def timed_begin(begin):
-        def run(self, *arguments):
-            begin(self, *arguments)
-            stopwatch.begin_verb(self.current, True)
-
-        return run
-
-    def timed_resume(self, call):
-        resume(self, call)
-        stopwatch.begin_verb(call, False)
-
-    def timed_end(self):
-        stopwatch.end_verb()
-        end(self)
-
-    return {
-        "begin_collective": timed_begin(begin_collective),
-        "begin_message": timed_begin(begin_message),
-        "resume": timed_resume,
-        "end": timed_end,
-    }
+def _watched(executor, stopwatch):
+    """Return the executor, timed; what it pumps is communication."""
+    if isinstance(executor, Pumped):
+        pump = stopwatch.timed(executor.pump, COMMUNICATION)
+        return Pumped(Watched(executor.executor, stopwatch), pump)
+    return Watched(executor, stopwatch)
 
 
 def overhead_per_call(device: Device, repeats: int = 2000) -> float:

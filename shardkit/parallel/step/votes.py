@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from ...array.backend import numbers_of
-from ...array.device import Device
 from ...comm import CommunicationBackend, agree, raise_together
-from ...errors import DeviceMemoryError
 
 NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8  # named in a message
@@ -72,43 +70,29 @@ class Skips:
         self.in_a_row = self.in_a_row + 1 if skip is not None else 0
 
 
-def is_agreed_good(world: CommunicationBackend, step, units) -> bool:
-    """Whether the step is to be taken, the same on all ranks. Collective if nothing clips, else
-    without communication.
+def is_agreed_good(
+    world: CommunicationBackend, gradient_norm: float | None, is_good: bool, units
+) -> bool:
+    """Return whether the step is to be taken, the same on all ranks.
+
+    Collective if nothing clips, else without communication.
+
+    gradient_norm   NaN if any rank is not good; None if nothing clips
+    is_good         False if this rank knows that the step must not be taken
     """
-    if step.gradient_norm is not None:
-        return isfinite(step.gradient_norm)
-    is_good = step.is_good and all(
-        map(isfinite, numbers_of([unit.gradients.squares().sum() for unit in units]))
-    )
-    return not agree(world, not is_good)
+    if gradient_norm is not None:
+        return isfinite(gradient_norm)
+    squares = [unit.gradients.squares().sum() for unit in units]
+    return not agree(world, not (is_good and all(map(isfinite, numbers_of(squares)))))
 
 
-def describe_skip(
-    world: CommunicationBackend, step, number: int, loss: float | None, is_empty: bool
-) -> SkippedStep:
-    """What happened in a step that was not taken. Collective."""
-    are_bad = world.all_gather_object(not all(map(isfinite, step.losses.values())))
-    ranks = tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad)
-    return SkippedStep(number, loss, step.gradient_norm, ranks, is_empty)
+def ranks_with_bad_losses(world: CommunicationBackend, losses) -> tuple[int, ...]:
+    """Return the world ranks whose own losses are NaN or infinite. Collective."""
+    are_bad = world.all_gather_object(not all(map(isfinite, losses)))
+    return tuple(rank for rank, is_bad in enumerate(are_bad) if is_bad)
 
 
-def tell_failure(world: CommunicationBackend, failure: Exception | None) -> None:
-    """Collective. Errors, on all ranks: what stopped the first rank that was stopped, or this one;
-    nothing if none was.
-    """
+def raise_failure(world: CommunicationBackend, failure: Exception | None) -> None:
+    """Raise on all ranks what stopped the first rank that was stopped, or this one. Collective."""
     if agree(world, failure is not None):
         raise_together(world, failure)
-
-
-def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
-    """One sentence: which rank, where, the bytes it asked for and those it has, and what to do."""
-    asked = (
-        error.asked
-        if isinstance(error, DeviceMemoryError)
-        else str(error) or "the system gave none"
-    )
-    return (
-        f"rank {rank} ran out of memory in {place}: {asked.rstrip('.')}; {device.memory_text()}; use smaller micro-batches, "
-        "activation checkpointing, a policy that shards more, or more ranks"
-    )

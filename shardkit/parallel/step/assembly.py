@@ -1,0 +1,183 @@
+"""From a model, a configuration, a mesh and a policy to the parts of an engine.
+
+    model --cut over tensor ranks--> layers --merged--> units --balanced--> stages --order--> programs
+    units of this rank --> executor of their actions --> runtime of whole programs
+
+Which policy, which schedule, how many ranks is decided here, once.
+"""
+
+from dataclasses import dataclass
+
+from ...array.device import Device
+from ...comm import Mesh, check_same, collectively
+from ...config import ShardingConfiguration
+from ...layout.policy import Policy
+from ...nn.module import Module
+from ...optim import SGD
+from ...schedule import Program, order_named
+from ..data.keepers import Keepers
+from ..data.movement import Movement
+from ..data.partition import check_trained, plan_units
+from ..data.site import Pools
+from ..data.unit import Unit
+from ..model.fingerprint import facts_of
+from ..model.state import State
+from ..model.weights import Weights
+from ..pipeline.balance import stage_ranges
+from ..pipeline.programs import Programs
+from ..pipeline.stages import Place, Stages
+from ..pipeline.transfer import Transfers
+from ..tensor.plan import apply_plan, check_plan, default_plan
+from .executor import Executor, Runtime
+from .flow import Flow
+from .numerics import LossScale, Numerics
+from .pump import Pumped
+from .shortage import Shortage
+from .updates import Updates
+from .work import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """The parts of an engine on one rank.
+
+    pools     what its units allocate from
+    plain     runs programs.plain and programs.forward
+    ahead     runs programs.ahead
+    """
+
+    device: Device
+    numerics: Numerics
+    loss_scale: LossScale
+    stages: Stages
+    programs: Programs
+    pools: Pools
+    units: dict[Place, Unit]
+    plain: Runtime
+    ahead: Runtime
+    weights: Weights
+    state: State
+
+    @classmethod
+    def of(
+        cls, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy
+    ) -> "Assembly":
+        """Build the parts. Collective over the mesh.
+
+        Errors, on all ranks: those of model and configuration.
+        """
+        data, pipeline = mesh.group("data"), mesh.group("pipeline")
+        with collectively(mesh.world):
+            check_trained(model)  # before anything is cut
+            facts = facts_of(model, config, policy)
+        check_same(
+            mesh.world, facts, "build the same model, with the same configuration, on all ranks"
+        )
+        awaits_values = any(parameter.awaits_values for parameter in model.parameters())
+        with collectively(mesh.world):
+            device = Device(config.device, ordinal=mesh.world.local_rank)
+            device.drawing_on(data.memory() or mesh.group("tensor").memory())
+            rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
+            model.finish(config.seed)
+            _cut_layers(model, config, mesh)
+            is_initial = all(parameter.is_fresh for parameter in model.parameters())
+            order = order_named(config.schedule)(
+                mesh.size("pipeline"), config.micro_batches, config.virtual_stages
+            )
+            unit_plans = plan_units(model, config.minimum_parameter_group_size)
+            numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
+            keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
+            loss_scale = LossScale.of(config, numerics)
+            stages = _stages_of(unit_plans, config, order)
+            programs = Programs.of(
+                order,
+                stages,
+                pipeline.rank,
+                clip=config.max_gradient_norm is not None,
+                begins_gathers=keepers.parameters.is_released_after_use,
+                begins_reductions=config.deterministic and not config.gradient_compression,
+            )
+        if config.device == "cuda":
+            mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
+        pools = Pools(device, numerics.dtype, numerics.compute_dtype)
+        movement = Movement(
+            data,
+            pools.whole_gradients,
+            deterministic=config.deterministic,
+            wire_dtype=config.gradient_compression,
+        )
+        units = {
+            place: Unit(stages.plans[place], movement, keepers, rule, pools)
+            for place in stages.of_rank(pipeline.rank)
+        }
+        for plan in stages.plans.values():
+            for parameter in plan.parameters.values():
+                # of other stages too: nobody may read initial values for trained ones
+                parameter.release()
+        plain, ahead = _runtimes(config, mesh, stages, units, pools, movement, numerics)
+        weights = Weights(
+            model,
+            mesh,
+            stages,
+            units,
+            device,
+            is_initial=is_initial,
+            awaits_values=awaits_values,
+        )
+        state = State(model, mesh.world, weights, rule, loss_scale)
+        return cls(
+            device,
+            numerics,
+            loss_scale,
+            stages,
+            programs,
+            pools,
+            units,
+            plain,
+            ahead,
+            weights,
+            state,
+        )
+
+
+def _cut_layers(model, config, mesh):
+    """Make each layer of the model this tensor rank's part of it, as the plan says."""
+    tensor = mesh.group("tensor")
+    is_cut = any(parameter.claim is not None for parameter in model.parameters())
+    if tensor.world_size > 1 and not is_cut:
+        plan = config.tensor_plan or default_plan(model)
+        apply_plan(model, plan, tensor, sequence=config.sequence_parallel)
+    elif config.tensor_plan is not None and not is_cut:
+        check_plan(model, config.tensor_plan)  # a wrong one is wrong on one tensor rank, too
+
+
+def _stages_of(units, config, order: Program) -> Stages:
+    num_stages = len({action.stage for actions in order.values() for action in actions})
+    ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
+    return Stages.of(units, ranges, order)
+
+
+def _runtimes(config, mesh, stages, units, pools, movement, numerics) -> tuple[Runtime, Runtime]:
+    """Return what runs plain programs, and what runs those that begin messages ahead."""
+    transfers = Transfers(
+        mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
+    )
+    work = Work(units, stages, pools.arena, keep_activations=not config.activation_checkpointing)
+    flow = Flow(stages, transfers, work)
+    table = {**flow.table, **Updates(units, stages, mesh, transfers).table}
+    executor = Executor(table)
+    of_zeros = Executor({**table, **flow.table_of_zeros})
+
+    def runtime(executor, of_zeros):
+        guarded = Shortage(
+            executor,
+            of_zeros,
+            flow,
+            pools.device,
+            rank=mesh.rank,
+            can_go_on=mesh.size("tensor") == 1,
+        )
+        return Runtime(guarded, flow, movement, list(units.values()), pools.arena, numerics)
+
+    pumped = runtime(Pumped(executor, movement.pump), Pumped(of_zeros, movement.pump))
+    return runtime(executor, of_zeros), pumped

@@ -1,0 +1,97 @@
+"""A rank that runs out of memory while it computes, or whose block raises, goes on with zeros.
+
+    rank 0    F  F  F  B  W ...                       all ranks vote at the end of the step (votes.py):
+    rank 1    F  out of memory, zeros, zeros, ...     nobody takes it, and all raise what rank 1 met
+
+The others wait for its messages, so it goes through the rest of the program without computing.
+"""
+
+from operator import length_hint
+
+from ...array.device import Device
+from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
+from ...schedule import COMPUTE, Action, Kind
+from .flow import Flow
+from .inputs import Inputs, Results
+
+BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)
+
+
+class Shortage:
+    """Wraps an executor.
+
+    executor        executes while all is well
+    of_zeros        executes the rest after a failure: its table has rows of flow.table_of_zeros
+    rank            in the mesh, for the message
+    can_go_on       False where others may be in the midst of any action with this rank
+    """
+
+    def __init__(
+        self, executor, of_zeros, flow: Flow, device: Device, *, rank: int, can_go_on: bool
+    ):
+        self.executor = executor
+        self._of_zeros = of_zeros
+        self._flow = flow
+        self._device = device
+        self._rank = rank
+        self._can_go_on = can_go_on
+
+    def execute(self, actions: tuple[Action, ...], inputs: Inputs, results: Results) -> None:
+        """Execute the actions; from a failure on, with zeros, and say so in results.failure.
+
+        The caller must ask all ranks before the results are used. Errors, on this rank alone:
+        OutOfMemoryError, or the block's own, where it cannot go on.
+        """
+        remaining = iter(actions)
+        executor = self.executor
+        while True:
+            try:
+                return executor.execute(remaining, inputs, results)
+            except MemoryError as error:
+                action = actions[len(actions) - length_hint(remaining) - 1]
+                self._go_on_without_memory(action, inputs, results, error)
+            except BLOCK_ERRORS as error:
+                action = actions[len(actions) - length_hint(remaining) - 1]
+                if isinstance(error, CommunicationError) or not self._is_alone(action, inputs):
+                    raise
+                self._go_on(results, error)
+            executor = self._of_zeros
+
+    def _go_on_without_memory(self, action, inputs, results, error):
+        if isinstance(error, OutOfMemoryError):
+            raise error
+        place = f"{action} of step {inputs.update.number}"
+        text = describe_shortage(self._rank, place, error, self._device)
+        if not self._is_alone(action, inputs):
+            raise OutOfMemoryError(text) from error
+        self._go_on(results, OutOfMemoryError(text))
+
+    def _go_on(self, results, failure):
+        results.failure = failure
+        self._flow.clear()
+
+    def _is_alone(self, action: Action, inputs: Inputs) -> bool:
+        """Return whether no other rank is in the midst of this action, and zeros will do for it.
+
+        They will not for a WEIGHT whose gradient buffer could not be had.
+        """
+        is_unopened = action.kind is Kind.WEIGHT and action is not self._flow.opened
+        return (
+            self._can_go_on
+            and inputs.loss is not None
+            and action.kind in COMPUTE
+            and not is_unopened
+        )
+
+
+def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
+    """Return one sentence: which rank, where, the bytes it asked for and those it has, what to do."""
+    if isinstance(error, DeviceMemoryError):
+        asked = error.asked
+    else:
+        asked = str(error) or "the system gave none"
+    return (
+        f"rank {rank} ran out of memory in {place}: {asked.rstrip('.')}; {device.memory_text()}; "
+        "use smaller micro-batches, activation checkpointing, a policy that shards more, or more "
+        "ranks"
+    )

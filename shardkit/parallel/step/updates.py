@@ -1,0 +1,116 @@
+"""What actions do with whole units: parameters before they compute, gradients and the update after.
+
+A unit's gradient is reduced when its last W is done, and the step is taken when all are.
+"""
+
+from math import nan
+
+import numpy
+
+from ...array import fresh
+from ...array.arena import empty
+from ...array.backend import numbers_of, xp_of
+from ...comm import Mesh
+from ...schedule import Kind
+from ..data.gradients import NORM_BLOCK
+from ..data.unit import Unit
+from ..pipeline.stages import Place, Stages
+from ..pipeline.transfer import Transfers
+
+
+class Updates:
+    """The units of one pipeline rank.
+
+    units       {place: unit}, in the order of the model
+    stages      of the whole model
+    mesh        CLIP is collective over all its ranks, GATHER and REDUCE over the data axis
+    transfers   of this rank, for gradients of tied units
+    """
+
+    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers):
+        self.units = units
+        self._stages = stages
+        self._mesh = mesh
+        self._transfers = transfers
+
+    @property
+    def table(self) -> dict:
+        """What each kind of action does."""
+        return {
+            Kind.BEGIN_GATHER: self._begin_gather,
+            Kind.GATHER: self._gather,
+            Kind.RELEASE: self._release,
+            Kind.BEGIN_REDUCE: self._begin_reduce,
+            Kind.REDUCE: self._reduce,
+            Kind.TIE: self._tie,
+            Kind.CLIP: self._clip,
+            Kind.STEP: self._step,
+        }
+
+    def _begin_gather(self, action, inputs, results):
+        self.units[action.stage, action.unit].begin_gather()
+
+    def _gather(self, action, inputs, results):
+        self.units[action.stage, action.unit].gather()
+
+    def _release(self, action, inputs, results):
+        self.units[action.stage, action.unit].release()
+
+    def _begin_reduce(self, action, inputs, results):
+        self.units[action.stage, action.unit].begin_reduce()
+
+    def _reduce(self, action, inputs, results):
+        self.units[action.stage, action.unit].reduce(inputs.gradient_scale)
+
+    def _tie(self, action, inputs, results):
+        """Add the gradients of a tied unit and its replicas, in one order on all their ranks."""
+        place = Place(action.stage, action.unit)
+        ranks, tag = self._stages.holders[place], self._stages.holder_tag(place)
+        self._transfers.add_over(ranks, self.units[place].gradients.updated, tag)
+
+    def _clip(self, action, inputs, results):
+        results.gradient_norm = self._gradient_norm(inputs.update.is_good)
+
+    def _step(self, action, inputs, results):
+        update = inputs.update
+        self.units[action.stage, action.unit].step(
+            update.number, update.clip_factor, update.learning_rate
+        )
+
+    def _gradient_norm(self, is_good: bool) -> float:
+        """Return the norm of the reduced gradient, each element counted once; NaN if any rank is
+        not good.
+
+        Collective over the mesh. Squares are summed per block of NORM_BLOCK elements, blocks in
+        order, units in order: blocks never straddle two ranks, so the bits do not depend on the
+        number of ranks.
+        """
+        data = self._mesh.group("data")
+        units = list(self.units.values())
+        local = [unit.gradients.squares() for unit in units]  # [blocks of this rank's shard] each
+        xp = xp_of(*local)
+        mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
+        xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
+        everyones = empty((data.world_size, mine.size), mine.dtype, xp)
+        data.all_gather(mine, everyones.reshape(-1))
+        sums, column = [], 0
+        for unit, blocks in zip(units, local):
+            # all blocks, in flat order
+            in_order = fresh.contiguous(everyones[:, column : column + blocks.size]).reshape(-1)
+            # without padding, whose size depends on the number of ranks
+            used = -(-unit.layout.length // NORM_BLOCK)
+            sums.append(in_order[:used].sum())
+            column += blocks.size
+        *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
+        return self._norm_over_stages(sums, nan_or_zero)
+
+    def _norm_over_stages(self, sums: list[float], nan_or_zero: float) -> float:
+        """Return the norm from sums of squares of this rank's units, over tensor and pipeline ranks."""
+        of_units = numpy.full(len(self._stages.places), nan_or_zero)
+        for (place, unit), total in zip(self.units.items(), sums):
+            of_units[self._stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
+        for group in (self._mesh.group("tensor"), self._mesh.group("pipeline")):
+            of_ranks = numpy.empty((group.world_size, of_units.size))
+            group.all_gather(of_units, of_ranks)
+            of_units = of_ranks.sum(0)
+        return sum(of_units.tolist()) ** 0.5
