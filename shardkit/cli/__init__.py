@@ -10,7 +10,7 @@ import sys
 import time
 
 from .. import __version__
-from ..comm.failure.together import INTERRUPTED_CODE
+from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
 from . import bench, checkpoint, doctor, inspect, plan, render, results, train

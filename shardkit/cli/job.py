@@ -4,7 +4,7 @@ import signal
 from contextlib import contextmanager
 
 from ..comm import MPICommunicationBackend
-from ..comm.failure.together import abort_on_error
+from ..comm.failure.program import abort_on_error
 from ..environment import launcher
 
 

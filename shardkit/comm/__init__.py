@@ -7,8 +7,9 @@ it.
 
 from .backend import CommunicationBackend
 from .collectives.ordered import ordered_all_reduce, ordered_reduce_scatter, ordered_sum
+from .failure.agreement import agree, collectively, raise_together
 from .failure.ballot import Ballot
-from .failure.together import abort_on_error, agree, collectively, raise_together
+from .failure.program import abort_on_error
 from .mesh import Mesh
 from .mpi.backend import MPICommunicationBackend
 from .operations import Handle, ReductionOperation, Traffic

@@ -11,7 +11,7 @@ from ..environment import checked_mode
 from ..errors import MeshError
 from ..layout.mesh_shape import AXES, Coordinates, MeshShape
 from .backend import CommunicationBackend
-from .failure.together import collectively
+from .failure.agreement import collectively
 
 
 class Mesh:

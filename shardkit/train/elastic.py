@@ -21,7 +21,7 @@ from pathlib import Path
 from ..arguments import is_integer, is_number, require
 from ..comm import CommunicationBackend
 from ..comm.failure.elastic import LivingRanks
-from ..comm.failure.together import Program, report_failure
+from ..comm.failure.program import Program, report_failure
 from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape

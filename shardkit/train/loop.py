@@ -19,7 +19,7 @@ from threadpoolctl import threadpool_limits
 
 from ..checkpoint import PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
-from ..comm.failure.together import Program
+from ..comm.failure.program import Program
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
 from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled
 from ..environment import slurm_node

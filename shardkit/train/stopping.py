@@ -16,7 +16,7 @@ import time
 from collections import deque
 from math import inf
 
-from ..comm.failure.together import INTERRUPTED_CODE
+from ..comm.failure.program import INTERRUPTED_CODE
 from ..config import Run
 from ..environment import allocation_end, launcher, slurm_job
 from .log import duration_text

@@ -182,7 +182,7 @@ sys.exit(main(["inspect", "."]))
 SCRIPT = """
 import numpy
 import shardkit as sk
-from shardkit.comm.failure.together import abort_on_error
+from shardkit.comm.failure.program import abort_on_error
 backend = sk.MPICommunicationBackend()
 backend.initialize()
 with abort_on_error(backend):

@@ -1,1 +1,1 @@
-"""What happens when a rank fails: no rank waits for a dead one. Read together.py first."""
+"""What happens when a rank fails: no rank waits for a dead one. Read agreement.py first."""

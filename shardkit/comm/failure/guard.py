@@ -26,7 +26,7 @@ import numpy
 from ..mpi.launch import ranks_text
 from ..watch.attendance import NEXT_TO_WATCHDOG_SECONDS, attendance
 from ..watch.lifeline import Lifelines
-from .together import describe_error
+from .agreement import describe_error
 
 LEFT_TAG = 1
 POLL_SECONDS = 0.25  # between two looks at who has left

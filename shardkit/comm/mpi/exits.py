@@ -10,7 +10,8 @@ after shutdown()                               one message; the others may finis
 import sys
 from functools import cache
 
-from ..failure.together import describe_error, report_failure, trace_of
+from ..failure.agreement import describe_error
+from ..failure.program import report_failure, trace_of
 
 
 @cache

@@ -19,7 +19,7 @@ import time
 from math import inf
 from pathlib import Path
 
-from ..failure.together import describe_error
+from ..failure.agreement import describe_error
 from .hang import HANG_NAME, STACKS_NAME, hang_report, hang_suspects, read_ledgers
 from .ledger import LEDGER_NAME, Ledger
 

@@ -1,16 +1,10 @@
-"""Errors of one rank on all ranks: raised everywhere, voted on, or the end of the job.
+"""The end of a main program: its failure is printed once, and no rank waits for the failed one.
 
-    with collectively(backend):            # local work in here; an error on one rank is raised on
-                                           all of them
-        check_files(rank_path)
-
-    if agree(backend, loss_is_nan): ...    # every rank takes the same branch
-
-    with abort_on_error(backend) as program:     # around a main program
-        program.run_folder = folder              # optional: where error files go
+    with abort_on_error(backend) as program:
+        program.run_folder = folder        # optional: where error files go
         train()
 
-Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-pytest.
+Of several ranks that fail, the one that failed first prints its message.
 """
 
 import sys
@@ -21,84 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
-
-from ...errors import CommunicationTimeout, PeerError, ShardkitError
-from ..operations import ReductionOperation
-from .ballot import Ballot
+from ...errors import PeerError, ShardkitError
+from .agreement import describe_error
 
 INTERRUPTED_CODE = 130  # the exit code after Ctrl-C, a convention of shells
 # Ranks that find the same user error find it within this time, on a busy machine too.
 TOGETHER_SECONDS = 5.0
 # Other errors mostly happen on one rank alone: waiting for more only delays the end.
 ALONE_SECONDS = 1.0
-
-
-def agree(backend, flag: bool) -> bool:
-    """Return True on all ranks if the flag is true on any. Collective over the backend."""
-    return agree_on_each(backend, [flag])[0]
-
-
-def agree_on_each(backend, flags: list[bool]) -> list[bool]:
-    """Return, for each flag, True on all ranks if it is true on any, in one message. Collective."""
-    votes = numpy.array(flags, numpy.uint8)
-    backend.all_reduce(votes, ReductionOperation.MAX)
-    return [bool(vote) for vote in votes]
-
-
-@contextmanager
-def collectively(backend, ballot: Ballot | None = None):
-    """Run local work so that an error on one rank is raised on all ranks. Also a decorator.
-
-    Collective over the backend at the end of the block. No verb in the block may follow a line that
-    can raise.
-    ballot   decided in the same message if nothing is raised; all ranks pass one, or none does
-    Errors: the rank's own error where it happened. Elsewhere the same error again, from a PeerError
-    that names the rank, if callers handle its type (ShardkitError, OSError, ValueError, TypeError);
-    otherwise that PeerError. KeyboardInterrupt, SystemExit and CommunicationTimeout pass unchanged:
-    after them the ranks are no longer in step.
-    """
-    error = None
-    try:
-        yield
-    except CommunicationTimeout:
-        raise
-    except Exception as caught:
-        error = caught
-    has_failed, *decided = agree_on_each(
-        backend, [error is not None, *(ballot.cast() if ballot else ())]
-    )
-    if has_failed:
-        raise_together(backend, error)
-    if ballot:
-        ballot.count(decided)
-
-
-def raise_together(backend, error):
-    """Raise this rank's own error, or the error of the first rank that has one. Collective."""
-    notes = backend.all_gather_object(
-        None if error is None else (describe_error(error), error if _is_shared(error) else None)
-    )
-    if error is not None:
-        raise error
-    rank, (text, original) = next(
-        (rank, note) for rank, note in enumerate(notes) if note is not None
-    )
-    origin = PeerError(f"rank {rank} failed: {text}")
-    if original is None:
-        raise origin
-    raise original from origin
-
-
-def _is_shared(error) -> bool:
-    """Return True if callers may handle this error by its type, and if it can be pickled."""
-    is_handled = isinstance(error, (ShardkitError, OSError, ValueError, TypeError))
-    return is_handled and type(error).__module__ in ("builtins", ShardkitError.__module__)
-
-
-def _is_echo(error) -> bool:
-    """Return True if another rank raised this error first."""
-    return isinstance(error, PeerError) or isinstance(error.__cause__, PeerError)
 
 
 @dataclass
@@ -196,13 +120,11 @@ def write_error_file(run_folder, rank: int, doing: str, trace: str) -> Path:
     return path
 
 
+def _is_echo(error) -> bool:
+    """Return True if another rank raised this error first."""
+    return isinstance(error, PeerError) or isinstance(error.__cause__, PeerError)
+
+
 def trace_of(error) -> str:
     """Return the traceback, formatted to follow a message."""
     return "\n" + "".join(traceback.format_exception(error)).rstrip()
-
-
-def describe_error(error) -> str:
-    """Return type and message in one line: "ValueError: 3 is not 4"."""
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted by Ctrl-C"
-    return f"{type(error).__name__}: {error}"
