@@ -1,8 +1,6 @@
-"""Talking: how ranks exchange arrays, whatever carries them, and what happens when one of them
-fails.
+"""Communication: how ranks exchange arrays, and what happens when one of them fails.
 
-backend.py is the contract and the place to begin; memory.py (ranks are threads) and mpi.py carry
-it.
+Read verbs.py first (the verbs, whatever carries them), then channel.py (what carries them).
 """
 
 from .backend import CommunicationBackend

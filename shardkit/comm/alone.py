@@ -15,7 +15,7 @@ _VERBS = (
 
 
 class AloneTransport:
-    """All verbs but messages to itself. The sum over one rank is what it has, in any order.
+    """All verbs but messages to itself. A sum over one rank is what it has, in any order.
 
     group   whose staging has what copies bytes within GPU memory
     """
@@ -63,4 +63,4 @@ class AloneTransport:
         return self.all_to_all(whole, own), None
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

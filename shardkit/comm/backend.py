@@ -1,9 +1,9 @@
 """CommunicationBackend: one rank's end of a group of ranks, and the life of that group.
 
-    Verbs                             all_reduce, send, isend, ...                    verbs.py
-      CommunicationBackend            the group, objects, split(), what is watched    this file
-        MPICommunicationBackend       opens channels over MPI and shared memory       mpi/backend.py
-        InMemoryCommunicationBackend  opens channels between threads                  threads/backend.py
+    Verbs                             all_reduce, send, isend, ...               verbs.py
+      CommunicationBackend            the group, objects, split(), watching      this file
+        MPICommunicationBackend       channels over MPI and shared memory        mpi/backend.py
+        InMemoryCommunicationBackend  channels between threads                   threads/backend.py
 
 A new kind of ranks needs a Channel (channel.py) and a subclass that opens it.
 """
@@ -128,8 +128,8 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
     def keep_ledger(self, folder) -> None:
         """Note every call of this rank in a file there from now on (watch/ledger.py).
 
-        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` tells
-                 of all ranks
+        folder   one that all ranks see, if there is one: then `shardkit inspect hang FOLDER` covers
+                 all ranks
         Errors: OSError; CommunicationError before initialize().
         """
         check_alive(self, "keep_ledger")
@@ -167,7 +167,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
 
     @property
     def levels(self):
-        """The levels of a group on several nodes that share memory each (node/levels.py), or None."""
+        """The levels of a group on nodes that share memory each, or None (node/levels.py)."""
         return None if self.channel is None else self.channel.levels
 
     def common(self, size: int, dtype):

@@ -8,9 +8,9 @@
             LevelsChannel       the memory of nodes, messages between them  node/levels.py
             ComparedChannel     around another one: calls are compared      compared.py
 
-Arrays are NumPy's, 1-D and contiguous; counts and starts are lists of elements, one per rank; roots,
-tags and counts have been checked. AVERAGE is a SUM for a channel; the backend divides. `send` of
-all_gather and gather, and `receive` of scatter, may be the own slice of the other array.
+Arrays are NumPy's, 1-D and contiguous; counts and starts are lists of elements, one per rank;
+roots, tags and counts have been checked. AVERAGE is a SUM for a channel; the backend divides. The
+`send` of all_gather and gather, and `receive` of scatter, may be the own slice of the other array.
 """
 
 from abc import ABCMeta, abstractmethod
@@ -108,11 +108,9 @@ class WrappedChannel(Channel):
     def __init__(self, inside: Channel):
         super().__init__(inside.rank, inside.size)
         self.inside = inside
-        self.communicator, self.heap, self.levels = (
-            inside.communicator,
-            inside.heap,
-            inside.levels,
-        )
+        self.communicator = inside.communicator
+        self.heap = inside.heap
+        self.levels = inside.levels
         self.shares_memory = inside.shares_memory
         self.address = inside.address
 

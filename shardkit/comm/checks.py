@@ -1,9 +1,8 @@
-"""What a verb checks before it communicates: ranks, tags, counts, and whether two arrays fit. All
-errors are ValueError.
+"""Checks of a verb's arguments before it communicates; all errors are ValueError.
 
-Every check is local. Arguments that must agree between ranks (root, counts, op, dtype) are the
-caller's duty; the in-memory backend compares them, so that a test on threads finds what would hang
-or corrupt an MPI job.
+Ranks, tags, counts, and whether two arrays fit. Every check is local. Arguments that must agree
+between ranks (root, counts, op, dtype) are the caller's duty; threads compare them, so that a test
+on threads finds what would hang or corrupt an MPI job.
 """
 
 from itertools import accumulate
@@ -16,14 +15,14 @@ MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backen
 
 
 def check_timeout(seconds: float) -> float:
-    """The time limit of a call, if it is one."""
+    """Return the time limit of a call, if it is one."""
     if not isinstance(seconds, Real) or isinstance(seconds, bool) or not seconds > 0:
         raise ValueError(f"timeout = {seconds!r}; wanted seconds > 0, or math.inf for none")
     return seconds
 
 
 def check_rank(what: str, rank: int, num_ranks: int) -> int:
-    """The rank as an int, if it is one of this group."""
+    """Return the rank as an int, if it is one of this group."""
     number = _integer(what, rank)
     if not 0 <= number < num_ranks:
         raise ValueError(f"{what} {rank} is not a rank of this group; wanted 0 to {num_ranks - 1}")
@@ -31,7 +30,7 @@ def check_rank(what: str, rank: int, num_ranks: int) -> int:
 
 
 def check_tag(tag: int) -> int:
-    """The tag as an int, if every MPI can carry it."""
+    """Return the tag as an int, if every MPI can carry it."""
     number = _integer("tag", tag)
     if not 0 <= number <= MAX_TAG:
         raise ValueError(f"tag {tag} is outside 0 to {MAX_TAG}, the range that every MPI has")
@@ -53,7 +52,7 @@ def check_operation(op: ReductionOperation, dtype) -> None:
 
 
 def check_counts(what: str, counts, size: int, num_ranks: int) -> list[int]:
-    """One count per rank, as given or (None) equal parts, which add up to `size` elements."""
+    """Return one count per rank, as given or (None) equal; they add up to `size` elements."""
     counts = (
         equal_counts(what, size, num_ranks)
         if counts is None
@@ -69,8 +68,9 @@ def check_counts(what: str, counts, size: int, num_ranks: int) -> list[int]:
 def check_pieces(
     what: str, counts, displacements, size: int, num_ranks: int
 ) -> tuple[list[int], list[int]]:
-    """Counts and starts of one piece per rank inside an array of `size` elements; the pieces need
-    not cover it.
+    """Return counts and starts of one piece per rank inside an array of `size` elements.
+
+    The pieces need not cover it.
     """
     if displacements is None:
         counts = check_counts(what + "_counts", counts, size, num_ranks)
@@ -82,13 +82,14 @@ def check_pieces(
     for rank, (start, count) in enumerate(zip(starts, counts)):
         if start + count > size:
             raise ValueError(
-                f"{what} piece {rank} is [{start}, {start + count}), outside the array of {size} elements"
+                f"{what} piece {rank} is [{start}, {start + count}), outside the array of {size} "
+                "elements"
             )
     return counts, starts
 
 
 def check_own_count(what: str, size: int, counts: list[int], rank: int) -> None:
-    """Raise if the array of this rank's own slice is not as long as counts say."""
+    """Raise if the array of this rank's slice has another length than counts give it."""
     if size != counts[rank]:
         raise ValueError(f"{what} has {size} elements, but counts give rank {rank} {counts[rank]}")
 
@@ -115,25 +116,25 @@ def check_apart(send, receive, own_start: int | None = None) -> None:
 
 
 def equal_counts(what: str, size: int, num_ranks: int) -> list[int]:
-    """`size` elements in equal parts, one per rank."""
+    """Return the counts of equal parts of `size` elements, one per rank."""
     if size % num_ranks:
         raise ValueError(f"{size} elements cannot be cut into {num_ranks} equal parts; give {what}")
     return [size // num_ranks] * num_ranks
 
 
 def shares_of(size: int, num_ranks: int) -> list[int]:
-    """`size` elements in parts that are equal, but for the last ones."""
+    """Return the counts of parts of `size` elements that are equal, but for the last ones."""
     share = -(-size // num_ranks)
     return [min(max(size - rank * share, 0), share) for rank in range(num_ranks)]
 
 
 def starts_of(counts: list[int]) -> list[int]:
-    """Where each piece begins when the pieces lie one after the other."""
+    """Return where each piece begins when the pieces lie one after the other."""
     return [0, *accumulate(counts)][:-1]
 
 
 def pieces_of(array, counts: list[int], starts: list[int] | None = None) -> list:
-    """Views of so many elements each; starts None: one after the other."""
+    """Return views of so many elements each; starts None: one after the other."""
     return [
         array[start : start + count]
         for start, count in zip(starts_of(counts) if starts is None else starts, counts)

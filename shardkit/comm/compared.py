@@ -5,8 +5,8 @@
 
 The comparison is one collective of its own, the same whatever is called, so ranks that have
 diverged meet in it. In checked mode (SHARDKIT_CHECK=1) every collective is compared, and a rank
-whose arguments are refused tells the others; it costs as much as a small collective. Otherwise MPI
-groups compare their first calls (mpi/channel.py). Threads compare always: there it is free.
+whose arguments are refused lets the others know; it costs as much as a small collective. Otherwise
+MPI groups compare their first calls (mpi/channel.py). Threads compare always: there it is free.
 """
 
 from collections import Counter
@@ -57,61 +57,38 @@ class Members:
     world_ranks: tuple[int, ...]
 
 
+def _compared(verb: str):
+    """Return the method of a ComparedChannel that compares a call, and makes it."""
+
+    def run(self, *arguments):
+        self.compare(verb, arguments)
+        return getattr(self.inside, verb)(*arguments)
+
+    return run
+
+
 class ComparedChannel(WrappedChannel):
     """A channel whose collectives begin once all ranks have come with equal arguments.
 
-    compare      function (verb, its arguments); collective; raises on all ranks if they differ
-    compare_all  also non-blocking collectives; their comparison blocks
+    compare   function (verb, its arguments); collective; raises on all ranks if they differ
     """
 
-    def __init__(self, inside, compare, *, compare_all: bool):
+    def __init__(self, inside, compare):
         super().__init__(inside)
-        self._compare, self._compares_all = compare, compare_all
+        self.compare = compare
 
-    def _begin(self, verb, *arguments):
-        if self._compares_all:
-            self._compare(verb, arguments)
-        return getattr(self.inside, verb)(*arguments)
-
-    def _run(self, verb, *arguments):
-        self._compare(verb, arguments)
-        return getattr(self.inside, verb)(*arguments)
-
-    def split(self, color, key):
-        return self._begin("split", color, key)
-
-    def barrier(self):
-        self._run("barrier")
-
-    def all_reduce(self, array, op):
-        self._run("all_reduce", array, op)
-
-    def broadcast(self, array, root):
-        self._run("broadcast", array, root)
-
-    def all_gather(self, send, receive, counts):
-        self._run("all_gather", send, receive, counts)
-
-    def reduce_scatter(self, send, receive, counts, op):
-        self._run("reduce_scatter", send, receive, counts, op)
-
-    def scatter(self, send, receive, root, counts):
-        self._run("scatter", send, receive, root, counts)
-
-    def gather(self, send, receive, root, counts):
-        self._run("gather", send, receive, root, counts)
-
-    def all_to_all(self, *arguments):
-        self._run("all_to_all", *arguments)
-
-    def iall_reduce(self, array, op):
-        return self._begin("iall_reduce", array, op)
-
-    def iall_gather(self, send, receive, counts):
-        return self._begin("iall_gather", send, receive, counts)
-
-    def ireduce_scatter(self, send, receive, counts, op):
-        return self._begin("ireduce_scatter", send, receive, counts, op)
+    split = _compared("split")
+    barrier = _compared("barrier")
+    all_reduce = _compared("all_reduce")
+    broadcast = _compared("broadcast")
+    all_gather = _compared("all_gather")
+    reduce_scatter = _compared("reduce_scatter")
+    scatter = _compared("scatter")
+    gather = _compared("gather")
+    all_to_all = _compared("all_to_all")
+    iall_reduce = _compared("iall_reduce")
+    iall_gather = _compared("iall_gather")
+    ireduce_scatter = _compared("ireduce_scatter")
 
 
 class Comparison:
@@ -150,14 +127,15 @@ class Comparison:
             for target, (_, expected) in enumerate(counts):
                 if sent[target] != expected[source]:
                     raise CommunicationError(
-                        f"all_to_all on group {self._members.key}: rank {world_ranks[source]} sends "
+                        f"all_to_all on group {self._members.key}: rank {world_ranks[source]} "
+                        "sends "
                         f"{sent[target]} elements to rank {world_ranks[target]}, which expects "
                         f"{expected[source]}; give both the same count"
                     )
 
 
 class ComparedUnderWay(UnderWay):
-    """Around a collective verb in checked mode; tells the other ranks of refused arguments."""
+    """Around a collective verb in checked mode: other ranks hear of refused arguments."""
 
     def __init__(self, progress, comparison: Comparison):
         super().__init__(progress)
@@ -176,7 +154,10 @@ class ComparedUnderWay(UnderWay):
 
 
 def difference(texts: list[str], members: Members) -> str:
-    """Say in a sentence which ranks call something else than most; texts: what each rank calls."""
+    """Return a sentence that names the ranks that call something else than most.
+
+    texts   what each rank calls
+    """
     usual = Counter(texts).most_common(1)[0][0]
     others = [
         f"rank {members.world_ranks[rank]} called {text}"
@@ -186,7 +167,8 @@ def difference(texts: list[str], members: Members) -> str:
     first = members.world_ranks[texts.index(usual)]
     return (
         f"the ranks of group {members.key} make different calls: {'; '.join(others)}; rank {first} "
-        f"and {texts.count(usual) - 1} more called {usual}; all ranks of a group must make the same "
+        f"and {texts.count(usual) - 1} more called {usual}; all ranks of a group must make the "
+        "same "
         "calls in the same order"
     )
 

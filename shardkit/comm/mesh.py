@@ -1,4 +1,4 @@
-"""Mesh: a MeshShape that can talk. One live group of ranks per axis.
+"""Mesh: a MeshShape with communication. One live group of ranks per axis.
 
 mesh = Mesh(backend, pipeline=2, tensor=2)          # data is inferred from the number of ranks
 mesh.group("data").all_reduce(gradients)            # over the ranks that differ from this one only
@@ -55,23 +55,24 @@ class Mesh:
         return self.shape.coordinates(self.rank)
 
     def size(self, axis: str) -> int:
-        """Number of ranks along the axis. Errors: MeshError on an unknown axis."""
+        """Return the number of ranks along the axis. Errors: MeshError on an unknown axis."""
         return self.group(axis).world_size
 
     def group(self, axis: str) -> CommunicationBackend:
-        """The ranks that differ from this one only along the axis. Errors: MeshError on an unknown
-        axis.
+        """Return the ranks that differ from this one only along the axis.
+
+        Errors: MeshError on an unknown axis.
         """
         if axis not in self._groups:
             raise MeshError(f"{axis!r} is not an axis of the mesh; the axes are {', '.join(AXES)}")
         return self._groups[axis]
 
     def ranks(self, axis: str) -> list[int]:
-        """World ranks of group(axis), by their coordinate along it."""
+        """Return the world ranks of group(axis), by their coordinate along it."""
         return self.shape.group(axis, self.rank)
 
     def describe(self, **columns) -> str:
-        """A table of who is where; the same text on all ranks, no communication.
+        """Return a table of who is where; the same text on all ranks, no communication.
 
         columns   more of them: heading = one text per rank
         """
@@ -136,18 +137,19 @@ class Mesh:
 
 
 def _aligned(column):
-    """The cells of a column at one width: numbers to the right, words to the left."""
+    """Return the cells of a column at one width: numbers to the right, text to the left."""
     width = max(map(len, column))
     return [cell.rjust(width) if column[-1].isdigit() else cell.ljust(width) for cell in column]
 
 
 def _agreed_hosts(backend, shape):
-    """The host of every rank, once it is certain that all ranks mean the same mesh."""
+    """Return the host of every rank, once all ranks are known to mean the same mesh."""
     answers = backend.gather_object((str(shape), platform.node()))
     shapes, hosts = zip(*backend.broadcast_object(answers))
     for rank, other in enumerate(shapes):
         if other != shapes[0]:
             raise MeshError(
-                f"rank 0 asked for a mesh of {shapes[0]}, but rank {rank} for {other}; pass the same sizes on all"
+                f"rank 0 asked for a mesh of {shapes[0]}, but rank {rank} for {other}; pass the "
+                "same sizes on all"
             )
     return hosts

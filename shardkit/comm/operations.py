@@ -1,5 +1,4 @@
-"""The small values that every communication backend shares: the operation of a reduction, handles,
-and the traffic record.
+"""Small values of every backend: the operation of a reduction, handles, the traffic record.
 
 handle = backend.iall_reduce(gradients)        # the array belongs to the backend until wait()
                                                returns
@@ -12,8 +11,9 @@ from abc import ABC, abstractmethod
 
 
 class ReductionOperation(enum.Enum):
-    """What all_reduce and reduce_scatter do with the values of the ranks. AVERAGE is SUM divided by
-    the number of ranks.
+    """What all_reduce and reduce_scatter do with the values of the ranks.
+
+    AVERAGE is SUM divided by the number of ranks.
     """
 
     SUM = "sum"
@@ -27,23 +27,25 @@ class ReductionOperation(enum.Enum):
 
 
 class Handle(ABC):
-    """A communication under way. Its arrays must not be touched before wait() returned or test()
-    said True.
+    """A communication under way.
+
+    Its arrays must not be touched before wait() returned or test() gave True.
     """
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the communication is complete; a second wait() returns at once."""
+        """Block until the communication is complete; a second wait() returns immediately."""
 
     @abstractmethod
     def test(self) -> bool:
-        """True if the communication is complete; never blocks. Calling it also lets MPI make
-        progress.
+        """Return True if the communication is complete; never blocks.
+
+        Calling it also lets MPI make progress.
         """
 
 
 class SeveralHandles(Handle):
-    """Of communications that are one to the caller."""
+    """Several communications that are one to the caller."""
 
     def __init__(self, parts: list[Handle]):
         self._parts = parts
@@ -57,13 +59,14 @@ class SeveralHandles(Handle):
 
 
 def together(parts: list[Handle]) -> Handle:
-    """One handle of them all; at least one."""
+    """Return one handle of them all; at least one."""
     return parts[0] if len(parts) == 1 else SeveralHandles(parts)
 
 
 class FinishedHandle(Handle):
-    """A carrier's handle, and what remains to be done once it is complete: scale, narrow, copy to
-    the device.
+    """A carrier's handle, and what remains to be done once it is complete.
+
+    Such as scale, narrow, copy to the GPU.
     """
 
     def __init__(self, carrier: Handle, finish, waiting):
@@ -89,17 +92,17 @@ class FinishedHandle(Handle):
 
 
 class CompleteHandle(Handle):
-    """Of what was done at once."""
+    """The handle of what is done already."""
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Return: nothing is under way."""
 
     def test(self) -> bool:
         return True
 
 
 class CopiedHandle(Handle):
-    """Of work on a stream that ends at this event."""
+    """The handle of work on a stream that ends at this event."""
 
     def __init__(self, end):
         self._end = end

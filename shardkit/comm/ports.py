@@ -1,18 +1,14 @@
-"""Ports: an array, in host or GPU memory, as a source and sink of elements on their way to other
-ranks.
+"""Ports: an array, in host or GPU memory, as a source and sink of elements on their way.
 
-    port.host      the flat NumPy array that can be handed to the backend as it is, or None if it
-                   must be staged: the memory is a GPU's, or a reduction needs half floats as
-                   float32
-    port.settle    wait until whoever computes the array is done: before any copy, and before any
+    port.host      the flat NumPy array that a channel can take as it is, or None if it must be
+                   staged: the memory is a GPU's, or a reduction needs half floats as float32
+    port.settle    wait until what computes the array is done: before any copy, and before any
                    other rank reads it
     port.begin_load    elements -> host scratch, in the dtype that travels (`wire`)
     port.begin_store   host scratch -> elements
 
-The last two begin copies and return a function that waits for them. A GPU array is anything with
-`__cuda_array_interface__`.
-Source: numba.readthedocs.io, "CUDA Array Interface (Version 3)"; mpi4py test/arrayimpl.py for
-testing without a GPU.
+The last two begin copies and return a function that waits for them. gpu/ports.py has those of GPU
+arrays.
 """
 
 import numpy
@@ -22,7 +18,7 @@ from .wire import wire_dtypes
 
 
 def _nothing():
-    """To wait for."""
+    """Return: there is nothing to wait for."""
 
 
 class HostPort:
@@ -32,7 +28,9 @@ class HostPort:
 
     def __init__(self, flat, wire):
         self._flat = flat
-        self.size, self.dtype, self.wire = flat.size, flat.dtype, wire
+        self.size = flat.size
+        self.dtype = flat.dtype
+        self.wire = wire
         self.num_bytes = flat.nbytes
         self.host = flat if flat.dtype == wire else None
 
@@ -42,45 +40,49 @@ class HostPort:
         return self._flat.ctypes.data
 
     def settle(self):
-        """Nothing to wait for."""
+        """Return: there is nothing to wait for."""
 
     def begin_load(self, pieces):
-        """Fill the scratch of each (start, scratch [n] wire dtype) with elements [start, start +
-        n).
+        """Fill the scratch of each (start, scratch [n]) with elements [start, start + n).
+
+        Scratch is of the wire dtype.
         """
         for start, scratch in pieces:
             scratch[...] = self._flat[start : start + scratch.size]
         return _nothing
 
     def begin_store(self, pieces):
-        """For each (start, scratch [n]): elements [start, start + n), rounded back from scratch."""
+        """Set elements [start, start + n), rounded back, from each (start, scratch [n])."""
         for start, scratch in pieces:
             self._flat[start : start + scratch.size] = scratch
         return _nothing
 
 
 class NoPort:
-    """Stands for the array that only the root of a scatter or gather has: nothing is loaded or
-    stored.
+    """Stands for the array that only the root of a scatter or gather has.
+
+    Nothing is loaded or stored.
     """
 
     def __init__(self, like):
-        self.dtype, self.wire, self.is_on_device = like.dtype, like.wire, like.is_on_device
+        self.dtype = like.dtype
+        self.wire = like.wire
+        self.is_on_device = like.is_on_device
         self.size = self.num_bytes = self.address = 0
         self.host = numpy.empty(0, like.wire)
 
     def settle(self):
-        """Nothing to wait for."""
+        """Return: there is nothing to wait for."""
 
     def begin_load(self, pieces):
-        """Nothing."""
+        """Do nothing."""
         return _nothing
 
     begin_store = begin_load
 
 
 def open_port(what: str, array, staging, *, writes: bool = False, reduces: bool = False):
-    """A HostPort or DevicePort on the array.
+    """Return a HostPort or DevicePort on the array.
 
     reduces   values will be added: half floats travel as float32
     Errors: ValueError if it is not a contiguous array, holds Python objects, or is read-only and
@@ -94,7 +96,8 @@ def open_port(what: str, array, staging, *, writes: bool = False, reduces: bool 
         raise ValueError(f"{what} is a {type(array).__name__}; wanted a NumPy or GPU array")
     if not array.flags.c_contiguous:
         raise ValueError(
-            f"{what} of shape {array.shape} and strides {array.strides} is not contiguous; pass a copy"
+            f"{what} of shape {array.shape} and strides {array.strides} is not contiguous; pass a "
+            "copy"
         )
     if writes and not array.flags.writeable:
         raise ValueError(f"{what} is read-only; wanted an array that can receive")

@@ -1,8 +1,7 @@
-"""What users must pass alike on all ranks: compared as one number and, where it differs, told in
-words on all of them.
+"""Values that users must pass alike on all ranks: compared as one number, then in words.
 
-rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is 4 on rank 2,
-rank 2      {"seed": "3", "micro_batches": "4"}       but 2 on rank 0, 1
+rank 0, 1   {"seed": "3", "micro_batches": "2"}       ShardingError on all ranks: micro_batches is
+rank 2      {"seed": "3", "micro_batches": "4"}       4 on rank 2, but 2 on rank 0, 1
 """
 
 import zlib
@@ -16,9 +15,9 @@ _MOST_RANKS = 8  # named in a message
 
 
 def check_same(backend, facts: dict[str, str], advice: str = "pass the same on all ranks") -> None:
-    """Compare what is known under these names with the other ranks. Collective; a message of 8
-    bytes from each if it is equal.
+    """Compare what is known under these names with the other ranks. Collective.
 
+    A message of 8 bytes from each rank if it is equal.
     Errors, on all ranks: ShardingError with the first name under which ranks differ, these ranks
     and both values.
     """

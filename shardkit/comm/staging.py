@@ -1,10 +1,9 @@
-"""Windows: how elements that cannot be handed to the backend directly pass through bounded host
-scratch.
+"""Windows: how elements that a channel cannot take pass through bounded host scratch.
 
     array on the GPU    [ window 0 | window 1 | window 2 | . ]       for each window:
-                             |                                          load   GPU -> page-locked scratch
-    host scratch        [ window ]  --- the verb --- [ window ]         run    the verb on the scratch
-                                                         |              store  scratch -> GPU
+                             |                                   load   GPU -> page-locked scratch
+    host scratch        [ window ]  --- the verb --- [ window ]  run    the verb on the scratch
+                                                         |       store  scratch -> GPU
     array on the GPU    [ window 0 | ...
 
 Copies go on while ranks talk: the next window is loaded and the last one stored while one is in the
@@ -14,9 +13,9 @@ verb.
                        | run 0   | run 1   | run 2   | run 3  |
                                  | store 0 | store 1 | store 2| store 3
 
-The same road widens half floats for reductions. Arrays that need neither take the direct road: one
-window, no scratch. All ranks of one verb must take the same road: pass arrays of one kind (all
-host, or all GPU) and one dtype.
+Windows also widen half floats for reductions. Arrays that need neither go directly: one window, no
+scratch. All ranks of one verb must go the same way: pass arrays of one kind (all host, or all GPU)
+and one dtype.
 """
 
 from collections import deque
@@ -27,7 +26,7 @@ import numpy
 
 
 WINDOW_BYTES = 4 << 20
-_IN_FLIGHT = 3  # windows at once: one is loaded, one is in the verb, one is stored
+_IN_FLIGHT = 3  # windows: one is loaded, one is in the verb, one is stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +40,21 @@ class Part:
     starts: list[int]
 
     def window(self, first: int, length: int) -> "Part":
-        """Of every piece the elements [first, first + length), clipped to the piece."""
+        """Return the elements [first, first + length) of every piece, clipped to the piece."""
         counts = [min(max(count - first, 0), length) for count in self.counts]
         return Part(self.port, counts, [start + first for start in self.starts])
 
     def begin_load(self, scratch):
-        """scratch [sum of counts]: the pieces, one after the other. Returns a function that waits
-        until they are there.
+        """Load the pieces, one after the other, into scratch [sum of counts].
+
+        Return a function that waits until they are there.
         """
         return self.port.begin_load(list(self._aligned(scratch)))
 
     def begin_store(self, scratch):
-        """The pieces, from scratch [sum of counts]. Returns a function that waits until they are
-        there.
+        """Store the pieces from scratch [sum of counts].
+
+        Return a function that waits until they are there.
         """
         return self.port.begin_store(list(self._aligned(scratch)))
 
@@ -98,16 +99,14 @@ class Staging:
         return self._copies
 
     def scratch(self, slot: int, size: int, dtype):
-        """size -> [size] of dtype, contents undefined, valid until the next scratch of this
-        slot.
-        """
+        """Return [size] of dtype, contents undefined, valid until the next scratch of this slot."""
         num_bytes = size * dtype.itemsize
         if slot not in self._scratch or self._scratch[slot].nbytes < num_bytes:
             self._scratch[slot] = self._host_bytes(max(num_bytes, 1))
         return self._scratch[slot][:num_bytes].view(dtype)
 
     def in_place(self, port, run, *, loads: bool = True, stores: bool = True) -> None:
-        """run(host [n]) on all elements of the port: directly, or window by window.
+        """Call run(host [n]) on all elements of the port: directly, or window by window.
 
         loads, stores   False: run does not read, or does not change, the elements on this rank
         """
@@ -133,9 +132,9 @@ class Staging:
         )
 
     def exchange(self, send: Part, receive: Part, run, *, num_ranks: int, longest: int) -> None:
-        """run(send, receive, send_part, receive_part) on host arrays: directly, or a window of
-        every piece at a time.
+        """Call run(send, receive, send_part, receive_part) on host arrays.
 
+        Directly, or a window of every piece at a time.
         longest   elements of the longest piece on any rank: all ranks go through the same number of
                   windows
         """
@@ -163,8 +162,9 @@ class Staging:
         )
 
     def whole(self, port, *, load: bool):
-        """All elements of the port as one host array that lives until a non-blocking verb is done;
-        not bounded.
+        """Return all elements of the port as one host array, not bounded.
+
+        It lives until a non-blocking verb is done.
         """
         if port.host is not None:
             return port.host
@@ -175,9 +175,7 @@ class Staging:
         return array
 
     def messages(self, port, host) -> list:
-        """`host`, what whole() gave for the port, in the parts in which a blocking verb sends or
-        receives it.
-        """
+        """Return `host`, which whole() gave for the port, in the parts of a blocking message."""
         length = self._window(port)
         return (
             [host]
@@ -186,7 +184,7 @@ class Staging:
         )
 
     def _window(self, port) -> int:
-        """Elements of a window."""
+        """Return the number of elements of a window."""
         return max(1, self.window_bytes // port.wire.itemsize)
 
     def _host_bytes(self, num_bytes):
@@ -196,8 +194,7 @@ class Staging:
 
 
 def _flow(windows: list[Window]) -> None:
-    """Run the windows in order; each is loaded while the one before runs, and stored while the next
-    one does.
+    """Run the windows in order; each loads while the one before runs, stores while the next does.
 
     When window k runs, window k - 2 is stored: scratch can be used again by the third window after
     it if the verb changes what was loaded, by the second one if it does not. Whatever happens, no
@@ -220,7 +217,7 @@ def _flow(windows: list[Window]) -> None:
 
 
 def packed(part: Part) -> Part:
-    """The same counts, one after the other from 0."""
+    """Return the same counts, one after the other from 0."""
     starts, offset = [], 0
     for count in part.counts:
         starts.append(offset)

@@ -26,7 +26,7 @@ _LONGEST = ReductionOperation.MAX
 class GpuTransport(Protocol):
     """A way for GPU arrays. Ports are DevicePorts; every method is collective like its verb.
 
-    Only the verbs that takes() says yes to need to exist, under the names of StagedTransport.
+    Only the verbs that takes() accepts need to exist, under the names of StagedTransport.
     """
 
     def takes(self, verb: str, num_bytes: int, dtype, op: ReductionOperation | None) -> bool:
@@ -159,7 +159,7 @@ class StagedTransport:
         if op is ReductionOperation.AVERAGE:
             numpy.divide(host, self._group.world_size, out=host)
 
-    # ---- begun: (the channel's handle, what to do once it is complete) ---------------------------
+    # ---- non-blocking: return (the channel's handle, what to do once it is complete or None) -----
 
     def isend(self, port, destination, tag):
         staging, channel = self._group.staging, self._group.channel

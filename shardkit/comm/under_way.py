@@ -7,7 +7,7 @@ from .operations import FinishedHandle, Handle
 
 
 class UnderWay:
-    """Around a verb that has begun; `given` is what `with` gives. contextlib costs a microsecond."""
+    """Around a verb under way; `given` is what `with` gives. contextlib costs a microsecond."""
 
     def __init__(self, progress, given=None):
         self.progress, self._given = progress, given
@@ -32,7 +32,7 @@ def check_alive(group, name: str) -> None:
 
 
 def waiting_for(group, call) -> UnderWay:
-    """Return a context manager around waiting for a call that was begun earlier."""
+    """Return a context manager around waiting for a call that began earlier."""
     check_alive(group, f"wait for {call.verb}")
     group.progress.resume(call)
     return UnderWay(group.progress)

@@ -1,18 +1,18 @@
 """The verbs that ranks use to exchange arrays, whatever carries them.
 
-    what you have                verb                what every rank has afterwards (3 ranks; a, b, c: slices)
-    [a0 b0 c0] on each rank      all_reduce          [A B C], A = a0 + a1 + a2
-                                 reduce_scatter      A on rank 0, B on rank 1, C on rank 2
-    a, b, c: one slice each      all_gather          [a b c] everywhere
-                                 gather              [a b c] on the root
-    [a b c] on the root          broadcast           [a b c] everywhere
-                                 scatter             a on rank 0, b on rank 1, c on rank 2
-    [a0 b0 c0] on each rank      all_to_all          [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
+    what you have                verb             what every rank has afterwards (a, b, c: slices)
+    [a0 b0 c0] on each rank      all_reduce       [A B C], A = a0 + a1 + a2
+                                 reduce_scatter   A on rank 0, B on rank 1, C on rank 2
+    a, b, c: one slice each      all_gather       [a b c] everywhere
+                                 gather           [a b c] on the root
+    [a b c] on the root          broadcast        [a b c] everywhere
+                                 scatter          a on rank 0, b on rank 1, c on rank 2
+    [a0 b0 c0] on each rank      all_to_all       [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
 
-A verb notes the call (watch/progress.py, watch/ledger.py), checks its arguments (arguments.py), lets
-a transport move the arrays (transport.py), and counts the bytes. The three verbs that training calls
-most hand plain arrays straight to the channel: around a small message the rest takes longer than the
-message.
+A verb notes the call (watch/progress.py, watch/ledger.py), checks its arguments (arguments.py),
+lets a transport move the arrays (transport.py), and counts the bytes. The three verbs that training
+calls most hand plain arrays straight to the channel: around a small message the rest takes longer
+than the message.
 
 Arrays are C-contiguous and of any shape; counts and displacements are in elements. Uneven and zero
 counts are legal everywhere. `counts`, `root` and `op` must be the same on all ranks.
@@ -198,7 +198,8 @@ class Verbs:
             whole, own = self.arguments.scatter(send, receive, root, counts)
             transport = self._transport("scatter", 0, whole.port, own.port)
             transport.scatter(whole, own, root).wait()
-            is_root, rest = self.rank == root, whole.port.num_bytes - own.port.num_bytes
+            is_root = self.rank == root
+            rest = whole.port.num_bytes - own.port.num_bytes
             self.traffic.add("scatter", rest if is_root else 0)
 
     def gather(self, send, receive, root: int = 0, counts=None) -> None:

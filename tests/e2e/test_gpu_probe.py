@@ -19,7 +19,7 @@ STAND_IN = ROOT / "tests" / "stand_in"
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 SABOTAGE = """
 import os, signal, sys, time
-if "shardkit.comm.gpu.probe" in sys.orig_argv:
+if "shardkit.comm.gpu.trials" in sys.orig_argv:
     from shardkit.comm.gpu.mpi import MPITransport
     broadcast = MPITransport.broadcast
     def wrong(self, port, root):

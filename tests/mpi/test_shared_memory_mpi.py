@@ -1,5 +1,5 @@
-"""Lanes against the MPI library: the same values, wherever arrays are; and when there are no
-lanes.
+"""Shared memory against the MPI library: the same values, wherever arrays are; and when there is
+none.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -26,33 +26,34 @@ SIZES = (0, 1, 5, 2047, 40_000, 700_001)
 
 
 @pytest.fixture
-def lanes(backend):
+def node(backend):
     """The backend, if its ranks see each other's memory."""
     if backend.memory() is None:
         pytest.skip(
-            "no lanes here: SHARDKIT_SHARED=0, several nodes, or a system that does not let neighbors in"
+            "no shared memory here: SHARDKIT_SHARED=0, several nodes, or a system that does not let "
+            "neighbors in"
         )
-    backend.carrier.small_bytes = -1  # empty arrays too go through the lane
+    backend.carrier.small_bytes = -1  # empty arrays too go through it
     yield backend
     backend.carrier.small_bytes = SMALL_BYTES
 
 
 @pytest.mark.parametrize("size, num_calls", [(4, CALLS_BEFORE_OPENING), (4096, 1)])
-def test_a_lane_opens_with_a_large_array_or_after_some_small_ones(lanes, size, num_calls):
-    group, few, large = lanes.split(0, lanes.rank), numpy.ones(4), numpy.ones(size)
+def test_memory_opens_with_a_large_array_or_after_some_small_ones(node, size, num_calls):
+    group, few, large = node.split(0, node.rank), numpy.ones(4), numpy.ones(size)
     for _ in range(num_calls):
         assert not group.adds_in_tree_order(few)
         group.broadcast(large)
     assert group.adds_in_tree_order(few)
     group.all_reduce(few)
     group.close()
-    assert (few == lanes.world_size).all()
+    assert (few == node.world_size).all()
 
 
 @pytest.mark.parametrize("promise", PROMISES)
-def test_the_contract_holds_in_lanes(lanes, promise):
-    with collectively(lanes):
-        PROMISES[promise](lanes)
+def test_the_contract_holds_in_shared_memory(node, promise):
+    with collectively(node):
+        PROMISES[promise](node)
 
 
 def whole_numbers(rank, size, dtype):
@@ -110,75 +111,75 @@ def verbs(backend, size, dtype, where):
 
 @pytest.mark.parametrize("where", ["heap", "private", "mixed"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_verb_leaves_what_mpi_leaves(lanes, dtype, where):
+def test_every_verb_leaves_what_mpi_leaves(node, dtype, where):
     differ = []
     for size in SIZES:
-        ours = list(verbs(lanes, size, dtype, where))
-        with messages_only(lanes):
-            theirs = list(verbs(lanes, size, dtype, "private"))
+        ours = list(verbs(node, size, dtype, where))
+        with messages_only(node):
+            theirs = list(verbs(node, size, dtype, "private"))
         differ += [(size, at) for at, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
-    assert lanes.all_gather_object(differ) == [[]] * lanes.world_size
+    assert node.all_gather_object(differ) == [[]] * node.world_size
 
 
 @pytest.mark.parametrize("where", ["heap", "private", "mixed"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sums_have_the_bits_of_the_tree_with_lanes_and_without(lanes, dtype, where):
-    n, rank = lanes.world_size, lanes.rank
+def test_sums_have_the_bits_of_the_tree_with_shared_memory_and_without(node, dtype, where):
+    n, rank = node.world_size, node.rank
     for shard in (1, 1000, 100_003):
         total = tree([rough(r, n * shard, dtype) for r in range(n)])
         for carrying in (nullcontext, messages_only):
-            with carrying(lanes):
+            with carrying(node):
                 array, out = rough(rank, n * shard, dtype), numpy.empty(shard, dtype)
-                array = placed(lanes, array, where) if carrying is nullcontext else array
-                ordered_reduce_scatter(lanes, array, out)
+                array = placed(node, array, where) if carrying is nullcontext else array
+                ordered_reduce_scatter(node, array, out)
                 reduced = array.copy()
-                ordered_all_reduce(lanes, reduced)
+                ordered_all_reduce(node, reduced)
                 own = array[rank * shard : (rank + 1) * shard]
-                ordered_reduce_scatter(lanes, array, own)
+                ordered_reduce_scatter(node, array, own)
             same = (
                 reduced.tobytes() == total.tobytes(),
                 own.tobytes() == out.tobytes(),
                 out.tobytes() == total[rank * shard : (rank + 1) * shard].tobytes(),
             )
-            assert lanes.all_gather_object(same) == [(True, True, True)] * n
+            assert node.all_gather_object(same) == [(True, True, True)] * n
 
 
-def test_a_message_under_way_is_delivered_while_the_receiver_sits_in_a_lane(lanes):
+def test_a_message_under_way_is_delivered_while_the_receiver_waits_in_shared_memory(node):
     """The sender's large message moves only inside of MPI calls: a rank that waits for its
     neighbors must make them.
     """
-    n, rank = lanes.world_size, lanes.rank
+    n, rank = node.world_size, node.rank
     mine, theirs = numpy.full(1 << 20, rank, "float32"), numpy.empty(1 << 20, "float32")
     ones = numpy.ones(10)
     if rank == 0:
-        handle = lanes.isend(mine, 1)
-        lanes.all_reduce(ones)
+        handle = node.isend(mine, 1)
+        node.all_reduce(ones)
         handle.wait()
     else:
         if rank == 1:
-            lanes.receive(theirs, 0)
-        lanes.all_reduce(ones)
+            node.receive(theirs, 0)
+        node.all_reduce(ones)
     assert (ones == n).all() and (rank != 1 or not theirs.any())
 
 
-def test_groups_have_lanes_of_their_own(lanes):
-    group = lanes.split(lanes.rank % 2)
-    lone = lanes.split(lanes.rank)
+def test_groups_have_memory_of_their_own(node):
+    group = node.split(node.rank % 2)
+    lone = node.split(node.rank)
     assert (group.memory() is None) == (group.world_size == 1) and lone.memory() is None
     for _ in range(3):
         total, everywhere = numpy.full(5000, 1.0), numpy.full(5000, 1.0)
         group.all_reduce(total)
-        lanes.all_reduce(everywhere)
-        assert (total == group.world_size).all() and (everywhere == lanes.world_size).all()
+        node.all_reduce(everywhere)
+        assert (total == group.world_size).all() and (everywhere == node.world_size).all()
     group.close()
     lone.close()
 
 
-def test_a_desk_is_used_again_after_its_group_is_closed(lanes):
+def test_a_mailbox_is_used_again_after_its_group_is_closed(node):
     def lent():
-        group = lanes.split(0)
+        group = node.split(0)
         group.barrier()
-        lent = lanes.memory().lent_bytes
+        lent = node.memory().lent_bytes
         group.close()
         return lent
 
@@ -189,7 +190,7 @@ def test_a_desk_is_used_again_after_its_group_is_closed(lanes):
 @pytest.mark.parametrize(
     "variable, value", [("SHARDKIT_SHARED", "0"), ("SHARDKIT_RANKS_PER_NODE", "1")]
 )
-def test_without_lanes_everything_goes_through_mpi(backend, monkeypatch, variable, value):
+def test_without_shared_memory_everything_goes_through_mpi(backend, monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     second = MPICommunicationBackend()
     second.initialize()
@@ -216,7 +217,7 @@ def two_nodes(backend, monkeypatch):
     second.shutdown()
 
 
-def test_a_node_of_two_ranks_has_lanes_for_its_own_groups_only(two_nodes):
+def test_a_node_of_two_ranks_has_memory_for_its_own_groups_only(two_nodes):
     near, far = two_nodes.split(two_nodes.rank // 2), two_nodes.split(two_nodes.rank % 2)
     for group in (two_nodes, near, far):
         ones = numpy.ones(100_000)
@@ -303,38 +304,38 @@ class _Recorder:
 # ---- parameters that a node has once -------------------------------------------------------------
 
 
-def test_a_common_array_is_the_same_memory_on_all_ranks(lanes):
-    n = lanes.world_size
-    array = lanes.common(3 * n, "float32")
-    array[3 * lanes.rank : 3 * lanes.rank + 3] = lanes.rank
-    lanes.barrier()
+def test_a_common_array_is_the_same_memory_on_all_ranks(node):
+    n = node.world_size
+    array = node.common(3 * n, "float32")
+    array[3 * node.rank : 3 * node.rank + 3] = node.rank
+    node.barrier()
     assert (array == numpy.repeat(numpy.arange(n), 3)).all()
-    lanes.barrier()
+    node.barrier()
 
 
-def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(lanes):
+def test_a_common_array_is_freed_once_no_rank_has_a_view_of_it(node):
     def lent():
-        lanes.common(1, "uint8")
-        return lanes.memory().lent_bytes
+        node.common(1, "uint8")
+        return node.memory().lent_bytes
 
     before = lent()
-    arrays = [lanes.common(100_000, "float64") for _ in range(2)]
-    if lanes.rank == 0:
+    arrays = [node.common(100_000, "float64") for _ in range(2)]
+    if node.rank == 0:
         arrays.pop()
     kept = lent() - before
     arrays.clear()
     gone = lent() - before
-    if lanes.rank == 0:
+    if node.rank == 0:
         assert (kept >= 1_600_000, gone) == (True, 0)
 
 
 @pytest.mark.parametrize("steps", ["train", "by hand"])
-def test_fsdp_in_common_memory_ends_in_the_bits_of_fsdp_by_messages(lanes, monkeypatch, steps):
+def test_fsdp_in_common_memory_ends_in_the_bits_of_fsdp_by_messages(node, monkeypatch, steps):
     monkeypatch.setenv("SHARDKIT_RANKS_PER_NODE", "1")
     apart = MPICommunicationBackend()
     apart.initialize()
     ends, common = [], []
-    for backend in (lanes, apart):
+    for backend in (node, apart):
         model, _ = train("FSDP", backend, 2, samples=2 * backend.world_size)
         for step in range(3):
             x, y = sk.split_batch(model.mesh, *token_batch(step, 2 * backend.world_size))

@@ -1,4 +1,4 @@
-"""The road through blocks of GPU memory that ranks of a node open, on stand-ins: ranks are threads
+"""The transport through blocks of GPU memory that ranks of a node open, on stand-ins: ranks are threads
 that share a pretended GPU.
 """
 
@@ -6,7 +6,7 @@ import gc
 
 import numpy
 import pytest
-from gpu_roads import all_verbs, bits, ordered_sums, plain_twins  # noqa: F401
+from gpu_verbs import all_verbs, bits, ordered_sums, plain_twins  # noqa: F401
 from stand_in import fake_ipc, pretended_gpu
 
 from shardkit.comm import run_ranks

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy
 import pytest
 from builders import token_batch, train
-from gpu_roads import plain_twins  # noqa: F401
+from gpu_verbs import plain_twins  # noqa: F401
 from stand_in import fake_ipc, fake_nccl, pretended_gpu
 
 import shardkit as sk
@@ -49,12 +49,12 @@ def trained(strategy, transport, **settings):
             strategy, backend, 2, device="cuda", gpu_transport=transport, micro_batch=3, **settings
         )
         parameters = model.gather_full_parameters()
-        roads = {
+        transports = {
             axis: type(model.mesh.group(axis).gpu_transport).__name__
             for axis in ("data", "pipeline")
         }
         model.mesh.close()
-        return losses, parameters.tobytes(), roads
+        return losses, parameters.tobytes(), transports
 
     return work
 

@@ -1,10 +1,10 @@
-"""The road through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a strict
+"""The transport through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a strict
 fake of NCCL between them.
 """
 
 import numpy
 import pytest
-from gpu_roads import AVERAGE, all_verbs, bits, ordered_sums, plain_twins, values  # noqa: F401
+from gpu_verbs import AVERAGE, all_verbs, bits, ordered_sums, plain_twins, values  # noqa: F401
 from stand_in import fake_nccl, pretended_gpu
 
 from shardkit.comm import ordered_reduce_scatter, run_ranks

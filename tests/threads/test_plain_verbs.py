@@ -1,4 +1,4 @@
-"""The short road of plain arrays does what the other road does, and leaves to it what it cannot
+"""The short way of plain arrays does what the other way does, and leaves to it what it cannot
 do.
 """
 
@@ -40,7 +40,7 @@ def called(backend, verb, folder):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_both_roads_leave_the_same_values_traffic_and_record(verb, tmp_path, monkeypatch):
+def test_both_ways_leave_the_same_values_traffic_and_record(verb, tmp_path, monkeypatch):
     short = sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path))
     monkeypatch.setattr("shardkit.comm.verbs.is_plain", lambda array: False)
     assert sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path)) == short

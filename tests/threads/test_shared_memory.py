@@ -1,4 +1,4 @@
-"""Lanes and heaps on ranks that are threads: any number of ranks, and what goes wrong."""
+"""Shared-memory channels and heaps on threads: any number of ranks, and what goes wrong."""
 
 import threading
 import time
@@ -6,11 +6,11 @@ import time
 import numba
 import numpy
 import pytest
-from lanes import on_lanes
+from shared_channels import on_one_node
 from threads.communication_contract import rough, tree
 
 from shardkit.comm import ReductionOperation
-from shardkit.comm.node.desk import SLOT_BYTES
+from shardkit.comm.node.mailbox import SLOT_BYTES
 from shardkit.comm.node.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
 from shardkit.comm.node.streams import STREAM_BYTES, stream_bytes
 
@@ -36,12 +36,12 @@ def placed(heap, array, is_private):
 @pytest.mark.parametrize("private", ["none", "all", "one"])
 @pytest.mark.parametrize("num_ranks", [2, 3, 4, 5, 7, 8])
 def test_reductions_are_trees_over_the_ranks_wherever_arrays_are(num_ranks, private):
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         is_private = {"none": False, "all": True, "one": rank == 1}[private]
         reduced, scattered = [], []
         for size in SIZES:
             array = placed(heap, rough(rank, size, "float32"), is_private)
-            lane.all_reduce(array, SUM)
+            channel.all_reduce(array, SUM)
             reduced.append(array.tobytes())
             counts = [size // 2 * (r % 3) for r in range(num_ranks)]
             send, out = (
@@ -49,16 +49,16 @@ def test_reductions_are_trees_over_the_ranks_wherever_arrays_are(num_ranks, priv
                 numpy.empty(counts[rank], "float32"),
             )
             before = send.tobytes()
-            lane.reduce_scatter(send, out, counts, SUM)
+            channel.reduce_scatter(send, out, counts, SUM)
             assert send.tobytes() == before
             start = sum(counts[:rank])
             own = send[start : start + counts[rank]]
-            lane.reduce_scatter(send, own, counts, SUM)
+            channel.reduce_scatter(send, own, counts, SUM)
             assert own.tobytes() == out.tobytes()
             scattered.append(out)
         return reduced, scattered
 
-    results = on_lanes(num_ranks, work)
+    results = on_one_node(num_ranks, work)
     for at, size in enumerate(SIZES):
         total = tree([rough(rank, size, "float32") for rank in range(num_ranks)])
         assert [reduced[at] for reduced, _ in results] == [total.tobytes()] * num_ranks, size
@@ -79,14 +79,14 @@ def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
         array[rank::7] = numpy.nan
         return array
 
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         arrays = [values(rank), placed(heap, values(rank), False)]
         for array in arrays:
-            lane.all_reduce(array, op)
+            channel.all_reduce(array, op)
         return arrays
 
     wanted = reference(reference(values(0), values(1)), values(2))
-    for arrays in on_lanes(3, work):
+    for arrays in on_one_node(3, work):
         for array in arrays:
             numpy.testing.assert_array_equal(array, wanted)
 
@@ -94,42 +94,42 @@ def test_other_operations_are_those_of_numpy_also_on_nan(op, reference):
 @pytest.mark.parametrize("private", [False, True])
 @pytest.mark.parametrize("num_ranks", [2, 3, 5])
 def test_gathers_and_broadcasts_move_every_byte_once(num_ranks, private):
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         for size in SIZES:
             counts = [size * (r % 2) + r for r in range(num_ranks)]
             whole = numpy.concatenate(
                 [numpy.arange(count) + 1000 * r for r, count in enumerate(counts)]
             )
             got = placed(heap, numpy.full(sum(counts), -1), private)
-            lane.all_gather(
+            channel.all_gather(
                 placed(heap, numpy.arange(counts[rank]) + 1000 * rank, True), got, counts
             )
             numpy.testing.assert_array_equal(got, whole)
             start = sum(counts[:rank])
             got[:start], got[start + counts[rank] :] = -1, -1
-            lane.all_gather(got[start : start + counts[rank]], got, counts)
+            channel.all_gather(got[start : start + counts[rank]], got, counts)
             numpy.testing.assert_array_equal(got, whole)
             root = num_ranks - 1
             array = placed(heap, numpy.arange(size) * (rank == root), private)
-            lane.broadcast(array, root)
+            channel.broadcast(array, root)
             numpy.testing.assert_array_equal(array, numpy.arange(size))
-            lane.barrier()
+            channel.barrier()
 
-    on_lanes(num_ranks, work)
+    on_one_node(num_ranks, work)
 
 
 def test_nobody_leaves_a_barrier_before_all_have_come():
     come = []
 
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         for turn in range(50):
             time.sleep(0.002 * (rank == turn % 4))
             come.append(turn)
-            lane.barrier()
+            channel.barrier()
             assert come.count(turn) == 4
-            lane.barrier()
+            channel.barrier()
 
-    on_lanes(4, work)
+    on_one_node(4, work)
 
 
 def test_a_rank_that_calls_something_else_is_waited_for():
@@ -138,16 +138,16 @@ def test_a_rank_that_calls_something_else_is_waited_for():
     """
     left = threading.Event()
 
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         array = numpy.ones(10 + rank, "float32")
-        lane.inside.probe = lambda: time.sleep(0.001) or (left.is_set() and exit())
+        channel.inside.probe = lambda: time.sleep(0.001) or (left.is_set() and exit())
         try:
-            lane.all_reduce(array, SUM)
+            channel.all_reduce(array, SUM)
         except SystemExit:
             return array
 
     threading.Timer(0.5, left.set).start()
-    assert [array.sum() for array in on_lanes(2, work)] == [10, 11]
+    assert [array.sum() for array in on_one_node(2, work)] == [10, 11]
 
 
 # ---- heaps ---------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_copy_past_the_caches_moves_these_bytes_and_no_others():
 def test_a_large_all_gather_goes_past_the_caches_and_is_whole():
     counts = [(STREAM_BYTES >> 2) - 5, 17]
 
-    def work(lane, heap, rank):
+    def work(channel, heap, rank):
         whole = (
             numpy.ndarray(sum(counts), "float32")
             if rank == 0
@@ -236,7 +236,7 @@ def test_a_large_all_gather_goes_past_the_caches_and_is_whole():
         )
         own = heap.empty(counts[rank], "float32")
         whole[...], own[...] = -1, rank + 1
-        lane.all_gather(own, whole, counts)
+        channel.all_gather(own, whole, counts)
         return [int((whole == value).sum()) for value in (1, 2)]
 
-    assert on_lanes(2, work, heap_bytes=1 << 28) == [counts, counts]
+    assert on_one_node(2, work, heap_bytes=1 << 28) == [counts, counts]

@@ -1,1 +1,1 @@
-"""collectives."""
+"""Collectives made of others: ordered sums, async ones, half floats. Read ordered.py first."""

@@ -1,19 +1,17 @@
-"""Collectives that are begun now and ended later, so that their messages travel while this rank
-computes.
+"""Collectives that begin now and end later, so that messages travel while this rank computes.
 
     begin           pump, pump ...                                  end
-    all messages    the library moves bytes; once all are there     waits for what is left
+    all messages    the library moves bytes; once all have come     waits for what is left
     are posted      the owner adds them, and posts the sums
 
 An MPI library moves bytes inside of its calls only, and its own non-blocking collectives take many
-small turns, each of which waits for the next call. So every message of a turn is posted at once
-here, and whoever computes calls pump() now and then. Sums are the tree of ordered.py: the same bits
-as without haste. Ranks need not come to the second turn of several sums in the same order, since
-each has tags of its own.
+small turns, each of which waits for the next call. So all messages of a turn are posted together
+here, and a rank that computes calls pump() now and then. Sums are the tree of ordered.py: the same
+bits as those of the blocking collective. Ranks need not reach the second turn of several sums in
+the same order, since each has tags of its own.
 
-Where the ranks of a node share memory (shared/levels.py), what happens within a node is done when
-the collective is begun or ended, by all its ranks together; only what goes between nodes is under
-way.
+Where the ranks of a node share memory (node/levels.py), what happens within a node is done by all
+its ranks together when the collective begins or ends; only what goes between nodes is under way.
 """
 
 import time
@@ -28,14 +26,17 @@ NUM_TAGS = 2  # of each collective: its own and the next one
 
 
 class AsyncCollective:
-    """A collective under way on this rank; its arrays must not be touched until end() has returned.
+    """A collective under way on this rank: its async handle.
 
+    Its arrays must not be touched until end() has returned.
     turns   generator of handles: each turn begins when the one before is complete
     last    collective within the node that ends it, or None
     """
 
     def __init__(self, group, turns, last=None):
-        self._group, self._turns, self._last = group, turns, last
+        self._group = group
+        self._turns = turns
+        self._last = last
         self._call = group.progress.current
         self._handle = self._next_turn()
 
@@ -49,7 +50,7 @@ class AsyncCollective:
     def end(self) -> None:
         """Return when it is complete; a second call returns immediately.
 
-        All ranks end what they began in the same order.
+        All ranks end their collectives in the order in which they began them.
         """
         with waiting_for(self._group, self._call):
             while self._handle is not None:
@@ -71,7 +72,7 @@ class AsyncCollective:
 def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
     """Begin to gather the slices of all ranks, in rank order, in `whole`, both on the host.
 
-    Begun and ended by all ranks of the group.
+    All ranks of the group begin and end it.
     own     [shard]; may be its own place in `whole`
     whole   [world_size * shard]
     tag     this and the next one are not used by anything else that is under way on the group
@@ -79,7 +80,9 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
     with _beginning(group, "begin_all_gather"):
         part, parts = group.arguments.all_gather(own, whole, None)
         group.traffic.add("all_gather", (group.world_size - 1) * part.port.num_bytes)
-        own, whole, counts = part.port.host, parts.port.host, parts.counts
+        own = part.port.host
+        whole = parts.port.host
+        counts = parts.counts
         slices = pieces_of(whole, counts)
         if own.ctypes.data != slices[group.rank].ctypes.data:
             slices[group.rank][...] = own
@@ -91,7 +94,7 @@ def begin_all_gather(group, own, whole, tag: int) -> AsyncCollective:
 def begin_ordered_reduce_scatter(group, buffer, out, scratch, tag: int) -> AsyncCollective:
     """Begin the sum of ordered_reduce_scatter, of float32 or wider on the host.
 
-    Begun and ended by all ranks of the group.
+    All ranks of the group begin and end it.
     buffer    [world_size * shard], unchanged unless `out` is a view of this rank's own slice of it,
               which it may be
     scratch   [buffer.size] of the same dtype, until the end
@@ -132,7 +135,7 @@ def _adds_in_levels(group, buffer) -> bool:
 
 
 def to_all(channel, parts, tag: int):
-    """Every rank's own part, in all of them."""
+    """Send every rank's own part to all of them."""
     own, others = parts[channel.rank], _others(channel)
     yield channel.exchange(
         [(rank, own) for rank in others], [(rank, parts[rank]) for rank in reversed(others)], tag
@@ -140,7 +143,7 @@ def to_all(channel, parts, tag: int):
 
 
 def to_owner(channel, parts, out, scratch, tag: int):
-    """The sum over ranks of the part of this one, in `out`, which may be that part."""
+    """Leave the sum over ranks of the part of this one in `out`, which may be that part."""
     own, others = parts[channel.rank], _others(channel)
     slices = pieces_of(scratch, [own.size] * channel.size)
     slices[channel.rank] = own
@@ -153,11 +156,11 @@ def to_owner(channel, parts, out, scratch, tag: int):
 
 
 def to_owner_to_all(channel, parts, scratch, tag: int):
-    """The sum over ranks of every part, in it."""
+    """Leave the sum over ranks of every part in it."""
     yield from to_owner(channel, parts, parts[channel.rank], scratch, tag)
     yield from to_all(channel, parts, tag + 1)
 
 
 def _others(channel) -> list[int]:
-    """All other ranks, the next one first: no rank is everybody's first."""
+    """Return all other ranks, the next one first: no rank is everybody's first."""
     return [(channel.rank + step) % channel.size for step in range(1, channel.size)]

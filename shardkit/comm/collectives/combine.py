@@ -1,8 +1,7 @@
-"""What each collective does, as plain functions on the arrays of all ranks at once.
+"""What each collective does, as plain functions on the arrays of all ranks.
 
-The in-memory backend runs them in the thread of the rank that arrives last. They are also the
-shortest definition of the verbs: `given[r]` is what rank r brought. Sums are taken in rank order,
-so they are the same on every run.
+Threads run them on the rank that arrives last. They are also the shortest definition of the verbs:
+`given[r]` is what rank r brought. Sums are taken in rank order, so they are the same on every run.
 """
 
 import numpy
@@ -20,7 +19,7 @@ _COMBINE = {
 
 
 def reduced(arrays, op):
-    """The reduction of equal arrays, in their order; a new array."""
+    """Return the reduction of equal arrays, in their order, as a new array."""
     total = arrays[0].copy()
     for array in arrays[1:]:
         _COMBINE[op](total, array, out=total)
@@ -28,60 +27,65 @@ def reduced(arrays, op):
 
 
 def all_reduce(given, op):
-    """given[r]: array."""
+    """Reduce given[r], an array, in place."""
     total = reduced(given, op)
     for array in given:
         array[...] = total
 
 
 def broadcast(given, root):
-    """given[r]: array."""
+    """Copy given[root] to all given[r]."""
     for rank, array in enumerate(given):
         if rank != root:
             array[...] = given[root]
 
 
 def all_gather(given, counts):
-    """given[r]: (send, receive). The first copy may be onto itself."""
+    """Gather; given[r]: (send, receive). The first copy may be onto itself."""
     for start, count, (send, _) in zip(starts_of(counts), counts, given):
         for _, receive in given:
             receive[start : start + count] = send
 
 
 def reduce_scatter(given, counts, op):
-    """given[r]: (send, receive)."""
+    """Reduce and scatter; given[r]: (send, receive)."""
     for start, count, (_, receive) in zip(starts_of(counts), counts, given):
         receive[...] = reduced([send[start : start + count] for send, _ in given], op)
 
 
 def scatter(given, root, counts):
-    """given[r]: (send or anything, receive); the root's send counts."""
+    """Scatter; given[r]: (send or anything, receive); the root's send counts."""
     for start, count, (_, receive) in zip(starts_of(counts), counts, given):
         receive[...] = given[root][0][start : start + count]
 
 
 def gather(given, root, counts):
-    """given[r]: (send, receive or anything); the root's receive counts."""
+    """Gather; given[r]: (send, receive or anything); the root's receive counts."""
     for start, count, (send, _) in zip(starts_of(counts), counts, given):
         given[root][1][start : start + count] = send
 
 
 def all_to_all(given):
-    """given[r]: (send, receive, send_counts, receive_counts, send_starts, receive_starts)."""
+    """Exchange the pieces of all ranks.
+
+    given[r]: (send, receive, send_counts, receive_counts, send_starts, receive_starts).
+    """
     for source, (send, _, send_counts, _, send_starts, _) in enumerate(given):
         for target, (_, receive, _, receive_counts, _, receive_starts) in enumerate(given):
             count = send_counts[target]
             if count != receive_counts[source]:
                 raise ValueError(
-                    f"rank {source} sends rank {target} {count} elements, which expects {receive_counts[source]}"
+                    f"rank {source} sends rank {target} {count} elements, which expects "
+                    f"{receive_counts[source]}"
                 )
             start, at = send_starts[target], receive_starts[source]
             receive[at : at + count] = send[start : start + count]
 
 
 def split(given):
-    """given[r]: (color or None, key). Returns per rank the ordered ranks of its new group, or
-    None.
+    """Return per rank the ordered ranks of its new group, or None.
+
+    given[r]: (color or None, key).
     """
     groups = {}
     for rank, (color, key) in enumerate(given):

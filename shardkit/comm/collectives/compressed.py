@@ -22,8 +22,7 @@ _TOP_EXPONENT = 14  # scaled elements are below 2**15; float16 ends at 65504
 
 
 def compressed_reduce_scatter(backend, buffer, out):
-    """Sum over ranks of this rank's slice of `buffer`, to about three digits. Collective over the
-    backend.
+    """Sum this rank's slice of `buffer` over ranks, to about three digits. Collective.
 
     buffer    [world_size * shard] float; unchanged, unless `out` is a view of this rank's own slice
               of it
@@ -40,7 +39,7 @@ def compressed_reduce_scatter(backend, buffer, out):
 
 
 def compressed_all_reduce(backend, buffer):
-    """Sum over ranks of `buffer`, in it, to about three digits. Collective over the backend.
+    """Sum `buffer` over ranks, in it, to about three digits. Collective over the backend.
 
     buffer    [world_size * shard] float. The sums come back to all ranks as they are, so that all
               hold the same bits.
@@ -52,9 +51,7 @@ def compressed_all_reduce(backend, buffer):
 
 
 def _agreed_scale(backend, buffer) -> float:
-    """The power of two that brings the largest element of any rank near the top of the half-float
-    range.
-    """
+    """Return the power of two that fits the largest element of any rank into half floats."""
     largest = numpy.array([largest_magnitude(buffer)])
     backend.all_reduce(largest, ReductionOperation.MAX)
     if not math.isfinite(largest[0]) or largest[0] == 0:

@@ -1,9 +1,9 @@
 """Sums over ranks whose bits do not depend on the network, the MPI library, or who comes first.
 
-    rank      0    1    2    3    4          everyone sends each owner its slice (all_to_all, straight from the buffer),
-              a    b    c    d    e          the owner adds the slices as a fixed tree over the ranks:
-              a + b     c + d     e          neighbors first, level by level, an odd one carried up
-              (a+b) + (c+d)       e
+    rank      0    1    2    3    4          everyone sends each owner its slice (all_to_all,
+              a    b    c    d    e          straight from the buffer), the owner adds the slices as
+              a + b     c + d     e          a fixed tree over the ranks: neighbors first, level by
+              (a+b) + (c+d)       e          level, an odd one carried up
               ((a+b)+(c+d)) + e
 
 Each rank sends and receives as many bytes as in a ring reduce-scatter. Together with micro-batches
@@ -25,7 +25,7 @@ SCRATCH_ELEMENTS = 1 << 20
 def ordered_reduce_scatter(
     backend, buffer, out, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None
 ):
-    """Sum over ranks of this rank's slice of `buffer`, added as a tree over the ranks.
+    """Sum this rank's slice of `buffer` over ranks, added as a tree over the ranks.
 
     Collective over the backend. `buffer` is unchanged, unless `out` is a view of this rank's own
     slice of it, which it may be.
@@ -44,7 +44,7 @@ def ordered_reduce_scatter(
 
 
 def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEMENTS, scratch=None):
-    """Sum over ranks of `buffer`, in it, added as a tree over the ranks.
+    """Sum `buffer` over ranks, in it, added as a tree over the ranks.
 
     Collective over the backend, in place.
     buffer    [any length], float or integer dtype
@@ -63,7 +63,7 @@ def ordered_all_reduce(backend, buffer, *, scratch_elements: int = SCRATCH_ELEME
 
 
 def ordered_sum(backend, values):
-    """Sum over ranks of a few numbers, added as a tree over the ranks: norms, losses, counts.
+    """Sum a few numbers over ranks, added as a tree over the ranks: norms, losses, counts.
 
     Collective over the backend.
     values    sequence of k floats
@@ -78,11 +78,11 @@ def ordered_sum(backend, values):
 def reduce_to_owners(
     all_to_all, rank, buffer, counts, out, scratch_elements=SCRATCH_ELEMENTS, scratch=None
 ):
-    """The sum over ranks of this rank's slice of `buffer`, in `out`, which may be that slice.
-    Collective.
+    """Leave the sum over ranks of this rank's slice of `buffer` in `out`. Collective.
 
-    A window of every owner's slice at a time, so that the scratch stays small.
-    all_to_all   as of a backend: (send, receive, send counts, receive counts, send starts)
+    `out` may be that slice. A window of every owner's slice at a time, so that the scratch stays
+    small.
+    all_to_all   function (send, receive, send counts, receive counts, send starts)
     """
     num_ranks = len(counts)
     starts = starts_of(counts)
@@ -103,7 +103,7 @@ def reduce_to_owners(
 
 
 def add_slices(slices, out):
-    """The tree over slices [n] of all ranks, in `out` [n], which may be one of them."""
+    """Add slices [n] of all ranks as the tree, in `out` [n], which may be one of them."""
     if out.dtype.name in HALF_FLOATS:
         out[...] = tree_sum([half.astype("float32") for half in slices])
     elif out.size:

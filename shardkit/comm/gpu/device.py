@@ -13,33 +13,37 @@ EVERY_STREAM = "all"  # instead of a stream's address: any stream of the GPU may
 
 
 class CudaCopies:
-    """Copies, beside whatever else runs on the GPU, and page-locked host memory. Imports CuPy when
-    it is made.
+    """Copies beside other work of the GPU, and page-locked host memory; imports CuPy.
 
     Copies to the host have one stream and copies to the GPU another, so that both directions of the
-    bus are used at once; copies within GPU memory have a third. None waits for the streams of
-    kernels: whoever begins a copy has synchronized those.
+    bus are used together; copies within GPU memory have a third. None waits for the streams of
+    kernels: the caller synchronizes those before it begins a copy.
     """
 
     def __init__(self):
         import cupy
 
-        self._cupy, self._cuda, self._runtime = cupy, cupy.cuda, cupy.cuda.runtime
+        self._cupy = cupy
+        self._cuda = cupy.cuda
+        self._runtime = cupy.cuda.runtime
         self._loads, self._stores, self._within = (
             cupy.cuda.Stream(non_blocking=True) for _ in range(3)
         )
 
     def synchronize(self, stream):
-        """Wait for this stream (its address); EVERY_STREAM: for the whole GPU, since the producer
-        did not say.
+        """Wait for this stream (its address).
+
+        EVERY_STREAM: for the whole GPU, since the producer is not known.
         """
-        self._runtime.deviceSynchronize() if stream == EVERY_STREAM else self._runtime.streamSynchronize(
-            stream
-        )
+        if stream == EVERY_STREAM:
+            self._runtime.deviceSynchronize()
+        else:
+            self._runtime.streamSynchronize(stream)
 
     def begin_to_host(self, address: int, array) -> None:
-        """Begin to copy array.nbytes bytes at this GPU address into the array, which is
-        page-locked; see loaded().
+        """Begin to copy array.nbytes bytes at this GPU address into a page-locked array.
+
+        See loaded().
         """
         self._runtime.memcpyAsync(
             array.ctypes.data,
@@ -60,8 +64,9 @@ class CudaCopies:
         )
 
     def begin_within(self, target: int, source: int, num_bytes: int) -> None:
-        """Begin to copy from one GPU address to another, on this GPU or another one that it can
-        reach; see copied().
+        """Begin to copy from one GPU address to another; see copied().
+
+        The other one may be on another GPU that this one can reach.
         """
         if num_bytes:
             self._runtime.memcpyAsync(
@@ -69,15 +74,15 @@ class CudaCopies:
             )
 
     def loaded(self):
-        """The end of all copies to the host begun so far; synchronize() waits for it."""
+        """Return the end of the copies to the host so far; its synchronize() waits for it."""
         return _end_of(self._cuda, self._loads)
 
     def stored(self):
-        """The end of all copies to the GPU begun so far; synchronize() waits for it."""
+        """Return the end of the copies to the GPU so far; its synchronize() waits for it."""
         return _end_of(self._cuda, self._stores)
 
     def copied(self):
-        """The end of all copies within GPU memory begun so far; synchronize() waits for it."""
+        """Return the end of the copies within GPU memory so far."""
         return _end_of(self._cuda, self._within)
 
     def finish_kernels(self):
@@ -85,19 +90,17 @@ class CudaCopies:
         self._cuda.get_current_stream().synchronize()
 
     def flat(self, port):
-        """port's array as CuPy's, [size], a view."""
+        """Return the port's array as CuPy's, [size], a view."""
         return self._cupy.asarray(port.array).reshape(-1)
 
     def pinned(self, size: int, dtype):
-        """size -> [size] page-locked, contents undefined."""
+        """Return a page-locked array [size], contents undefined."""
         memory = self._cuda.alloc_pinned_memory(max(size * dtype.itemsize, 1))
         return numpy.ndarray((size,), dtype, buffer=memory)
 
 
 class CollectiveStream:
-    """A stream for collectives that work on GPU memory, beside the streams of kernels. Imports CuPy
-    when it is made.
-    """
+    """A stream for collectives on GPU memory, beside those of kernels; imports CuPy."""
 
     def __init__(self):
         import cupy
@@ -107,9 +110,7 @@ class CollectiveStream:
         self.address = self._stream.ptr
 
     def follow(self, *ports) -> None:
-        """What is put on the stream from now on comes after what has been launched on those that
-        compute these arrays.
-        """
+        """Let the stream wait for what has been launched on those that compute these arrays."""
         for producer in {port.stream for port in ports} - {None}:
             if producer == EVERY_STREAM:
                 self._runtime.deviceSynchronize()
@@ -119,24 +120,22 @@ class CollectiveStream:
                 self._stream.wait_event(event)
 
     def current(self):
-        """Context manager: CuPy launches kernels on this stream."""
+        """Return a context manager: CuPy launches kernels on this stream."""
         return self._stream
 
     def flat(self, port):
-        """port's array as CuPy's, [size], a view."""
+        """Return the port's array as CuPy's, [size], a view."""
         return self._cupy.asarray(port.array).reshape(-1)
 
     def copy(self, target: int, source: int, num_bytes: int) -> None:
-        """From one GPU address to another, on the stream."""
+        """Copy from one GPU address to another, on the stream."""
         if num_bytes and target != source:
             self._runtime.memcpyAsync(
                 target, source, num_bytes, self._runtime.memcpyDeviceToDevice, self.address
             )
 
     def end(self):
-        """The end of all that has been put on the stream; synchronize() waits for it, `done` says
-        whether it is reached.
-        """
+        """Return the end of what is on the stream so far; `done` is True once it is reached."""
         return _end_of(self._cupy.cuda, self._stream)
 
 
@@ -147,9 +146,9 @@ def _end_of(cuda, stream):
 
 
 class SharedBlock:
-    """An allocation of this rank's GPU that other processes of the node may open, and those of
-    theirs that it has opened.
+    """An allocation of this rank's GPU that other processes of the node may open.
 
+    And those of theirs that it has opened.
     handle   64 bytes for the others
     Errors: DeviceError where CUDA refuses: in containers that do not share processes, on GPUs that
     cannot reach each other.
@@ -170,7 +169,7 @@ class SharedBlock:
             self._others[rank] = self._runtime.ipcOpenMemHandle(handle)
 
     def of_rank(self, rank: int) -> int:
-        """Where the rank's block is in this process."""
+        """Return the address of the rank's block in this process."""
         return self._others[rank]
 
     def fill(self, value: int) -> None:
@@ -179,7 +178,7 @@ class SharedBlock:
         self._runtime.deviceSynchronize()
 
     def look(self, rank: int) -> int:
-        """The last byte of the rank's block."""
+        """Return the last byte of the rank's block."""
         byte = numpy.zeros(1, numpy.uint8)
         with _cuda_errors(self._runtime, f"the GPU memory of rank {rank} cannot be read"):
             self._runtime.memcpy(
@@ -191,7 +190,7 @@ class SharedBlock:
         return int(byte[0])
 
     def close_others(self) -> None:
-        """What was opened; before any of its owners closes it."""
+        """Close the blocks of others; before any of their owners frees its own."""
         while self._others:
             self._runtime.ipcCloseMemHandle(self._others.popitem()[1])
 
@@ -203,7 +202,7 @@ class SharedBlock:
 
 @contextmanager
 def _cuda_errors(runtime, what: str):
-    """An error of the CUDA runtime as a DeviceError."""
+    """Turn an error of the CUDA runtime into a DeviceError."""
     try:
         yield
     except runtime.CUDARuntimeError as error:
@@ -211,12 +210,13 @@ def _cuda_errors(runtime, what: str):
 
 
 def nccl_module():
-    """CuPy's bindings of NCCL. Errors: DeviceError that says what is missing."""
+    """Return CuPy's bindings of NCCL. Errors: DeviceError that names what is missing."""
     try:
         from cupy.cuda import nccl
     except ImportError as error:
         raise DeviceError(
-            f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load the site's "
+            f"CuPy finds no NCCL ({error}); install nvidia-nccl-cu12 or nvidia-nccl-cu13, or load "
+            "the site's "
             "module"
         ) from None
     if not getattr(nccl, "available", True):
@@ -227,7 +227,7 @@ def nccl_module():
 
 
 def nccl_version() -> str:
-    """As "2.27.3". Errors: DeviceError that says what is missing."""
+    """Return the version, "2.27.3". Errors: DeviceError that names what is missing."""
     number = nccl_module().get_version()
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
@@ -255,8 +255,9 @@ class GpuSeat:
 
 
 def gpu_seat(local_rank: int) -> GpuSeat:
-    """The GPU of the rank with this number on its node, which becomes the current one. Errors:
-    DeviceError if there is none.
+    """Return the GPU of the rank with this number on its node, and make it the current one.
+
+    Errors: DeviceError if the rank has no GPU.
     """
     device = Device("cuda", ordinal=local_rank)
     runtime = device.xp.cuda.runtime

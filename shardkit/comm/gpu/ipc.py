@@ -1,16 +1,17 @@
-"""The road through each other's GPU memory, for ranks of one node, on one GPU or on several that
-reach each other (CUDA IPC).
+"""Transport through each other's GPU memory, for ranks of one node (CUDA IPC).
+
+The ranks are on one GPU or on several that reach each other. No GPU has run this file yet.
 
     every rank has a block that the others have opened; it has two halves, which are used in turns
 
-    rank 0   arrays -> | half 0 | half 1 | ---- meet ---- read what rank 1 left for me -> arrays     one window
+    rank 0   arrays -> | half 0 | half 1 | ---- meet ---- read what rank 1 left for me -> arrays
     rank 1   arrays -> | half 0 | half 1 | ---- meet ---- read what rank 0 left for me -> arrays
 
-Pieces pass through blocks that live as long as the road, and not out of the arrays themselves: CUDA
-shares whole allocations only, and one must not be freed while another process has it open, which no
-pool of memory promises. That is one more copy inside the GPU, the fastest there is. A rank that
-comes to a meeting has read all of the window before, so a half is free again after one more window.
-Messages between two ranks are staged.
+Pieces pass through blocks that live as long as the transport, and not out of the arrays themselves:
+CUDA shares whole allocations only, and one must not be freed while another process has it open,
+which no pool of memory promises. That is one more copy inside the GPU, the fastest of all. A rank
+that arrives at a meeting has read all of the window before, so a half is free again after one more
+window. Messages between two ranks are staged.
 Source: CUDA C++ Programming Guide, "Interprocess Communication".
 """
 
@@ -31,25 +32,27 @@ _MAX = ReductionOperation.MAX
 
 
 def open_gpu_ipc(world, groups) -> None:
-    """Give groups on one node the road through blocks of GPU memory. Collective over the world.
+    """Give groups on one node the transport through blocks of GPU memory. Collective.
 
-    Where a rank cannot open a neighbor's memory, or reads something else there, its group stages
-    its arrays, and rank 0 of it says why.
+    Over the world. Where a rank cannot open a neighbor's memory, or reads something else there, its
+    group stages its arrays, and rank 0 of it prints why.
     """
     for group in groups:
         if group.world_size > 1:
             blocks, problem = _open_blocks(group)
             if problem and group.rank == 0:
                 group.say(
-                    f'gpu_transport "ipc", group {group.group_key}: {problem}; GPU arrays are staged through host memory'
+                    f'gpu_transport "ipc", group {group.group_key}: {problem}; GPU arrays are '
+                    "staged through host memory"
                 )
             if not problem:
                 group.gpu_transport = IpcTransport(group, blocks)
 
 
 def why_no_ipc(group) -> str:
-    """Why this group, of several ranks, cannot have the road; "" if it can. The same on all ranks.
-    Collective over the group.
+    """Return why this group of several ranks cannot use it; "" if it can. Collective.
+
+    The same on all ranks of the group.
     """
     blocks, problem = _open_blocks(group)
     if blocks is not None:
@@ -58,8 +61,9 @@ def why_no_ipc(group) -> str:
 
 
 def _open_blocks(group):
-    """(this rank's SharedBlock, with those of the others opened; "") or (None, why not), the same
-    on all. Collective.
+    """Return (this rank's SharedBlock, with those of the others opened; "") or (None, why not).
+
+    Collective; the reason is the same on all ranks.
     """
     block, problem = None, ""
     try:
@@ -80,7 +84,7 @@ def _open_blocks(group):
 
 
 def _read_others(group, block, handles) -> str:
-    """Open the others' blocks and compare what is there; "" if all is well."""
+    """Open the others' blocks and compare what is there; return "" if all is well."""
     try:
         for rank, handle in enumerate(handles):
             if rank != group.rank:
@@ -95,19 +99,21 @@ def _read_others(group, block, handles) -> str:
 
 
 def _pattern(rank: int) -> int:
-    """A byte that no neighbor writes."""
+    """Return a byte that no neighbor writes."""
     return (7 * rank + 1) % 256
 
 
 class IpcTransport(HostSwapTransport):
     """One rank's end.
 
-    block   of this rank, with the others' opened; it is closed with the road
+    block   of this rank, with the others' opened; it is closed with the transport
     """
 
     def __init__(self, group, block: SharedBlock):
         super().__init__(group)
-        self._block, self._half_bytes, self._num_windows = block, block.num_bytes // 2, 0
+        self._block = block
+        self._half_bytes = block.num_bytes // 2
+        self._num_windows = 0
 
     def takes(self, verb, num_bytes, dtype, op):
         if verb in ("all_reduce", "reduce_scatter"):
@@ -121,11 +127,9 @@ class IpcTransport(HostSwapTransport):
 
     def broadcast(self, port, root):
         with self._work("broadcast", port):
-            piece, nothing, is_root = (
-                (port.address, port.num_bytes),
-                (0, 0),
-                self._group.rank == root,
-            )
+            piece = (port.address, port.num_bytes)
+            nothing = (0, 0)
+            is_root = self._group.rank == root
             incoming = [
                 piece if rank == root and not is_root else nothing
                 for rank in range(self._group.world_size)
@@ -148,8 +152,11 @@ class IpcTransport(HostSwapTransport):
         self._through_blocks(outgoing, incoming, int(longest[0]))
 
     def _through_blocks(self, outgoing, incoming, longest: int) -> None:
-        """outgoing: (address, bytes) for each rank, or one for all; incoming: from each rank.
-        longest: bytes, of any of all.
+        """Move pieces through the blocks.
+
+        outgoing   (address, bytes) for each rank, or one for all
+        incoming   (address, bytes) from each rank
+        longest    bytes, of any of all
         """
         slot = self._half_bytes // len(outgoing) // _ALIGNMENT * _ALIGNMENT
         mine = (
@@ -177,7 +184,7 @@ class IpcTransport(HostSwapTransport):
 
     def close(self):
         """Collective over the group."""
-        self._group.channel.barrier()  # nobody reads any more
+        self._group.channel.barrier()  # no rank reads any more
         self._block.close_others()
-        self._group.channel.barrier()  # nobody has it open any more
+        self._group.channel.barrier()  # no rank has it open any more
         self._block.close()

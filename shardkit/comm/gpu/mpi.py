@@ -1,14 +1,14 @@
-"""The road through an MPI library that takes GPU memory: its calls get GPU addresses, and the host
-is left out.
+"""Transport through an MPI library that takes GPU memory: its calls get GPU addresses.
 
-What is not certain here is the library, so a probe (probe.py) comes first: it says for each verb up
-to how many bytes it works. Messages move; sums are added on the GPU by whoever owns them
-(swaps.py), so no reduction of the library sees GPU memory, least of all a non-blocking one.
-Everything larger, and every other verb, is staged.
+No GPU has run this file yet. Whether a library can is not certain, so a probe (probe.py) comes
+first: it finds for each verb up to how many bytes it works. Messages move; sums are added on the
+GPU by their owners (swaps.py), so no reduction of the library sees GPU memory, least of all a
+non-blocking one. Everything larger, and every other verb, is staged.
 """
 
 from ..checks import MAX_TAG
-from ..mpi.channel import PIECE_TAG, RequestsHandle
+from ..mpi.channel import PIECE_TAG
+from ..mpi.requests import RequestsHandle
 from ..operations import ReductionOperation
 from .probe import Verdict, agreed_verdict
 from .swaps import HostSwapTransport
@@ -25,9 +25,9 @@ assert PIECE_TAG > MAX_TAG
 
 
 def open_gpu_mpi(world, groups) -> None:
-    """Give these groups the road through MPI as far as the probe allows. Collective over the world.
+    """Give these groups the transport through MPI as far as the probe allows. Collective.
 
-    Where it allows nothing, rank 0 says why, and GPU arrays are staged.
+    Over the world. Where it allows nothing, rank 0 prints why, and GPU arrays are staged.
     """
     verdict = agreed_verdict(world)
     if not verdict.takes_anything and world.rank == 0:
@@ -114,7 +114,7 @@ class MPITransport(HostSwapTransport):
         return self.receive(port, source, tag), None
 
     def _parts(self, address, num_bytes):
-        """What mpi4py takes for these bytes, which it must not look at; none if there are none."""
+        """Return what mpi4py takes for these bytes, which it must not look at."""
         return [
             self._messages.mpi.buffer.fromaddress(
                 address + start, min(MESSAGE_BYTES, num_bytes - start)
@@ -123,8 +123,8 @@ class MPITransport(HostSwapTransport):
         ]
 
     def _buffers(self, port):
-        """The same; an empty array is a message too."""
+        """Return the buffers of a message; an empty array is a message too."""
         return self._parts(port.address, port.num_bytes) or [self._messages.mpi.buffer.allocate(0)]
 
     def close(self):
-        """Nothing is held."""
+        """Do nothing: nothing is held."""

@@ -1,9 +1,11 @@
-"""The road through NCCL: collectives between GPUs without the host, for one GPU per rank.
+r"""Transport through NCCL: collectives between GPUs without the host, for one GPU per rank.
+
+No GPU has run this file yet.
 
     array on the GPU     kernels ---- event ---------------------------------------- the verb
                          returns: complete
                                         \\                                         /
-    the road's stream                    send and receive  |  add in tree order  |  end
+    the stream                           send and receive  |  add in tree order  |  end
 
 NCCL adds in an order of its own. Where sums are to be in the order of the tree (ordered.py), and
 for half floats, which are added as float32, the slices are sent to their owners, who add them on
@@ -41,9 +43,9 @@ _OPERATIONS = {
 
 
 def open_nccl(world, groups, *, fixed_order: bool) -> None:
-    """Give these groups, which are split from the world, the road through NCCL. Collective over the
-    world.
+    """Give these groups, which are split from the world, the transport through NCCL. Collective.
 
+    Over the world.
     fixed_order   sums of floats are added as the tree over ranks, not in NCCL's order
     Errors, on all ranks: DeviceError where a rank has no GPU or no NCCL, or two ranks have one GPU.
     """
@@ -60,25 +62,28 @@ def open_nccl(world, groups, *, fixed_order: bool) -> None:
 
 
 def _check_seats(answers: list[tuple[GpuSeat | None, str]]) -> None:
-    """Errors: DeviceError, the same on all ranks, unless every rank has NCCL and a GPU of its
-    own.
+    """Refuse ranks that have no NCCL or no GPU of their own.
+
+    Errors: DeviceError, the same on all ranks.
     """
     for rank, (_, problem) in enumerate(answers):
         if problem:
             raise DeviceError(
-                f'gpu_transport "nccl" cannot be used: rank {rank}: {problem}; or set gpu_transport to "staged"'
+                f'gpu_transport "nccl" cannot be used: rank {rank}: {problem}; or set '
+                'gpu_transport to "staged"'
             )
     shared = shared_gpus([seat for seat, _ in answers])
     if shared:
         place, ranks = next(iter(shared.items()))
         raise DeviceError(
-            f"NCCL wants a GPU for each rank, but ranks {', '.join(map(str, ranks))} share {place}; start as many "
+            f"NCCL wants a GPU for each rank, but ranks {', '.join(map(str, ranks))} share "
+            f"{place}; start as many "
             'ranks per node as there are GPUs, or set gpu_transport to "staged" or "ipc"'
         )
 
 
 def shared_gpus(seats: list[GpuSeat]) -> dict[str, list[int]]:
-    """{GPU: ranks} of those that several ranks take."""
+    """Return {GPU: ranks} of those that several ranks take."""
     users = Counter(seat.place for seat in seats)
     return {
         place: [rank for rank, seat in enumerate(seats) if seat.place == place]
@@ -113,7 +118,7 @@ class NcclTransport(SwapTransport):
         )
 
     def _is_native(self, dtype, op):
-        """NCCL's own reduction will do."""
+        """Return True if NCCL's own reduction will do."""
         is_exact = dtype.kind in "iu" or op is not SUM and op is not ReductionOperation.PRODUCT
         return dtype.name in _TYPES and op in _OPERATIONS and (is_exact or not self._fixed_order)
 
@@ -130,7 +135,8 @@ class NcclTransport(SwapTransport):
     def broadcast(self, port, root):
         with self._work("broadcast", port):
             for start in range(0, port.num_bytes, BROADCAST_BYTES):
-                at, size = port.address + start, min(BROADCAST_BYTES, port.num_bytes - start)
+                at = port.address + start
+                size = min(BROADCAST_BYTES, port.num_bytes - start)
                 self._communicator.broadcast(
                     at, at, size, self._module.NCCL_UINT8, root, self._stream.address
                 )
@@ -216,7 +222,7 @@ class NcclTransport(SwapTransport):
 
     @contextmanager
     def _together(self):
-        """Around sends and receives that only together come to an end."""
+        """Group sends and receives that only complete together."""
         self._module.groupStart()
         try:
             yield
@@ -229,7 +235,8 @@ class NcclTransport(SwapTransport):
             yield
         except self._module.NcclError as error:
             raise CommunicationError(
-                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in the "
+                f"{verb} on group {self._group.group_key}: NCCL says: {error}; NCCL_DEBUG=WARN in "
+                "the "
                 "environment makes it say more"
             ) from error
 

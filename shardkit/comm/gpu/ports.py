@@ -11,24 +11,22 @@ from .device import EVERY_STREAM
 
 
 class DevicePort:
-    """A contiguous GPU array, reached by its address through `copies` (CudaCopies, or a fake in
-    tests).
+    """A contiguous GPU array, reached by its address through `copies`.
 
     array    as it was given
     stream   address of the stream that produces it; EVERY_STREAM if that is not known, None if
              nothing need be waited for
+    copies   CudaCopies, or a fake in tests
     """
 
     is_on_device = True
 
     def __init__(self, array, address, size, dtype, wire, stream, copies):
-        self.array, self.address, self.size, self.dtype, self.wire = (
-            array,
-            address,
-            size,
-            dtype,
-            wire,
-        )
+        self.array = array
+        self.address = address
+        self.size = size
+        self.dtype = dtype
+        self.wire = wire
         self.num_bytes = size * dtype.itemsize
         self.stream = stream
         self.host = None
@@ -40,9 +38,9 @@ class DevicePort:
             self._copies.synchronize(self.stream)
 
     def begin_load(self, pieces):
-        """Begin to fill the scratch of each (start, scratch [n] wire dtype) with elements [start,
-        start + n); settle() first.
+        """Begin to fill scratch from elements; settle() first.
 
+        pieces   (start, scratch [n] wire dtype) each: elements [start, start + n)
         Returns a function that returns when they are there.
         """
         narrow = [(start, self._narrow(scratch), scratch) for start, scratch in pieces]
@@ -59,7 +57,7 @@ class DevicePort:
         return wait
 
     def begin_store(self, pieces):
-        """Begin to set elements [start, start + n), rounded back, from each (start, scratch [n]).
+        """Begin to set elements, rounded back, from scratch; pieces as for begin_load().
 
         Returns a function that returns when they are there; the scratch must not change before.
         """
@@ -96,7 +94,8 @@ def open_device_port(what: str, array, copies, *, writes: bool, reduces: bool):
     size = int(numpy.prod(shape, dtype=numpy.int64))
     if strides is not None and size and not _is_contiguous(shape, strides, dtype.itemsize):
         raise ValueError(
-            f"{what} of shape {shape} and strides {strides} on the GPU is not contiguous; pass a copy"
+            f"{what} of shape {shape} and strides {strides} on the GPU is not contiguous; pass a "
+            "copy"
         )
     address, is_read_only = interface["data"]
     if writes and is_read_only:
@@ -105,8 +104,9 @@ def open_device_port(what: str, array, copies, *, writes: bool, reduces: bool):
 
 
 def _producer(interface):
-    """The stream to wait for: since version 3 the interface says; None is then nothing to wait
-    for.
+    """Return the stream to wait for; None: nothing.
+
+    Before version 3 of the interface it is not known.
     """
     stream = interface.get("stream")
     return EVERY_STREAM if stream is None and interface["version"] < 3 else stream

@@ -1,13 +1,15 @@
-"""Does the MPI library take GPU memory? Tried by processes of their own: one that cannot may crash,
-hang or send wrong bytes.
+"""Find out whether the MPI library takes GPU memory, in processes of their own.
 
-    this process     mpiexec -n 2 python -m shardkit.comm.gpu.probe send:1024 broadcast:1024 ...  <- with a time limit
+One that cannot may crash, hang or send wrong bytes.
+
+    this process     mpiexec -n 2 python -m shardkit.comm.gpu.trials send:1024 broadcast:1024 ...
+                     with a time limit
     the two ranks    each verb at each size, on GPU arrays, by the code that a run uses; a line for
                      each that was right
     this process     the first that is missing is not used, nor at larger sizes; the others go on in
                      a new pair of processes
 
-Sizes stand for the ways in which libraries send: at once, by agreement, in pieces. The pair is on
+Sizes stand for the ways in which libraries send: eagerly, by agreement, in pieces. The pair is on
 one node; what two nodes do with GPU memory it cannot see. All ranks of a run use what was right on
 every node, or nothing.
 """
@@ -20,7 +22,6 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from ...array.device import Device
 from ...environment import environment_of_children, gpu_aware_mpi
 from ...errors import DeviceError
 from ..mpi.launch import find_mpiexec
@@ -33,7 +34,8 @@ SIZE_CLASSES = {
     16 << 20: inf,
 }  # bytes tried: what they stand for, up to
 LIMIT_SECONDS = 40.0
-_PASSED = "passed "
+PASSED = "passed "
+TRIALS = f"{__package__}.trials"  # what the processes of the probe run
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,11 @@ class Verdict:
         return cls(tuple((verb, inf) for verb in VERBS))
 
     def takes(self, verb: str, num_bytes: int) -> bool:
-        """True if this verb may have an array of so many bytes."""
+        """Return True if this verb may have an array of so many bytes."""
         return num_bytes <= dict(self.limits)[verb] > 0
 
     def takes_all(self, verb: str) -> bool:
-        """True if the verb may have arrays of any size."""
+        """Return True if the verb may have arrays of any size."""
         return dict(self.limits)[verb] == inf
 
     @property
@@ -75,8 +77,9 @@ class Verdict:
 
 
 def agreed_verdict(world) -> Verdict:
-    """As SHARDKIT_GPU_AWARE_MPI says, the same on all ranks. One rank of each node may start
-    processes. Collective.
+    """Return the verdict of all ranks, as SHARDKIT_GPU_AWARE_MPI asks. Collective.
+
+    One rank of each node may start processes.
     """
     answers = world.all_gather_object(_own_verdict(world))
     answers = [answer for answer in answers if answer is not None]
@@ -85,7 +88,7 @@ def agreed_verdict(world) -> Verdict:
 
 
 def _own_verdict(world) -> Verdict | None:
-    """Of this rank; None: a neighbor tells."""
+    """Return this rank's verdict; None: a neighbor has it."""
     word = gpu_aware_mpi()
     if world.communicator is None:
         return Verdict.nothing("these ranks are no MPI processes")
@@ -97,8 +100,9 @@ def _own_verdict(world) -> Verdict | None:
 
 
 def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:
-    """Try all verbs and sizes, in at most one pair of processes and one more for each verb that
-    fails.
+    """Try all verbs and sizes; return the verdict.
+
+    In at most one pair of processes and one more for each verb that fails.
     """
     try:
         gpu_seat(0)
@@ -107,14 +111,15 @@ def probe(limit_seconds: float = LIMIT_SECONDS) -> Verdict:
     mpiexec = find_mpiexec()
     if mpiexec is None:
         return Verdict.nothing(
-            "no mpiexec beside this Python or in PATH to try it with; SHARDKIT_GPU_AWARE_MPI=yes if the site "
+            "no mpiexec beside this Python or in PATH to try it with; SHARDKIT_GPU_AWARE_MPI=yes "
+            "if the site "
             "says that its MPI takes GPU memory"
         )
     return _try_all(lambda trials: _run(mpiexec, trials, limit_seconds))
 
 
 def _try_all(run) -> Verdict:
-    """run(trials) -> (number that passed, why the next did not): the verdict on all of them."""
+    """Return the verdict; run(trials) -> (number that passed, why the next did not)."""
     limits, reasons = dict.fromkeys(VERBS, 0), []
     trials = [(verb, size) for size in SIZE_CLASSES for verb in VERBS]
     while trials:
@@ -131,14 +136,14 @@ def _try_all(run) -> Verdict:
 
 
 def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
-    """(number of trials that passed, what became of the next one)."""
+    """Return (number of trials that passed, what became of the next one)."""
     command = [
         mpiexec,
         "-n",
         "2",
         sys.executable,
         "-m",
-        __name__,
+        TRIALS,
         *(f"{verb}:{size}" for verb, size in trials),
     ]
     process = subprocess.Popen(
@@ -155,13 +160,15 @@ def _run(mpiexec: str, trials, limit_seconds: float) -> tuple[int, str]:
         reason = _end_text(process.returncode, errors)
     except subprocess.TimeoutExpired:
         _kill_session(process)
-        output, reason = process.communicate()[0], f"did not end within {limit_seconds:g} s"
-    return sum(line.startswith(_PASSED) for line in output.splitlines()), reason
+        output = process.communicate()[0]
+        reason = f"did not end within {limit_seconds:g} s"
+    return sum(line.startswith(PASSED) for line in output.splitlines()), reason
 
 
 def _kill_session(process) -> None:
-    """The launcher and, since they are of its session, its ranks; MPICH's launcher puts ranks into
-    groups of their own.
+    """Kill the launcher and, since they are of its session, its ranks.
+
+    MPICH's launcher puts ranks into groups of their own.
     """
     for pid in _session_members(process.pid):
         try:
@@ -171,7 +178,7 @@ def _kill_session(process) -> None:
 
 
 def _session_members(session: int) -> list[int]:
-    """Processes of this session."""
+    """Return the processes of this session."""
     members = []
     for folder in Path("/proc").iterdir():
         try:
@@ -192,81 +199,3 @@ def _end_text(code: int, errors: str) -> str:
         return "crashed (segmentation fault)"
     words = [line.strip() for line in errors.splitlines() if line.strip()]
     return f"ended with exit code {code}" + (f": {words[-1]}" if words else "")
-
-
-# ---- in the processes of the probe ---------------------------------------------------------------
-
-
-def _try_here(trials: list[str]) -> None:
-    """Do each trial "verb:bytes"; the first that is wrong ends the program. Collective over two
-    ranks.
-    """
-    from ..mpi.backend import MPICommunicationBackend
-    from .mpi import MPITransport
-
-    backend = MPICommunicationBackend(timeout=LIMIT_SECONDS)
-    backend.initialize()
-    xp = Device("cuda", ordinal=backend.local_rank).xp
-    backend.gpu_transport = MPITransport(backend, Verdict.everything())
-    for trial in trials:
-        verb, _, num_bytes = trial.partition(":")
-        _TRIALS[verb](backend, xp, int(num_bytes) // 4)
-        if all(backend.all_gather_object(True)) and backend.rank == 0:
-            print(_PASSED + trial, flush=True)
-    backend.shutdown()
-
-
-def _values(xp, rank: int, size: int):
-    return xp.arange(size, dtype="int32") * 3 + rank
-
-
-def _empty(xp, size: int):
-    return xp.full(size, -1, "int32")
-
-
-def _check(array, expected) -> None:
-    if not bool((array == expected).all()):
-        raise SystemExit("wrong bytes arrived")
-
-
-def _try_send(backend, xp, size):
-    other, received = 1 - backend.rank, _empty(xp, size)
-    handle = backend.irecv(received, other)
-    backend.isend(_values(xp, backend.rank, size), other).wait()
-    handle.wait()
-    _check(received, _values(xp, other, size))
-
-
-def _try_broadcast(backend, xp, size):
-    array = _values(xp, 7, size) if backend.rank == 0 else _empty(xp, size)
-    backend.broadcast(array)
-    _check(array, _values(xp, 7, size))
-
-
-def _try_all_gather(backend, xp, size):
-    whole = _empty(xp, size)
-    backend.all_gather(_values(xp, backend.rank, size // 2), whole)
-    for rank in range(2):
-        _check(whole[rank * (size // 2) : (rank + 1) * (size // 2)], _values(xp, rank, size // 2))
-
-
-def _try_all_to_all(backend, xp, size):
-    received = _empty(xp, size)
-    backend.all_to_all(_values(xp, 100 * backend.rank, size), received)
-    half = slice(backend.rank * (size // 2), (backend.rank + 1) * (size // 2))
-    for rank in range(2):
-        _check(
-            received[rank * (size // 2) : (rank + 1) * (size // 2)],
-            _values(xp, 100 * rank, size)[half],
-        )
-
-
-_TRIALS = {
-    "send": _try_send,
-    "broadcast": _try_broadcast,
-    "all_gather": _try_all_gather,
-    "all_to_all": _try_all_to_all,
-}
-
-if __name__ == "__main__":
-    _try_here(sys.argv[1:])

@@ -1,5 +1,4 @@
-"""Roads that can do one thing, swap pieces of GPU memory between all ranks at once; the collectives
-made of that.
+"""Collectives made of one thing: all ranks swap pieces of GPU memory.
 
     all_to_all         one swap
     all_gather         one swap: own slice to everybody, a slice from everybody
@@ -26,8 +25,8 @@ SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
 class SwapTransport:
     """One rank's end. Every method is collective over the group.
 
-    A road has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in which
-    they are called.
+    A transport has _work, _swap, _flat and _handle; what they do to GPU memory is in the order in
+    which they are called.
     """
 
     def __init__(self, group):
@@ -37,25 +36,26 @@ class SwapTransport:
         return self._is_tree(array.dtype, SUM)
 
     def _is_tree(self, dtype, op) -> bool:
-        """Such values are added here, as the tree over ranks."""
+        """Return True if such values are added here, as the tree over ranks."""
         return op is SUM and (dtype.kind in "iuf" or dtype.name in HALF_FLOATS)
 
     def _work(self, verb: str, *ports) -> AbstractContextManager:
-        """Around what a verb does, which comes after what computes these arrays."""
+        """Return the context manager around a verb, which follows the arrays' kernels."""
         raise NotImplementedError
 
     def _swap(self, outgoing: list[tuple[int, int]], incoming: list[tuple[int, int]]) -> None:
-        """(address, bytes) for each rank: give the ones, get the others. The own pieces are of one
-        size.
+        """Give the ones, get the others; the own pieces are of one size.
+
+        outgoing, incoming   (address, bytes) for each rank
         """
         raise NotImplementedError
 
     def _flat(self, port):
-        """The port's array as CuPy's, [size], a view."""
+        """Return the port's array as CuPy's, [size], a view."""
         raise NotImplementedError
 
     def _handle(self) -> Handle:
-        """Of all that was done."""
+        """Return the handle of all that was done."""
         raise NotImplementedError
 
     def all_to_all(self, outgoing, incoming):
@@ -86,7 +86,7 @@ class SwapTransport:
         return self._handle()
 
     def _gather(self, source: int, target: int, counts, itemsize):
-        """Slices from the addresses `source` of all ranks -> `target`."""
+        """Gather slices from the addresses `source` of all ranks at `target`."""
         sizes = [count * itemsize for count in counts]
         self._swap(
             [(source, sizes[self._group.rank])] * self._group.world_size,
@@ -97,7 +97,7 @@ class SwapTransport:
         reduce_to_owners(self._swap_arrays, self._group.rank, flat, counts, out, SCRATCH_ELEMENTS)
 
     def _swap_arrays(self, send, receive, send_counts, receive_counts, send_starts):
-        """As all_to_all of a backend, on CuPy arrays."""
+        """Do the all_to_all of a channel on CuPy arrays."""
         self._swap(
             _spans(address_of(send), send_starts, send_counts, send.dtype.itemsize),
             _spans(
@@ -110,8 +110,9 @@ class SwapTransport:
 
 
 class HostSwapTransport(SwapTransport):
-    """A road whose swaps the host waits for: kernels that add are done before the next swap, and
-    all when the verb returns.
+    """A transport whose swaps the host waits for.
+
+    Kernels that add are done before the next swap, and all when the verb returns.
     """
 
     _VERBS = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
@@ -136,7 +137,7 @@ class HostSwapTransport(SwapTransport):
         self._copies.copied().synchronize()
 
     def _swap_others(self, outgoing, incoming) -> None:
-        """The same between this rank and the others; their pieces are there when it returns."""
+        """Swap with the others; their pieces are there when it returns."""
         raise NotImplementedError
 
     def _flat(self, port):
@@ -147,7 +148,7 @@ class HostSwapTransport(SwapTransport):
 
 
 def spans(part: Part) -> list[tuple[int, int]]:
-    """(address, bytes) of each piece."""
+    """Return (address, bytes) of each piece."""
     return _spans(part.port.address, part.starts, part.counts, part.port.dtype.itemsize)
 
 
@@ -156,5 +157,5 @@ def _spans(address, starts, counts, itemsize):
 
 
 def address_of(array) -> int:
-    """Of the first byte of a CuPy array."""
+    """Return the address of the first byte of a CuPy array."""
     return array.__cuda_array_interface__["data"][0]

@@ -1,6 +1,4 @@
-"""The ways of GPU arrays that a configuration can name, beside the staged one, which takes what
-they do not; see roads.py.
-"""
+"""The GPU transports that a configuration can name, beside the staged one (../transport.py)."""
 
 from .ipc import open_gpu_ipc
 from .mpi import open_gpu_mpi
@@ -8,10 +6,10 @@ from .nccl import open_nccl
 
 
 def open_transport(name: str, world, groups: dict, *, deterministic: bool) -> None:
-    """Give the groups {axis: group} of a mesh over the world this road, where it can be had.
-    Collective over the world.
+    """Give the groups {axis: group} of a mesh this transport, where it can be had.
 
-    name   one of config.GPU_TRANSPORTS
+    Collective over the world.
+    name   one of GPU_TRANSPORTS
     Errors, on all ranks: DeviceError if it is "nccl" and a rank has no NCCL or no GPU of its own.
     """
     if name == "mpi":

@@ -1,1 +1,1 @@
-"""mpi."""
+"""Ranks that are processes of an MPI job. Read backend.py first, then channel.py."""

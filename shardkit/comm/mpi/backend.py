@@ -5,7 +5,7 @@
     backend.initialize()                           # collective: makes communicators of its own
 
 The verbs use a duplicate of the user's communicator (channel.py, or the channels of ../node around
-it); what ranks tell each other about leaving and failing goes over another one (job.py).
+it); messages about ranks that leave or fail go over another one (job.py).
 """
 
 import os
@@ -31,11 +31,11 @@ class MPICommunicationBackend(CommunicationBackend):
     comm      an mpi4py communicator, for example of a running simulation; None: all ranks that
               mpiexec or srun started, whose job this backend then guards: no rank waits for a dead
               one, or for ever
-    timeout   seconds that one call may take, and the slowest rank may come late, before the job is
+    timeout   seconds that one call may take, and the slowest rank may be late, before the job is
               ended with a report; also at the start (MPI_Init, initialize()) and at the end
               (shutdown(), MPI_Finalize). May be set at any time
-    outlives_ranks   the ranks that live go on when others die (elastic.py): all calls go through
-                     MPI, which tells of deaths
+    outlives_ranks   the ranks that live go on when others die (failure/elastic.py): all calls go
+                     through MPI, which reports deaths
     job, messages, carrier   what all groups share; the MPI channel; the channel that is used once
                              the first calls are compared
     Errors: CommunicationError if mpi4py is missing, or if the launcher started more ranks than MPI
@@ -99,7 +99,7 @@ class MPICommunicationBackend(CommunicationBackend):
             return
         with self.job.attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
             with self.verb("shutdown"):  # noted and watched: a rank may never come here
-                self.job.guard.meet()  # nobody is in another verb any more
+                self.job.guard.meet()  # no rank is in another verb any more
                 self._close()
                 self.job.guard.stop()
             self.channel = None
@@ -113,10 +113,9 @@ class MPICommunicationBackend(CommunicationBackend):
         self.carrier.close()
 
     def revoke(self) -> None:
-        """Let every call on this backend and its groups fail, on all ranks, so that nobody waits.
+        """Let every call on this backend and its groups fail, on all ranks, so that none waits.
 
-        MPI must have ULFM. No communication to wait for, and no use of the backend after it but
-        keep_ledger's end.
+        MPI must have ULFM. No communication to wait for, and no use of the backend after it.
         """
         self._close_watchdog()
         self.job.revoke()
@@ -129,7 +128,7 @@ class MPICommunicationBackend(CommunicationBackend):
         """Note every call in a file there, and watch over how long calls take. No communication.
 
         folder   one that all ranks see, if there is one: then reports, and `shardkit inspect hang
-                 FOLDER`, tell of all ranks
+                 FOLDER`, cover all ranks
         Errors: OSError.
         """
         check_alive(self, "keep_ledger")
@@ -155,7 +154,7 @@ class MPICommunicationBackend(CommunicationBackend):
         if self._may_speak():
             self.say(message)
             time.sleep(FORWARDING_SECONDS)
-        attendance().end_job()  # whoever is stopped, or does not hear of the abort, is killed
+        attendance().end_job()  # ranks that are stopped, or miss the abort, are killed
         # MPI_Abort may return before the launcher has killed the rank, or never
         exit_within(LAUNCHER_SECONDS)
         self.job.mpi.COMM_WORLD.Abort(code)

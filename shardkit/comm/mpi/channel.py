@@ -14,12 +14,13 @@ from ...errors import CommunicationError
 from ..channel import Channel
 from ..checks import MAX_TAG, pieces_of
 from ..compared import SIGNATURES, Members, difference
-from ..operations import Handle, ReductionOperation
+from ..operations import ReductionOperation
+from .requests import MPIErrors, RequestsHandle
 
 PIECE_TAG = MAX_TAG + 1
 INT_MAX = 2**31 - 1
 COMPARED_CALLS = 100  # of each group, from the first: a script that is wrong is wrong there
-TRY_CHECKED = "try again with SHARDKIT_CHECK=1, which names the rank that makes another call"
+NOT_BLOCKING = ("split", "iall_reduce", "iall_gather", "ireduce_scatter")
 SHORTEST_NAP, LONGEST_NAP = 2e-5, 5e-4  # seconds
 
 
@@ -27,11 +28,11 @@ class MPIChannel(Channel):
     """One rank's end of a communicator, which is this channel's own.
 
     members        who is in the group
-    progress       says for messages which call is under way
-    shares_cores   True if some node has more ranks than cores; the same on all ranks. An MPI library
-                   waits by asking again and again, which keeps the core from those that are waited
-                   for; so ranks meet asleep before they go there
-    is_compared    a wrapper compares calls, and thereby meets asleep, before they come here
+    progress       names the call under way, for messages
+    shares_cores   True if some node has more ranks than cores; the same on all ranks. An MPI
+                   library waits by asking again and again, which keeps the core from those that are
+                   waited for; so ranks meet asleep before they go there
+    is_compared    a wrapper compares calls, and thereby meets asleep, before they arrive here
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class MPIChannel(Channel):
         self.members, self.progress = members, progress
         self.shares_cores, self.count_limit = shares_cores, count_limit
         self.is_compared = False
-        self.errors = _MPIErrors(mpi, progress)
+        self.errors = MPIErrors(mpi, progress)
         self.address = mpi.Get_address  # in an eighth of the time that NumPy takes to tell
         self._ops = {
             ReductionOperation.SUM: mpi.SUM,
@@ -273,7 +274,7 @@ class MPIChannel(Channel):
     # ---- waiting ---------------------------------------------------------------------------------
 
     def meet_asleep(self):
-        """Where ranks share cores, return when all have come."""
+        """Return when all have come, where ranks share cores."""
         if self.shares_cores:
             self.wait_all([self.communicator.Ibarrier()])
 
@@ -304,58 +305,8 @@ class MPIChannel(Channel):
             target[...] = source
 
 
-class _MPIErrors:
-    """Context manager: an error of the MPI library as a CommunicationError that names the verb."""
-
-    def __init__(self, mpi, progress):
-        self._mpi, self._progress = mpi, progress
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, self._mpi.Exception):
-            raise CommunicationError(
-                f"{self._progress.current}: MPI says: {error}; if a message was truncated, two "
-                f"ranks disagree about its size: {TRY_CHECKED}"
-            ) from error
-
-
-class RequestsHandle(Handle):
-    """Requests that complete together; `expected`: (source, buffer) that each of the first requests
-    must fill exactly.
-    """
-
-    def __init__(self, channel, requests, expected):
-        self._channel, self._requests, self._expected = channel, requests, expected
-        self._statuses = [channel.mpi.Status() for _ in requests]
-
-    def wait(self):
-        with self._channel.errors:
-            self._channel.wait_all(self._requests, self._statuses)
-        self._check_sizes()
-
-    def test(self):
-        with self._channel.errors:
-            is_complete = self._channel.mpi.Request.Testall(self._requests, self._statuses)
-        if is_complete:
-            self._check_sizes()
-        return is_complete
-
-    def _check_sizes(self):
-        for (source, buffer), status in zip(self._expected, self._statuses):
-            got = status.Get_count(self._channel.mpi.BYTE)
-            if got != buffer.nbytes:
-                world_ranks = self._channel.members.world_ranks
-                sender, receiver = world_ranks[source], world_ranks[self._channel.rank]
-                raise CommunicationError(
-                    f"rank {sender} sent rank {receiver} {got} bytes, but that expected {buffer.nbytes}; "
-                    "the two disagree about its size"
-                )
-
-
 class FirstCalls:
-    """Compares the first calls of a group: later ones are not worth a message each.
+    """Compares the first blocking calls of a group: later ones are not worth a message each.
 
     done   function () that is called after the last of them
     """
@@ -367,6 +318,8 @@ class FirstCalls:
 
     def compare(self, verb, arguments) -> None:
         """Compare one call. Errors, on all ranks: CommunicationError if they differ."""
+        if verb in NOT_BLOCKING:
+            return
         self._num_left -= 1
         if self._num_left == 0:
             self._messages.is_compared = False

@@ -1,5 +1,4 @@
-"""What is said when the program of a rank ends by an exception, from the constructor of its backend
-to the end of the process.
+"""What is printed when the program of a rank ends by an exception.
 
 before initialize(), and until shutdown()      report_failure: one message, and the end of the job
                                                if this rank fails alone
@@ -16,7 +15,7 @@ from ..failure.program import report_failure, trace_of
 
 @cache
 def exits() -> "Exits":
-    """Those of this process."""
+    """Return the exits of this process."""
     return Exits()
 
 
@@ -29,13 +28,13 @@ class Exits:
         self._last = None  # the backend that was shut down last
 
     def add(self, backend) -> None:
-        """A backend that guards its job; errors are reported through the oldest one."""
+        """Add a backend that guards its job; errors are reported through the oldest one."""
         if not self._backends and self._last is None:
             self._previous_hook, sys.excepthook = sys.excepthook, self._excepthook
         self._backends.append(backend)
 
     def remove(self, backend) -> None:
-        """It is shut down."""
+        """Remove a backend that is shut down."""
         self._last = backend
         if backend in self._backends:
             self._backends.remove(backend)
@@ -47,7 +46,8 @@ class Exits:
             report_failure(self._backends[0], error)
         except BaseException as another:  # the backend is half open or half closed
             self._backends[0].abort(
-                f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in saying so, "
+                f"rank {self._backends[0].rank} failed: {describe_error(error)} (and then, in "
+                "saying so, "
                 f"{describe_error(another)}){trace_of(error)}"
             )
 

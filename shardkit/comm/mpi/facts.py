@@ -1,4 +1,4 @@
-"""What the MPI library says about itself."""
+"""Facts about the MPI library, from itself."""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,7 +23,7 @@ class MPIFacts:
 
 
 def mpi_facts() -> MPIFacts:
-    """Those of this process. Errors: CommunicationError if there is no MPI."""
+    """Return the facts of this process. Errors: CommunicationError if there is no MPI."""
     mpi = import_mpi()
     levels = {
         getattr(mpi, f"THREAD_{name}"): name

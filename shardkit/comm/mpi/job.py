@@ -18,7 +18,7 @@ from .launch import own_cores, settle_threads
 
 
 class Job:
-    """One rank's part. Every method but the attending() of a group is collective.
+    """One rank's part. Every method but attending(), revoke() and is_revoked() is collective.
 
     mpi              mpi4py's module
     parent           the communicator that the backend was made for
@@ -72,7 +72,7 @@ class Job:
         return messages.of_part(self._own(communicator), key)
 
     def open_guard(self, backend) -> None:
-        """Let nobody wait for a dead rank, from now on."""
+        """Begin to watch: from now on no rank waits for a dead one."""
         communicator = self._own(self.parent.Dup())
         self.guard = JobGuard(backend, self.mpi, communicator, is_active=self.owns_job)
         self.guard.start()
@@ -86,7 +86,9 @@ class Job:
         return messages if here is None else self._levels(messages, here)
 
     def _levels(self, messages, here: int):
-        rank, key, split = messages.rank, messages.members.key, messages.communicator.Split
+        rank = messages.rank
+        key = messages.members.key
+        split = messages.communicator.Split
         near = self.group_messages(messages, split(rank // here, rank), f"{key}/node")
         far = self.group_messages(messages, split(rank % here, rank), f"{key}/nodes")
         memory = self._node.channel(near, calls_before_opening=0)
@@ -109,7 +111,7 @@ class Job:
                 communicator.Revoke()
 
     def is_revoked(self) -> bool:
-        """Return True once a rank has called revoke(), as far as this one has heard of it."""
+        """Return True once a rank has called revoke(), as far as this one knows."""
         return any(
             communicator.Is_revoked()
             for communicator in self._communicators
@@ -122,10 +124,10 @@ def compare_calls(group, messages: MPIChannel, carrier) -> None:
     if checked_mode():
         comparison = Comparison(messages.members, messages.communicator.allgather)
         group.under_way = ComparedUnderWay(group.progress, comparison)
-        group.use(ComparedChannel(carrier, comparison.compare, compare_all=True))
+        group.use(ComparedChannel(carrier, comparison.compare))
     else:
         first = FirstCalls(messages, lambda: group.use(carrier))
-        group.use(ComparedChannel(carrier, first.compare, compare_all=False))
+        group.use(ComparedChannel(carrier, first.compare))
 
 
 def shared_folder(group):

@@ -1,13 +1,12 @@
-"""How the job was started: what the launcher says against what MPI sees, and which ranks share
-which cores.
+"""How the job was started: the launcher's numbers against MPI's, and which ranks share which cores.
 
-    mpiexec or srun says 4 ranks, MPI sees 1      four programs that each train alone: refused, with
+    mpiexec or srun started 4 ranks, MPI sees 1   four programs that each train alone: refused, with
                                                   what to do
     4 ranks x 8 BLAS threads on 8 cores           slower than 4 x 2: a warning with the setting
-    nobody has set the threads                    the cores that a rank may use, shared among the
+    the threads are not set                       the cores that a rank may use, shared among the
                                                   ranks that may use them
 
-Affinity masks say which cores a rank may use; mpiexec and srun set them ("binding"). Cores are
+Affinity masks list the cores that a rank may use; mpiexec and srun set them ("binding"). Cores are
 those of the kernel: with two hardware threads to a core, both count.
 """
 
@@ -25,21 +24,23 @@ from ...errors import LaunchError
 
 
 def check_launch(world_size: int, library: str) -> None:
-    """Errors: LaunchError, with the fix, if a launcher started several ranks, but MPI sees one.
+    """Refuse a world of one if a launcher started several ranks. Errors: LaunchError, with the fix.
 
     library   name of the MPI that mpi4py loads: "MPICH", "Open MPI", ...
     """
     found = launcher()
     if found.num_ranks is not None and found.num_ranks > 1 and world_size == 1:
         raise LaunchError(
-            f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each would train "
+            f"the launcher started {found.num_ranks} ranks, but MPI sees a world of 1, so each "
+            "would train "
             f"alone: {_mismatch(found, library)}"
         )
 
 
 def check_library(library: str) -> None:
-    """Errors: LaunchError, with the fix, if this MPI, which is not initialized yet, is not that of
-    the launcher.
+    """Refuse an MPI, not initialized yet, that is not the launcher's.
+
+    Errors: LaunchError, with the fix.
     """
     found = launcher()
     if found.name == "Open MPI" and library != "Open MPI":
@@ -49,13 +50,14 @@ def check_library(library: str) -> None:
 
 
 def _mismatch(found: Launcher, library: str) -> str:
-    """Why the ranks did not find each other, and how to start them."""
+    """Return why the ranks did not find each other, and how to start them."""
     beside = Path(sys.executable).with_name("mpiexec")
     mpiexec = f"{beside}" if beside.exists() else f"the mpiexec of {library}"
     if found.name == "srun":
         kind = "pmix" if library == "Open MPI" else "pmi2"
         return (
-            f"srun spoke no protocol that {library} knows; start with srun --mpi={kind} (srun --mpi=list shows what there "
+            f"srun spoke no protocol that {library} knows; start with srun --mpi={kind} (srun "
+            "--mpi=list shows what there "
             f"is), or with {mpiexec}"
         )
     if found.name == "Open MPI" or library == "Open MPI":
@@ -69,17 +71,18 @@ def _mismatch(found: Launcher, library: str) -> str:
 
 
 def find_mpiexec() -> str | None:
-    """The mpiexec beside this Python, or that of the PATH."""
+    """Return the mpiexec beside this Python, or that of the PATH."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.exists() else shutil.which("mpiexec")
 
 
 def launch_warnings(world_size: int) -> list[str]:
-    """What looks wrong about the start, though it may be meant."""
+    """Return what looks wrong about the start, though it may be intended."""
     found = launcher()
     if found.num_ranks is None and found.num_tasks is not None and found.num_tasks > world_size:
         return [
-            f"SLURM gave this job {found.num_tasks} tasks, but {world_size} rank runs; start with srun or mpiexec"
+            f"SLURM gave this job {found.num_tasks} tasks, but {world_size} rank runs; start with "
+            "srun or mpiexec"
         ]
     return []
 
@@ -99,25 +102,26 @@ class Seat:
 
     @classmethod
     def here(cls, threads: int) -> "Seat":
-        """That of this process."""
+        """Return the seat of this process."""
         return cls(platform.node(), own_cores(), threads)
 
 
 def own_cores() -> tuple[int, ...]:
-    """The cores that this process may use, in order."""
+    """Return the cores that this process may use, in order."""
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))  # no affinity masks on this system
 
 
 def all_seats(backend, threads: int) -> list[Seat]:
-    """The seats of all ranks, in rank order. Collective over the backend."""
+    """Return the seats of all ranks, in rank order. Collective over the backend."""
     return backend.all_gather_object(Seat.here(threads))
 
 
 def crowding(seats: list[Seat]) -> list[str]:
-    """One sentence for each host on which more threads run than cores are there for them, with what
-    to set.
+    """Return one sentence for each host on which more threads run than it has cores for them.
+
+    With what to set.
     """
     return [
         text
@@ -138,12 +142,15 @@ def _crowding_on(host, seats):
     peers = [rank for rank, other in seats.items() if set(other.cores) & set(seat.cores)]
     fair = max(1, len(seat.cores) // len(peers))
     what = (
-        f"on {host} rank{'s' if len(peers) > 1 else ''} {ranks_text(peers)} run{'' if len(peers) > 1 else 's'} "
-        f"{sum(seats[rank].threads for rank in peers)} threads on {len(seat.cores)} core{'s' if len(seat.cores) > 1 else ''}"
+        f"on {host} rank{'s' if len(peers) > 1 else ''} {ranks_text(peers)} "
+        f"run{'' if len(peers) > 1 else 's'} "
+        f"{sum(seats[rank].threads for rank in peers)} threads on {len(seat.cores)} "
+        f"core{'s' if len(seat.cores) > 1 else ''}"
     )
     if len(peers) == 1:
         return [
-            f"{what}; set run.threads={fair}, or bind wider: srun --cpus-per-task={seat.threads}, mpiexec -bind-to "
+            f"{what}; set run.threads={fair}, or bind wider: srun --cpus-per-task={seat.threads}, "
+            "mpiexec -bind-to "
             f"core:{seat.threads} (MPICH) or --map-by slot:PE={seat.threads} (Open MPI)"
         ]
     if fair < seat.threads:
@@ -171,11 +178,7 @@ def share_cores(own: tuple[int, ...], everyones: list[tuple[int, ...]]) -> int:
 
 
 def settle_threads(node) -> None:
-    """Set the BLAS threads of this process to its share, unless the environment says how many.
-    Collective over the node.
-
-    node  an mpi4py communicator of the ranks of this node
-    """
+    """Set the BLAS threads of this process to its share, unless the environment sets them."""
     everyones = node.allgather((own_cores(), blas_threads_are_set()))
     if not any(is_set for _, is_set in everyones) and len(everyones) > 1:
         threadpool_limits(share_cores(own_cores(), [cores for cores, _ in everyones]))

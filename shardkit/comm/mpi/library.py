@@ -22,10 +22,10 @@ LATER_THAN_WARDEN_SECONDS = 1.0  # whose words come first
 
 
 def import_mpi(timeout: float = inf):
-    """mpi4py's MPI module, initialized.
+    """Return mpi4py's MPI module, initialized.
 
     timeout   seconds that MPI_Init may take, if SHARDKIT_START_SECONDS is not less
-    Errors: CommunicationError that says what to install; LaunchError if mpiexec belongs to another
+    Errors: CommunicationError that names what to install; LaunchError if mpiexec belongs to another
     MPI. A process that stays in MPI_Init is ended (start.py).
     """
     try:
@@ -40,7 +40,8 @@ def import_mpi(timeout: float = inf):
         RuntimeError,
     ) as error:  # RuntimeError: mpi4py is there, but no MPI library
         raise CommunicationError(
-            f'MPI is not available ({error}); on a laptop install "shardkit[mpich]", on a cluster load '
+            f'MPI is not available ({error}); on a laptop install "shardkit[mpich]", on a cluster '
+            "load "
             "the site's MPI module and install mpi4py; for threads in one process use run_ranks"
         ) from None
     if not MPI.Is_initialized():
@@ -81,12 +82,14 @@ def _finalize_mpi(mpi):
 
 
 def _say_that_one_left(mpi, needed_by: str) -> None:
-    """End the job: this rank is at its end, but others wait for it before there is a guard, or when
-    there is none any more.
+    """End the job: this rank is at its end, but others wait for it, and no guard watches.
+
+    needed_by   what they do
     """
     if attendance().may_speak():
         sys.stderr.write(
-            f"shardkit: rank {attendance().rank} left the program (sys.exit, or the end of its script) while "
+            f"shardkit: rank {attendance().rank} left the program (sys.exit, or the end of its "
+            "script) while "
             f"{needed_by}; the job is ended\n"
         )
         sys.stderr.flush()
@@ -97,8 +100,9 @@ def _say_that_one_left(mpi, needed_by: str) -> None:
 
 
 def exit_within(seconds: float) -> None:
-    """End this process after that time with exit code 1, even if MPI never returns and holds the
-    interpreter's lock.
+    """End this process after that time with exit code 1.
+
+    Even if MPI never returns and holds the interpreter's lock.
     """
     if seconds < threading.TIMEOUT_MAX:
         faulthandler.dump_traceback_later(seconds, exit=True, file=open(os.devnull, "w"))

@@ -1,5 +1,6 @@
-"""MPI_Init with a limit: a rank that never gets out of it is ended by its warden, which says what
-to check (watch/warden.py).
+"""MPI_Init with a limit: a rank that stays in it is ended by its warden (watch/warden.py).
+
+The warden prints what to check.
 """
 
 from contextlib import contextmanager
@@ -9,16 +10,17 @@ from ...environment import launcher, ranks_may_die, start_seconds
 from ..watch.attendance import attendance
 
 ALONE_HINT = (
-    ". Work that one rank does alone may keep the others waiting at their end no longer than the backend's timeout: "
+    ". Work that one rank does alone may keep the others waiting at their end no longer than the "
+    "backend's timeout: "
     "set a longer one, or let all ranks take part"
 )
 
 
 @contextmanager
 def start_limit(library: str, timeout: float):
-    """Around MPI_Init: a process that does not get out of it in time is killed, after one line that
-    says what to check.
+    """Return a context manager around MPI_Init: a process that stays in it too long is killed.
 
+    After one line that names what to check.
     library   name of the MPI that mpi4py loads
     timeout   seconds; SHARDKIT_START_SECONDS if that is less, and no limit if that is 0
     """
@@ -30,8 +32,8 @@ def start_limit(library: str, timeout: float):
 
 
 def join_roll(library: str) -> None:
-    """Come into the roll of this node, unless this process is in it."""
-    started_by = launcher().name or "nobody that is known"
+    """Enter this process in the registry of its node, unless it is there."""
+    started_by = launcher().name or "an unknown launcher"
     attendance().open(
         f", {library}, started by {started_by}",
         {"MPI_Init": start_advice(library), "MPI_Finalize": ALONE_HINT},
@@ -40,11 +42,13 @@ def join_roll(library: str) -> None:
 
 
 def start_advice(library: str) -> str:
-    """What to check when MPI_Init does not return."""
+    """Return what to check when MPI_Init does not return."""
     kind = "pmix" if library == "Open MPI" else "pmi2"
     return (
         ". Check: does the launcher speak this MPI's protocol "
-        f"(srun --mpi={kind}; srun --mpi=list), or is it the mpiexec of this very {library}? Did all ranks start, or did one "
-        "die first? Do the nodes reach each other (firewall, network interface)? Starting again may be enough. "
+        f"(srun --mpi={kind}; srun --mpi=list), or is it the mpiexec of this very {library}? Did "
+        "all ranks start, or did one "
+        "die first? Do the nodes reach each other (firewall, network interface)? Starting again "
+        "may be enough. "
         "SHARDKIT_START_SECONDS and the backend's timeout set the limit"
     )

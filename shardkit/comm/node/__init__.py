@@ -1,7 +1,8 @@
 """Ranks of one node read and write each other's memory instead of sending messages.
 
-heap.py is the memory, node.py who can see whose, lane.py a group's verbs on it; meeting.py says how
-the ranks meet. levels.py puts lanes together with messages between nodes.
+Read channel.py first: the verbs of a group within a node. heap.py is the memory, node.py knows
+whose memory a rank sees, mailbox.py and meeting.py are how ranks meet, loops.py the compiled verbs.
+levels.py joins the memory of nodes with messages between them.
 """
 
 from importlib.util import find_spec
@@ -11,10 +12,9 @@ from .node import Node
 
 
 def open_node(comm, world_rank: int) -> Node | None:
-    """The node of this rank among the ranks of one machine, an mpi4py communicator; None on all of
-    them if they send messages.
+    """Return the node of this rank among the ranks of one machine; None if they send messages.
 
-    Collective over comm.
+    Collective over comm, an mpi4py communicator; None on all of its ranks or on none.
     """
     is_able = (
         comm.size > 1

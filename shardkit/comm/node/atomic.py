@@ -1,9 +1,8 @@
-"""Words that several processes write and read in memory that they share, and how to wait for one to
-change.
+"""Values that several processes write and read in shared memory, and how to wait for a change.
 
     load, store        64-bit integers; a store comes after everything before it, a load before
                        everything after it
-    wake, doze         a rank that has waited long sleeps in the kernel until the word changes
+    wake, doze         a rank that has waited long sleeps in the kernel until the value changes
 
 For loops compiled by Numba, which see memory as addresses (int64, in this process): arrays made in
 a loop would cost more to compile than all the rest.
@@ -18,12 +17,14 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ...array.cpu.compiled import inlined
-from .desk import NAP, SLEEPERS, WORD_BYTES
+from .mailbox import NAP, SLEEPERS, WORD_BYTES
 
 _FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}.get(
     platform.machine(), -1
 )  # number of the system call
-_WAIT, _WAKE, _EVERYBODY = 0, 1, 2**31 - 1
+_WAIT = 0
+_WAKE = 1
+_EVERYBODY = 2**31 - 1
 _PAUSE = "llvm.x86.sse2.pause" if platform.machine() == "x86_64" else None
 
 yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -33,7 +34,7 @@ _system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7)
 
 @intrinsic
 def load(typing, address):
-    """address -> the word there; what comes later in the program happens later."""
+    """Return the 8 bytes at the address; what follows in the program happens later."""
 
     def build(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -44,7 +45,7 @@ def load(typing, address):
 
 @intrinsic
 def store(typing, address, word):
-    """The word at the address; what comes earlier in the program happens earlier."""
+    """Set the 8 bytes at the address; what precedes in the program happens earlier."""
 
     def build(context, builder, signature, arguments):
         pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
@@ -56,7 +57,7 @@ def store(typing, address, word):
 
 @intrinsic
 def fence(typing):
-    """Every rank sees the stores before it before the loads after it."""
+    """Order memory: all ranks see the stores before it before the loads after it."""
 
     def build(context, builder, signature, arguments):
         builder.fence("seq_cst")
@@ -67,7 +68,7 @@ def fence(typing):
 
 @intrinsic
 def relax(typing):
-    """A hint that this is a spin."""
+    """Hint to the processor that this is a spin."""
 
     def build(context, builder, signature, arguments):
         if _PAUSE is not None:
@@ -84,7 +85,7 @@ def relax(typing):
 
 @intrinsic
 def address_of(typing, array):
-    """Of its first element."""
+    """Return the address of the first element."""
 
     def build(context, builder, signature, arguments):
         made = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -95,7 +96,7 @@ def address_of(typing, array):
 
 @intrinsic
 def element(typing, address, index, like):
-    """The number there, counted in elements of the dtype of the array `like`."""
+    """Return the number there, counted in elements of the dtype of the array `like`."""
 
     def build(context, builder, signature, arguments):
         return builder.load(_place(builder, context, signature, arguments))
@@ -105,7 +106,7 @@ def element(typing, address, index, like):
 
 @intrinsic
 def put_element(typing, address, index, like, number):
-    """The number to that place."""
+    """Put the number there, counted in elements of the dtype of the array `like`."""
 
     def build(context, builder, signature, arguments):
         builder.store(arguments[3], _place(builder, context, signature, arguments))
@@ -121,7 +122,7 @@ def _place(builder, context, signature, arguments):
 
 @inlined
 def wake(address):
-    """Whoever dozes until this word changes; it has changed."""
+    """Wake ranks that doze until this value changes; it has changed."""
     fence()
     if load(address + SLEEPERS) != 0:
         store(address + SLEEPERS, 0)
@@ -131,7 +132,7 @@ def wake(address):
 
 @inlined
 def doze(address, number):
-    """Sleep while the word is below the number, at most for the time in NAP."""
+    """Sleep while the value is below the number, at most for the time in NAP."""
     store(address + SLEEPERS, 1)
     fence()
     seen = load(address)

@@ -6,7 +6,7 @@ import numpy
 
 from ..channel import WrappedChannel
 from ..operations import ReductionOperation
-from .desk import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, REDUCE_SCATTER, SUM
+from .mailbox import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, REDUCE_SCATTER, SUM
 
 NUMBERS = "fdilB"  # dtypes that are added here, each compiled by itself: NumPy's characters
 SLOT_BYTES_AT_MOST = 2048  # up to here copying to a slot costs less than meeting a second time
@@ -36,7 +36,9 @@ class SharedMemoryChannel(WrappedChannel):
 
     The loops take arrays of every size: they need as long as an MPI library for the smallest, and a
     twentieth where ranks share cores. But they load Numba, so the memory opens with the first large
-    array or after some calls with small ones: a program that only says hello need not wait for that.
+    array or after some calls with small ones: a short program need not wait for that. Where the one
+    ends and the other begins is fixed, not measured: they add in different orders, and a second run
+    has the bits of the first.
     """
 
     def __init__(
@@ -50,8 +52,12 @@ class SharedMemoryChannel(WrappedChannel):
         calls_before_opening: int = CALLS_BEFORE_OPENING,
     ):
         super().__init__(messages)
-        self.small_bytes, self.shares_memory, self.heap = small_bytes, True, node.heap
-        self._table, self._node, self._forget = table, node, forget
+        self.small_bytes = small_bytes
+        self.shares_memory = True
+        self.heap = node.heap
+        self._table = table
+        self._node = node
+        self._forget = forget
         self._num_calls_left = calls_before_opening
         self._is_open = calls_before_opening <= 0
         self._codes = {

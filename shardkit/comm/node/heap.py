@@ -1,8 +1,9 @@
-"""A heap of memory that the ranks of a node can map: arrays that are born there need not be packed
-to be read by neighbors.
+"""A heap of memory that the ranks of a node can map.
 
-    rank 0   | desk | desk | parameters | gradients | ...                     address space without memory behind it |
-    rank 1   | desk | desk | parameters | ...                                 the same, in its own file; each maps all
+Arrays that are made there need not be packed to be read by neighbors.
+
+    rank 0   | mailbox | mailbox | parameters | gradients | ...     addresses without memory |
+    rank 1   | mailbox | mailbox | parameters | ...        the same, in its own file; each maps all
 
 The file has no name (memfd_create) and is as large as the machine's memory; only pages that are
 written to exist. Not MPI-3 windows, because those are allocated by all ranks together, mostly live
@@ -27,8 +28,9 @@ TOKEN_BYTES = 16
 
 
 class Heap:
-    """Of one rank. Arrays are freed when the last view of them is garbage. Errors: OSError if the
-    system has no such memory.
+    """The heap of one rank. Arrays are freed when the last view of them is garbage.
+
+    Errors: OSError if the system has no such memory.
     """
 
     def __init__(self, num_bytes: int):
@@ -50,7 +52,7 @@ class Heap:
         ] = {}  # id of the weak reference to an array -> (the reference, bytes, offset)
 
     def empty(self, shape, dtype):
-        """An array, contents undefined, that starts on a cache line; None if the heap is full."""
+        """Return an array, contents undefined, on a cache line; None if the heap is full."""
         dtype = numpy.dtype(dtype)
         size = block_bytes((shape if isinstance(shape, int) else prod(shape)) * dtype.itemsize)
         with self._lock:
@@ -93,7 +95,7 @@ class Heap:
         return self._lent_bytes
 
     def hide(self) -> None:
-        """From now on nobody else can map it. The memory goes with the last mapping."""
+        """Let no other process map it from now on. The memory goes with the last mapping."""
         os.close(self.file)
 
 
@@ -110,8 +112,9 @@ class Mapping:
 
     @classmethod
     def of_neighbor(cls, process: int, file: int, num_bytes: int, token: bytes) -> "Mapping":
-        """The heap that is this open file of that process. Errors: OSError if it is not, or is out
-        of reach.
+        """Return the heap that is this open file of that process.
+
+        Errors: OSError if it is not, or is out of reach.
         """
         own = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -125,8 +128,9 @@ class Mapping:
 
 
 def block_bytes(num_bytes: int) -> int:
-    """The size of the block for so many bytes: at most an eighth more, and whole cache lines, or
-    whole pages.
+    """Return the size of the block for so many bytes.
+
+    At most an eighth more, and whole cache lines, or whole pages.
     """
     num_bytes = max(num_bytes, ALIGNMENT_BYTES)
     unit = PAGE_BYTES if num_bytes >= PAGE_BYTES else ALIGNMENT_BYTES
@@ -135,5 +139,5 @@ def block_bytes(num_bytes: int) -> int:
 
 
 def machine_bytes() -> int:
-    """The memory of this machine."""
+    """Return the memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

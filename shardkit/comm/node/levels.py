@@ -1,15 +1,15 @@
-"""A group on several nodes, with as many of its ranks on each: in the memory of a node first, then
-between nodes.
+"""A group on several nodes, with as many of its ranks on each: memory of a node, then messages.
 
-    ranks    0 1 | 2 3 | 4 5          near: the ranks of one node, in a lane          (0 1) (2 3) (4 5)
-                                      far:  those at the same place of every node     (0 2 4) (1 3 5)
+    ranks    0 1 | 2 3 | 4 5      near: the ranks of one node, in its memory     (0 1) (2 3) (4 5)
+                                  far:  those at the same place of every node    (0 2 4) (1 3 5)
 
-    reduce-scatter   near: each rank adds what all ranks at its place are to get;    far: each of them adds its own
-    all-reduce       near: reduce-scatter;    far: reduce-scatter, all-gather;       near: all-gather
-    all-gather       far: the slices of all ranks at its place;                      near: all slices
+    reduce-scatter   near: each rank adds what all ranks at its place get;  far: each adds its own
+    all-reduce       near: reduce-scatter;  far: reduce-scatter, all-gather;  near: all-gather
+    all-gather       far: the slices of all ranks at its place;  near: all slices
 
 A sum leaves its node once, and not once per rank. Where a node has a power of two of the ranks, the
-tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree.
+tree over all ranks (see ordered.py) adds each node first, so the bits are those of that tree. Small
+arrays go through messages: levels need several.
 """
 
 from itertools import groupby
@@ -26,11 +26,10 @@ SUM, AVERAGE = ReductionOperation.SUM, ReductionOperation.AVERAGE
 
 
 def ranks_per_node(homes) -> int | None:
-    """How many ranks of a group each of its nodes has, if levels suit it: one node after the other,
-    with equally many ranks.
+    """Return how many ranks of a group each of its nodes has, if levels suit it, else None.
 
-    homes   of all ranks of the group: what tells nodes apart; None where a rank sees no neighbor's
-            memory
+    One node after the other, with equally many ranks.
+    homes   of all ranks of the group: a name of the node; None where a rank sees only its own
     """
     lengths = [len(list(ranks)) for _, ranks in groupby(homes)]
     suits = (
@@ -43,15 +42,18 @@ def ranks_per_node(homes) -> int | None:
 
 
 class LevelsChannel(WrappedChannel):
-    """One rank's end. Every method is collective over the whole group; arrays are flat, on the
-    host.
+    """One rank's end.
 
-    near, far   groups with a lane, and of one rank per node
+    messages    the channel inside, which does what is small
+    near, far   the memory of this rank's node, and messages between one rank per node
+    small_bytes arrays of up to so many bytes go through messages; the same on all ranks
     """
 
     def __init__(self, messages, near, far, *, small_bytes: int = SMALL_BYTES):
         super().__init__(messages)
-        self.near, self.far, self.small_bytes = near, far, small_bytes
+        self.near = near
+        self.far = far
+        self.small_bytes = small_bytes
         self.heap, self.levels = near.heap, self
         self._place, self._here = near.rank, near.size
 
@@ -96,15 +98,15 @@ class LevelsChannel(WrappedChannel):
         self.far.all_to_all(send, receive, [send.size] * nodes, own, [0] * nodes, places)
         self._to_neighbors(receive, counts)
 
-    # ---- begun now and ended later (begun.py): turns between nodes, and what ends the collective within a node ------
+    # ---- async (collectives/asynchronous.py): turns between nodes, and the end within a node -----
 
     def begin_reduce_scatter(self, send, receive, counts, scratch, tag):
-        """Turns."""
+        """Return the turns."""
         partial, own = self._sums_of_node(send, counts)
         return to_owner(self.far, pieces_of(partial, own), receive, scratch, tag)
 
     def begin_all_reduce(self, array, scratch, tag):
-        """(turns, last)"""
+        """Return (turns, last)."""
         mine, here = self._sum_at_place(array)
         there = shares_of(mine.size, self.far.size)
         return (
@@ -113,7 +115,7 @@ class LevelsChannel(WrappedChannel):
         )
 
     def begin_all_gather(self, receive, counts, tag):
-        """(turns, last); this rank's slice is in its place already."""
+        """Return (turns, last); this rank's slice is in its place already."""
         return (
             to_all(self.far, pieces_of(receive, counts)[self._place :: self._here], tag),
             lambda: self._to_neighbors(receive, counts),
@@ -122,8 +124,9 @@ class LevelsChannel(WrappedChannel):
     # ---- parts of them ---------------------------------------------------------------------------
 
     def _sums_of_node(self, send, counts):
-        """The node's sums of the slices of all ranks at this place, one after the other, and their
-        counts.
+        """Return the node's sums of the slices of all ranks at this place, and their counts.
+
+        The sums lie one after the other.
         """
         own, starts = counts[self._place :: self._here], starts_of(counts)
         partial = empty(sum(own), send.dtype)
@@ -136,8 +139,9 @@ class LevelsChannel(WrappedChannel):
         return partial, own
 
     def _sum_at_place(self, array):
-        """The node's sum of this place's share of `array`, in it, and the shares of the node's
-        ranks.
+        """Add the node's sum of this place's share of `array`, in it.
+
+        Return the share, and the counts of the shares of the node's ranks.
         """
         here = shares_of(array.size, self._here)
         mine = pieces_of(array, here)[self._place]
@@ -145,7 +149,7 @@ class LevelsChannel(WrappedChannel):
         return mine, here
 
     def _to_neighbors(self, receive, counts) -> None:
-        """The slices of all ranks at this place, to the ranks of this node, and theirs here."""
+        """Exchange the slices of all ranks at this place with the ranks of this node."""
         starts, slices = starts_of(counts), pieces_of(receive, counts)
         for first in range(0, len(counts), self._here):
             there = counts[first : first + self._here]
@@ -156,8 +160,9 @@ class LevelsChannel(WrappedChannel):
             )
 
     def _add_nodes(self, partial, counts, out) -> None:
-        """The sum over nodes of the slice of `partial` that this rank owns, in `out`, which may be
-        that slice.
+        """Leave the sum over nodes of this rank's slice of `partial` in `out`.
+
+        `out` may be that slice.
         """
         reduce_to_owners(self._between_nodes, self.far.rank, partial, counts, out)
 

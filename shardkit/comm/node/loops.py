@@ -2,21 +2,21 @@
 array is in no heap.
 
     in heaps     arrays are read, and results written, where they lie: announce, meet, work, meet
-    in slots     any arrays: a slot full is copied to the desk, all meet, all read; two slots, so
+    in slots     any arrays: a slot full is copied to the mailbox, all meet, all read; two slots, so
                  that one meeting is enough
 
-Sums are trees over the ranks (sums.py) on both roads. array, send, receive are flat; starts and
+Sums are trees over the ranks (sums.py) in both ways. array, send, receive are flat; starts and
 counts are int64 [ranks]. code: verb, operation and dtype, which together with the size is what all
 ranks must agree on.
 """
 
 from ...array.cpu.compiled import compiled, inlined
 from .atomic import address_of, load, move_bytes
-from .desk import (
+from .mailbox import (
     ALL_GATHER,
     BLOCK_BYTES,
     BROADCAST,
-    DESKS,
+    MAILBOXES,
     DONE,
     END,
     NOT_SHARED,
@@ -36,7 +36,7 @@ from .meeting import (
     heap_offset,
     meet,
     offset_of,
-    own_desk,
+    own_mailbox,
     slot_of,
 )
 from .streams import STREAM_BYTES, stream_bytes
@@ -58,15 +58,15 @@ CODE_BITS = 24
 
 @inlined
 def next_slot(table):
-    """The address of the slot that this rank fills before it arrives."""
-    desk = own_desk(table)
-    return slot_of(desk, load(desk) + 1)
+    """Return the address of the slot that this rank fills before it arrives."""
+    mailbox = own_mailbox(table)
+    return slot_of(mailbox, load(mailbox) + 1)
 
 
 @inlined
 def source_of(table, rank):
-    """Where find_arrays or find_slots found the array of this rank."""
-    return load(own_desk(table) + SOURCES + rank * WORD_BYTES)
+    """Return where find_arrays or find_slots found the array of this rank."""
+    return load(own_mailbox(table) + SOURCES + rank * WORD_BYTES)
 
 
 @inlined
@@ -74,11 +74,9 @@ def reduce_blocks(table, start, size, into, like, op, in_all):
     """`size` elements from `start` (bytes) of all sources, reduced, to the address `into`; and into
     all sources, if `in_all`.
     """
-    num_ranks, sources, scratch = (
-        table[NUM_RANKS],
-        own_desk(table) + SOURCES,
-        own_desk(table) + SCRATCH,
-    )
+    num_ranks = table[NUM_RANKS]
+    sources = own_mailbox(table) + SOURCES
+    scratch = own_mailbox(table) + SCRATCH
     in_block = BLOCK_BYTES // like.itemsize
     for first in range(0, size, in_block):
         count, at = min(in_block, size - first), first * like.itemsize
@@ -95,12 +93,10 @@ def reduce_blocks(table, start, size, into, like, op, in_all):
 
 @compiled
 def all_reduce_in_slots(array, table, op, code, stage):
-    """A slot full after the other; every rank adds all of it."""
-    signature, address, item_bytes = (
-        array.size << CODE_BITS | code,
-        address_of(array),
-        array.itemsize,
-    )
+    """Add a slot full after the other; every rank adds all of it."""
+    signature = array.size << CODE_BITS | code
+    address = address_of(array)
+    item_bytes = array.itemsize
     in_slot = SLOT_BYTES // item_bytes
     for turn in range(max(stage - 1, 0), max(1, -(-array.size // in_slot))):
         first = turn * in_slot
@@ -118,14 +114,13 @@ def all_reduce_in_slots(array, table, op, code, stage):
 
 @compiled
 def all_reduce_in_heaps(array, table, op, code, stage):
-    """Every rank adds its slice, and writes it into the arrays of all. Slices are whole cache
-    lines: none has two writers.
+    """Add this rank's slice, and write it into the arrays of all.
+
+    Slices are whole cache lines: none has two writers.
     """
-    signature, address, item_bytes = (
-        array.size << CODE_BITS | code,
-        address_of(array),
-        array.itemsize,
-    )
+    signature = array.size << CODE_BITS | code
+    address = address_of(array)
+    item_bytes = array.itemsize
     if stage == 0:
         arrive(table, signature, offset_of(array, table))
     if stage <= 1:
@@ -144,13 +139,11 @@ def all_reduce_in_heaps(array, table, op, code, stage):
 
 @compiled
 def reduce_scatter_in_slots(send, receive, starts, counts, table, op, code, stage):
-    """Of every owner's slice a window at a time."""
-    signature, num_ranks, rank, item_bytes = (
-        send.size << CODE_BITS | code,
-        table[NUM_RANKS],
-        table[RANK],
-        send.itemsize,
-    )
+    """Add a window of every owner's slice at a time."""
+    signature = send.size << CODE_BITS | code
+    num_ranks = table[NUM_RANKS]
+    rank = table[RANK]
+    item_bytes = send.itemsize
     window, longest = SLOT_BYTES // item_bytes // num_ranks, 0
     for owner in range(num_ranks):
         longest = max(longest, counts[owner])
@@ -185,8 +178,9 @@ def reduce_scatter_in_slots(send, receive, starts, counts, table, op, code, stag
 
 @compiled
 def reduce_scatter_in_heaps(send, receive, start, table, op, code, stage):
-    """The owner of a slice, which begins at `start`, reads it in the arrays of all. It may be
-    `receive`.
+    """Add the slice that begins at `start` and that this rank owns, from the arrays of all.
+
+    Its place in them may be `receive`.
     """
     signature = send.size << CODE_BITS | code
     if stage == 0:
@@ -215,8 +209,10 @@ def put_own(own, own_bytes, place):
 
 @compiled
 def all_gather_in_slots(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
-    """A slot full of every slice at a time."""
-    signature, num_ranks, longest = whole_bytes << CODE_BITS | ALL_GATHER, table[NUM_RANKS], 0
+    """Gather a slot full of every slice at a time."""
+    signature = whole_bytes << CODE_BITS | ALL_GATHER
+    num_ranks = table[NUM_RANKS]
+    longest = 0
     if stage == 0:
         put_own(own, own_bytes, whole + starts[table[RANK]])
     for rank in range(num_ranks):
@@ -241,7 +237,7 @@ def all_gather_in_slots(own, own_bytes, whole, whole_bytes, starts, counts, tabl
 
 @compiled
 def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, table, stage):
-    """Every rank reads the slices of the others where they lie."""
+    """Read the slices of the other ranks where they lie."""
     signature, num_ranks = whole_bytes << CODE_BITS | ALL_GATHER, table[NUM_RANKS]
     if stage == 0:
         place = whole + starts[table[RANK]]
@@ -265,7 +261,7 @@ def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, tabl
 
 @compiled
 def broadcast_in_slots(array, root, table, stage):
-    """A slot full after the other."""
+    """Send a slot full after the other."""
     signature = array.size << CODE_BITS | root << 4 | BROADCAST
     for turn in range(max(stage - 1, 0), max(1, -(-array.size // SLOT_BYTES))):
         first = turn * SLOT_BYTES
@@ -280,7 +276,7 @@ def broadcast_in_slots(array, root, table, stage):
         if table[RANK] != root:
             move_bytes(
                 address_of(array) + first,
-                slot_of(table[DESKS + root], load(own_desk(table))),
+                slot_of(table[MAILBOXES + root], load(own_mailbox(table))),
                 count,
             )
     return DONE

@@ -1,22 +1,20 @@
-"""How the ranks of a group on one node meet: each counts its arrivals in a word that the others
-read (desk.py).
+"""How the ranks of a group on one node meet: each counts its arrivals in its mailbox.
 
 A rank writes slot and signature, then counts up. It goes on once every other has counted as far,
-with the same signature: so nobody can be more than one arrival ahead, and what an arrival left is
+with the same signature: so no rank can be more than one arrival ahead, and what an arrival left is
 overwritten two arrivals later, when all have read it. A rank that calls something else has another
-signature, and is waited for like one that has not come: the watchdog tells who it is.
+signature, and is waited for like one that has not come: the watchdog reports which it is.
 
-Whoever waits spins first, if every rank has a core; then lets others have the core; then sleeps. A
-loop that has waited long
-returns a stage to be resumed at, since between two tries MPI must be called: a neighbor may wait
-for a message of ours.
+A rank that waits spins first, if every rank has a core; then lets others have the core; then
+sleeps. A loop that has waited long returns a stage to be resumed at, since between two tries MPI
+must be called: a neighbor may wait for a message of ours.
 """
 
 from ...array.cpu.compiled import compiled, inlined
 from .atomic import address_of, doze, load, relax, store, wake, yield_core
-from .desk import (
+from .mailbox import (
     BARRIER,
-    DESKS,
+    MAILBOXES,
     DONE,
     HEAP,
     HEAP_BYTES,
@@ -36,70 +34,75 @@ from .desk import (
 
 
 @inlined
-def own_desk(table):
-    """Its address."""
-    return table[DESKS + table[RANK]]
+def own_mailbox(table):
+    """Return the address of this rank's mailbox."""
+    return table[MAILBOXES + table[RANK]]
 
 
 @inlined
-def slot_of(desk, number):
-    """The address of the slot of this arrival."""
-    return desk + SLOTS + (number & 1) * SLOT_BYTES
+def slot_of(mailbox, number):
+    """Return the address of the slot of this arrival."""
+    return mailbox + SLOTS + (number & 1) * SLOT_BYTES
 
 
 @inlined
 def arrive(table, signature, offset):
     """Count one more arrival; the slot has been written. Returns its number."""
-    desk = own_desk(table)
-    number = load(desk) + 1
-    at = desk + (number & 1) * WORD_BYTES
+    mailbox = own_mailbox(table)
+    number = load(mailbox) + 1
+    at = mailbox + (number & 1) * WORD_BYTES
     store(at + SIGNATURE, signature)
     store(at + OFFSET, offset)
-    store(desk, number)
-    wake(desk)
+    store(mailbox, number)
+    wake(mailbox)
     return number
 
 
 @inlined
-def has_come(desk, number, signature):
-    """True if the rank of this desk is there, for the same call."""
-    return load(desk) >= number and load(desk + SIGNATURE + (number & 1) * WORD_BYTES) == signature
+def has_come(mailbox, number, signature):
+    """Return True if the rank of this mailbox is there, for the same call."""
+    return (
+        load(mailbox) >= number
+        and load(mailbox + SIGNATURE + (number & 1) * WORD_BYTES) == signature
+    )
 
 
 @inlined
-def is_in_time(desk, number, signature, table):
+def is_in_time(mailbox, number, signature, table):
     """Wait until the rank has come; False if that takes long."""
     for _ in range(table[SPINS]):
-        if has_come(desk, number, signature):
+        if has_come(mailbox, number, signature):
             return True
         relax()
     for _ in range(table[YIELDS]):
-        if has_come(desk, number, signature):
+        if has_come(mailbox, number, signature):
             return True
         yield_core()
     for _ in range(table[NAPS]):
-        if has_come(desk, number, signature):
+        if has_come(mailbox, number, signature):
             return True
-        doze(desk, number)
-    return has_come(desk, number, signature)
+        doze(mailbox, number)
+    return has_come(mailbox, number, signature)
 
 
 @inlined
 def all_have_come(table, signature):
-    """Wait until every rank has come to the arrival that this one counted last; False if that takes
-    long.
+    """Wait until every rank has come to the last arrival of this one.
+
+    Return False if that takes long.
     """
-    number = load(own_desk(table))
+    number = load(own_mailbox(table))
     for rank in range(table[NUM_RANKS]):
-        if not is_in_time(table[DESKS + rank], number, signature, table):
+        if not is_in_time(table[MAILBOXES + rank], number, signature, table):
             return False
     return True
 
 
 @inlined
 def offset_of(array, table):
-    """Where the array begins in this rank's heap; NOWHERE if it is elsewhere, and nobody asks where
-    an empty one is.
+    """Return where the array begins in this rank's heap; NOWHERE if it is elsewhere.
+
+    Where an empty array is does not matter.
     """
     if array.size == 0:
         return 0
@@ -108,34 +111,39 @@ def offset_of(array, table):
 
 @inlined
 def heap_offset(address, table):
-    """The same of an address."""
+    """Return where the address is in this rank's heap; NOWHERE if it is elsewhere."""
     offset = address - table[HEAP]
     return offset if 0 <= offset < table[HEAP_BYTES] else NOWHERE
 
 
 @inlined
 def find_arrays(table):
-    """Write to SOURCES where the array is that each rank came with; False if one is in no heap."""
-    num_ranks, number, sources = table[NUM_RANKS], load(own_desk(table)), own_desk(table) + SOURCES
+    """Write to SOURCES where the array is that each rank brought.
+
+    Return False if one is in no heap.
+    """
+    num_ranks = table[NUM_RANKS]
+    number = load(own_mailbox(table))
+    sources = own_mailbox(table) + SOURCES
     for rank in range(num_ranks):
-        offset = load(table[DESKS + rank] + OFFSET + (number & 1) * WORD_BYTES)
+        offset = load(table[MAILBOXES + rank] + OFFSET + (number & 1) * WORD_BYTES)
         if offset == NOWHERE:
             return False
-        store(sources + rank * WORD_BYTES, table[DESKS + num_ranks + rank] + offset)
+        store(sources + rank * WORD_BYTES, table[MAILBOXES + num_ranks + rank] + offset)
     return True
 
 
 @inlined
 def find_slots(table):
-    """Write to SOURCES where the slots are that each rank came with."""
-    number, sources = load(own_desk(table)), own_desk(table) + SOURCES
+    """Write to SOURCES where the slots are that each rank brought."""
+    number, sources = load(own_mailbox(table)), own_mailbox(table) + SOURCES
     for rank in range(table[NUM_RANKS]):
-        store(sources + rank * WORD_BYTES, slot_of(table[DESKS + rank], number))
+        store(sources + rank * WORD_BYTES, slot_of(table[MAILBOXES + rank], number))
 
 
 @compiled
 def meet(table, stage):
-    """A barrier."""
+    """Wait for all ranks: a barrier."""
     if stage == 0:
         arrive(table, BARRIER, NOWHERE)
     return DONE if all_have_come(table, BARRIER) else 1

@@ -1,6 +1,4 @@
-"""A node: the ranks of one machine that can map each other's heaps, and the lanes of groups inside
-of it.
-"""
+"""A node: the ranks of one machine that can map each other's heaps, and channels of its groups."""
 
 import os
 import weakref
@@ -8,7 +6,7 @@ import weakref
 import numpy
 
 from ..mpi.launch import own_cores
-from .desk import NOWHERE, new_desk, table_of
+from .mailbox import NOWHERE, new_mailbox, table_of
 from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
 from .channel import SharedMemoryChannel
 
@@ -24,8 +22,8 @@ class Node:
         self.heap, self.members = heap, members
         self._mappings = dict(zip(members, mappings))
         self._has_cores = has_cores
-        # by offset, of lanes that nobody has closed: neighbors may still look at them
-        self._desks: dict = {}
+        # by offset, of channels that are not closed: neighbors may still look at them
+        self._mailboxes: dict = {}
         self._common: dict[
             tuple, numpy.ndarray
         ] = {}  # (world ranks, offset): array in this heap that these ranks see
@@ -35,12 +33,11 @@ class Node:
 
     @classmethod
     def open(cls, comm, world_rank: int) -> "Node | None":
-        """The node of an mpi4py communicator between ranks of one machine; None on all if one
-        cannot see another's memory.
+        """Return the node of ranks of one machine; None if one cannot see another's memory.
 
-        Collective over comm. Refused where processes may not look into each other (other users,
-        other containers), where address space is limited, and where the system has no nameless
-        files.
+        The same on all ranks. Collective over comm, an mpi4py communicator. Refused where processes
+        may not look into each other (other users, other containers), where address space is
+        limited, and where the system has no nameless files.
         """
         heap, mappings = None, None
         try:
@@ -74,30 +71,29 @@ class Node:
         None on all its ranks if a heap is full. Collective over the group.
         options   of SharedMemoryChannel
         """
-        desk = new_desk(self.heap)
-        own = NOWHERE if desk is None else desk.ctypes.data - self.heap.memory.address
+        mailbox = new_mailbox(self.heap)
+        own = NOWHERE if mailbox is None else mailbox.ctypes.data - self.heap.memory.address
         offsets = messages.communicator.allgather(own)
         if NOWHERE in offsets:
             return None
-        self._desks[own] = desk
+        self._mailboxes[own] = mailbox
         heaps = [self._mappings[rank].address for rank in messages.members.world_ranks]
-        desks = [heap + offset for heap, offset in zip(heaps, offsets)]
+        mailboxes = [heap + offset for heap, offset in zip(heaps, offsets)]
 
         def forget():
             messages.communicator.Barrier()
-            del self._desks[own]
+            del self._mailboxes[own]
 
         table = table_of(
-            messages.rank, desks, heaps, self.heap.num_bytes, has_cores=self._has_cores
+            messages.rank, mailboxes, heaps, self.heap.num_bytes, has_cores=self._has_cores
         )
         return SharedMemoryChannel(messages, table, self, forget, **options)
 
     def common(self, comm, world_ranks: tuple[int, ...], size: int, dtype):
-        """An array that these ranks see, contents undefined, in the heap of the first; None on all
-        if that is full.
+        """Return an array that these ranks see, in the heap of the first; None if it is full.
 
-        Collective over comm, which they form. When a rank lets it go a neighbor may still read it:
-        so it is freed at a later call by the same ranks, once all have.
+        Contents are undefined. Collective over comm, which the ranks form. When a rank lets it go a
+        neighbor may still read it: so it is freed at a later call by the same ranks, once all have.
         """
         for key in frozenset.intersection(*comm.allgather(frozenset(self._unused))):
             if key[0] == world_ranks:

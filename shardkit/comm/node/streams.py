@@ -4,7 +4,7 @@ An ordinary copy reads what it is about to overwrite, and throws everything else
 Past a size that no cache keeps, lines are written straight to memory instead: in four pages in
 turn, so that as many rows of the memory are open.
 Source: memcpy of glibc does the same above three quarters of the last cache, which a virtual
-machine often tells wrongly.
+machine often reports wrongly.
 """
 
 from llvmlite import ir
@@ -21,8 +21,9 @@ STREAM_BYTES = 64 << 20  # of the whole array: more than most last caches keep
 
 @intrinsic
 def stream_line(typing, target, source):
-    """The cache line at `source` to `target`, which begins a line, past the caches. Others see it
-    after a fence().
+    """Copy the cache line at `source` to `target`, which begins a line, past the caches.
+
+    Others see it after a fence().
     """
 
     def build(context, builder, signature, arguments):

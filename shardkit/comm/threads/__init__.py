@@ -1,1 +1,1 @@
-"""threads."""
+"""Ranks that are threads of one process. Read backend.py first."""

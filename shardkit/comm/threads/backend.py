@@ -1,5 +1,6 @@
-"""InMemoryCommunicationBackend: ranks are threads of one process. For tests, for learning, and for
-meshes of 512 ranks.
+"""InMemoryCommunicationBackend: ranks are threads of one process.
+
+For tests, for learning, and for meshes of 512 ranks.
 
     def step(backend):
         mine = numpy.full(3, backend.rank, "float32")
@@ -9,8 +10,8 @@ meshes of 512 ranks.
     run_ranks(4, step)          # a list of four arrays of 6.0
 
 It is stricter than MPI: send() returns only when the receiver has taken the message (as large
-messages do in MPI), ranks that call different things are told so, and what can never complete is an
-error.
+messages do in MPI), ranks that make different calls get an error, and so does what can never
+complete.
 """
 
 import threading
@@ -109,7 +110,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
 
 
 def run_ranks(world_size: int, fn, timeout: float = DEFAULT_TIMEOUT_SECONDS) -> list:
-    """fn(backend) on every rank, each in a thread of its own; the results in rank order.
+    """Call fn(backend) on every rank, each in a thread; return the results in rank order.
 
     timeout   seconds that a rank waits for the others in one verb
     Errors: the first failure in time, itself, with a note that names its rank; the other ranks are
@@ -152,8 +153,9 @@ def _run_rank(environment, rank, fn, results):
 
 
 def _join_threads(threads, environment):
-    """Wait for all; once one has failed, no longer than the timeout for the rest, which may compute
-    and not listen.
+    """Wait for all threads; once one has failed, no longer than the timeout for the rest.
+
+    They may compute and not listen.
     """
     deadline = None
     for thread in threads:
@@ -167,10 +169,12 @@ def _join(environment, environment_id, rank, world_size):
     with environment.lock:
         if environment.world_size != world_size:
             raise ValueError(
-                f"environment {environment_id!r} has {environment.world_size} ranks, not {world_size}"
+                f"environment {environment_id!r} has {environment.world_size} ranks, not "
+                f"{world_size}"
             )
         if rank in environment.joined:
             raise CommunicationError(
-                f"rank {rank} of environment {environment_id!r} is taken; give another environment_id"
+                f"rank {rank} of environment {environment_id!r} is taken; give another "
+                "environment_id"
             )
         environment.joined.add(rank)

@@ -4,7 +4,7 @@
     rank 2  all_reduce #7  --> arrives, waits
     rank 1  all_reduce #7  --> arrives last, does the work for all, wakes them
 
-Nobody waits for what can no longer come: a rank that fails wakes every waiter with its error, a
+No rank waits for what can no longer come: a rank that fails wakes every waiter with its error, a
 rank that leaves wakes those that need it, and a wait has a time limit. `Wait.needs` (world ranks)
 is what makes these messages exact.
 """
@@ -68,7 +68,7 @@ class Environment:
         self._pending: set[Wait] = set()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """This rank failed: wake everyone with a PeerError that names it."""
+        """Wake every rank with a PeerError that names this one, which failed."""
         with self.lock:
             self.failures.append((rank, error))
             for wait in self._pending:
@@ -76,14 +76,14 @@ class Environment:
             self._pending.clear()
 
     def leave(self, rank: int) -> None:
-        """This rank will not communicate any more: whoever needs it cannot be served."""
+        """Note that this rank will not communicate any more: ranks that need it are woken."""
         with self.lock:
             self.left.add(rank)
             for wait in [w for w in self._pending if rank in w.needs]:
                 self._fail_for_absence(wait)
 
     def begin(self, wait: Wait) -> None:
-        """Remember a wait, or fail it at once if it cannot complete. Called with the lock."""
+        """Remember a wait, or fail it if it cannot complete. Called with the lock."""
         self._pending.add(wait)
         if self.failures:
             self.end(wait)
@@ -92,12 +92,13 @@ class Environment:
             self._fail_for_absence(wait)
 
     def end(self, wait: Wait) -> None:
-        """The wait is over. Called with the lock."""
+        """Forget a wait that is over. Called with the lock."""
         self._pending.discard(wait)
 
     def wait(self, wait: Wait, seconds: float | None = None) -> None:
-        """Block until it is complete. Errors: PeerError, CommunicationError,
-        CommunicationTimeout.
+        """Block until it is complete.
+
+        Errors: PeerError, CommunicationError, CommunicationTimeout.
         """
         seconds = self.timeout if seconds is None else seconds
         if not wait.done.wait(seconds):
@@ -181,8 +182,9 @@ class Group:
         meeting.done.set()
 
     def post(self, source: int, destination: int, tag: int, array, *, is_send: bool) -> Message:
-        """Offer one side of a message; the second side copies. Messages of one source and tag keep
-        their order.
+        """Offer one side of a message; the second side copies.
+
+        Messages of one source and tag keep their order.
         """
         what = f"send to rank {destination}" if is_send else f"receive from rank {source}"
         peer = self.world_ranks[destination if is_send else source]
@@ -200,7 +202,10 @@ class Group:
 
     def _deliver(self, sent, received):
         if sent.array.size != received.array.size or sent.array.dtype != received.array.dtype:
-            text = f"{sent.what} of {sent.array.dtype} met {received.what} of {received.array.dtype}; they must be equal"
+            text = (
+                f"{sent.what} of {sent.array.dtype} met {received.what} of {received.array.dtype}; "
+                "they must be equal"
+            )
             sent.fail(CommunicationError, text)
             received.fail(CommunicationError, text)
         else:

@@ -6,7 +6,7 @@ from math import inf
 
 import numpy
 import pytest
-from gpu_roads import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
+from gpu_verbs import all_verbs, bits, gpu_group, ordered_sums, plain_twins  # noqa: F401
 
 from shardkit.comm import collectively
 from shardkit.comm.gpu.mpi import MPITransport, open_gpu_mpi

@@ -1,11 +1,12 @@
-"""Lanes between threads of this process, each with a heap of its own, as processes of one node have
-them.
+"""Shared-memory channels between threads of this process.
+
+Each has a heap of its own, as processes of one node have them.
 """
 
 import threading
 from types import SimpleNamespace
 
-from shardkit.comm.node.desk import new_desk, table_of
+from shardkit.comm.node.mailbox import new_mailbox, table_of
 from shardkit.comm.node.heap import Heap
 from shardkit.comm.node.channel import SharedMemoryChannel
 
@@ -28,28 +29,35 @@ class NoMessages:
         """Nothing is under way."""
 
 
-def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HEAP_BYTES) -> list:
-    """fn(lane, heap, rank) in a thread per rank; the results in rank order. Errors: the first of a
-    rank.
+def on_one_node(
+    num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HEAP_BYTES
+) -> list:
+    """Call fn(channel, heap, rank) in a thread per rank; return the results in rank order.
+
+    Errors: the first of a rank.
     """
     heaps = [Heap(heap_bytes) for _ in range(num_ranks)]
     addresses = [heap.memory.address for heap in heaps]
-    desks = [new_desk(heap) for heap in heaps]
+    mailboxes = [new_mailbox(heap) for heap in heaps]
     results, errors = [None] * num_ranks, []
 
     def run(rank):
         table = table_of(
-            rank, [desk.ctypes.data for desk in desks], addresses, heap_bytes, has_cores=False
+            rank,
+            [mailbox.ctypes.data for mailbox in mailboxes],
+            addresses,
+            heap_bytes,
+            has_cores=False,
         )
         try:
-            lane = SharedMemoryChannel(
+            channel = SharedMemoryChannel(
                 NoMessages(rank, num_ranks),
                 table,
                 SimpleNamespace(heap=heaps[rank]),
                 lambda: None,
                 calls_before_opening=0,
             )
-            results[rank] = fn(lane, heaps[rank], rank)
+            results[rank] = fn(channel, heaps[rank], rank)
         except BaseException as error:
             errors.append(error)
 
@@ -58,7 +66,7 @@ def on_lanes(num_ranks: int, fn, time_limit: float = 110.0, heap_bytes: int = HE
         thread.start()
     for thread in threads:
         thread.join(time_limit)
-        assert errors or not thread.is_alive(), "a lane hangs"
+        assert errors or not thread.is_alive(), "a channel hangs"
     for heap in heaps:
         heap.hide()
     if errors:

@@ -1,0 +1,64 @@
+"""Requests of an MPI library as handles, and its errors as ours."""
+
+from ...errors import CommunicationError
+from ..operations import Handle
+
+TRY_CHECKED = "try again with SHARDKIT_CHECK=1, which names the rank that makes another call"
+
+
+class MPIErrors:
+    """Context manager that turns an error of the MPI library into a CommunicationError.
+
+    progress   names the call under way
+    """
+
+    def __init__(self, mpi, progress):
+        self._mpi, self._progress = mpi, progress
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, self._mpi.Exception):
+            raise CommunicationError(
+                f"{self._progress.current}: MPI says: {error}; if a message was truncated, two "
+                f"ranks disagree about its size: {TRY_CHECKED}"
+            ) from error
+
+
+class RequestsHandle(Handle):
+    """Requests of an MPIChannel that complete together.
+
+    expected   (source, buffer) that each of the first requests must fill exactly
+    """
+
+    def __init__(self, channel, requests, expected):
+        self._channel = channel
+        self._requests = requests
+        self._expected = expected
+        self._statuses = [channel.mpi.Status() for _ in requests]
+
+    def wait(self):
+        with self._channel.errors:
+            self._channel.wait_all(self._requests, self._statuses)
+        self._check_sizes()
+
+    def test(self):
+        with self._channel.errors:
+            is_complete = self._channel.mpi.Request.Testall(self._requests, self._statuses)
+        if is_complete:
+            self._check_sizes()
+        return is_complete
+
+    def _check_sizes(self):
+        for (source, buffer), status in zip(self._expected, self._statuses):
+            got = status.Get_count(self._channel.mpi.BYTE)
+            if got != buffer.nbytes:
+                world_ranks = self._channel.members.world_ranks
+                sender = world_ranks[source]
+                receiver = world_ranks[self._channel.rank]
+                raise CommunicationError(
+                    f"rank {sender} sent rank {receiver} {got} bytes, but that expected "
+                    f"{buffer.nbytes}; "
+                    "the two disagree about its size"
+                )

@@ -1,0 +1,69 @@
+"""Mailboxes: for each rank of a group a place in its own heap that the ranks of its node read.
+
+    | arrivals, two signatures, two offsets | a rank sleeps | a nap |      written by this rank
+    | slot 0 of arrival 2k | slot 1 of arrival 2k+1 |                      written by this rank
+    | sources, scratch |                                                   for this rank alone
+
+Only numbers: Numba, which the loops on mailboxes need, is loaded when the first of them runs.
+"""
+
+import numpy
+
+WORD_BYTES = 8
+SIGNATURE, OFFSET = 8, 24  # two words each, after the count of arrivals
+SLEEPERS = 64  # on a cache line of its own: 1 if a rank sleeps until this one arrives
+NAP = 128  # a struct timespec: how long at most
+SLOTS, SLOT_BYTES = 4096, 1 << 18
+SOURCES = SLOTS + 2 * SLOT_BYTES  # where the neighbors' arrays are
+MAX_LEVELS, BLOCK_BYTES = 12, 8192  # of the tree over ranks, 4096 of them; what is added in one go
+SCRATCH = SOURCES + (1 << MAX_LEVELS) * WORD_BYTES
+MAILBOX_BYTES = SCRATCH + (1 + MAX_LEVELS) * BLOCK_BYTES
+NAP_NANOSECONDS = 1_000_000
+NOWHERE = -1  # the offset of an array that is in no heap
+
+# What a loop knows about its group, in one array of int64: these, the addresses of all mailboxes,
+# then of all heaps.
+NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES, MAILBOXES = range(8)
+SPIN_TURNS = 4000
+YIELD_TURNS = 200
+NAP_TURNS = 2
+
+DONE, NOT_SHARED = 0, -1  # what a loop returns instead of a stage to resume at
+BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, END = range(6)
+SUM, PRODUCT, MIN, MAX = range(4)
+
+
+def new_mailbox(heap):
+    """Return the mailbox of a rank that has not arrived anywhere yet, in its heap.
+
+    None if the heap is full.
+    """
+    mailbox = heap.empty(MAILBOX_BYTES, "uint8")
+    if mailbox is not None:
+        mailbox[:SLOTS] = 0
+        mailbox[NAP + WORD_BYTES : NAP + 2 * WORD_BYTES].view("int64")[:] = NAP_NANOSECONDS
+    return mailbox
+
+
+def table_of(
+    rank: int, mailboxes: list[int], heaps: list[int], heap_bytes: int, *, has_cores: bool
+):
+    """Return the table of a group, for its loops. Lists: of addresses in this process, by rank.
+
+    has_cores  False: more ranks than cores, so that a spin keeps others from arriving
+    """
+    spins = SPIN_TURNS if has_cores else 0
+    return numpy.array(
+        [
+            len(mailboxes),
+            rank,
+            spins,
+            YIELD_TURNS,
+            NAP_TURNS,
+            heaps[rank],
+            heap_bytes,
+            *mailboxes,
+            *heaps,
+        ],
+        numpy.int64,
+    )
