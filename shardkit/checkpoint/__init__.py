@@ -6,11 +6,12 @@ whole and a manifest of checksums (FORMAT.md). It is written under a temporary n
 models.py adds from_checkpoint() to the classes of nn.
 """
 
+from .background import PendingCheckpoint, Saver
 from .find import find_checkpoint
-from .format.image import load_image, make_image
+from .image import load_image, make_image
 from .load import Checkpoint
 from .models import from_checkpoint
-from .saving import PendingCheckpoint, Retention, Saver
+from .saving import Retention
 from .store import CheckpointStore
 
 __all__ = [

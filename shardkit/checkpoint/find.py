@@ -5,8 +5,6 @@
     find_description             --- CheckpointStore.newest_complete -/
 """
 
-import warnings
-
 from ..comm import run_ranks
 from ..errors import CheckpointError
 from .format.manifest import MANIFEST_NAME, parse_object
@@ -23,13 +21,6 @@ def find_checkpoint(path) -> tuple[Checkpoint, list[str]]:
     """
     store = CheckpointStore(*locate(path))
     return run_ranks(1, store.newest_valid)[0], store.skipped
-
-
-def warn_of_skipped(checkpoint: Checkpoint, skipped: list[str]) -> None:
-    """Warn the caller's caller if newer checkpoints were passed over."""
-    if skipped:
-        reasons = "; ".join(skipped)
-        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=3)
 
 
 def find_description(path) -> Checkpoint:

@@ -1,12 +1,12 @@
-"""How what is stored goes with a model and its optimizer rule.
+"""Fit: how what is stored goes with a model and its optimizer rule.
 
-    stored                         kept by AdamW                 what happens
-    model/...                      model/...                     must be the same names, shapes and dtype
-    optimizer/velocity/...         -                             unused: left out
-    -                              optimizer/first_moment/...    missing: zero, and of age zero from here
+    stored                    kept by AdamW                 what happens
+    model/...                 model/...                     must have the same names, shapes, dtype
+    optimizer/velocity/...    -                             unused: left out
+    -                         optimizer/first_moment/...    missing: starts at zero, as state that
+                                                            is younger than the run
 
-What is unused or missing is said. Parameters alone can be asked for; a training then begins with
-them.
+The user is told what is unused or missing. A load of the parameters alone begins a new training.
 """
 
 import warnings
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import CheckpointError, ConfigurationError
 from ..optim.description import rule_text
+from .format.description import state_since
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
@@ -25,9 +26,9 @@ class Wanted:
     shapes        {path: global shape} of its parameters, and of all state that its rule keeps
     dtype         of all these
     model         its class and configuration, as in the manifest
-    num_features  of its input; None: it has no such thing
-    optimizer     its rule, as describe_rule() tells it
-    can_be_late   the rule can be told that its state began after the run did
+    num_features  of its input; None: it has no input features
+    optimizer     its rule, as describe_rule() returns it
+    can_be_late   the rule can handle state that began after the run did
     only          "model": take the parameters alone; None: go on with everything
     """
 
@@ -52,18 +53,16 @@ class Wanted:
         rule's state is missing.
         """
         _check_state(where, description, stored)
-        there, kept = state_names(stored), state_names(self.shapes)
-        missing, unused = [
-            [name for name in a if name not in b] for a, b in ((kept, there), (there, kept))
-        ]
-        absent = {
-            f"{_OPTIMIZER}{name}/" for name in (*missing, *unused, *(kept if self.only else ()))
-        }
-        stored, shapes = [
-            {tensor: shape for tensor, shape in table.items() if _state_of(tensor) not in absent}
-            for table in (stored, self.shapes)
-        ]
-        check_same_tensors(where, stored, {dtypes[tensor] for tensor in stored}, shapes, self.dtype)
+        there = state_names(stored)
+        kept = state_names(self.shapes)
+        missing = [name for name in kept if name not in there]
+        unused = [name for name in there if name not in kept]
+        left_out = {*missing, *unused, *(kept if self.only else ())}
+        stored = _without_state(stored, left_out)
+        stored_dtypes = {dtypes[tensor] for tensor in stored}
+        check_same_tensors(
+            where, stored, stored_dtypes, _without_state(self.shapes, left_out), self.dtype
+        )
         self._check_features(where, description["active_features"])
         fit = Fit(where, description, self.model, self.optimizer, missing, unused, only=self.only)
         if self.only is None and missing and fit.num_updates:
@@ -71,31 +70,35 @@ class Wanted:
         return fit
 
     def _check_features(self, where: str, active: list[int] | None) -> None:
-        """Errors: CheckpointError if the stored model looks at features that this one cannot
-        choose.
-        """
-        if active is not None and (
-            self.num_features is None or not active or max(active) >= self.num_features
-        ):
-            own = "no" if self.num_features is None else self.num_features
+        """Raise CheckpointError if the stored model uses features that this one does not have."""
+        if active is None:
+            return
+        num_features = self.num_features
+        if num_features is None or not active or max(active) >= num_features:
+            own = "no" if num_features is None else num_features
             raise CheckpointError(
-                f"{where} is of another model: active_features = {active} in the checkpoint, but the model has "
-                f"{own} input features"
+                f"{where} is of another model: active_features = {active} in the checkpoint, "
+                f"but the model has {own} input features"
             )
 
     def _check_age(self, fit: "Fit", found: list[str]) -> None:
-        """Errors: CheckpointError unless all state of the rule has one age, and the rule can be
-        told which.
-        """
+        """Raise CheckpointError unless all state of the rule has one age, which the rule can use."""
         if found:
-            reason = f"it holds {', '.join(found)} but no {', '.join(fit.missing_state)}, which would be younger"
+            reason = (
+                f"it holds {', '.join(found)} but no {', '.join(fit.missing_state)}, "
+                "which would be younger"
+            )
         elif not self.can_be_late:
-            reason = "state that begins in the middle of a run needs its learning rate apart, and it has no rate()"
+            reason = (
+                "state that begins in the middle of a run needs its learning rate apart, "
+                "and it has no rate()"
+            )
         else:
             return
         raise CheckpointError(
-            f"{fit.where} was written under {fit.old_rule} and does not go on under {fit.new_rule}: {reason}; "
-            'use only="model" to begin with its parameters, or the rule that wrote it'
+            f"{fit.where} was written under {fit.old_rule} and does not go on under "
+            f'{fit.new_rule}: {reason}; use only="model" to begin with its parameters, '
+            "or the rule that wrote it"
         )
 
 
@@ -118,11 +121,8 @@ class Fit:
     @property
     def old_rule(self) -> str:
         """The rule that wrote it, as text."""
-        return (
-            "no rule"
-            if self.description["optimizer"] is None
-            else rule_text(self.description["optimizer"])
-        )
+        rule = self.description["optimizer"]
+        return "no rule" if rule is None else rule_text(rule)
 
     @property
     def new_rule(self) -> str:
@@ -142,8 +142,9 @@ class Fit:
         return self.num_updates if self.missing_state else state_since(self.description)
 
     def goes_on_from(self) -> dict:
-        """Return the description with which the model goes on: as stored; with parameters alone,
-        that of a beginning.
+        """Return the description with which the model goes on.
+
+        It is the stored one; with parameters alone, that of a beginning.
         """
         optimizer = {**self.optimizer, "state_since": self.state_since}
         if self.only is None:
@@ -159,19 +160,18 @@ class Fit:
         }
 
     def warn(self) -> None:
-        """Say what differs, for the caller of the caller: settings of the model, and which state
-        the rules keep.
-        """
-        for said in (self._said_of_model(), self._said_of_rule()):
-            if said:
-                warnings.warn(f"{self.where} was written under {said}", stacklevel=4)
+        """Warn the caller's caller of other settings of the model and other optimizer state."""
+        for difference in (self._model_difference(), self._rule_difference()):
+            if difference:
+                warnings.warn(f"{self.where} was written under {difference}", stacklevel=4)
 
-    def _said_of_model(self) -> str:
-        """Settings that shapes do not show, such as the number of heads; the seed of initial
-        weights does not matter.
+    def _model_difference(self) -> str:
+        """Name settings that shapes do not show, such as the number of heads.
+
+        The seed of initial weights does not matter.
         """
         there, here = [
-            {"class": model["class"], **_listed(model["configuration"])}
+            {"class": model["class"], **_with_lists(model["configuration"])}
             for model in (self.description["model"], self.model)
         ]
         different = [
@@ -181,55 +181,48 @@ class Fit:
         ]
         return f"other settings of the model: {', '.join(different)}" if different else ""
 
-    def _said_of_rule(self) -> str:
-        """Nobody expects state beside parameters alone."""
-        said = (
-            [f"state that starts at zero: {', '.join(self.missing_state)}"]
-            if self.missing_state
-            else []
-        )
-        said += (
-            [f"state that is left out: {', '.join(self.unused_state)}"] if self.unused_state else []
-        )
-        if not said or self.only is not None or self.description["optimizer"] is None:
+    def _rule_difference(self) -> str:
+        """Name optimizer state that is missing or unused; none is expected with parameters alone."""
+        if self.only is not None or self.description["optimizer"] is None:
             return ""
-        return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(said)}"
+        notes = []
+        if self.missing_state:
+            notes.append(f"state that starts at zero: {', '.join(self.missing_state)}")
+        if self.unused_state:
+            notes.append(f"state that is left out: {', '.join(self.unused_state)}")
+        if not notes:
+            return ""
+        return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
 
 
 def check_only(only) -> None:
-    """Errors: ConfigurationError, which is a ValueError, unless this is None or "model"."""
+    """Raise ConfigurationError, which is a ValueError, unless this is None or "model"."""
     if only not in (None, "model"):
         raise ConfigurationError(f'only = {only!r}; wanted None or "model"')
 
 
 def model_shapes(shapes: dict) -> dict:
-    """Return those of the parameters."""
+    """Return the shapes of the parameters."""
     return {tensor: shape for tensor, shape in shapes.items() if tensor.startswith(_MODEL)}
 
 
 def state_names(tensors) -> list[str]:
     """Return the names of optimizer state among these paths, in their order."""
-    return list(
-        dict.fromkeys(
-            tensor.split("/", 2)[1] for tensor in tensors if tensor.startswith(_OPTIMIZER)
-        )
-    )
+    names = (_state_of(tensor) for tensor in tensors)
+    return list(dict.fromkeys(name for name in names if name is not None))
 
 
-def state_since(description: dict) -> int:
-    """Return after how many updates the stored optimizer state was zero."""
-    return (description["optimizer"] or {}).get("state_since") or 0
+def _state_of(tensor: str) -> str | None:
+    """Return first_moment for optimizer/first_moment/NAME, None for a parameter."""
+    return tensor.split("/", 2)[1] if tensor.startswith(_OPTIMIZER) else None
 
 
-def _state_of(tensor: str) -> str:
-    """optimizer/first_moment/ of a path that begins so."""
-    return "/".join(tensor.split("/", 2)[:2]) + "/"
+def _without_state(shapes: dict, names: set[str]) -> dict:
+    return {tensor: shape for tensor, shape in shapes.items() if _state_of(tensor) not in names}
 
 
 def _check_state(where: str, description: dict, stored: dict) -> None:
-    """Errors: CheckpointError unless the state that is named is there, for all parameters in their
-    shapes.
-    """
+    """Raise CheckpointError unless the state that is named is stored for all parameters."""
     there = state_names(stored)
     named = [] if description["optimizer"] is None else description["optimizer"].get("state", there)
     if sorted(named) != sorted(there):
@@ -237,41 +230,43 @@ def _check_state(where: str, description: dict, stored: dict) -> None:
             f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
             f"{', '.join(there) or 'none'}"
         )
-    for name in there:
-        for tensor, shape in stored.items():
+    for tensor, shape in model_shapes(stored).items():
+        for name in there:
             state = f"{_OPTIMIZER}{name}/{tensor.removeprefix(_MODEL)}"
-            if tensor.startswith(_MODEL) and stored.get(state) != shape:
+            if stored.get(state) != shape:
                 raise CheckpointError(
                     f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
-                    f"{_describe(stored.get(state))}"
+                    f"{_shape_text(stored.get(state))}"
                 )
 
 
 def check_same_tensors(
     where: str, stored: dict, stored_dtypes: set[str], shapes: dict, dtype: str
 ) -> None:
-    """Errors: CheckpointError, by the first tensor that differs, unless names, shapes and dtype are
-    those of the model.
+    """Raise CheckpointError unless names, shapes and dtype are those of the model.
+
+    The message names the first tensor that differs.
     """
     for tensor in sorted(shapes.keys() | stored.keys()):
         here, there = shapes.get(tensor), stored.get(tensor)
         if here != there:
             raise CheckpointError(
-                f"{where} is of another model: {tensor} is {_describe(there)} in the checkpoint "
-                f"and {_describe(here)} in the model"
+                f"{where} is of another model: {tensor} is {_shape_text(there)} in the checkpoint "
+                f"and {_shape_text(here)} in the model"
             )
-    if stored_dtypes - {dtype}:
-        raise CheckpointError(
-            f"{where} holds {min(stored_dtypes - {dtype})} numbers, the model is {dtype}"
-        )
+    others = stored_dtypes - {dtype}
+    if others:
+        raise CheckpointError(f"{where} holds {min(others)} numbers, the model is {dtype}")
 
 
-def _listed(value):
-    """The same with lists for tuples, as JSON has them."""
+def _with_lists(value):
+    """Return this with lists for tuples, as JSON has them."""
     if isinstance(value, dict):
-        return {name: _listed(below) for name, below in value.items()}
-    return [_listed(below) for below in value] if isinstance(value, (list, tuple)) else value
+        return {name: _with_lists(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_with_lists(inner) for inner in value]
+    return value
 
 
-def _describe(shape) -> str:
+def _shape_text(shape) -> str:
     return "missing" if shape is None else f"of shape {list(shape)}"

@@ -1,11 +1,11 @@
-"""Loading: every rank reads the boxes that it needs from whatever boxes were written.
+"""Load: every rank reads the boxes that it needs from whatever boxes were written.
 
     written by 2 ranks   |------ rank 0 ------|------ rank 1 ------|
-    wanted by 3 ranks    |-- rank 0 --|-- rank 1 --|-- rank 2 --|         each reads the intersections, nothing is merged
+    wanted by 3 ranks    |-- rank 0 --|-- rank 1 --|-- rank 2 --|      each reads the intersections
 
-What lies in one piece both in the file and in memory goes straight there. The rest (columns of a
-box that was written by rows) passes through a window of SEGMENT_BYTES per reading thread, so a load
-takes that much memory and no more.
+Nothing is merged. What is contiguous both in the file and in memory goes straight there. The rest
+(columns of a box that was written by rows) passes through a window of SEGMENT_BYTES per reading
+thread, so a load takes that much memory and no more.
 """
 
 from pathlib import Path
@@ -18,11 +18,10 @@ from ..comm import CommunicationBackend, ReductionOperation, collectively
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
-from .companions import read_companions
 from .fit import Fit, Wanted, state_names
-from .format.files import READERS, Reader, read_all
+from .format.companions import read_companions
 from .format.manifest import read_manifest, stored_boxes
-from .format.reads import Check, reads_of
+from .format.reads import READERS, Check, Reader, read_all, reads_of
 from .format.stored import SegmentTable, ranges_outside
 
 
@@ -37,17 +36,16 @@ class Checkpoint:
     def __init__(self, folder, manifest: dict | None = None):
         self.folder = Path(folder)
         self.manifest = read_manifest(self.folder) if manifest is None else manifest
-        self._boxes = {
-            tensor: stored_boxes(tensor, entry)
-            for tensor, entry in self.manifest["tensors"].items()
-        }
+        tensors = self.manifest["tensors"]
+        self._boxes = {tensor: stored_boxes(tensor, entry) for tensor, entry in tensors.items()}
         self.shapes = {tensor: boxes[0].global_shape for tensor, boxes in self._boxes.items()}
         self._segments = SegmentTable([box for boxes in self._boxes.values() for box in boxes])
 
     @classmethod
     def opened_together(cls, folder, backend: CommunicationBackend) -> "Checkpoint":
-        """Rank 0 looks, all ranks have it. Collective. Errors, on all ranks: CheckpointError,
-        PermissionError.
+        """Return the checkpoint that rank 0 reads the manifest of. Collective.
+
+        Errors, on all ranks: CheckpointError, PermissionError.
         """
         with collectively(backend):
             manifest = read_manifest(Path(folder)) if backend.rank == 0 else None
@@ -59,29 +57,31 @@ class Checkpoint:
         return wanted.fit(str(self.folder), self.manifest, self.shapes, dtypes)
 
     def companions(self) -> dict[str, bytes]:
-        """{name: content} of its files that hold no tensors, such as a tokenizer's. Errors:
-        CheckpointError, PermissionError.
+        """Return {name: content} of its files without tensors, such as those of a tokenizer.
+
+        Errors: CheckpointError, PermissionError.
         """
         return read_companions(self.folder, self.manifest["files"])
 
     # ---- checksums -------------------------------------------------------------------------------
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
-        """Read this part of the checkpoint and compare checksums. Errors: CheckpointError naming
-        what is damaged.
+        """Read this part of the checkpoint and compare checksums.
+
+        Errors: CheckpointError naming what is damaged.
         """
         first, stop = (len(self._segments) * (part + i) // num_parts for i in (0, 1))
         self._verify(range(first, stop), part, num_parts)
 
     def _verify(self, segments, part: int, num_parts: int) -> None:
-        """Compare these segments, and this part of what stands between the boxes."""
+        """Compare these segments, and this part of the bytes between the boxes."""
         names = sorted(self.manifest["files"])[part::num_parts]
         checks = [Check(*self._segments[number]) for number in segments]
         num_bytes = sum(check.high - check.low for check in checks)
-        read_all(self.folder, [*checks, *(self._rest_of(name) for name in names)], num_bytes)
+        read_all(self.folder, [*checks, *map(self._rest_of, names)], num_bytes)
 
     def _rest_of(self, name: str):
-        """A task: compare the bytes of this file that belong to no box."""
+        """Return a task that compares the bytes of this file that belong to no box."""
         record = self.manifest["files"][name]
         ranges = ranges_outside(self._segments.boxes_of(name), record["bytes"])
 
@@ -97,89 +97,79 @@ class Checkpoint:
 
     # ---- values ----------------------------------------------------------------------------------
 
-    def read_into(self, owned, copies: Copies | None = None) -> None:
-        """Fill 1-D arrays from the files; owned: (tensor path, Piece, 1-D array) each. No
-        communication, no checksums.
-
-        Optimizer state that it does not hold becomes zero, as at the first step.
-        """
-        self._read(owned, copies)
-
     def read_verified(
         self, owned, backend: CommunicationBackend, copies: Copies | None = None
     ) -> None:
-        """Fill 1-D arrays and compare every checksum of the checkpoint, reading each byte once.
-        Collective.
+        """Fill 1-D arrays and compare every checksum, reading each byte once. Collective.
 
-        A rank verifies the segments that it reads whole; what is left over then is shared out over
-        the ranks. Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold
-        anything.
+        A rank verifies the segments that it reads whole; the ranks share out what is left then.
+        Errors, on all ranks: CheckpointError, PermissionError; the arrays then hold anything.
         """
         verified = numpy.zeros(len(self._segments), numpy.uint8)
         with collectively(backend):
-            self._read(owned, copies, verified)
+            self.read_into(owned, copies, verified)
         backend.all_reduce(verified, ReductionOperation.MAX)
+        rank, num_ranks = backend.rank, backend.world_size
         with collectively(backend):
             left_over = numpy.flatnonzero(verified == 0).tolist()
-            self._verify(
-                left_over[backend.rank :: backend.world_size], backend.rank, backend.world_size
-            )
+            self._verify(left_over[rank::num_ranks], rank, num_ranks)
 
-    def _read(self, owned, copies=None, verified=None) -> None:
-        boxes = self._boxes
-        owned = [
-            (boxes[tensor] if tensor in boxes else self._left_out(tensor, array), piece, array)
-            for tensor, piece, array in owned
-        ]
+    def read_into(self, owned, copies: Copies | None = None, verified=None) -> None:
+        """Fill 1-D arrays from the files. No communication.
+
+        owned     (tensor path, Piece, 1-D array) each; optimizer state that is not stored becomes
+                  zero, as at the first step
+        verified  see reads_of; None: no checksums are compared
+        """
+        wanted = [(self._boxes_of(tensor, array), piece, array) for tensor, piece, array in owned]
         reads = (
             read
-            for stored, piece, array in owned
+            for stored, piece, array in wanted
             for read in reads_of(stored, piece.box, array, self._segments, verified)
         )
-        on_device = any(is_device_array(array) for _, _, array in owned)
-        num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in owned)
+        num_bytes = sum(array.size * array.dtype.itemsize for _, _, array in wanted)
+        on_device = any(is_device_array(array) for _, _, array in wanted)
+        num_readers = 1 if on_device else READERS
         copies = copies or Copies()
         try:
-            read_all(
-                self.folder,
-                reads,
-                num_bytes,
-                num_readers=1 if on_device else READERS,
-                copies=copies,
-            )
+            read_all(self.folder, reads, num_bytes, num_readers, copies)
         finally:
             copies.finish()
 
-    def _left_out(self, tensor: str, array) -> list:
-        """No boxes: state that another rule keeps is zero. Errors: CheckpointError if there should
-        be some.
+    def _boxes_of(self, tensor: str, array) -> list:
+        """Return the stored boxes; none, and zeros, for state that only another rule keeps.
+
+        Errors: CheckpointError if there should be some.
         """
+        if tensor in self._boxes:
+            return self._boxes[tensor]
         if not set(state_names([tensor])) - set(state_names(self.shapes)):
             raise CheckpointError(f"{self.folder} holds no {tensor}")
         array[...] = 0
         return []
 
     def read_whole(self, tensor: str):
-        """One tensor, whole, as a NumPy array. No communication, no checksums. Errors:
-        CheckpointError if it is not stored.
+        """Return one tensor, whole, as a NumPy array. No communication, no checksums.
+
+        Errors: CheckpointError if it is not stored.
         """
-        if tensor not in self._boxes:
+        if tensor not in self.shapes:
             raise CheckpointError(f"{self.folder} holds no {tensor}")
-        return self.read_box(tensor, Box.whole(self._boxes[tensor][0].global_shape))
+        return self.read_box(tensor, Box.whole(self.shapes[tensor]))
 
     def read_box(self, tensor: str, box: Box):
-        """A part of one tensor, as a NumPy array; otherwise as read_whole."""
+        """Return a part of one tensor as a NumPy array; otherwise as read_whole."""
         stored = self._boxes[tensor][0]
         values = numpy.empty(box.shape, stored.dtype)
-        self._read(
-            [(tensor, Piece(tensor, box, 0, values.size, stored.global_shape), values.reshape(-1))]
-        )
+        piece = Piece(tensor, box, 0, values.size, stored.global_shape)
+        self.read_into([(tensor, piece, values.reshape(-1))])
         return values
 
 
 def verify_together(checkpoint: Checkpoint, backend: CommunicationBackend) -> None:
-    """Check all checksums, shared out over the ranks. Collective. Errors: CheckpointError on all
-    ranks.
+    """Check all checksums, shared out over the ranks. Collective.
+
+    Errors, on all ranks: CheckpointError, PermissionError.
     """
     with collectively(backend):
         checkpoint.verify(backend.rank, backend.world_size)

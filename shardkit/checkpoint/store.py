@@ -135,7 +135,8 @@ class CheckpointStore:
         """
         if (self.folder / MANIFEST_NAME).exists():
             raise CheckpointError(
-                f"{self.folder} is a checkpoint itself; pass the folder that holds it, or another one"
+                f"{self.folder} is a checkpoint itself; pass the folder that holds it, or another "
+                "one"
             )
         make_folder(self.folder)
         for aside in self._named(_ASIDE):
@@ -158,7 +159,8 @@ class CheckpointStore:
         old = _complete(final)
         if old is not None and not _are_of_one_model(old, new):
             raise CheckpointError(
-                f"{final} is of another model, and would be lost; choose another folder, or move it away"
+                f"{final} is of another model, and would be lost; choose another folder, or move "
+                "it away"
             )
 
     def publish(self, temporary: Path, final: Path) -> None:
@@ -303,7 +305,8 @@ class CheckpointStore:
             raise FileNotFoundError(f"no checkpoint folder {self.folder}")
         if not self.folder.is_dir():
             raise FileNotFoundError(
-                f"no checkpoints: {self.folder} is a file; wanted a folder of checkpoints, or one of them"
+                f"no checkpoints: {self.folder} is a file; wanted a folder of checkpoints, or one "
+                "of them"
             )
         names = [path.name for path in reversed(self._readable())]
         if not names:
@@ -314,6 +317,13 @@ class CheckpointStore:
             for path in sorted(unfinished)
             if path.name not in names
         ]
+
+
+def warn_of_skipped(checkpoint: Checkpoint, skipped: list[str]) -> None:
+    """Warn the caller's caller if newer checkpoints were passed over."""
+    if skipped:
+        reasons = "; ".join(skipped)
+        warnings.warn(f"{checkpoint.folder} is taken; passed over: {reasons}", stacklevel=3)
 
 
 def _refusal(

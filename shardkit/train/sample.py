@@ -3,8 +3,9 @@
 import numpy
 
 from ..checkpoint import Checkpoint
-from ..checkpoint.find import find_checkpoint, warn_of_skipped
+from ..checkpoint.find import find_checkpoint
 from ..checkpoint.models import gpt_of
+from ..checkpoint.store import warn_of_skipped
 from ..errors import ConfigurationError
 from ..nn.models import GPT
 from .data import VOCABULARY_SIZE

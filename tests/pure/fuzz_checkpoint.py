@@ -28,7 +28,7 @@ from checkpoints import described, owned_part, rows, save_boxes, seal
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
 from shardkit.checkpoint.fit import Wanted
-from shardkit.checkpoint.format.image import image_of, read_image
+from shardkit.checkpoint.image import image_of, read_image
 from shardkit.checkpoint.tools.describe import describe
 from shardkit.layout.box import Box
 

@@ -16,7 +16,7 @@ from checkpoints import described, edit_manifest, rows, save_boxes, seal
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
-from shardkit.checkpoint.format.image import image_of, read_image
+from shardkit.checkpoint.image import image_of, read_image
 from shardkit.train import load_for_generation
 
 SHAPE = (40, 30)

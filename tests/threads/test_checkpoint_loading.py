@@ -9,7 +9,7 @@ from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, sa
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore
-from shardkit.checkpoint.format.files import READERS, Reader
+from shardkit.checkpoint.format.reads import READERS, Reader
 from shardkit.checkpoint.format.stored import SEGMENT_BYTES
 from shardkit.layout.box import Box
 

@@ -14,7 +14,7 @@ from torch_or_skip import torch
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, find_checkpoint
-from shardkit.checkpoint import companions as companions_module
+from shardkit.checkpoint.format import companions as companions_module
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 

@@ -1,16 +1,16 @@
-"""HDF5 files of boxes; the only place that imports h5py.
+"""Lay out HDF5 files of boxes, the index and images; the only file that imports h5py.
 
-    rank-00002.h5                                    index.h5
-      model/                                           model/
-        blocks.0.mlp.up.weight/                          blocks.0.mlp.up.weight   virtual, the whole tensor
-          0    dataset, attribute offset = [40, 0]     optimizer/
-          1    dataset, attribute offset = [96, 0]       first_moment/
-        attributes of the group: global_shape              blocks.0.mlp.up.weight
+    rank-00002.h5                               index.h5
+      model/                                      model/
+        blocks.0.mlp.up.weight/                     blocks.0.mlp.up.weight   virtual, the whole tensor
+          0    dataset, offset = [40, 0]          optimizer/
+          1    dataset, offset = [96, 0]            first_moment/
+        attribute of the group: global_shape          blocks.0.mlp.up.weight
 
 A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. HDF5 lays the
 file out and says at which byte each box begins; the values are then written, and later read, as
-bytes (files.py). So the library's lock is never held while a disk works, and a file that somebody
-tampered with is never parsed: the manifest knows where everything stands.
+bytes (files.py, reads.py). So the library's lock is never held while a disk works, and a file that
+somebody tampered with is never parsed: the manifest knows where everything is.
 
 The index has no data of its own but scalars; its virtual datasets read through to the rank files
 beside it. A virtual dataset reads fill values where a file is missing, so nobody may trust the
@@ -28,22 +28,20 @@ from .files import write_parts
 from .stored import StoredBox
 
 INDEX_NAME = "index.h5"
-_LIBRARY_VERSIONS = (
-    "v110",
-    "v110",
-)  # what "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open
-_TEXT = h5py.string_dtype()
 PAGE_BYTES = 4096
+_TEXT = h5py.string_dtype()
+# What "latest" writes, the tools of HDF5 1.10 and 1.12 cannot open.
+_LIBRARY_VERSIONS = ("v110", "v110")
 _HOW = {
     "libver": _LIBRARY_VERSIONS,
     "meta_block_size": 4 * PAGE_BYTES,
-    "alignment_threshold": 16 * PAGE_BYTES,
+    "alignment_threshold": 16 * PAGE_BYTES,  # large boxes begin on a page
     "alignment_interval": PAGE_BYTES,
-}  # large boxes begin on a page
+}
 
 
 def rank_file_name(rank: int) -> str:
-    """The name of the file that this rank writes."""
+    """Return the name of the file that this rank writes."""
     return f"rank-{rank:05d}.h5"
 
 
@@ -51,10 +49,10 @@ def rank_file_name(rank: int) -> str:
 
 
 def lay_out(path: Path, boxes) -> list[StoredBox]:
-    """Make a file with a dataset for each box, the values still missing; returns where they belong.
-    Errors: OSError.
+    """Make a file with a dataset for each box, still without values; return where they belong.
 
     boxes   (tensor path, Piece, dtype) each
+    Errors: OSError.
     """
     memory = _Pages()
     with h5py.File(memory, "w", **_HOW) as file:
@@ -64,16 +62,17 @@ def lay_out(path: Path, boxes) -> list[StoredBox]:
 
 
 class _Pages(io.RawIOBase):
-    """A file in memory in which most bytes are never written: what HDF5 thinks is its disk.
+    """A sparse file in memory, which HDF5 writes instead of the disk.
 
     So a full disk is an OSError of our own write. HDF5 itself, when it cannot flush, neither closes
-    a file nor lets it go.
+    a file nor releases it.
     """
 
     def __init__(self):
         super().__init__()
         self._pages: dict[int, bytearray] = {}
-        self._at = self._size = 0
+        self._at = 0
+        self._size = 0
 
     def seek(self, offset, whence=io.SEEK_SET):
         self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
@@ -93,8 +92,7 @@ class _Pages(io.RawIOBase):
         return len(view)
 
     def readinto(self, buffer):
-        view = memoryview(buffer).cast("B")
-        view = view[: max(0, self._size - self._at)]
+        view = memoryview(buffer).cast("B")[: max(0, self._size - self._at)]
         for start, place, page in self._split(len(view)):
             part = view[start : start + PAGE_BYTES - place]
             part[:] = self._pages.get(page, bytes(PAGE_BYTES))[place : place + len(part)]
@@ -102,9 +100,7 @@ class _Pages(io.RawIOBase):
         return len(view)
 
     def _split(self, num_bytes):
-        """(byte of the transfer, byte of the page, page) wherever a transfer of this size from here
-        begins a page.
-        """
+        """Return (byte of the transfer, byte of the page, page) where a transfer meets each page."""
         first = self._at % PAGE_BYTES
         return [
             (start, 0 if start else first, (self._at + start) // PAGE_BYTES)
@@ -113,57 +109,50 @@ class _Pages(io.RawIOBase):
         ]
 
     def save(self, path: Path) -> None:
-        """Write what was written. Errors: OSError."""
-        write_parts(
-            path,
-            self._size,
-            {page * PAGE_BYTES: content for page, content in sorted(self._pages.items())},
-        )
+        """Write the pages to a real file. Errors: OSError."""
+        pages = {page * PAGE_BYTES: content for page, content in sorted(self._pages.items())}
+        write_parts(path, self._size, pages)
 
 
 def _make_datasets(file, name: str, boxes) -> list[StoredBox]:
-    made, stored, groups, room = _Maker(file), [], {}, _contiguous()
+    maker = _Maker(file)
+    contiguous = _contiguous()
+    num_boxes: dict[str, int] = {}
+    stored = []
     for tensor, piece, dtype in boxes:
-        if tensor not in groups:
-            groups[tensor] = [made.group(tensor), 0]
-            made.attributes(groups[tensor][0], {"global_shape": piece.global_shape})
-        group, number = groups[tensor]
-        groups[tensor][1] += 1
-        dataset = h5py.h5d.create(
-            group, b"%d" % number, made.kind(dtype), made.space(piece.box.shape), room
-        )
-        made.attributes(dataset, {"offset": piece.box.offset})
-        stored.append(
-            StoredBox(
-                tensor,
-                name,
-                f"{tensor}/{number}",
-                piece.box,
-                piece.global_shape,
-                str(dtype),
-                dataset.get_offset(),
-            )
-        )
+        group = maker.group(tensor)
+        number = num_boxes.get(tensor, 0)
+        num_boxes[tensor] = number + 1
+        if number == 0:
+            maker.attributes(group, {"global_shape": piece.global_shape})
+        kind, space = maker.kind(dtype), maker.space(piece.box.shape)
+        dataset = h5py.h5d.create(group, b"%d" % number, kind, space, contiguous)
+        maker.attributes(dataset, {"offset": piece.box.offset})
+        path = f"{tensor}/{number}"
+        form = piece.box, piece.global_shape, str(dtype)
+        stored.append(StoredBox(tensor, name, path, *form, dataset.get_offset()))
     return stored
 
 
 def _contiguous():
-    room = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    room.set_layout(h5py.h5d.CONTIGUOUS)
-    room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
-    room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    return room
+    """Return the properties of a dataset whose place is known before it has values."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    return properties
 
 
 class _Maker:
-    """Makes groups and attributes by the low level of h5py, which takes a quarter of the time of
-    the high one.
+    """Makes groups and attributes with h5py's low-level interface, in a quarter of the time.
 
-    Types, spaces and values, of which most tensors have the same, are made once.
+    Types, spaces and values, which most tensors share, are made once.
     """
 
     def __init__(self, file):
-        self.root, self._text, self._made = file.id, h5py.h5t.py_create(_TEXT, logical=True), {}
+        self.root = file.id
+        self._text = h5py.h5t.py_create(_TEXT, logical=True)
+        self._made = {}
 
     def _once(self, what: str, key, make):
         if (what, key) not in self._made:
@@ -171,21 +160,15 @@ class _Maker:
         return self._made[what, key]
 
     def kind(self, dtype):
-        """The type of a dataset."""
+        """Return the HDF5 type of a dtype."""
         return self._once("kind", dtype, lambda dtype: h5py.h5t.py_create(numpy.dtype(dtype)))
 
     def space(self, shape: tuple[int, ...]):
-        """A simple or scalar space."""
-        return self._once(
-            "space",
-            shape,
-            lambda shape: (
-                h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
-            ),
-        )
+        """Return the HDF5 space of a shape."""
+        return self._once("space", shape, _make_space)
 
     def group(self, path: str):
-        """The group of this path, made if it is missing; the root for ""."""
+        """Return the group of this path, made if it is missing; the root for ""."""
         return self._once("group", path, self._make_group) if path else self.root
 
     def _make_group(self, path: str):
@@ -205,6 +188,13 @@ class _Maker:
         return h5py.h5t.NATIVE_INT64, self.space(array.shape), array
 
 
+def _make_space(shape: tuple[int, ...]):
+    return h5py.h5s.create_simple(shape) if shape else h5py.h5s.create(h5py.h5s.SCALAR)
+
+
+# ---- the index -----------------------------------------------------------------------------------
+
+
 def write_index(
     path: Path, boxes: list[StoredBox], scalars: dict, head: dict, attributes: dict
 ) -> None:
@@ -219,50 +209,46 @@ def write_index(
         by_tensor.setdefault(box.tensor, []).append(box)
     memory = _Pages()
     with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS) as file:
-        made = _Maker(file)
-        made.attributes(made.root, head | attributes)
+        maker = _Maker(file)
+        maker.attributes(maker.root, head | attributes)
         for tensor, parts in sorted(by_tensor.items()):
-            whole = _make_whole(made, tensor, parts)
+            shape, dtype = parts[0].global_shape, parts[0].dtype
+            whole = _make_whole(maker, tensor, parts)
             if tensor in scalars:
-                whole.write(
-                    h5py.h5s.ALL, h5py.h5s.ALL, numpy.array(scalars[tensor], parts[0].dtype)
-                )
-            made.attributes(
-                whole,
-                {"global_shape": parts[0].global_shape, "dtype": parts[0].dtype, **attributes},
-            )
+                value = numpy.array(scalars[tensor], dtype)
+                whole.write(h5py.h5s.ALL, h5py.h5s.ALL, value)
+            maker.attributes(whole, {"global_shape": shape, "dtype": dtype, **attributes})
     memory.save(path)
 
 
-def _make_whole(made: _Maker, tensor: str, parts: list[StoredBox]):
-    """A dataset of the whole tensor; its low-level identifier."""
+def _make_whole(maker: _Maker, tensor: str, parts: list[StoredBox]):
+    """Make a virtual dataset of the whole tensor; return its low-level identifier."""
     above, _, name = tensor.rpartition("/")
-    shape, virtual = parts[0].global_shape, h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    whole = made.space(shape).copy()
+    shape = parts[0].global_shape
+    virtual = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    whole = maker.space(shape).copy()
     for part in parts if shape else ():
         whole.select_hyperslab(part.box.offset, part.box.shape)
-        virtual.set_virtual(
-            whole, part.file.encode(), part.dataset.encode(), made.space(part.box.shape)
-        )
-    return h5py.h5d.create(
-        made.group(above), name.encode(), made.kind(parts[0].dtype), made.space(shape), virtual
-    )
+        source = maker.space(part.box.shape)
+        virtual.set_virtual(whole, part.file.encode(), part.dataset.encode(), source)
+    kind, space = maker.kind(parts[0].dtype), maker.space(shape)
+    return h5py.h5d.create(maker.group(above), name.encode(), kind, space, virtual)
 
 
 # ---- images in memory ----------------------------------------------------------------------------
 
 
 def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray, dict[str, int]]:
-    """A whole HDF5 file in memory, one dataset per tensor and the description as JSON; and the
-    bytes where tensors begin.
+    """Return an HDF5 file in memory, and the byte where each tensor begins.
 
+    The file has one dataset per tensor, and the description as JSON.
     tensors  {tensor path: NumPy array}, whole
     room     bytes left free at the beginning, HDF5's user block: 512 times a power of two
     """
     memory = io.BytesIO()
     with h5py.File(memory, "w", libver=_LIBRARY_VERSIONS, userblock_size=room) as file:
-        made = _Maker(file)
-        made.attributes(made.root, {"description": json.dumps(description)})
+        maker = _Maker(file)
+        maker.attributes(maker.root, {"description": json.dumps(description)})
         places = {
             tensor: file.create_dataset(tensor, data=array).id.get_offset()
             for tensor, array in tensors.items()
@@ -270,7 +256,7 @@ def write_image(tensors: dict, description: dict, room: int) -> tuple[bytearray,
     return bytearray(memory.getbuffer()), places
 
 
-# ---- the library ---------------------------------------------------------------------------------
+# ---- for the doctor ------------------------------------------------------------------------------
 
 
 def library_text() -> str:
@@ -279,9 +265,7 @@ def library_text() -> str:
 
 
 def try_locking(path: Path) -> None:
-    """Make, lock and read a small file as checkpoints do. Errors: OSError if the file system does
-    not lock.
-    """
+    """Make, lock and read a small file. Errors: OSError if the file system does not lock."""
     with h5py.File(path, "w") as file:
         file["x"] = 1.0
     with h5py.File(path, "r", locking=True) as file:

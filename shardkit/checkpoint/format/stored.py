@@ -1,12 +1,11 @@
-"""Stored boxes: where the parts of the tensors stand in the files of a checkpoint, and the
-checksums of their bytes.
+"""Stored boxes: where the parts of tensors are in the files of a checkpoint, and their checksums.
 
     rank-00000.h5   | HDF5's own | box of tensor a          | box of tensor b | HDF5's own |
                     0            at                         at + box_bytes
                                  |segment|segment|segment|.|                     one checksum each
 
 Segments are SEGMENT_BYTES long, counted from the beginning of their box; the last one of a box is
-shorter. They are what is verified, so that a rank can trust a part of a large box without reading
+shorter. Each is verified by itself, so that a rank can trust a part of a large box without reading
 all of it.
 """
 
@@ -24,13 +23,15 @@ ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2}  # the dtypes that a che
 class StoredBox:
     """One box of one tensor in one file.
 
+    tensor      path, such as "model/blocks.0.mlp.up.weight"
+    dataset     path in the file
     at          byte of the file where the box begins, in C order and without gaps
     checksums   XXH3 of each segment, 16 hexadecimal digits; () until the values are written
     """
 
-    tensor: str  # path, such as "model/blocks.0.mlp.up.weight"
+    tensor: str
     file: str
-    dataset: str  # path in that file
+    dataset: str
     box: Box
     global_shape: tuple[int, ...]
     dtype: str
@@ -49,26 +50,27 @@ class StoredBox:
 
 
 def num_segments(num_bytes: int) -> int:
-    """Segments of a box of this many bytes."""
+    """Return the number of segments of a box of this many bytes."""
     return -(-num_bytes // SEGMENT_BYTES)
 
 
 def cut(start: int, stop: int) -> list[tuple[int, int]]:
-    """Bytes [start, stop) of a box, cut where segments begin."""
+    """Cut bytes [start, stop) of a box where segments begin."""
     marks = [start, *range((start // SEGMENT_BYTES + 1) * SEGMENT_BYTES, stop, SEGMENT_BYTES), stop]
     return list(zip(marks, marks[1:])) if stop > start else []
 
 
 def ranges_outside(boxes: list[StoredBox], num_bytes: int) -> list[tuple[int, int]]:
-    """The bytes [start, stop) of a file of this size that belong to none of its boxes, which come
-    in their order.
+    """Return the bytes [start, stop) of a file of this size that belong to none of its boxes.
+
+    boxes   in their order in the file
     """
     starts = [0, *(box.at + box.box_bytes for box in boxes)]
     return list(zip(starts, [*(box.at for box in boxes), num_bytes]))
 
 
 class SegmentTable:
-    """All segments of a checkpoint, numbered in the order in which they stand in its files."""
+    """All segments of a checkpoint, numbered in their order in its files."""
 
     def __init__(self, boxes: list[StoredBox]):
         self.boxes = sorted(boxes, key=lambda box: (box.file, box.at))
@@ -80,16 +82,17 @@ class SegmentTable:
         return self._first[-1]
 
     def boxes_of(self, file: str) -> list[StoredBox]:
-        """The boxes in one file, from its beginning to its end."""
+        """Return the boxes in one file, from its beginning to its end."""
         first = bisect_left(self.boxes, file, key=lambda box: box.file)
         return self.boxes[first : bisect_right(self.boxes, file, key=lambda box: box.file)]
 
     def number(self, box: StoredBox, start: int) -> int:
-        """Of the segment that holds byte `start` of the box."""
+        """Return the number of the segment that holds byte `start` of the box."""
         return self._number[box.file, box.at] + start // SEGMENT_BYTES
 
     def __getitem__(self, number: int) -> tuple[StoredBox, int, int]:
-        """The box of a segment, and which of its bytes [start, stop) the segment is."""
+        """Return the box of a segment, and which of its bytes [start, stop) the segment is."""
         index = bisect_right(self._first, number) - 1
-        box, start = self.boxes[index], (number - self._first[index]) * SEGMENT_BYTES
+        box = self.boxes[index]
+        start = (number - self._first[index]) * SEGMENT_BYTES
         return box, start, min(start + SEGMENT_BYTES, box.box_bytes)

@@ -1,1 +1,1 @@
-"""tools."""
+"""What commands do with checkpoints: convert, compare and describe them."""

@@ -24,7 +24,7 @@ from ...errors import CheckpointError, ConfigurationError
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.gpt import GPT
-from ..companions import CONFIGURATION_NAME, found_beside
+from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..find import find_checkpoint
 from ..load import Checkpoint
 from ..models import gpt_of

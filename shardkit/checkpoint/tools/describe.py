@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
-from ..format.tree import tensor_tree
+from .tree import tensor_tree
 from ..load import Checkpoint
 from ..store import CheckpointStore, locate
 

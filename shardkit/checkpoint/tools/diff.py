@@ -10,8 +10,8 @@ from math import inf, prod
 import numpy
 
 from ...layout.box import flat_range_to_boxes
-from ..fit import state_since
-from ..format.tree import in_order, shape_text
+from ..format.description import state_since
+from .tree import in_order, shape_text
 from ..load import Checkpoint
 
 WINDOW = 1 << 18  # elements read at once of each checkpoint

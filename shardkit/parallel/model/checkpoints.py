@@ -17,7 +17,8 @@ from ...checkpoint import (
     load_image,
     make_image,
 )
-from ...checkpoint.fit import Fit, Wanted, check_only, state_since
+from ...checkpoint.fit import Fit, Wanted, check_only
+from ...checkpoint.format.description import state_since
 from ...comm import collectively
 from ...errors import CheckpointError
 from ...layout.mesh_shape import AXES

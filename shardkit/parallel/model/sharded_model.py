@@ -19,8 +19,8 @@ import numpy
 from ...arguments import is_number, require
 from ...array.backend import to_host
 from ...checkpoint import PendingCheckpoint, Saver
-from ...checkpoint.find import warn_of_skipped
 from ...checkpoint.fit import check_only
+from ...checkpoint.store import warn_of_skipped
 from ...comm import Mesh, check_same, collectively
 from ...config import ShardingConfiguration
 from ...errors import CommunicationError, ShardingWarning

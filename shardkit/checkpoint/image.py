@@ -1,17 +1,13 @@
-"""Images: a model and its optimizer state as bytes, whole, so that they load under any mesh and
-policy.
+"""Images: a model and its optimizer state as bytes, whole, for any mesh and policy to load.
 
-    {"crc32": "9ae0daaf", "format": "shardkit-image", "version": 2, "bytes": 41984, "description":
-    {...},
-     "tensors": {"model/head.norm.weight": {"shape": [128], "dtype": "float32", "at": 3072}, ...}}     zeros,
-                                                                                                       then
-                                                                                                       an
-                                                                                                       HDF5
-                                                                                                       file
+    {"crc32": "9ae0daaf", "format": "shardkit-image", "version": 2, "bytes": 41984,
+     "description": {...}, "tensors":
+       {"model/head.norm.weight": {"shape": [128], "dtype": "float32", "at": 3072}, ...}}
+    zeros, then an HDF5 file
 
-HDF5 programs skip the beginning and see one dataset per tensor. We go by the beginning alone: its
+HDF5 programs skip the beginning and see one dataset per tensor. We read the beginning alone: its
 checksum is over all bytes, taken with zeros for these eight digits, and it says where each tensor
-stands, so HDF5 never parses what somebody sent us.
+is, so HDF5 never parses what somebody sent us.
 
 For models that fit into the memory of one rank twice; larger ones are saved as a checkpoint folder
 (store.py).
@@ -23,51 +19,44 @@ from math import prod
 
 import numpy
 
-from ...array.backend import is_device_array, to_host
-from ...comm import CommunicationBackend, collectively
-from ...errors import CheckpointError
-from ..fit import Fit, Wanted
-from .files import as_text, crc32
-from .hdf5 import write_image
-from .manifest import (
-    UNSEALED,
-    check_description,
-    check_seal,
-    check_storable,
-    checked_shape,
-    parse_object,
-)
-from .stored import ITEM_BYTES
+from ..array.backend import is_device_array, to_host
+from ..comm import CommunicationBackend, collectively
+from ..errors import CheckpointError
+from .fit import Fit, Wanted
+from .format.description import check_description, check_storable
+from .format.files import as_text, crc32
+from .format.hdf5 import write_image
+from .format.manifest import UNSEALED, check_seal, checked_shape, parse_object
+from .format.stored import ITEM_BYTES
 
 FORMAT, VERSION = "shardkit-image", 2
 _ROOM_BYTES = 512  # the smallest user block of HDF5; others are this times a power of two
 _TEXT = re.compile(rb"[^\0]*")
-_DIGITS = 20  # room for a number that is not known yet
+_LARGEST = 10**20  # stands for a number that is not known yet
 
 
 def make_image(
     owned, shapes: dict[str, tuple[int, ...]], backend: CommunicationBackend, description: dict
 ) -> bytes:
-    """The same bytes on all ranks. Collective over `backend`.
+    """Return the image, the same bytes on all ranks. Collective over `backend`.
 
     owned    (tensor path, Piece, 1-D array) each: over all ranks these tile every tensor exactly
              once
     shapes   {tensor path: global shape}
-    Errors, on all ranks: CheckpointError if JSON cannot say the description.
+    Errors, on all ranks: CheckpointError if JSON cannot hold the description.
     """
-    everyones = backend.gather_object(
-        [(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned], 0
-    )
+    own = [(tensor, piece.box, to_host(array).copy()) for tensor, piece, array in owned]
+    gathered = backend.gather_object(own, 0)
     image = None
     with collectively(backend):
         check_storable(description)
-        if everyones is not None:
-            image = image_of(_assemble(everyones, shapes), description)
+        if gathered is not None:
+            image = image_of(_assemble(gathered, shapes), description)
     return backend.broadcast_object(image, 0)
 
 
-def _assemble(everyones, shapes) -> dict:
-    boxes = [box for part in everyones for box in part]
+def _assemble(gathered, shapes) -> dict:
+    boxes = [box for part in gathered for box in part]
     tensors = {tensor: numpy.empty(shapes[tensor], array.dtype) for tensor, _, array in boxes}
     for tensor, box, array in boxes:
         tensors[tensor][box.slices()] = array.reshape(box.shape)
@@ -75,11 +64,10 @@ def _assemble(everyones, shapes) -> dict:
 
 
 def image_of(tensors: dict, description: dict) -> bytes:
-    """tensors  {tensor path: NumPy array}, whole."""
+    """Return the image of {tensor path: NumPy array}, each whole."""
+    longest = _beginning(tensors, description, dict.fromkeys(tensors, _LARGEST), _LARGEST)
     room = _ROOM_BYTES
-    while room <= len(
-        _beginning(tensors, description, dict.fromkeys(tensors, 10**_DIGITS), 10**_DIGITS)
-    ):
+    while room <= len(longest):
         room *= 2
     image, places = write_image(tensors, description, room)
     beginning = _beginning(tensors, description, places, len(image))
@@ -95,20 +83,13 @@ def _beginning(tensors, description, places, num_bytes) -> bytes:
         tensor: {"shape": list(array.shape), "dtype": str(array.dtype), "at": places[tensor]}
         for tensor, array in tensors.items()
     }
-    rest = json.dumps(
-        {
-            "format": FORMAT,
-            "version": VERSION,
-            "bytes": num_bytes,
-            "description": description,
-            "tensors": table,
-        }
-    )
+    head = {"format": FORMAT, "version": VERSION, "bytes": num_bytes}
+    rest = json.dumps({**head, "description": description, "tensors": table})
     return (UNSEALED + rest[1:]).encode()
 
 
 def read_image(data) -> tuple[dict, dict]:
-    """(tensors, description) of what make_image made; the tensors are read-only views of the bytes.
+    """Return (tensors, description) of an image; the tensors are read-only views of the bytes.
 
     Errors: CheckpointError if the bytes are damaged or something else.
     """
@@ -118,18 +99,14 @@ def read_image(data) -> tuple[dict, dict]:
     try:
         check_seal(content)
         table = parse_object(bytes(content[: _TEXT.match(content).end()]))
-        if (table.get("format"), table.get("version"), table.get("bytes")) != (
-            FORMAT,
-            VERSION,
-            len(content),
-        ):
-            raise CheckpointError(
-                f"it says {table.get('format')!r:.40} version {table.get('version')!r:.40}"
-            )
+        found = table.get("format"), table.get("version"), table.get("bytes")
+        if found != (FORMAT, VERSION, len(content)):
+            raise CheckpointError(f"it says {found[0]!r:.40} version {found[1]!r:.40}")
         check_description(table["description"])
-        return {
+        tensors = {
             tensor: _view(content, tensor, entry) for tensor, entry in table["tensors"].items()
-        }, table["description"]
+        }
+        return tensors, table["description"]
     except (CheckpointError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             f"these {len(content)} bytes are no whole image of a sharded model: {error}"
@@ -145,8 +122,7 @@ def _view(content: memoryview, tensor: str, entry: dict):
 
 
 def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend) -> Fit:
-    """Fill the owned arrays from an image and return how it goes with the model. Collective over
-    `backend`.
+    """Fill the owned arrays from an image and return how it goes with the model. Collective.
 
     Optimizer state that it does not hold becomes zero, as at the first step.
     Errors, on all ranks: CheckpointError if the bytes are damaged or of another model; nothing is
@@ -154,12 +130,9 @@ def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend
     """
     with collectively(backend):
         tensors, description = read_image(data)
-        fit = wanted.fit(
-            "the image",
-            description,
-            {tensor: array.shape for tensor, array in tensors.items()},
-            {tensor: str(array.dtype) for tensor, array in tensors.items()},
-        )
+        shapes = {tensor: array.shape for tensor, array in tensors.items()}
+        dtypes = {tensor: str(array.dtype) for tensor, array in tensors.items()}
+        fit = wanted.fit("the image", description, shapes, dtypes)
     for tensor, piece, array in wanted.taken(owned):
         if tensor in tensors:
             _fill(array, tensors[tensor][piece.box.slices()].reshape(-1))

@@ -1,15 +1,14 @@
 """Companions: files that go with a model and hold no weights, such as those of its tokenizer.
 
-A folder of transformers has them beside its weights; a checkpoint that was converted from it has
+A folder of transformers has them beside its weights, a checkpoint that was converted from it has
 them beside its tensors, and so does every checkpoint of a model that went on from there. They are
-ordinary files of the checkpoint, with their checksums in the manifest. Nothing here looks into
-them, but for config.json on the way back.
+ordinary files of the checkpoint, with their checksums in the manifest. Nothing here parses them.
 """
 
 from pathlib import Path
 
-from ..errors import CheckpointError
-from .format.files import as_text, crc32, file_bytes, open_regular, sync
+from ...errors import CheckpointError
+from .files import as_text, crc32, file_bytes, open_regular, sync
 
 CONFIGURATION_NAME = "config.json"
 NAMES = (
@@ -30,27 +29,29 @@ MOST_BYTES = 1 << 26  # of each: every rank keeps them in memory
 
 
 def found_beside(folder: Path) -> tuple[dict[str, bytes], list[str]]:
-    """Return ({name: content}, notes) of those in a folder of transformers, where links are
-    usual.
-    """
+    """Return ({name: content}, notes) of those in a folder of transformers; links are followed."""
     companions, notes = {}, []
     for name in NAMES:
         path = folder / name
-        if path.is_file() and path.stat().st_size <= MOST_BYTES:
-            companions[name] = path.read_bytes()
-        elif path.exists():
-            what = (
-                f"it has {path.stat().st_size:,} bytes, wanted {MOST_BYTES:,} at most"
-                if path.is_file()
-                else "it is no file"
+        if not path.exists():
+            continue
+        if not path.is_file():
+            notes.append(f"{name} stays behind: it is no file")
+        elif path.stat().st_size > MOST_BYTES:
+            notes.append(
+                f"{name} stays behind: it has {path.stat().st_size:,} bytes, "
+                f"wanted {MOST_BYTES:,} at most"
             )
-            notes.append(f"{name} stays behind: {what}")
+        else:
+            companions[name] = path.read_bytes()
     taken = [name for name in companions if name != CONFIGURATION_NAME]
-    return companions, notes + ([f"taken along: {', '.join(taken)}"] if taken else [])
+    if taken:
+        notes.append(f"taken along: {', '.join(taken)}")
+    return companions, notes
 
 
 def write_companions(folder: Path, companions: dict[str, bytes]) -> dict[str, dict]:
-    """Write them; return their records in the manifest. They are on disk when this returns."""
+    """Write them to disk, durably; return their records in the manifest."""
     for name, content in companions.items():
         (folder / name).write_bytes(content)
         sync(folder / name)
@@ -61,7 +62,7 @@ def write_companions(folder: Path, companions: dict[str, bytes]) -> dict[str, di
 
 
 def check_companion(name: str, num_bytes: int) -> None:
-    """Errors: CheckpointError if a file of this name is too large to be kept in memory."""
+    """Raise CheckpointError if a companion of this name is too large to be kept in memory."""
     if name in NAMES and num_bytes > MOST_BYTES:
         raise CheckpointError(f"{name} has {num_bytes} bytes; wanted {MOST_BYTES} at most")
 

@@ -1,0 +1,211 @@
+"""Save beside the training: copy what is owned, and write it in a thread of each rank.
+
+    start      owned arrays are copied to host memory, from a GPU beside the computation    collective
+    thread     lay out, write
+    poll       at the next step: have all ranks written?                                    collective
+    thread     rank 0: index, publish
+    poll       at a later step: is it published?                                            collective
+
+The thread communicates with nobody. The ranks vote on whether all have written where all of them
+are anyway: at a step.
+"""
+
+import threading
+import time
+
+import numpy
+
+from ..array.copies import Done
+from ..array.device import Device
+from ..comm import CommunicationBackend, ReductionOperation, collectively
+from .format.files import Cancelled
+from .saving import Retention, Saving
+
+
+class Snapshot:
+    """Copies of arrays, in host memory that is allocated once and used again."""
+
+    def __init__(self, device: Device):
+        self._device = device
+        self._memory = None
+
+    def take(self, owned) -> tuple[list, Done]:
+        """Return (tensor path, Piece, copy) of each owned array, and when the copies can be read.
+
+        The copies are valid until the next call. What is computed from now on waits for them, so it
+        may change the arrays.
+        """
+        sizes = [-(-array.size * array.dtype.itemsize // 64) * 64 for _, _, array in owned]
+        if self._memory is None or self._memory.size < sum(sizes):
+            self._memory = None  # before the larger one is allocated
+            self._memory = self._device.pinned(sum(sizes), "uint8", purpose="checkpoint snapshot")
+        copies = []
+        at = 0
+        done = Done()
+        for (tensor, piece, array), size in zip(owned, sizes):
+            copy = self._memory[at : at + array.size * array.dtype.itemsize].view(array.dtype)
+            done = self._device.copies.to_host(array, copy, done)
+            copies.append((tensor, piece, copy))
+            at += size
+        self._device.copies.hold_back(done)
+        return copies, done
+
+
+class _Task:
+    """Work in a thread, whose error is kept until finish()."""
+
+    def __init__(self, work):
+        self._work = work
+        self.error = None
+        self._thread = threading.Thread(target=self._run, name="shardkit checkpoint", daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        try:
+            self._work()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end, and raise nothing."""
+        self._thread.join()
+
+    def finish(self) -> None:
+        """Wait for the end, and raise the error of the work.
+
+        No error if it gave up because of another rank, which raises its own.
+        """
+        self.join()
+        if self.error is not None and not isinstance(self.error, Cancelled):
+            raise self.error
+
+
+class PendingCheckpoint:
+    """A checkpoint that a thread of each rank is writing, from a snapshot.
+
+    pause_seconds   for how long the training stood still for it
+    folder          where it will be
+    is_committed    True once it is there
+    write_seconds   how long that took
+    """
+
+    def __init__(self, saving: Saving, copies: list, copied: Done):
+        self.folder = str(saving.folder)
+        self.pause_seconds = 0.0
+        self.write_seconds = 0.0
+        self.is_committed = False
+        self.is_over = False
+        self._saving = saving
+        self._copies = copies
+        self._copied = copied
+        self._cancelled = threading.Event()
+        self._began = time.perf_counter()
+        self._stages = [self._write, self._publish]  # all ranks meet after each
+        self._task = _Task(self._stages.pop(0))
+
+    def _write(self):
+        self._copied.wait()
+        self._saving.lay_out(self._copies)
+        self._saving.write(self._copies, self._cancelled)
+
+    def _publish(self):
+        self._saving.write_index()
+        self._saving.publish()
+
+    def poll(self) -> bool:
+        """Go on if all ranks have done their part; return True if it is committed.
+
+        Collective: a small all-reduce until then.
+        Errors, on all ranks: what went wrong on one of them; nothing is left of this checkpoint
+        then.
+        """
+        if not self.is_over:
+            vote = numpy.array([not self._task.is_done, self._task.error is not None], numpy.uint8)
+            self._saving.backend.all_reduce(vote, ReductionOperation.MAX)
+            is_working, has_failed = vote.tolist()
+            if has_failed:
+                self._cancelled.set()
+            if has_failed or not is_working:
+                self._go_on()
+        return self.is_committed
+
+    def wait(self) -> str:
+        """Return its folder when it is committed. Collective. Errors: as poll()."""
+        while not self.is_over:
+            self._go_on()
+        return self.folder
+
+    def abandon(self) -> None:
+        """Stop this rank's part of it, or let it end. No communication."""
+        self.is_over = True
+        self._cancelled.set()
+        self._task.join()
+
+    def _go_on(self):
+        """End the current stage on all ranks, and begin the next one. Collective."""
+        saving = self._saving
+        self.is_over = True
+        with saving.removed_on_error():
+            with collectively(saving.backend):
+                self._task.finish()
+            assert self._task.error is None, "given up, but no rank has an error"
+            if self._stages:
+                saving.gather()
+                self._task = _Task(self._stages.pop(0))
+                self.is_over = False
+                return
+        self.is_committed = True
+        self.write_seconds = time.perf_counter() - self._began
+
+
+class Saver:
+    """The saves of one model in the background: at most one at a time."""
+
+    def __init__(self, backend: CommunicationBackend, device: Device):
+        self._backend = backend
+        self._snapshot = Snapshot(device)
+        self._pending: PendingCheckpoint | None = None
+
+    def start(self, store, owned, description: dict, retention: Retention) -> PendingCheckpoint:
+        """Copy what is owned and return while a thread writes it. Collective.
+
+        Errors: as Saving, and of the save before.
+        """
+        began = time.perf_counter()
+        self.wait()
+        saving = Saving(store, self._backend, description, retention)
+        with saving.removed_on_error(), collectively(self._backend):
+            copies, copied = self._snapshot.take(owned)
+        self._pending = PendingCheckpoint(saving, copies, copied)
+        self._pending.pause_seconds = time.perf_counter() - began
+        return self._pending
+
+    def poll(self) -> None:
+        """Commit what all ranks have written, at the end of a step.
+
+        Collective, and free if nothing is being written.
+        """
+        if self._pending is not None:
+            self._end(self._pending.poll)
+
+    def wait(self) -> None:
+        """Return when nothing is being written any more. Collective."""
+        if self._pending is not None:
+            self._end(self._pending.wait)
+
+    def abandon(self) -> None:
+        """Return when this rank writes nothing any more. No communication: ranks may be gone."""
+        if self._pending is not None:
+            self._pending.abandon()
+            self._pending = None
+
+    def _end(self, how) -> None:
+        try:
+            how()
+        finally:
+            if self._pending.is_over:
+                self._pending = None
