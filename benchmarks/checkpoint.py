@@ -68,7 +68,8 @@ class State:
     """The model whose state is saved, on this rank."""
 
     def __init__(self, backend, options):
-        self.backend, self.folder = backend, Path(options.folder)
+        self.backend = backend
+        self.folder = Path(options.folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.can_drop_caches = os.geteuid() == 0
         config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3))
@@ -83,8 +84,8 @@ class State:
         self.own_bytes = sum(array.nbytes for _, _, array in self.owned)
 
     def settle(self, cold=False):
-        """Nothing is on its way to the disk any more, with `cold` nothing is in the page cache, and
-        free memory is at hand.
+        """Wait until no write is under way and free memory is at hand; with `cold`, empty the page
+        cache.
 
         A virtual machine gives free memory back to its host after seconds, and whoever takes it
         next, for the page cache too, pays up to seven times what copying costs. So as much as is
@@ -100,7 +101,7 @@ class State:
         self.backend.barrier()
 
     def timed(self, work) -> float:
-        """Seconds until the last rank is done."""
+        """Return the seconds until the last rank finishes."""
         self.backend.barrier()
         began = time.perf_counter()
         work()
@@ -136,7 +137,8 @@ class Ours:
     """save_model and load_model. expendable: as into a model that was just made."""
 
     def __init__(self, state, expendable):
-        self._state, self._expendable = state, expendable
+        self._state = state
+        self._expendable = expendable
         self._path = state.folder / f"shardkit-{int(expendable)}"
 
     def prepare(self):
@@ -156,7 +158,7 @@ class Ours:
 
 
 def torch_ways(state, options):
-    """PyTorch's two ways for the same tensors in the same shards, if it is installed."""
+    """Return PyTorch's two ways for the same tensors in the same shards, if it is installed."""
     if options.no_torch:
         return {}
     import torch
@@ -167,7 +169,8 @@ def torch_ways(state, options):
     from torch.distributed.tensor import DTensor, Shard
 
     torch.set_num_threads(1)
-    rank, size = state.backend.rank, state.backend.world_size
+    rank = state.backend.rank
+    size = state.backend.world_size
     dist.init_process_group(
         "gloo",
         store=dist.FileStore(str(state.folder / "rendezvous"), size),
@@ -224,8 +227,9 @@ def torch_ways(state, options):
 
 
 def measure(state, ways, repeats) -> dict:
-    """{(what, way): seconds of each repeat}; the ways take turns, in another order each time, and
-    the first round warms up.
+    """Return {(what, way): seconds of each repeat}.
+
+    The ways take turns, in another order each time, and the first round warms up.
     """
     times = {}
     for what in (
@@ -246,9 +250,7 @@ def measure(state, ways, repeats) -> dict:
 
 
 def measure_pause(state, repeats) -> dict:
-    """How long training stands still for save_model_async, against one copy of the state in
-    memory.
-    """
+    """Return how long training waits for save_model_async, and the time of one copy in memory."""
     copies = [numpy.zeros_like(array) for _, _, array in state.owned]
 
     def copy():
@@ -284,7 +286,8 @@ def report(state, times, options):
     print(f"{'':14}{'':32}{'seconds':>9}{'min':>8}{'max':>8}{'GB/s':>8}{'raw / way':>11}")
     figures = []
     for (what, way), seconds in times.items():
-        median, base = statistics.median(seconds), statistics.median(times[what, BASE[what]])
+        median = statistics.median(seconds)
+        base = statistics.median(times[what, BASE[what]])
         figures.append(
             {"what": what, "way": way, "seconds": seconds, "median": median, "ratio": base / median}
         )

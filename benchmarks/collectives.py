@@ -1,4 +1,4 @@
-"""Collectives on one node: shardkit's lanes against MPICH, Open MPI and gloo, and the time of a
+"""Collectives on one node: shardkit's shared-memory channels against MPICH, Open MPI and gloo, and the time of a
 plain copy.
 
     python benchmarks/collectives.py [--ranks 2 4] [--turns 9] [--largest 268435456]
@@ -42,13 +42,15 @@ SIZES = [
     64 << 20,
     256 << 20,
 ]  # bytes of the whole array
-OURS, ANY_ARRAYS, COPY = "shardkit", "shardkit, any arrays", "copy"
-START_SECONDS, TURN_SECONDS = 180, 120
-STEP_BYTES, STEP_SECONDS, LARGE_BYTES = (
-    32 << 20,
-    0.1,
-    64 << 20,
-)  # of a turn at most, but one call; of few turns
+OURS = "shardkit"
+ANY_ARRAYS = "shardkit, any arrays"
+COPY = "copy"
+START_SECONDS = 180
+TURN_SECONDS = 120
+# of a turn at most, but one call; of few turns
+STEP_BYTES = 32 << 20
+STEP_SECONDS = 0.1
+LARGE_BYTES = 64 << 20
 OPEN_MPI = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -69,13 +71,12 @@ class Shardkit:
     def __init__(self, in_heap: bool):
         import shardkit as sk
 
-        self.backend, self.in_heap = sk.MPICommunicationBackend(), in_heap
+        self.backend = sk.MPICommunicationBackend()
+        self.in_heap = in_heap
         self.backend.initialize()
-        self.rank, self.ranks, self.barrier = (
-            self.backend.rank,
-            self.backend.world_size,
-            self.backend.barrier,
-        )
+        self.rank = self.backend.rank
+        self.ranks = self.backend.world_size
+        self.barrier = self.backend.barrier
 
     def array(self, num_elements):
         heap = self.backend.memory()
@@ -100,8 +101,11 @@ class MPI:
     def __init__(self):
         from mpi4py import MPI as mpi
 
-        self.mpi, self.comm = mpi, mpi.COMM_WORLD
-        self.rank, self.ranks, self.barrier = self.comm.rank, self.comm.size, self.comm.Barrier
+        self.mpi = mpi
+        self.comm = mpi.COMM_WORLD
+        self.rank = self.comm.rank
+        self.ranks = self.comm.size
+        self.barrier = self.comm.Barrier
 
     def array(self, num_elements):
         return numpy.empty(num_elements, "float32")
@@ -123,12 +127,11 @@ class Gloo:
 
         torch.set_num_threads(1)
         distributed.init_process_group("gloo")
-        self.torch, self.distributed = torch, distributed
-        self.rank, self.ranks, self.barrier = (
-            distributed.get_rank(),
-            distributed.get_world_size(),
-            distributed.barrier,
-        )
+        self.torch = torch
+        self.distributed = distributed
+        self.rank = distributed.get_rank()
+        self.ranks = distributed.get_world_size()
+        self.barrier = distributed.barrier
 
     def array(self, num_elements):
         return numpy.empty(num_elements, "float32")
@@ -161,7 +164,7 @@ KINDS = {
 
 
 def serve(kind: str, path: str) -> None:
-    """One rank of a contestant: measures what the driver asks for until it hangs up."""
+    """Run one rank of a contestant: measure what the driver asks for until it hangs up."""
     member = KINDS[kind]()
     if member.ranks <= len(os.sched_getaffinity(0)):
         bind(member.rank)
@@ -181,9 +184,10 @@ def serve(kind: str, path: str) -> None:
 
 
 def made_arrays(member, num_bytes: int):
-    """(array of so many bytes, one rank's part of it), touched."""
+    """Return an array of this many bytes and one rank's part of it, both touched."""
     own = max(1, num_bytes // 4 // member.ranks)
-    whole, part = member.array(own * member.ranks), member.array(own)
+    whole = member.array(own * member.ranks)
+    part = member.array(own)
     whole.fill(1e-6)
     part.fill(1e-6)
     return whole, part
@@ -207,7 +211,8 @@ class Team:
     """
 
     def __init__(self, name: str, ranks: int, folder: Path):
-        self.name, path = name, str(folder / f"{name.replace(' ', '-')}-{ranks}.socket")
+        self.name = name
+        path = str(folder / f"{name.replace(' ', '-')}-{ranks}.socket")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen(ranks)
@@ -215,7 +220,8 @@ class Team:
         python = (
             os.environ["SHARDKIT_TEST_OPENMPI_PYTHON"] if name == "Open MPI" else sys.executable
         )
-        command, port = [python, __file__, "--serve", name, path], str(free_port())
+        command = [python, __file__, "--serve", name, path]
+        port = str(free_port())
         launcher = mpiexec() if name != "Open MPI" else str(Path(python).with_name("mpiexec"))
         self._processes = []
         for rank in range(ranks if name == "gloo" else 1):
@@ -245,7 +251,7 @@ class Team:
             json.loads(file.readline())
 
     def measure(self, verb: str, num_bytes: int, calls: int) -> float:
-        """Seconds of one call on the slowest rank."""
+        """Return the seconds of one call on the slowest rank."""
         for file in self._files:
             send_line(file, {"verb": verb, "bytes": num_bytes, "calls": calls})
         return max(json.loads(file.readline())["seconds"] for file in self._files)
@@ -263,8 +269,8 @@ class Team:
 
 
 def calls_for(num_bytes: int, seconds: list[float]) -> int:
-    """How many calls make a turn: enough for the clock, and for the ranks to fall into step, but
-    not for long if they are slow.
+    """Return how many calls make a turn: enough for the clock, and for the ranks to fall into step,
+    but a short turn if they are slow.
 
     seconds   of a call, in earlier turns
     """
@@ -273,7 +279,7 @@ def calls_for(num_bytes: int, seconds: list[float]) -> int:
 
 
 def measured(teams: list[Team], verb: str, num_bytes: int, turns: int) -> dict[str, list[float]]:
-    """{contestant: seconds of each turn}; one that fails is out from here on."""
+    """Return {contestant: seconds of each turn}; one that fails drops out."""
     seconds = {team.name: [] for team in teams}
     for turn in range(turns if num_bytes < LARGE_BYTES else -(-turns // 3)):
         for team in list(teams)[:: -1 if turn % 2 else 1]:
@@ -318,7 +324,7 @@ def size_text(num_bytes: int) -> str:
 
 
 def contestants() -> list[str]:
-    """Those that can run here."""
+    """Return the contestants that can run here."""
     missing = {
         "gloo": importlib.util.find_spec("torch") is None,
         "Open MPI": "SHARDKIT_TEST_OPENMPI_PYTHON" not in os.environ,
@@ -339,11 +345,14 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.serve:
         return serve(*asked.serve)
-    about, tables, raw = machine(), [], {}
+    about = machine()
+    tables = []
+    raw = {}
     for ranks in asked.ranks:
         with tempfile.TemporaryDirectory(prefix="collectives-") as folder:
             teams = [Team(name, ranks, Path(folder)) for name in contestants()]
-            names, found = [team.name for team in teams], {verb: {} for verb in VERBS}
+            names = [team.name for team in teams]
+            found = {verb: {} for verb in VERBS}
             for num_bytes in [
                 size for size in SIZES if size <= asked.largest
             ]:  # one size at a time: memory

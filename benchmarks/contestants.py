@@ -38,7 +38,7 @@ class Sizes:
 
     @property
     def tokens(self) -> int:
-        """Of one step."""
+        """Tokens of one step."""
         return self.batch * self.sequence
 
     def to_json(self) -> str:
@@ -77,14 +77,15 @@ class Spec:
 
 
 def blocks_of_stages(spec: Spec, sizes: Sizes) -> tuple[int, ...]:
-    """Transformer blocks of each pipeline stage, the same for both libraries."""
+    """Return the transformer blocks of each pipeline stage, the same for both libraries."""
     first = sizes.first_stage_blocks
     return sizes.blocks_of_v if spec.schedule == "zb-v" else (first, sizes.layers - first)
 
 
 def token_batch(sizes, number: int):
-    """The global batch of a step: x, y [batch, sequence] int64, from the number of the step
-    alone.
+    """Return the global batch of a step: x, y [batch, sequence] int64.
+
+    It depends on the number of the step alone.
     """
     tokens = numpy.random.default_rng(number).integers(
         0, sizes.vocabulary, (sizes.batch, sizes.sequence + 1)
@@ -100,7 +101,7 @@ def import_library(spec: Spec) -> None:
 
 
 def make_contestant(spec: Spec, sizes, weights_path: str, rank: int):
-    """The contestant of this rank."""
+    """Return the contestant of this rank."""
     if spec.library == "shardkit":
         return Shardkit(spec, sizes)
     from torch_contestants import make_torch_contestant
@@ -123,12 +124,10 @@ class Shardkit:
             "tensor": sk.TensorParallelModel,
             "pipeline": sk.PipelineParallelModel,
         }
-        self.backend, self.spec, self.sizes, self.split_batch = (
-            sk.MPICommunicationBackend(),
-            spec,
-            sizes,
-            sk.split_batch,
-        )
+        self.backend = sk.MPICommunicationBackend()
+        self.spec = spec
+        self.sizes = sizes
+        self.split_batch = sk.split_batch
         if spec.layout is not None:
             self.model = self._in_layout(sk, Layout(**spec.layout))
             return
@@ -181,7 +180,7 @@ class Shardkit:
         )
 
     def facts(self) -> dict:
-        """What it accounts for itself, in bytes on this rank."""
+        """Return the bytes on this rank that the library itself accounts for."""
         about = self.model.get_model_metadata()
         return {
             key: about[key]
@@ -194,7 +193,7 @@ class Shardkit:
 
 
 def shardkit_gpt(sizes):
-    """The unsharded model, seed 0."""
+    """Return the unsharded model, seed 0."""
     import shardkit as sk
 
     return sk.models.GPT(

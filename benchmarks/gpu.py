@@ -95,16 +95,18 @@ class Stopwatch:
     """Seconds of work on the GPU, between two events on the stream that it is launched on."""
 
     def __init__(self, device: Device, repeats: int):
-        self._cuda, self._repeats = device.xp.cuda, repeats
+        self._cuda = device.xp.cuda
+        self._repeats = repeats
 
     def seconds(self, work) -> float:
-        """The median of some calls, each of which has the GPU for itself, after one that does not
+        """Return the median of some calls, each with the GPU to itself, after a first that does not
         count.
         """
         return median([self._once(work) for _ in range(1 + self._repeats)][1:])
 
     def _once(self, work) -> float:
-        begin, end = self._cuda.Event(), self._cuda.Event()
+        begin = self._cuda.Event()
+        end = self._cuda.Event()
         stream = self._cuda.get_current_stream()
         stream.synchronize()
         stream.record(begin)
@@ -121,7 +123,8 @@ class Shardkit:
     """shardkit on one GPU, one rank."""
 
     def __init__(self, sizes: Sizes, numerics: str):
-        self._sizes, self.losses = sizes, []
+        self._sizes = sizes
+        self.losses = []
         self._backend = sk.InMemoryCommunicationBackend(
             0, 1, environment_id=f"benchmark {numerics} {time.monotonic_ns()}"
         )
@@ -138,7 +141,7 @@ class Shardkit:
         self.losses.append(self._model.train(*token_batch(self._sizes, len(self.losses))))
 
     def peak_bytes(self) -> int:
-        """Of the pool, which holds what was in use at once at any time."""
+        """Return the size of the pool, which holds the most that was in use at any time."""
         return self._model.engine.device.memory().pool_held
 
     def close(self):
@@ -159,13 +162,11 @@ class Torch:
         from twins import GPT, mean_loss
 
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = numerics == "tf32"
-        self._torch, self._sizes, self._device, self._mean_loss, self.losses = (
-            torch,
-            sizes,
-            device,
-            mean_loss,
-            [],
-        )
+        self._torch = torch
+        self._sizes = sizes
+        self._device = device
+        self._mean_loss = mean_loss
+        self.losses = []
         self._is_half = numerics == "bfloat16"
         self._model = GPT(sizes, "sdpa")
         self._model.load_state_dict(
@@ -199,7 +200,7 @@ class Torch:
 
 
 def torch_device(asked: str) -> str | None:
-    """The device of PyTorch, or None with a word about why its rows are missing."""
+    """Return the device of PyTorch, or None and why its rows are missing."""
     try:
         import torch
     except ImportError:
@@ -210,10 +211,15 @@ def torch_device(asked: str) -> str | None:
 
 
 def race_steps(scale: Scale, repeats: int, asked: str):
-    """The table of training steps, their losses, and what is wrong with these."""
-    sizes, rows, losses, wrong = scale.model, [], {}, []
-    plain, beside = shardkit_gpt(sizes), torch_device(asked)
-    weights, flops = plain.state_dict(), plain.num_flops_per_token
+    """Return the table of training steps, their losses, and the losses that are wrong."""
+    sizes = scale.model
+    rows = []
+    losses = {}
+    wrong = []
+    plain = shardkit_gpt(sizes)
+    beside = torch_device(asked)
+    weights = plain.state_dict()
+    flops = plain.num_flops_per_token
     for numerics in NUMERICS:
         contenders = {f"shardkit, {numerics}": Shardkit(sizes, numerics)}
         if beside is not None:
@@ -223,7 +229,8 @@ def race_steps(scale: Scale, repeats: int, asked: str):
         )
         first = median(seconds[f"shardkit, {numerics}"])
         for name, one in contenders.items():
-            losses[name], step = one.losses, median(seconds[name])
+            losses[name] = one.losses
+            step = median(seconds[name])
             off = difference(one.losses, losses["shardkit, float32"])
             rows.append(
                 [
@@ -254,7 +261,7 @@ def race_steps(scale: Scale, repeats: int, asked: str):
 
 
 def difference(losses, others) -> float:
-    """The largest, relative."""
+    """Return the largest relative difference."""
     return max(abs(one / other - 1) for one, other in zip(losses, others))
 
 
@@ -262,13 +269,13 @@ def difference(losses, others) -> float:
 
 
 def random_array(device: Device, shape, dtype: str):
-    """Normal numbers of this dtype, rounded from float32."""
+    """Return normal numbers of this dtype, rounded from float32."""
     values = numpy.random.default_rng(0).standard_normal(shape, dtype="float32")
     return device.from_host(values).astype(dtype_named(dtype, device.xp))
 
 
 def time_products(device: Device, scale: Scale, watch: Stopwatch) -> dict[str, float]:
-    """{numerics: flops per second} of square products."""
+    """Return {numerics: flops per second} of square products."""
     speeds = {}
     for numerics in NUMERICS:
         a, b = [
@@ -288,26 +295,30 @@ def time_products(device: Device, scale: Scale, watch: Stopwatch) -> dict[str, f
 
 
 def copy_speed(device: Device, scale: Scale, watch: Stopwatch) -> float:
-    """Bytes per second that a copy within GPU memory reads and writes."""
+    """Return the bytes per second that a copy within GPU memory reads and writes."""
     source, target = [device.xp.zeros(scale.elements, "float32") for _ in range(2)]
     return 2 * source.nbytes / watch.seconds(lambda: device.xp.copyto(target, source))
 
 
 def passes(device: Device, scale: Scale, dtype: str) -> dict:
-    """{kernel: (function, bytes that it must read and write)}: each operand once, each result
-    once.
+    """Return {kernel: (function, bytes that it must read and write)}.
+
+    Each operand and each result counts once.
     """
 
     def of(*shape):
         return random_array(device, shape, dtype)
 
-    rows, width = scale.rows, scale.width
-    x, g, wide = of(rows, width), of(rows, width), of(rows, 4 * width)
-    weight, bias, wide_bias = of(width), of(width), of(4 * width)
-    logits, ids = (
-        of(rows, scale.vocabulary),
-        device.from_host(numpy.arange(rows) * 7919 % scale.vocabulary),
-    )
+    rows = scale.rows
+    width = scale.width
+    x = of(rows, width)
+    g = of(rows, width)
+    wide = of(rows, 4 * width)
+    weight = of(width)
+    bias = of(width)
+    wide_bias = of(4 * width)
+    logits = of(rows, scale.vocabulary)
+    ids = device.from_host(numpy.arange(rows) * 7919 % scale.vocabulary)
     y, mean, inverse = kernels.layer_norm(x, weight, bias, 1e-5)
     _, root = kernels.rms_norm(x, weight, 1e-6)
     losses, log_sums = kernels.cross_entropy(logits, ids)
@@ -318,7 +329,8 @@ def passes(device: Device, scale: Scale, dtype: str) -> dict:
     cos, sin = kernels.rotary_tables(
         device.xp.arange(scale.sequence), width // scale.heads, 1e4, x.dtype
     )
-    size, vocabulary_size = x.nbytes, logits.nbytes
+    size = x.nbytes
+    vocabulary_size = logits.nbytes
     return {
         "bias_gelu": (lambda: kernels.bias_gelu(wide, wide_bias), 8 * size),
         "bias_gelu_backward": (
@@ -351,7 +363,7 @@ def passes(device: Device, scale: Scale, dtype: str) -> dict:
 
 
 def flat_passes(device: Device, scale: Scale) -> dict:
-    """The same for what works on flat float32 buffers."""
+    """Return the passes of kernels on flat float32 buffers."""
     p, g, m, v, other = [random_array(device, scale.elements, "float32") for _ in range(5)]
     v *= v
     size = p.nbytes
@@ -381,8 +393,9 @@ def flat_passes(device: Device, scale: Scale) -> dict:
 
 
 def attention_passes(device: Device, scale: Scale, dtype: str) -> dict:
-    """{attention: (function, multiplications and additions of its products, those behind the
-    diagonal left out)}.
+    """Return {attention: (function, multiplications and additions of its products)}.
+
+    Products behind the diagonal do not count.
     """
     shape = scale.rows // scale.sequence, scale.heads, scale.sequence, scale.width // scale.heads
     q, k, v, g = [random_array(device, shape, dtype) for _ in range(4)]
@@ -400,8 +413,10 @@ def attention_passes(device: Device, scale: Scale, dtype: str) -> dict:
 
 
 def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) -> list[Table]:
-    """Bytes per second beside the copy, and flops beside the products."""
-    limit, rows, attention = copy_speed(device, scale, watch), [], []
+    """Return bytes per second beside those of a copy, and flops beside those of products."""
+    limit = copy_speed(device, scale, watch)
+    rows = []
+    attention = []
     for dtype in ("float32", "bfloat16"):
         of_dtype = passes(device, scale, dtype) | (
             flat_passes(device, scale) if dtype == "float32" else {}
@@ -444,10 +459,13 @@ def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) 
 
 
 def copy_table(device: Device, scale: Scale, watch: Stopwatch, repeats: int) -> Table:
-    """Each way, what the library reaches beside one page-locked copy."""
-    array, pinned = device.xp.zeros(scale.elements, "float32"), device.pinned(scale.elements)
+    """Return what the library reaches each way, beside one page-locked copy."""
+    array = device.xp.zeros(scale.elements, "float32")
+    pinned = device.pinned(scale.elements)
     pinned[:] = 0
-    runtime, segment, rows = device.xp.cuda.runtime, min(1 << 18, scale.elements), []
+    runtime = device.xp.cuda.runtime
+    segment = min(1 << 18, scale.elements)
+    rows = []
     spans = [
         (start, min(start + segment, scale.elements)) for start in range(0, scale.elements, segment)
     ]
@@ -511,7 +529,7 @@ def copy_table(device: Device, scale: Scale, watch: Stopwatch, repeats: int) -> 
 
 
 def settled(device: Device, work):
-    """The work, and the wait for everything."""
+    """Do the work, and wait for everything."""
 
     def all_of_it():
         work()
@@ -521,10 +539,11 @@ def settled(device: Device, work):
 
 
 def message_seconds(scale: Scale, repeats: int) -> list[float]:
-    """Of each message from one rank to another; both are threads and share the GPU."""
+    """Return the seconds of each message between two ranks, threads that share the GPU."""
 
     def on_rank(backend):
-        array, seconds = Device("cuda").zeros(scale.elements, purpose="message"), []
+        array = Device("cuda").zeros(scale.elements, purpose="message")
+        seconds = []
         for _ in range(1 + repeats):
             backend.barrier()
             began = time.perf_counter()
@@ -549,13 +568,11 @@ def gpu_text(device: Device) -> str:
 
 def measure(asked, device: Device, about: dict) -> list[str]:
     """Measure what was asked for and save it after the longer parts; what is wrong, in words."""
-    scale, watch, tables, measured, wrong = (
-        SCALES[asked.size],
-        Stopwatch(device, asked.repeats),
-        [],
-        {},
-        [],
-    )
+    scale = SCALES[asked.size]
+    watch = Stopwatch(device, asked.repeats)
+    tables = []
+    measured = {}
+    wrong = []
     wanted = [part for part in PARTS if part in asked.parts.split(",")]
     if "step" in wanted:
         print("training steps ...", flush=True)

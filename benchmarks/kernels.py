@@ -31,14 +31,19 @@ try:
 except ImportError:
     torch = F = None
 
-TOKENS, WIDTH, HIDDEN, VOCABULARY, HEADS, HEAD_DIM = 2048, 512, 2048, 8192, 8, 64
+TOKENS = 2048
+WIDTH = 512
+HIDDEN = 2048
+VOCABULARY = 8192
+HEADS = 8
+HEAD_DIM = 64
 PARAMETERS = 4_000_000
 RIVALS = {"cpu / plain": "plain", "cpu / torch eager": "torch", "cpu / torch fused": "torch fused"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is timed.
+    """A kernel to time.
 
     rivals     {"cpu": ..., "plain": ..., "torch": ..., "torch fused": ...}, functions without
                arguments
@@ -65,12 +70,12 @@ cpu, reference = map(implementations, ("cpu", "reference"))
 
 
 def ours(step):
-    """step(implementations of the kernels), timed for both."""
+    """Return step(implementations of the kernels), for both implementations."""
     return {"cpu": lambda: step(cpu), "plain": lambda: step(reference)}
 
 
 def eager(function, *inputs, gradient=None):
-    """PyTorch's function of these arrays, with the gradients of those of floats if `gradient` is
+    """Return PyTorch's function of these arrays, with gradients of those of floats if `gradient` is
     given; {} without PyTorch.
     """
     if torch is None:
@@ -80,7 +85,8 @@ def eager(function, *inputs, gradient=None):
     ]
     if gradient is None:
         return {"torch": lambda: function(*tensors)}
-    leaves, sent = [tensor for tensor in tensors if tensor.requires_grad], torch.tensor(gradient)
+    leaves = [tensor for tensor in tensors if tensor.requires_grad]
+    sent = torch.tensor(gradient)
     return {"torch": lambda: torch.autograd.grad(function(*tensors), leaves, sent)}
 
 
@@ -95,7 +101,9 @@ def gelu():
 
 
 def bias_gelu():
-    x, g, b = normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN), normal(HIDDEN)
+    x = normal(TOKENS, HIDDEN)
+    g = normal(TOKENS, HIDDEN)
+    b = normal(HIDDEN)
     return Case(
         ours(lambda k: (k.bias_gelu(x, b), k.bias_gelu_backward(g, x, b)))
         | eager(lambda x, b: F.gelu(x + b, approximate="tanh"), x, b, gradient=g),
@@ -104,7 +112,9 @@ def bias_gelu():
 
 
 def swiglu():
-    x, y, g = normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN), normal(TOKENS, HIDDEN)
+    x = normal(TOKENS, HIDDEN)
+    y = normal(TOKENS, HIDDEN)
+    g = normal(TOKENS, HIDDEN)
     return Case(
         ours(lambda k: (k.swiglu(x, y), k.swiglu_backward(g, x, y)))
         | eager(lambda x, y: F.silu(x) * y, x, y, gradient=g),
@@ -121,13 +131,11 @@ def dropout():
 
 
 def layer_norm():
-    x, r, g, w, b = (
-        normal(TOKENS, WIDTH),
-        normal(TOKENS, WIDTH),
-        normal(TOKENS, WIDTH),
-        normal(WIDTH),
-        normal(WIDTH),
-    )
+    x = normal(TOKENS, WIDTH)
+    r = normal(TOKENS, WIDTH)
+    g = normal(TOKENS, WIDTH)
+    w = normal(WIDTH)
+    b = normal(WIDTH)
 
     def step(k):
         total, _, mean, inverse = k.add_layer_norm(x, r, w, b, 1e-5)
@@ -141,7 +149,10 @@ def layer_norm():
 
 
 def rms_norm():
-    x, r, g, w = normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), normal(TOKENS, WIDTH), normal(WIDTH)
+    x = normal(TOKENS, WIDTH)
+    r = normal(TOKENS, WIDTH)
+    g = normal(TOKENS, WIDTH)
+    w = normal(WIDTH)
 
     def step(k):
         total, _, inverse = k.add_rms_norm(x, r, w, 1e-6)
@@ -154,7 +165,8 @@ def rms_norm():
 
 
 def softmax():
-    x, g = normal(TOKENS, TOKENS), normal(TOKENS, TOKENS)
+    x = normal(TOKENS, TOKENS)
+    g = normal(TOKENS, TOKENS)
     return Case(
         ours(lambda k: k.softmax_backward(g, k.softmax(x)))
         | eager(lambda x: x.softmax(-1), x, gradient=g),
@@ -209,7 +221,8 @@ def attention(sequence):
 
 
 def cross_entropy():
-    x, y = normal(TOKENS, VOCABULARY), numpy.arange(TOKENS) * 7919 % VOCABULARY
+    x = normal(TOKENS, VOCABULARY)
+    y = numpy.arange(TOKENS) * 7919 % VOCABULARY
 
     def step(k):
         _, log_sums = k.cross_entropy(x, y)
@@ -219,11 +232,9 @@ def cross_entropy():
 
 
 def embedding():
-    g, ids, w = (
-        normal(TOKENS, WIDTH),
-        numpy.arange(TOKENS) * 7919 % VOCABULARY,
-        normal(VOCABULARY, WIDTH),
-    )
+    g = normal(TOKENS, WIDTH)
+    ids = numpy.arange(TOKENS) * 7919 % VOCABULARY
+    w = normal(VOCABULARY, WIDTH)
     return Case(
         ours(lambda k: k.embedding_backward(g, ids, VOCABULARY))
         | eager(lambda w, ids: F.embedding(ids, w), w, ids, gradient=g),
@@ -232,12 +243,10 @@ def embedding():
 
 
 def adamw():
-    p, g, m, v = (
-        normal(PARAMETERS),
-        normal(PARAMETERS),
-        numpy.zeros(PARAMETERS, "f4"),
-        numpy.zeros(PARAMETERS, "f4"),
-    )
+    p = normal(PARAMETERS)
+    g = normal(PARAMETERS)
+    m = numpy.zeros(PARAMETERS, "f4")
+    v = numpy.zeros(PARAMETERS, "f4")
     rivals = ours(
         lambda k: k.adam(
             p,
@@ -300,20 +309,18 @@ CASES = {
 
 
 def medians(seconds):
-    """{name: median} of {name: seconds of each repeat}."""
+    """Return {name: median} of {name: seconds of each repeat}."""
     return {name: median(values) for name, values in seconds.items()}
 
 
 def machine_limits(repeats):
-    """Bytes and floating point operations per second: of a copy that no cache holds, and of a
-    product 1024 x 1024.
+    """Return the bytes per second of a copy that no cache holds, and the flops of a product 1024 x
+    1024.
     """
-    source, target, a, b = (
-        normal(16 << 20),
-        normal(16 << 20),
-        normal(1024, 1024),
-        normal(1024, 1024),
-    )
+    source = normal(16 << 20)
+    target = normal(16 << 20)
+    a = normal(1024, 1024)
+    b = normal(1024, 1024)
     found = medians(
         interleaved(
             {"copy": lambda: numpy.copyto(target, source), "product": lambda: a @ b}, repeats
@@ -323,7 +330,7 @@ def machine_limits(repeats):
 
 
 def measured(name, repeats, bytes_per_second, flops_per_second):
-    """A row of the table, and the seconds behind it."""
+    """Return a row of the table, and the seconds behind it."""
     case = CASES[name]()
     seconds = interleaved(case.rivals, repeats)
     found = medians(seconds)
@@ -339,7 +346,9 @@ def main():
     options = parser.parse_args()
     if torch:
         torch.set_num_threads(1)
-    about, rows, raw = machine(), [], {}
+    about = machine()
+    rows = []
+    raw = {}
     with threadpool_limits(1):
         bytes_per_second, flops_per_second = machine_limits(options.repeats)
         for name in CASES:

@@ -38,7 +38,7 @@ COLUMNS = [
 
 
 def measure(sizes: Sizes, spec: Spec, steps: int) -> tuple[list[dict], str | None]:
-    """Memory of each rank after so many steps, and why there is none."""
+    """Return the memory of each rank after this many steps, and why there is none."""
     with Race(sizes) as race:
         race.enter(spec)
         race.run(turns=1, steps=steps)
@@ -46,7 +46,7 @@ def measure(sizes: Sizes, spec: Spec, steps: int) -> tuple[list[dict], str | Non
 
 
 def formula(spec: Spec, parameter_count: int) -> float | None:
-    """Bytes on each rank by the formula of the policy; the policies are shardkit's."""
+    """Return the bytes on each rank by the formula of the policy; the policies are shardkit's."""
     from shardkit.parallel import POLICIES
 
     return (
@@ -57,7 +57,7 @@ def formula(spec: Spec, parameter_count: int) -> float | None:
 
 
 def row(spec: Spec, memory: list[dict], parameter_count: int) -> list:
-    """Of the rank that needs most, in MiB."""
+    """Return the row of the rank that needs most, in MiB."""
     fullest = max(memory, key=lambda of_rank: of_rank["peak"])
     accounted = (
         sum(fullest.get(f"{what}_bytes", 0) for what in ("parameter", "gradient", "optimizer"))
@@ -82,9 +82,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     asked = parser.parse_args()
-    sizes, about = MODELS[asked.model], machine()
+    sizes = MODELS[asked.model]
+    about = machine()
     parameter_count = shardkit_gpt(sizes).parameter_count
-    rows, measured, wrong = [], {}, []
+    rows = []
+    measured = {}
+    wrong = []
     for spec in (Spec(**{**vars(spec), "ranks": asked.ranks}) for spec in SPECS):
         memory, reason = measure(sizes, spec, asked.steps)
         measured[spec.name] = memory

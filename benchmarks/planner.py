@@ -39,7 +39,7 @@ AT_ONCE = 3  # contestants in memory, beside one rank
 
 
 def layouts(ranks: int, batch: int) -> list:
-    """What is compared on so many ranks: every policy, schedule and axis that they allow."""
+    """Return every layout on this many ranks to compare: all policies, schedules and axes."""
     from shardkit.plan import RunLayout
 
     def layout(
@@ -83,7 +83,7 @@ def layouts(ranks: int, batch: int) -> list:
 
 
 def shape_of(sizes):
-    """The model as the planner sees it."""
+    """Return the model as the planner sees it."""
     from shardkit.plan import ModelShape
 
     return ModelShape(
@@ -92,7 +92,7 @@ def shape_of(sizes):
 
 
 def hardware(ranks: int, folder: Path):
-    """What `shardkit bench hardware` says on so many ranks."""
+    """Return the tables of `shardkit bench hardware` on this many ranks."""
     from shardkit.plan import read_cluster
 
     path = folder / f"{ranks}.toml"
@@ -119,8 +119,9 @@ def hardware(ranks: int, folder: Path):
 
 
 def measured(sizes, specs: list[Spec], turns: int) -> tuple[dict, dict, dict]:
-    """{name: (ms, by one rank, peak bytes)}, the turns, and failures."""
-    found, raw = {}, {}
+    """Return {name: (ms, by one rank, peak bytes)}, the turns, and failures."""
+    found = {}
+    raw = {}
     with Race(sizes) as race:
         race.enter(Spec(ONE, "shardkit"), *specs)
         race.run(turns=2, steps=1, counts=False)
@@ -137,14 +138,18 @@ def measured(sizes, specs: list[Spec], turns: int) -> tuple[dict, dict, dict]:
 
 
 def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, dict, list[str]]:
-    """The table of one number of ranks, raw numbers, errors, and what went wrong."""
+    """Return the table of one number of ranks, raw numbers, errors, and failures."""
     from shardkit.plan import SHARDKIT, RunLayout, memory_of, step_cost
 
-    cluster, shape = hardware(ranks, folder), shape_of(sizes)
+    cluster = hardware(ranks, folder)
+    shape = shape_of(sizes)
     alone = step_cost(
         RunLayout(policy="ddp", micro_batch=sizes.batch), shape, SHARDKIT, cluster
     ).seconds
-    every, rows, raw, wrong = layouts(ranks, sizes.batch), [], {}, []
+    every = layouts(ranks, sizes.batch)
+    rows = []
+    raw = {}
+    wrong = []
     for first in range(0, len(every), AT_ONCE):
         some = every[first : first + AT_ONCE]
         specs = [
@@ -215,7 +220,10 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--turns", type=int, default=7)
     asked = parser.parse_args()
-    about, tables, measurements, wrong = machine(), [], {}, []
+    about = machine()
+    tables = []
+    measurements = {}
+    wrong = []
     with tempfile.TemporaryDirectory(prefix="planner-") as folder:
         for ranks in map(int, asked.ranks.split(",")):
             print(f"{asked.model} on {ranks} ranks", flush=True)

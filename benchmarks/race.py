@@ -43,7 +43,8 @@ class Contestant:
     """The driver's side of one contestant: its processes, its sockets, what it has measured."""
 
     def __init__(self, spec: Spec, sizes: Sizes, folder: Path, weights: Path):
-        self.spec, self._folder = spec, folder
+        self.spec = spec
+        self._folder = folder
         self.turns: list[float] = []  # seconds of a step, one per turn
         self.processor_turns: list[float] = []  # processor seconds of a step, all ranks together
         self.losses: dict[int, float] = {}  # step -> loss of the global batch
@@ -60,8 +61,8 @@ class Contestant:
         ]
 
     def _start(self, rank: int, arguments: list[str]):
-        """mpiexec starts all ranks of shardkit; those of PyTorch are told who they are as torchrun
-        does it.
+        """Start all ranks: those of shardkit by mpiexec, those of PyTorch with torchrun's
+        variables.
         """
         command = [sys.executable, __file__, *arguments]
         environment = {**os.environ, **ONE_THREAD}
@@ -85,7 +86,7 @@ class Contestant:
         )
 
     def wait_until_ready(self) -> None:
-        """Errors: Failed if not all ranks have made their model in time."""
+        """Wait until all ranks have made their model. Errors: Failed if not in time."""
         for _ in range(self.spec.ranks):
             self._files.append(self._accept(time.monotonic() + START_SECONDS))
         self._answers(START_SECONDS)
@@ -147,8 +148,9 @@ class Contestant:
         return f"{what}, exit codes {codes} (None: still there): {said.strip()[:200]}"
 
     def close(self, patience: float = 20.0) -> None:
-        """Hang up, and end those of its processes that have not ended after so many seconds. A
-        second call does nothing.
+        """Hang up, and end those of its processes that are still there after this many seconds.
+
+        A second call does nothing.
         """
         for connection, file in self._files:
             with suppress(OSError):  # what could not be written to a dead process
@@ -200,7 +202,7 @@ class Race:
 
     @property
     def running(self) -> list[Contestant]:
-        """Those that have not failed."""
+        """The contestants that have not failed."""
         return [c for name, c in self.contestants.items() if name not in self.failed]
 
     def run(self, *, turns: int, steps: int, counts: bool = True) -> None:
@@ -216,7 +218,7 @@ class Race:
     def run_for(
         self, seconds: float, *, steps: int, turns_at_least: int, turns_at_most: int
     ) -> None:
-        """Warm up, then as many turns of `steps` steps each as fit into the time."""
+        """Warm up, then run as many turns of `steps` steps each as fit into the time."""
         self.run(turns=WARM_UP_TURNS, steps=1, counts=False)
         began = time.monotonic()
         self.run(turns=1, steps=steps)
@@ -224,20 +226,21 @@ class Race:
         self.run(turns=max(turns_at_least, min(turns_at_most, fitting)) - 1, steps=steps)
 
     def seconds(self, name: str) -> float | None:
-        """The median time of a step; None if it failed before the first."""
+        """Return the median time of a step; None if it failed before the first."""
         turns = self.contestants[name].turns
         return median(turns) if turns else None
 
     def processor_seconds(self, name: str) -> float | None:
-        """The median processor time of a step, all ranks together: steadier than the clock on a
-        machine that is not quiet.
+        """Return the median processor time of a step of all ranks together.
+
+        It is steadier than the clock on a busy machine.
         """
         turns = self.contestants[name].processor_turns
         return median(turns) if turns else None
 
     def loss_difference(self, name: str, reference: str) -> float | None:
-        """The largest relative difference of two contestants' losses, over the steps that both
-        took.
+        """Return the largest relative difference of two contestants' losses, over their common
+        steps.
         """
         ours, theirs = self.contestants[reference].losses, self.contestants[name].losses
         both = [step for step in theirs if step in ours]
@@ -253,7 +256,7 @@ class Race:
 
 
 def mpiexec() -> str:
-    """The one beside this Python, or the system's."""
+    """Return the mpiexec beside this Python, or the system's."""
     beside = Path(sys.executable).parent / "mpiexec"
     return str(beside) if beside.exists() else "mpiexec"
 
@@ -286,7 +289,8 @@ def serve(spec: Spec, sizes: Sizes, weights: str, path: str) -> None:
         send_line(file, {"rank": rank})
         for line in file:
             order = json.loads(line)
-            begin, processor_begin = time.monotonic(), time.process_time()
+            begin = time.monotonic()
+            processor_begin = time.process_time()
             losses = [contestant.step(number) for number in range(order["first"], order["stop"])]
             send_line(
                 file,
@@ -308,8 +312,8 @@ def send_line(file, what: dict) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of this process: the peak that was resident, what of the resident is shared memory, its
-    fair share of all now.
+    """Return bytes of this process: its resident peak, the shared part of it, its fair share of all
+    now.
     """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     rollup = dict(

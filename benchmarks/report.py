@@ -64,7 +64,7 @@ class Table:
     note: str = ""
 
     def markdown(self) -> str:
-        """The table as Markdown, columns aligned so that it reads as plain text too."""
+        """Return the table as Markdown, with aligned columns so that it reads as plain text too."""
         cells = [self.columns, *[[cell_text(cell) for cell in row] for row in self.rows]]
         widths = [max(len(row[column]) for row in cells) for column in range(len(self.columns))]
         numeric = [column > 0 for column in range(len(self.columns))]  # the first one names the row
@@ -85,7 +85,7 @@ class Table:
 
 
 def cell_text(cell) -> str:
-    """A cell in three or four significant digits."""
+    """Return a cell in three or four significant digits."""
     if cell is None:
         return "-"
     if not isinstance(cell, float):
@@ -103,8 +103,9 @@ def cell_text(cell) -> str:
 
 
 def interleaved(contenders: dict, repeats: int, *, warm_up: int = 1) -> dict[str, list[float]]:
-    """{name: seconds of each repeat}. The functions take turns, forwards and backwards, after
-    `warm_up` rounds not counted.
+    """Return {name: seconds of each repeat}.
+
+    The functions take turns, forwards and backwards, after `warm_up` rounds that do not count.
     """
     seconds = {name: [] for name in contenders}
     for turn in range(warm_up + repeats):
@@ -120,9 +121,7 @@ def interleaved(contenders: dict, repeats: int, *, warm_up: int = 1) -> dict[str
 
 
 def machine() -> dict:
-    """What the numbers were measured on: hardware, versions, and how busy it was when this was
-    called.
-    """
+    """Return what the numbers were measured on: hardware, versions, and the load at this moment."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -186,7 +185,7 @@ def _said(*command) -> str | None:
 
 
 def machine_text(about: dict) -> str:
-    """One line for people."""
+    """Return the machine in one line."""
     facts = {
         name: value
         for name, value in about.items()
@@ -233,8 +232,8 @@ def save(
 
 
 def results_page() -> str:
-    """All results as one Markdown page: the tables of NAME.json, or what NAME.py printed (NAME.txt)
-    if it has none.
+    """Return all results as one Markdown page: the tables of NAME.json, or the output of NAME.py
+    (NAME.txt) if it has none.
     """
     parts = [
         "# Measured results",
@@ -253,13 +252,13 @@ def results_page() -> str:
 
 
 def _about(name: str) -> str:
-    """What a benchmark is for: the first line of its docstring, up to the colon."""
+    """Return the purpose of a benchmark: the first line of its docstring, up to the colon."""
     first = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8").splitlines()[0]
     return first.strip('"').partition(":")[0].rstrip(".")
 
 
 def _result_parts(path: Path) -> list[str]:
-    """Title, machine, settings and tables; [] unless `save` wrote the file."""
+    """Return title, machine, settings and tables; [] unless `save` wrote the file."""
     result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if not isinstance(result, dict) or not {"title", "machine", "tables"} <= set(result):
         return []

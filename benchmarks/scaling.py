@@ -22,16 +22,18 @@ ONE = Spec("1 rank", "shardkit")
 
 
 def run_group(sizes, ranks: int, strategies: tuple, turns: int) -> tuple[list[list], dict, dict]:
-    """Rows, raw numbers, and failures of these strategies on this many ranks."""
+    """Return rows, raw numbers, and failures of these strategies on this many ranks."""
     print(f"{sizes.name} on {ranks} ranks", flush=True)
-    specs, rows = [Spec(name, "shardkit", ranks, name) for name in strategies], []
+    specs = [Spec(name, "shardkit", ranks, name) for name in strategies]
+    rows = []
     at_once = min(ranks, len(os.sched_getaffinity(0)))
     with Race(sizes) as race:
         race.enter(ONE, *specs)
         race.run(turns=2, steps=1, counts=False)
         race.run(turns=turns, steps=STEPS_PER_TURN[sizes.name])
         for spec in specs:
-            seconds, speedup = race.seconds(spec.name), ratio(race, ONE.name, spec.name)
+            seconds = race.seconds(spec.name)
+            speedup = ratio(race, ONE.name, spec.name)
             rows.append(
                 [
                     spec.name,
@@ -58,7 +60,10 @@ def main() -> int:
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--turns", type=int, default=5)
     asked = parser.parse_args()
-    about, tables, measured, wrong = machine(), [], {}, []
+    about = machine()
+    tables = []
+    measured = {}
+    wrong = []
     for model in asked.models.split(","):
         rows = []
         for ranks in map(int, asked.ranks.split(",")):

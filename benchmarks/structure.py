@@ -139,7 +139,10 @@ class Package:
     @cached_property
     def components(self) -> list[list[str]]:
         """Strongly connected components, each after what it imports (Tarjan's algorithm)."""
-        order, low, stack, found = {}, {}, [], []
+        order = {}
+        low = {}
+        stack = []
+        found = []
 
         def visit(name):
             order[name] = low[name] = len(order)

@@ -17,7 +17,9 @@ class Alone:
     """One rank: a module, a loss, an optimizer."""
 
     def __init__(self, spec: Spec, sizes: Sizes, weights: dict, rank: int):
-        self.sizes, self.rank, self.ranks = sizes, rank, spec.ranks
+        self.sizes = sizes
+        self.rank = rank
+        self.ranks = spec.ranks
         self.autocasts = spec.compute == "bfloat16"
         self.module = self.parallel(self.twin(spec, weights))
         if spec.compiled:
@@ -39,7 +41,7 @@ class Alone:
         return self.parameters
 
     def batch(self, number):
-        """This rank's rows of the global batch."""
+        """Return this rank's rows of the global batch."""
         x, y = token_batch(self.sizes, number)
         part = slice(len(x) * self.rank // self.ranks, len(x) * (self.rank + 1) // self.ranks)
         return torch.from_numpy(x[part]), torch.from_numpy(y[part])
@@ -129,7 +131,7 @@ class Tensor(Alone):
         )
 
     def groups(self):
-        """DTensors and plain tensors apart: one fused update takes one kind."""
+        """Return DTensors and plain tensors apart: one fused update takes one kind."""
         from torch.distributed.tensor import DTensor
 
         self.cut = [p for p in self.parameters if isinstance(p, DTensor)]
@@ -199,7 +201,8 @@ class Pipeline(Alone):
         return tuple(map(torch.from_numpy, token_batch(self.sizes, number)))
 
     def backward(self, x, y):
-        losses, is_last = [], self.num_stages - 1 in self.stages
+        losses = []
+        is_last = self.num_stages - 1 in self.stages
         self.schedule.step(
             *([x] if 0 in self.stages else []),
             **({"target": y, "losses": losses} if is_last else {}),
@@ -216,8 +219,8 @@ STRATEGIES = {"ddp": DDP, "fsdp": FSDP2, "tensor": Tensor, "pipeline": Pipeline}
 
 
 def make_torch_contestant(spec: Spec, sizes: Sizes, weights_path: str, rank: int) -> Alone:
-    """The PyTorch contestant of this rank; several meet through MASTER_ADDR, as torchrun would have
-    it.
+    """Return the PyTorch contestant of this rank; several meet through MASTER_ADDR, as under
+    torchrun.
     """
     import numpy
 

@@ -28,8 +28,8 @@ from shardkit.errors import ConfigurationError
 
 
 def blas() -> str:
-    """What PyTorch multiplies with, if shardkit has it too and this CPU is Intel's; else NumPy's
-    own.
+    """Return the library of PyTorch's products, if shardkit has it too and this CPU is Intel's;
+    else NumPy's own.
     """
     try:
         library_named("mkl")
@@ -39,7 +39,7 @@ def blas() -> str:
 
 
 def by_numpy(spec: Spec) -> list[Spec]:
-    """Nothing if the others are that already."""
+    """Return the contestants with NumPy's products; none if the others have them already."""
     return [spec] if OURS["blas"] != "numpy" else []
 
 
@@ -68,7 +68,8 @@ MODELS = {
     ),
 }
 STEPS_PER_TURN = {"M": 1, "S": 5}
-TURNS_AT_LEAST, TURNS_AT_MOST = 3, 15
+TURNS_AT_LEAST = 3
+TURNS_AT_MOST = 15
 TOLERANCE = 1e-4  # relative, of losses
 OF_HALVES = 1e-3
 BEST = {"attention": "sdpa", "fused": True}
@@ -152,9 +153,10 @@ COLUMNS = [
 
 
 def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, list[str]]:
-    """Race one group; returns its table, its raw numbers, and what went wrong, in words."""
+    """Race one group; return its table, its raw numbers, and what went wrong, in words."""
     print(f"{sizes.name} {group}", flush=True)
-    began, specs = time.monotonic(), [spec for spec in GROUPS[group] if is_possible(spec)]
+    began = time.monotonic()
+    specs = [spec for spec in GROUPS[group] if is_possible(spec)]
     with Race(sizes) as race:
         race.enter(*specs)
         left = seconds - (time.monotonic() - began)
@@ -186,14 +188,15 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
 
 
 def is_possible(spec: Spec) -> bool:
-    """torch.compile makes C++ for CPUs, which needs a compiler."""
+    """Return whether it can run here: torch.compile needs a C++ compiler on CPUs."""
     compilers = os.environ.get("CXX", "g++"), "c++", "clang++"
     return spec.library == "shardkit" or not spec.compiled or any(map(shutil.which, compilers))
 
 
 def row(race: Race, spec: Spec, first: str) -> list:
-    """A contestant's line: what was not measured is None."""
-    contestant, seconds = race.contestants[spec.name], race.seconds(spec.name)
+    """Return a contestant's line; a value that was not measured is None."""
+    contestant = race.contestants[spec.name]
+    seconds = race.seconds(spec.name)
     if seconds is None:
         return [spec.name, f"failed: {race.failed[spec.name][:60]}", *[None] * (len(COLUMNS) - 2)]
     tokens_per_second = race.sizes.tokens / seconds
@@ -210,8 +213,8 @@ def row(race: Race, spec: Spec, first: str) -> list:
 
 
 def ratio(race: Race, name: str, first: str) -> float | None:
-    """Median over turns of this contestant's step time by that of the first in the same turn:
-    neighbors meet the same noise.
+    """Return the median over turns of this contestant's step time by that of the first in the same
+    turn: neighbors meet the same noise.
     """
     pairs = list(zip(race.contestants[name].turns, race.contestants[first].turns))
     return median(theirs / ours for theirs, ours in pairs) if pairs else None
@@ -240,8 +243,11 @@ def main() -> int:
     races = [
         (model, group) for model in asked.models.split(",") for group in asked.groups.split(",")
     ]
-    about, deadline = machine(), time.monotonic() + asked.budget
-    tables, measured, wrong = [], {}, []
+    about = machine()
+    deadline = time.monotonic() + asked.budget
+    tables = []
+    measured = {}
+    wrong = []
     for at, (model, group) in enumerate(races):
         weights = [WEIGHTS.get(race, 1) for race in races[at:]]
         seconds = (deadline - time.monotonic()) * weights[0] / sum(weights)

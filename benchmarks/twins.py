@@ -25,7 +25,9 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, width, bias=bias)
         self.value = nn.Linear(width, width, bias=bias)
         self.output = nn.Linear(width, width, bias=bias)
-        self.head_dim, self.kind, self.rotary = width // heads, kind, rotary
+        self.head_dim = width // heads
+        self.kind = kind
+        self.rotary = rotary
         later = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
         self.register_buffer("later", later, persistent=False)
         if rotary:
@@ -51,14 +53,14 @@ class Attention(nn.Module):
 
 
 def rotary_tables(sequence, head_dim):
-    """cos, sin [sequence, head_dim / 2]."""
+    """Return cos, sin [sequence, head_dim / 2]."""
     rates = 10000.0 ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.arange(sequence, dtype=torch.float64)[:, None] * rates
     return angles.cos().float(), angles.sin().float()
 
 
 def turn(x, cos, sin):
-    """Each pair (x[i], x[i + head_dim / 2]) turned by its angle."""
+    """Turn each pair (x[i], x[i + head_dim / 2]) by its angle."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -167,5 +169,5 @@ class GPT(nn.Module):
 
 
 def mean_loss(logits, y):
-    """The mean cross-entropy per token, in nats."""
+    """Return the mean cross-entropy per token, in nats."""
     return F.cross_entropy(logits.flatten(0, 1), y.flatten())

@@ -3,6 +3,7 @@ set it off.
 """
 
 from ..layout.policy import POLICIES
+from ..schedule import ORDERS
 
 _MANY, _SOME = 0.15, 0.10  # shares of the step that are worth a sentence
 _CLEARLY_LESS = 0.95  # of the time: what is worth another library, and other bits
@@ -60,9 +61,10 @@ def _idle(figures, shares):
             "their cores, or a tensor axis that does not divide the heads evenly"
         )
     text = f"{shares['idle']:.0%} of the step is waiting, of which the schedule {parallel['schedule']} explains {bubble:.0%}"
-    remedy = "more micro-batches (a smaller batch.micro_batch, or more batch.sequences)" + (
-        ", or parallel.schedule=zb-h1" if parallel["schedule"] in ("1f1b", "gpipe") else ""
-    )
+    remedy = "more micro-batches (a smaller batch.micro_batch, or more batch.sequences)"
+    one_stage = [order for order in ORDERS.values() if order.stages_per_rank == 1]
+    if any(o.name == parallel["schedule"] and not o.delays_weights for o in one_stage):
+        remedy += "".join(f", or parallel.schedule={o.name}" for o in one_stage if o.delays_weights)
     balance = (
         ""
         if shares["idle"] < 1.5 * bubble
