@@ -280,8 +280,8 @@ BASE = {"save": "raw", "load, cold": "raw", "load, warm": "raw", "pause": "copy 
 def report(state, times, options):
     total = state.own_bytes * state.backend.world_size
     print(
-        f"{total / 1e9:.2f} GB on {state.backend.world_size} ranks, {len(state.owned)} boxes on rank 0, "
-        f"medians of {options.repeats}\n{machine()}"
+        f"{total / 1e9:.2f} GB on {state.backend.world_size} ranks, {len(state.owned)} boxes on "
+        f"rank 0, medians of {options.repeats}\n{machine()}"
     )
     print(f"{'':14}{'':32}{'seconds':>9}{'min':>8}{'max':>8}{'GB/s':>8}{'raw / way':>11}")
     figures = []
@@ -292,8 +292,8 @@ def report(state, times, options):
             {"what": what, "way": way, "seconds": seconds, "median": median, "ratio": base / median}
         )
         print(
-            f"{what:14}{way:32}{median:9.3f}{min(seconds):8.3f}{max(seconds):8.3f}{total / median / 1e9:8.2f}"
-            f"{base / median:11.2f}"
+            f"{what:14}{way:32}{median:9.3f}{min(seconds):8.3f}{max(seconds):8.3f}"
+            f"{total / median / 1e9:8.2f}{base / median:11.2f}"
         )
     if options.json:
         Path(options.json).write_text(
@@ -317,8 +317,9 @@ def machine() -> str:
     except ImportError:
         torch_version = ""
     return (
-        f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}, Python {platform.python_version()}, "
-        f"NumPy {numpy.__version__}, h5py {h5py.__version__}, HDF5 {h5py.version.hdf5_version}{torch_version}"
+        f"{os.cpu_count()} x {model}, {platform.system()} {platform.release()}, "
+        f"Python {platform.python_version()}, NumPy {numpy.__version__}, h5py {h5py.__version__}, "
+        f"HDF5 {h5py.version.hdf5_version}{torch_version}"
     )
 
 

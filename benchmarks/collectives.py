@@ -1,5 +1,5 @@
-"""Collectives on one node: shardkit's shared-memory channels against MPICH, Open MPI and gloo, and the time of a
-plain copy.
+"""Collectives on one node: shardkit's shared-memory channels against MPICH, Open MPI and gloo, and
+the time of a plain copy.
 
     python benchmarks/collectives.py [--ranks 2 4] [--turns 9] [--largest 268435456]
 
@@ -312,7 +312,8 @@ def table(verb: str, ranks: int, found: dict, names: list[str]) -> Table:
         f"{verb}, {ranks} ranks{place}, us",
         ["bytes", *names, "best rival / shardkit"],
         rows,
-        "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank copies so much.",
+        "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank "
+        "copies this many bytes.",
     )
 
 

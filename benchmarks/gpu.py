@@ -256,7 +256,8 @@ def race_steps(scale: Scale, repeats: int, asked: str):
         "GiB of the GPU",
         "loss difference",
     ]
-    title = f"Training step, {sum(array.size for array in weights.values()) / 1e6:.3g} M parameters, {sizes.tokens} tokens"
+    millions = sum(array.size for array in weights.values()) / 1e6
+    title = f"Training step, {millions:.3g} M parameters, {sizes.tokens} tokens"
     return Table(title, columns, rows), losses, wrong
 
 
@@ -447,7 +448,8 @@ def kernel_tables(device: Device, scale: Scale, watch: Stopwatch, speeds: dict) 
             f"Kernels beside a copy of {limit / 1e9:,.0f} GB/s",
             ["kernel", "ms", "GB/s", "of the copy"],
             rows,
-            "A copy reads and writes; bytes of a kernel are those of its operands and results, each once.",
+            "A copy reads and writes; bytes of a kernel are those of its operands and results, "
+            "each once.",
         ),
         Table(
             "Attention beside products", ["kernel", "ms", "TFLOP/s", "of the product"], attention
@@ -563,7 +565,8 @@ def message_seconds(scale: Scale, repeats: int) -> list[float]:
 
 def gpu_text(device: Device) -> str:
     properties = device.xp.cuda.runtime.getDeviceProperties(device.ordinal)
-    return f"{properties['name'].decode()}, {device.memory().total / 2**30:.0f} GiB, CuPy {device.xp.__version__}"
+    gibibytes = device.memory().total / 2**30
+    return f"{properties['name'].decode()}, {gibibytes:.0f} GiB, CuPy {device.xp.__version__}"
 
 
 def measure(asked, device: Device, about: dict) -> list[str]:

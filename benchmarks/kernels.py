@@ -357,8 +357,8 @@ def main():
                 rows.append(row)
     note = (
         f"In the same run: copy {bytes_per_second / 1e9:.3g} GB/s read and written, products "
-        f"{flops_per_second / 1e9:.3g} GFLOP/s. Below 1 the fast twin wins; {TOKENS} tokens, width {WIDTH}, "
-        f"{HEADS} heads, vocabulary {VOCABULARY}, float32."
+        f"{flops_per_second / 1e9:.3g} GFLOP/s. Below 1 the fast twin wins; {TOKENS} tokens, "
+        f"width {WIDTH}, {HEADS} heads, vocabulary {VOCABULARY}, float32."
     )
     table = Table("Kernels, one thread", ["kernel", "cpu, ms", *RIVALS, "cpu / limit"], rows, note)
     path = save(

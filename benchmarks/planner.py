@@ -182,8 +182,9 @@ def compare(sizes, ranks: int, turns: int, folder: Path) -> tuple[Table, dict, d
     }
     chosen = min(range(len(rows)), key=lambda at: rows[at][4])
     note = (
-        f"Mean error {errors['time']:.1%} in time (1 rank predicted as {alone * 1e3:.1f} ms), {errors['memory']:.1%} in "
-        f"memory. Predicted to be the quickest: {rows[chosen][0]}, number {chosen + 1} as measured."
+        f"Mean error {errors['time']:.1%} in time (1 rank predicted as {alone * 1e3:.1f} ms), "
+        f"{errors['memory']:.1%} in memory. Predicted to be the quickest: {rows[chosen][0]}, "
+        f"number {chosen + 1} as measured."
     )
     return (
         Table(f"{sizes.name}, {ranks} ranks", COLUMNS, [_printed(row) for row in rows], note),

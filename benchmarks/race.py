@@ -1,6 +1,6 @@
 """Races: contestants in processes of their own that run their steps in turn, never two at once.
 
-    driver  --"run steps 3, 4"-->  rank 0, rank 1 of one contestant;  the others sleep on their sockets
+    driver  --"run steps 3, 4"-->  rank 0, rank 1 of one contestant; the others sleep on sockets
             <--{begin, end, losses, memory}--
 
     with Race(sizes) as race:

@@ -272,7 +272,7 @@ class Package:
         ]
 
     def packed_assignments(self) -> list[str]:
-        """Return file:line of `a, b, c = x, y, z`: several assignments, neither a pair nor a swap."""
+        """Return file:line of `a, b, c = x, y, z`: more assignments than a pair or a swap."""
         found = []
         for module in self.modules.values():
             for node in ast.walk(module.tree):

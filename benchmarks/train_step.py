@@ -176,7 +176,8 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
         ]
         tolerance = OF_HALVES if group == "halves" else TOLERANCE
         wrong += [
-            f"{sizes.name} {group}: losses of {cells[0]} differ by {cells[-1]:.1e}, more than {tolerance:g}"
+            f"{sizes.name} {group}: losses of {cells[0]} differ by {cells[-1]:.1e}, "
+            f"more than {tolerance:g}"
             for cells in rows
             if cells[-1] is not None and not cells[-1] <= tolerance
         ]

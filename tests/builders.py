@@ -17,13 +17,13 @@ STRATEGIES = {
 
 
 def small_gpt(**changes):
-    """A GPT of two blocks, about 9,000 parameters."""
+    """Return a GPT of two blocks, about 9,000 parameters."""
     sizes = {"width": 16, "layers": 2, "heads": 2, "seed": 3, **changes}
     return sk.models.GPT(VOCABULARY, SEQUENCE, **sizes)
 
 
 def token_batch(step, samples=12):
-    """A global batch of tokens that depends on the step alone: x, y [samples, SEQUENCE]."""
+    """Return a global batch of tokens that depends on the step alone: x, y [samples, SEQUENCE]."""
     tokens = numpy.random.default_rng(step).integers(0, VOCABULARY, (samples, SEQUENCE + 1))
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -53,8 +53,9 @@ def train(
 
 
 def full_gradient(sharded, x, y):
-    """The mean gradient of the whole model in canonical order, put together from the pieces of all
-    ranks. Collective.
+    """Return the mean gradient of the whole model in canonical order, from the pieces of all ranks.
+
+    Collective.
     """
     engine = sharded.engine
     engine.compute_gradients(x, y)

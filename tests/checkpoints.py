@@ -24,19 +24,19 @@ DESCRIPTION = {
 
 
 def described(step=1, **changes):
-    """A description that save() takes."""
+    """Return a description that save() takes."""
     return {**DESCRIPTION, "step": step, **changes}
 
 
 def owned_part(tensor, array, box):
-    """What the owner of this box of a whole array hands to save(), and to a load for it to fill."""
+    """Return what the owner of this box of a whole array gives to save(), or to a load to fill."""
     values = numpy.ascontiguousarray(array[box.slices()]).reshape(-1)
     return tensor, Piece(tensor, box, 0, values.size, array.shape), values
 
 
 def save_boxes(path, tensors, step=1, **how):
-    """A checkpoint of {tensor: (array, [boxes of rank 0, boxes of rank 1, ...])}, written by that
-    many ranks; its folder.
+    """Save {tensor: (array, [boxes of rank 0, boxes of rank 1, ...])} from that many ranks; return
+    the folder.
     """
     num_ranks = len(next(iter(tensors.values()))[1])
 
@@ -52,7 +52,7 @@ def save_boxes(path, tensors, step=1, **how):
 
 
 def rows(shape, num_parts):
-    """The boxes of a cut along dim 0, one list per rank."""
+    """Return the boxes of a cut along dim 0, one list per rank."""
     marks = [shape[0] * i // num_parts for i in range(num_parts + 1)]
     return [
         [Box((a,) + (0,) * (len(shape) - 1), (b - a, *shape[1:]))] for a, b in zip(marks, marks[1:])
@@ -60,15 +60,16 @@ def rows(shape, num_parts):
 
 
 def flip_bit(path, at=None):
-    """Change one bit, in the middle unless told."""
+    """Change one bit, by default in the middle."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2 if at is None else at] ^= 1
     path.write_bytes(content)
 
 
 def edit_manifest(folder, edit, *, sealed=True):
-    """Change the manifest as somebody would who knows the rules; not sealed: without making its
-    checksum right again.
+    """Change the manifest as somebody would who knows the rules.
+
+    Not sealed: leave its checksum wrong.
     """
     manifest = json.loads((folder / "manifest.json").read_text())
     edit(manifest)
@@ -80,5 +81,5 @@ def edit_manifest(folder, edit, *, sealed=True):
 
 
 def seal(text):
-    """The text of a manifest whose first member is "crc32": "00000000", with the right digits."""
+    """Return a manifest whose first member is "crc32": "00000000" with the right digits."""
     return text.replace("00000000", f"{zlib.crc32(text.encode()):08x}", 1)

@@ -26,7 +26,7 @@ LIMIT_METHODS = {"e2e": "signal"}  # of a folder; setup.cfg has that of the othe
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Before pytest-mpi reads its options, and before the terminal reporter takes its stream."""
+    """Run before pytest-mpi reads its options and the terminal reporter takes its stream."""
     if (launched_ranks() or 1) > 1:
         config.option.only_mpi = True
     if takes_mpi_tests(config):
@@ -55,8 +55,8 @@ def pytest_ignore_collect(collection_path, config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Drop what a file or folder of the command line brought all the same; before pytest-mpi marks
-    it as skipped.
+    """Drop what a file or folder of the command line brought anyway, before pytest-mpi marks it as
+    skipped.
     """
     left_out = [item for item in items if not takes(config, item.path)]
     if left_out:
@@ -77,9 +77,7 @@ def _limit(item):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-    """Say in one line which tests of those that were asked for this run has left out, and what runs
-    them.
-    """
+    """Print one line about the tests that this run left out, and what runs them."""
     asked = [
         (config.invocation_params.dir / argument.split("::")[0]).resolve()
         for argument in config.args

@@ -40,7 +40,7 @@ OF_HALVES = [
 
 
 def moved(move, value):
-    """The value with every array in it, or in lists in it, moved."""
+    """Return the value with every array in it, or in lists in it, moved."""
     if isinstance(value, (list, tuple)):
         return type(value)([moved(move, each) for each in value])
     return move(value)
@@ -55,14 +55,15 @@ def on_host(value):
 
 
 def call(xp, name, arguments, **keywords):
-    """What the CUDA twin returns for arguments of the device, as a tuple."""
+    """Return what the CUDA twin returns for arguments of the device, as a tuple."""
     extra = (xp,) if name == "dropout_mask" else ()
     return as_tuple(getattr(cuda, name)(*arguments, *extra, **keywords))
 
 
 def everything(returned, arguments):
-    """What came out and the arguments after the call, on the host: rules work in place, and nothing
-    else may write.
+    """Return the results and the arguments after the call, on the host.
+
+    Rules work in place, and nothing else may write.
     """
     arrays = [
         numpy.float64(x) if isinstance(x, float) else x
@@ -72,8 +73,9 @@ def everything(returned, arguments):
 
 
 def device_results(xp, name, line, shape, dtype, change=lambda x: x):
-    """Everything that comes out of the CUDA twin for a line of the table; change: applied to each
-    array on the device.
+    """Return everything that the CUDA twin computes for a line of the table.
+
+    change: applied to each array on the device.
     """
     arguments = moved(
         lambda x: change(x) if is_device_array(x) else x, on_device(xp, made(line, shape, dtype))
@@ -82,7 +84,7 @@ def device_results(xp, name, line, shape, dtype, change=lambda x: x):
 
 
 def check_parity(xp, name, line, shape, dtype):
-    """Tolerance: 100 units in the last place of the largest value, since sums go in another
+    """Check results within 100 units in the last place of the largest value: sums go in another
     order.
     """
     arguments = made(line, shape, dtype)
@@ -98,8 +100,9 @@ def check_parity(xp, name, line, shape, dtype):
 
 
 def check_half_parity(xp, name, line, shape, dtype, of_half=None):
-    """Results are those of the plain twin in float32, rounded; one number per row, and sums over
-    rows, stay float32.
+    """Check that results are those of the plain twin in float32, rounded.
+
+    One number per row, and sums over rows, stay float32.
     """
     import ml_dtypes  # noqa: F401  tells NumPy of bfloat16
 
@@ -126,7 +129,7 @@ def is_float(x):
 
 
 def strided(xp, x):
-    """The same numbers, every other element of a larger array."""
+    """Return the same numbers as every other element of a larger array."""
     wide = xp.zeros(tuple([2 * size for size in x.shape]), x.dtype)
     view = wide[tuple([slice(None, None, 2)] * x.ndim)]
     view[...] = x
@@ -134,12 +137,12 @@ def strided(xp, x):
 
 
 def turned(xp, x):
-    """The same numbers, the first dimension last in memory."""
+    """Return the same numbers with the first dimension last in memory."""
     return xp.moveaxis(xp.ascontiguousarray(xp.moveaxis(x, 0, -1)), -1, 0) if x.ndim else x
 
 
 def shifted(xp, x, offset):
-    """The same numbers, so many elements behind the start of a block of memory."""
+    """Return the same numbers, this many elements behind the start of a block of memory."""
     memory = xp.zeros(x.size + 32, x.dtype)
     view = memory[offset : offset + x.size].reshape(x.shape)
     view[...] = x
@@ -147,7 +150,7 @@ def shifted(xp, x, offset):
 
 
 def check_places(xp, name, line, shape, dtype="float32"):
-    """Bits do not depend on strides, nor on where in memory inputs lie."""
+    """Check that bits depend neither on strides nor on where in memory inputs are."""
     wanted = bits(device_results(xp, name, line, shape, dtype))
     for change in (
         lambda x: strided(xp, x),
@@ -159,8 +162,8 @@ def check_places(xp, name, line, shape, dtype="float32"):
 
 
 def check_out(xp, name, line, shape, dtype="float32"):
-    """Results go into the buffers given, and over inputs where the table says so, with the same
-    bits.
+    """Check that results go into the given buffers, and over inputs where the table says so, with
+    the same bits.
     """
 
     def arguments():
@@ -187,7 +190,7 @@ def check_out(xp, name, line, shape, dtype="float32"):
 
 
 def check_alone(xp, name, dtype):
-    """Each gradient has the bits it has alone, and those that are not wanted are None."""
+    """Check that each gradient has the bits it has alone, and that the unwanted ones are None."""
     arguments = on_device(xp, made(TABLE[name][0], (33, 47), dtype))
     together = call(xp, name, arguments)
     for alone in range(len(together)):
@@ -198,7 +201,7 @@ def check_alone(xp, name, dtype):
 
 
 def check_rows_alone(xp, width):
-    """Each row of a norm, a softmax or a loss has the bits it has alone."""
+    """Check that each row of a norm, a softmax or a loss has the bits it has alone."""
     rng = numpy.random.default_rng(width)
     x, w, b = [
         xp.asarray(rng.standard_normal(shape).astype("float32"))
@@ -244,7 +247,7 @@ def check_wide_rows(xp, width, names):
 
 
 def check_nan(xp, name):
-    """A NaN that goes in comes out."""
+    """Check that a NaN that goes in comes out."""
     line = TABLE[name][-1] if name in ("adam", "sgd") else TABLE[name][0]
     arguments = made(line, line.shapes[1 if name == "causal_attention" else 3], "float32")
     flat(arguments)[0].reshape(-1)[-1] = numpy.nan
@@ -255,7 +258,7 @@ def check_nan(xp, name):
 
 
 def check_huge(xp, dtype):
-    """Huge inputs do not overflow to NaN."""
+    """Check that huge inputs do not overflow to NaN."""
     x = numpy.array([-1e4, -89, -88, 88, 89, 1e4], dtype)
     for name in ("gelu", "silu", "sigmoid", "softmax"):
         y = call(xp, name, (xp.asarray(x),))[0].get()
@@ -265,8 +268,8 @@ def check_huge(xp, dtype):
 
 
 def check_attention(xp, head_dim, dtype, seed=0):
-    """Forward and backward against the plain twin, for grouped heads, a first query, and arrays
-    that lie as [B, S, H, D].
+    """Check forward and backward against the plain twin, for grouped heads, a first query, and
+    arrays that lie as [B, S, H, D].
     """
     rng = numpy.random.default_rng(seed)
 

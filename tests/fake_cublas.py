@@ -144,7 +144,7 @@ def _number(address):
 
 
 def _matrix(address, type_number, start, shape, leading):
-    """The matrix that lies there column by column, a view."""
+    """Return a view of the matrix that lies there column by column."""
     dtype = dtype_named(TYPES[type_number])
     assert leading >= max(shape[0], 1), f"leading dimension {leading} for {shape[0]} rows"
     size = (shape[1] - 1) * leading + shape[0]
@@ -158,7 +158,7 @@ def _matrix(address, type_number, start, shape, leading):
 
 
 def _read(x, compute):
-    """As float32; with TF32, 10 bits behind the point."""
+    """Return it as float32; with TF32, 10 bits behind the point."""
     x = x.astype("float32")
     return (
         x
@@ -170,7 +170,7 @@ def _read(x, compute):
 
 
 def with_fake_cupy(monkeypatch):
-    """The module, as sys.modules["cupy"] until the test ends."""
+    """Install the module as sys.modules["cupy"] until the test ends."""
     cublas = FakeCublas()
 
     def matmul(a, b, out=None):

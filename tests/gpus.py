@@ -19,7 +19,7 @@ from shardkit.errors import DeviceError
 
 @pytest.fixture(scope="session")
 def missing():
-    """Why there is no real GPU; None if there is one."""
+    """Return why there is no real GPU; None if there is one."""
     try:
         Device("cuda")
     except DeviceError as error:
@@ -43,7 +43,7 @@ class Gpu:
 
 @pytest.fixture
 def gpu(missing, request, monkeypatch):
-    """Device "cuda" works during the test."""
+    """Make the device "cuda" work during the test."""
     if missing is None:
         yield Gpu(Device("cuda"))
     elif request.node.get_closest_marker("real"):

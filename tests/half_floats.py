@@ -22,6 +22,6 @@ EVERY_HALF = pytest.mark.parametrize("half", HALVES)
 
 
 def relative_distance(x, y) -> float:
-    """|x - y| / |y| in the 2-norm, float64."""
+    """Return |x - y| / |y| in the 2-norm, float64."""
     x, y = (numpy.asarray(array, "float64").ravel() for array in (x, y))
     return float(numpy.linalg.norm(x - y) / numpy.linalg.norm(y))

@@ -26,13 +26,13 @@ SERIAL = (1, 1, 1)
 
 
 def meshes(num_ranks):
-    """All (pipeline, data, tensor) that multiply to num_ranks."""
+    """Return all (pipeline, data, tensor) that multiply to num_ranks."""
     sizes = range(1, num_ranks + 1)
     return [(p, d, num_ranks // p // d) for p in sizes for d in sizes if num_ranks % (p * d) == 0]
 
 
 def gpt(layers=1, **changes):
-    """A float64 GPT of 7,000 parameters per layer, every head of one dim."""
+    """Return a float64 GPT of 7,000 parameters per layer, every head of one dim."""
     return sk.models.GPT(
         VOCABULARY,
         SEQUENCE,
@@ -53,13 +53,13 @@ def table_of(model):
 
 
 def layers_for(pipeline, schedule):
-    """The fewest layers that give every stage a block: embedding and head are blocks too."""
+    """Return the fewest layers that give every stage a block: embedding and head are blocks too."""
     return max(1, pipeline * ORDERS[schedule].stages_per_rank - 2)
 
 
 def micro_batches_for(pipeline, data, samples=SAMPLES):
-    """Of one data rank: a divisor of its samples, and enough to fill the pipeline, at least two, if
-    it has so many.
+    """Return the micro-batches of one data rank: a divisor of its samples that fills the pipeline,
+    at least two if there are so many.
     """
     return next(
         (num for num in range(max(2, pipeline), samples + 1) if samples // data % num == 0),
@@ -68,7 +68,7 @@ def micro_batches_for(pipeline, data, samples=SAMPLES):
 
 
 def batch(step, samples=SAMPLES):
-    """The global batch of a step: x, y [samples, SEQUENCE]."""
+    """Return the global batch of a step: x, y [samples, SEQUENCE]."""
     tokens = numpy.random.default_rng(step).integers(0, VOCABULARY, (samples, SEQUENCE + 1))
     return tokens[:, :-1], tokens[:, 1:]
 
@@ -83,7 +83,9 @@ def hybrid(
     order=("pipeline", "data", "tensor"),
     **settings,
 ):
-    """The model on the mesh: AdamW, and clipping that is active in every one of the first steps."""
+    """Return the model on the mesh: AdamW, and clipping that is active in every one of the first
+    steps.
+    """
     pipeline, data, tensor = mesh
     settings = {
         "optimizer": sk.AdamW(lr=1e-2),
@@ -155,9 +157,9 @@ def _gradient_boxes(unit):
 
 
 def whole_vector(shapes, boxes):
-    """The boxes of all ranks as one canonical vector. Those that count tile it exactly once; copies
-    have the same bits.
+    """Put the boxes of all ranks into one canonical vector.
 
+    The boxes that count tile it exactly once; replicas have the same bits.
     shapes  {name: whole shape} in canonical order
     """
     whole = {name: numpy.full(shape, numpy.nan) for name, shape in shapes.items()}
@@ -175,7 +177,7 @@ def whole_vector(shapes, boxes):
 
 
 def shapes_of(model):
-    """{name: whole shape} of the parameters of a sharded model, in canonical order."""
+    """Return {name: whole shape} of the parameters of a sharded model, in canonical order."""
     return {name: p.global_shape for name, p in model.wrapped_model.named_parameters().items()}
 
 
@@ -184,7 +186,7 @@ def shapes_of(model):
 
 @dataclass
 class Run:
-    """What training ended in, the same on all ranks: whole vectors, and a loss and a norm per
+    """The result of a training, the same on all ranks: whole vectors, and a loss and a norm per
     step.
     """
 

@@ -193,14 +193,14 @@ CASES = [
 
 
 def made(line, shape, dtype):
-    """The arguments of a line, the same numbers each time."""
+    """Return the arguments of a line, with the same numbers each time."""
     rng = numpy.random.default_rng(0)
     return line.arguments(lambda size: rng.standard_normal(size).astype(dtype), shape)
 
 
 def results(kernel, arguments, line):
-    """Everything that comes out, and the arguments after the call: rules work in place, and nothing
-    else may write.
+    """Return all results, and the arguments after the call: rules work in place, and nothing else
+    may write.
     """
     returned = [
         numpy.float64(x) if isinstance(x, float) else x
@@ -226,7 +226,7 @@ def flat(arguments):
 
 
 def mapped(change, arguments):
-    """The arguments with every floating-point array changed."""
+    """Return the arguments with every floating-point array changed."""
 
     def one(x):
         if isinstance(x, list):
@@ -244,7 +244,7 @@ def bits(arrays):
 
 
 def strided(x):
-    """The same numbers, every other element of a larger array."""
+    """Return the same numbers as every other element of a larger array."""
     wide = numpy.full(tuple(2 * size for size in x.shape), numpy.nan, x.dtype)
     view = wide[tuple([slice(None, None, 2)] * x.ndim)]
     view[...] = x
@@ -252,7 +252,7 @@ def strided(x):
 
 
 def turned(x):
-    """The same numbers, the first dimension last in memory."""
+    """Return the same numbers with the first dimension last in memory."""
     return numpy.moveaxis(numpy.ascontiguousarray(numpy.moveaxis(x, 0, -1)), -1, 0)
 
 
@@ -268,8 +268,8 @@ WITH_OUT = [
 
 
 def buffers_like(name, returned):
-    """NaN-filled buffers for what a kernel returned, in the form that its `out` takes; and that
-    part of what it returned.
+    """Return NaN-filled buffers for the results of a kernel, in the form that its `out` takes, and
+    that part of the results.
     """
     default = inspect.signature(getattr(reference, name)).parameters["out"].default
     parts = returned[: len(default)] if isinstance(default, tuple) else returned[:1]

@@ -44,7 +44,10 @@ class MPIRun:
         Errors: UsageError where pytest-xdist shall share the tests, or MPI does not start.
         """
         if getattr(config.option, "numprocesses", None):
-            reason = f"-n {config.option.numprocesses} shares tests among workers, but every rank runs every test; leave it out"
+            reason = (
+                f"-n {config.option.numprocesses} shares tests among workers, but every rank runs "
+                "every test; leave it out"
+            )
             raise pytest.UsageError(reason) if launcher().rank == 0 else pytest.UsageError()
         try:
             backend = MPICommunicationBackend()
@@ -64,8 +67,8 @@ class MPIRun:
         notes = self.backend.exchange_within((occasion, note), self._patience)
         if notes is None:
             self.backend.abort(
-                f"rank {self.backend.rank} waited {self._patience:g} s {occasion} the tests for ranks that did "
-                "not come; the job is ended"
+                f"rank {self.backend.rank} waited {self._patience:g} s {occasion} the tests for "
+                "ranks that did not come; the job is ended"
             )
         self._is_over = any(other == "after" for other, _ in notes)
         return notes
@@ -83,7 +86,7 @@ class MPIRun:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
-        """With -x or --maxfail, ranks stop together."""
+        """Stop all ranks together with -x or --maxfail."""
         result = yield
         if item.config.option.maxfail:
             notes = self._meet("between", item.session.shouldfail)
@@ -133,7 +136,9 @@ class MPIRun:
             sys.stderr.write(f"---- rank {self.backend.rank}: {what}\n{text}\n")
 
     def pytest_terminal_summary(self, terminalreporter):
-        """The line that tells a run on K ranks from K runs on one, and the one about failures."""
+        """Print the line that tells a run on K ranks from K runs on one, and the one about
+        failures.
+        """
         failed = [
             f"{num_failed} on rank {rank}"
             for rank, (_, num_failed) in self._reports.items()

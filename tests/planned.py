@@ -9,7 +9,7 @@ from shardkit.plan import ModelShape, RunLayout
 
 
 def gpt_of(shape: ModelShape, **changes):
-    """The model that has these sizes."""
+    """Return the model that has these sizes."""
     return sk.models.GPT(
         shape.vocabulary,
         shape.sequence_length,
@@ -26,7 +26,7 @@ def gpt_of(shape: ModelShape, **changes):
 
 
 def sharded(backend, layout: RunLayout, shape: ModelShape, **settings):
-    """The model on the mesh of the layout, as the layout says. Collective."""
+    """Return the model on the mesh of the layout. Collective."""
     config = sk.ShardingConfiguration(
         backend,
         optimizer=sk.AdamW(),
@@ -44,7 +44,7 @@ def sharded(backend, layout: RunLayout, shape: ModelShape, **settings):
 
 
 def train_steps(model, layout: RunLayout, shape: ModelShape, steps=1):
-    """The losses of the first steps. Collective."""
+    """Return the losses of the first steps. Collective."""
     losses = []
     for step in range(steps):
         tokens = numpy.random.default_rng(step).integers(

@@ -16,14 +16,17 @@ WAYS = (
 
 
 def no_memory():
-    """As NumPy says it. numpy.empty(2**60) itself would do on most machines, but some lend it."""
+    """Return the error of NumPy. numpy.empty(2**60) would raise it on most machines, but some
+    overcommit.
+    """
     raise MemoryError(
-        "Unable to allocate 8.00 EiB for an array with shape (1152921504606846976,) and data type float64"
+        "Unable to allocate 8.00 EiB for an array with shape (1152921504606846976,) and data type "
+        "float64"
     )
 
 
 def sabotage(model, block_number, how, is_due):
-    """From now on this block of an nn.Module does `how` in every forward where is_due() is true."""
+    """Make this block of an nn.Module do `how` in every forward where is_due() is true."""
     block = model.blocks()[block_number][1]
     forward = block.forward
 
@@ -38,7 +41,7 @@ def sabotage(model, block_number, how, is_due):
 
 
 def _spoilt(out: Tensor, how, parameter) -> Tensor:
-    """The output of the block, or something that looks like it."""
+    """Return the output of the block, or an array that looks like it."""
     if how == "nan":
         return out * numpy.float32("nan")
 

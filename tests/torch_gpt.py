@@ -21,7 +21,7 @@ def torch_linear(w, name, x):
 
 
 def torch_rotary(x, base=10000.0):
-    """x [batch, heads, S, D]: pairs (x[i], x[i + D/2]) as complex numbers, turned."""
+    """Turn pairs (x[i], x[i + D/2]) of x [batch, heads, S, D] as complex numbers."""
     half = x.shape[-1] // 2
     rates = base ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(x.shape[2])[:, None] * rates

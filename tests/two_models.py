@@ -37,12 +37,12 @@ PAIRS = {  # number of ranks: pairs of what make() takes
 
 
 def make(backend, mesh, changes={}, **settings):
-    """A float32 model; changes to the sizes of the GPT, settings of hybrid()."""
+    """Return a float32 model; changes to the sizes of the GPT, settings of hybrid()."""
     return hybrid(backend, mesh, model=gpt(**{"dtype": "float32", **changes}), **settings)
 
 
 def trained_alone(backend, description):
-    """(losses of STEPS + 1 steps, hash of the parameters, last gradient norm). Collective."""
+    """Return (losses of STEPS + 1 steps, hash of parameters, last gradient norm). Collective."""
     model = make(backend, **description)
     result = _finish(model, [step_once(model, step) for step in range(STEPS)])
     model.close()
@@ -50,8 +50,9 @@ def trained_alone(backend, description):
 
 
 def trained_in_turn(backend, first, second):
-    """The same of both, which exist from the start; the first is closed before the second takes its
-    last step. Collective.
+    """Return the results of both models, which exist from the start.
+
+    The first is closed before the second takes its last step. Collective.
     """
     models, losses = [make(backend, **first), make(backend, **second)], ([], [])
     for step in range(STEPS):

@@ -22,12 +22,12 @@ def kind(is_odd):
 
 
 def whole(backend, size=SIZE, dtype="float32", root=None):
-    """Slices of all ranks; None where only the root has them."""
+    """Return slices of all ranks; None where only the root has them."""
     return ones(backend.world_size * size, dtype) if root in (None, backend.rank) else None
 
 
 def counts(backend, is_odd):
-    """The same sum, cut in another way on the odd rank, whose own count stays."""
+    """Return counts of the same sum, cut in another way on the odd rank, whose own count stays."""
     first = [SIZE + 1, SIZE - 1] if is_odd else [SIZE, SIZE]
     return [*first, *[SIZE] * (backend.world_size - 2)]
 

@@ -68,7 +68,8 @@ def test_data_is_what_is_left_over(pipeline, data, tensor):
         (
             8,
             dict(pipeline=2, data=3, tensor=2),
-            "pipeline 2 x data 3 x tensor 2 = 12 ranks, but 8 were started; set data = 2 or run mpiexec -n 12",
+            "pipeline 2 x data 3 x tensor 2 = 12 ranks, but 8 were started; set data = 2 or run "
+            "mpiexec -n 12",
         ),
         (6, dict(pipeline=2, data=2, tensor=2), "= 8 ranks, but 6 were started; run mpiexec -n 8"),
         (

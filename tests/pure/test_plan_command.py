@@ -14,7 +14,16 @@ from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
 from shardkit.train.loop import check_batch
 
-MODEL = '[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 6\nheads = 4\nsequence_length = 32\n[batch]\nsequences = 16\n'
+MODEL = """
+[model]
+style = "gpt2"
+width = 64
+layers = 6
+heads = 4
+sequence_length = 32
+[batch]
+sequences = 16
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -97,7 +97,8 @@ def test_the_worst_stage_is_as_cheap_as_any_cut_makes_it():
 def test_a_settings_file_of_train_is_a_model(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text(
-        '[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 3\nheads = 4\nvocabulary_size = 300\nhidden = 100\n'
+        '[model]\nstyle = "gpt2"\nwidth = 64\nlayers = 3\nheads = 4\nvocabulary_size = 300\n'
+        "hidden = 100\n"
         "sequence_length = 16\n[batch]\nsequences = 32\n"
     )
     shape, settings = read_model(path)

@@ -59,7 +59,7 @@ def test_the_text_reads_like_this():
     )
 
 
-def test_what_takes_longer_fills_more_cells_and_stages_and_units_are_named_only_where_there_are_several():
+def test_what_takes_longer_fills_more_cells_and_stages_and_units_are_named_if_there_are_several():
     whole = simulate(lower(gpipe(1, 1), {0: 1}), {Kind.FORWARD: 1, Kind.BACKWARD: 2})
     assert draw_text(whole) == "rank 0   F0 B0 B0"
     assert (

@@ -327,8 +327,8 @@ def test_forwards_alone_lower_to_a_program_without_reductions_or_steps():
 def test_a_lender_stays_gathered_from_its_own_run_into_the_borrowers():
     program = lower(gpipe(1, 1), {0: 2}, borrows={(0, 1): [(0, 0)]})
     assert to_text(program) == (
-        "0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.1REDUCE 0.0B0 0.0W0 0.0RELEASE "
-        "0.0REDUCE 0.0STEP 0.1STEP"
+        "0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE 0.1REDUCE 0.0B0 0.0W0 "
+        "0.0RELEASE 0.0REDUCE 0.0STEP 0.1STEP"
     )
 
 

@@ -43,9 +43,7 @@ def test_interleaving_divides_the_classic_bubble_by_the_stages_per_rank(p, v, m)
 
 
 @pytest.mark.parametrize("p, v, m", INTERLEAVED)
-def test_the_interleaved_bubble_is_2_seconds_per_rank_if_the_gradient_leaves_before_the_weight_gradient(
-    p, v, m
-):
+def test_the_interleaved_bubble_is_2_seconds_per_rank_if_the_gradient_leaves_before_w(p, v, m):
     """A rank works 3 v m seconds; the last one idles p-1 for the first activation, the first p-1
     for the last gradient.
     """
