@@ -1,11 +1,11 @@
-"""Counting the bytes of arrays that are alive, by purpose."""
+"""Count the bytes of arrays that are alive, by purpose."""
 
 import threading
 import weakref
 
 
 def owner_of(array):
-    """The array at the end of the chain of views: it lives as long as any view of the memory."""
+    """Return the array that owns the memory: it lives as long as any view of it."""
     while type(array.base) is type(array):
         array = array.base
     return array
@@ -14,7 +14,7 @@ def owner_of(array):
 class Accounts:
     """Bytes alive and their peak, per purpose ("parameters", "gradients", ...).
 
-    A figure falls when the last view of an array is garbage, so it is what is resident and not what
+    A figure falls when the last view of an array is garbage: it counts what is resident, not what
     was asked for.
     """
 
@@ -28,19 +28,17 @@ class Accounts:
         self._total_peak = 0
 
     def watch(self, array, purpose: str):
-        """Count this array until its memory is garbage; returns it."""
+        """Count this array until its memory is garbage, and return it."""
         self.add(purpose, array.nbytes)
         weakref.finalize(owner_of(array), self.add, purpose, -array.nbytes)
         return array
 
     def live_bytes(self, *purposes: str) -> int:
-        """Bytes alive now, of these purposes or (none given) of all."""
+        """Return the bytes alive now, of these purposes or (none given) of all."""
         return sum(self._live.get(p, 0) for p in purposes or self._live)
 
     def peak_bytes(self, purpose: str | None = None) -> int:
-        """The most bytes ever alive at once since `reset_peak`, of one purpose or of all
-        together.
-        """
+        """Return the peak since `reset_peak`, of one purpose or of all together."""
         return self._total_peak if purpose is None else self._peak.get(purpose, 0)
 
     def reset_peak(self):
@@ -50,13 +48,11 @@ class Accounts:
             self._total_peak = self._total
 
     def table(self) -> dict[str, int]:
-        """Bytes alive per purpose; a fresh dict."""
+        """Return the bytes alive per purpose, in a new dict."""
         return {purpose: count for purpose, count in sorted(self._live.items()) if count}
 
     def add(self, purpose: str, num_bytes: int) -> None:
-        """Count memory that is not watched: its owner says when it comes and, with a negative
-        number, when it goes.
-        """
+        """Count memory that is not watched; its owner takes it back with a negative number."""
         with self._lock:
             self._live[purpose] = self._live.get(purpose, 0) + num_bytes
             self._peak[purpose] = max(self._peak.get(purpose, 0), self._live[purpose])
@@ -65,7 +61,7 @@ class Accounts:
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes for people: 1.5 GiB."""
+    """Return a number of bytes for people to read, such as 1.5 GiB."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.4g} {unit}"

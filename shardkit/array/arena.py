@@ -1,5 +1,4 @@
-"""Memory that is used again: arrays whose blocks come back by themselves when the last view of them
-is garbage.
+"""An arena: memory that is reused as soon as the last view of an array in it is garbage.
 
     with arena.in_use():                    in this thread: ranks may be threads
         a = empty((4096, 128), "float32")   a block of the arena
@@ -36,20 +35,18 @@ _current: ContextVar["Arena | None"] = ContextVar("shardkit_arena", default=None
 
 
 def empty(shape, dtype, xp=numpy):
-    """A new array of xp, contents undefined, C-contiguous: from the arena in use here, if there is
-    one.
-    """
+    """Return a new array of xp, C-contiguous, contents undefined, in the arena that is in use."""
     arena = _current.get()
     return xp.empty(shape, dtype) if arena is None or xp is not numpy else arena.empty(shape, dtype)
 
 
 def is_arena_in_use() -> bool:
-    """True if there is one."""
+    """Return True if an arena is in use in this thread."""
     return _current.get() is not None
 
 
 class Arena:
-    """Host memory of one rank; on a GPU the pool of CuPy does the same work, and this only counts.
+    """Host memory of one rank; on a GPU CuPy's pool does the same work, and this only counts.
 
     device    a Device
     purpose   what the bytes are counted under in device.accounts, lent out or free
@@ -60,8 +57,9 @@ class Arena:
         self._begin()
 
     def _begin(self):
-        """Nothing lent out, nothing free. Segments lie one after the other in one count of bytes,
-        with gaps in between.
+        """Start with no segments.
+
+        Segments are numbered by one running count of bytes, with gaps between them.
         """
         self._segments: list[tuple] = []  # (start, mapping, where the start is in it)
         self._free: list[tuple] = []  # (size, start), sorted
@@ -81,7 +79,7 @@ class Arena:
 
     @contextmanager
     def in_use(self):
-        """Inside, large arrays that `empty` makes in this thread are ours."""
+        """Inside, large arrays that `empty` makes in this thread come from here."""
         self._join_segments()
         token = _current.set(self if self.device.kind == "cpu" else None)
         try:
@@ -90,7 +88,7 @@ class Arena:
             _current.reset(token)
 
     def empty(self, shape, dtype):
-        """An array of this shape, contents undefined; a large one starts on a cache line."""
+        """Return an array of this shape, contents undefined; a large one starts on a cache line."""
         if self.device.kind != "cpu":
             return self.device.empty(shape, dtype, purpose=self._purpose)
         dtype = numpy.dtype(dtype)
@@ -104,9 +102,7 @@ class Arena:
         return array
 
     def _come_back(self, reference):
-        """Called when an array is gone, in any thread and at any time: free blocks are not touched
-        here.
-        """
+        """Note that an array is gone, in any thread, at any time; free blocks are not touched here."""
         came_back = self._came_back  # before the array is off the list: clear() makes a new one
         lent = self._lent.pop(id(reference), None)
         if lent is not None:
@@ -114,14 +110,12 @@ class Arena:
 
     @property
     def lent_bytes(self) -> int:
-        """Of blocks that are in use."""
+        """The bytes of blocks that arrays use."""
         self._join_idle()
         return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
-        """Give memory back to the system: at once, if nothing is in use, else what is in use goes
-        last.
-        """
+        """Give memory back to the system: now if no array uses it, else when the last one is gone."""
         if self.device.kind != "cpu":
             self.device.xp.get_default_memory_pool().free_all_blocks()
         self.device.accounts.add(self._purpose, -self.num_bytes)
@@ -130,7 +124,7 @@ class Arena:
     # ---- blocks ----------------------------------------------------------------------------------
 
     def _block(self, size: int) -> tuple:
-        """A block of this size."""
+        """Return a block of this size."""
         self._collect()
         same = self._idle.get(size)
         if same:
@@ -146,7 +140,7 @@ class Arena:
             self._idle.setdefault(block[1], []).append(block)
 
     def _join_idle(self):
-        """All that came back is free."""
+        """Make free blocks of all that came back."""
         self._collect()
         for blocks in self._idle.values():
             for start, size, _, _ in blocks:
@@ -154,7 +148,7 @@ class Arena:
         self._idle.clear()
 
     def _take(self, size: int) -> int:
-        """The start of a block of this size."""
+        """Return the start of a block of this size."""
         at = bisect_left(self._free, (size,))
         if at == len(self._free):
             self._grow(size)
@@ -166,7 +160,7 @@ class Arena:
         return start
 
     def _give(self, start: int, size: int):
-        """This block is free from now on, together with its free neighbors."""
+        """Make this block free, joined with its free neighbors."""
         if start + size in self._size_at:
             size += self._remove(start + size)
         if start in self._start_of:
@@ -187,7 +181,7 @@ class Arena:
     # ---- segments --------------------------------------------------------------------------------
 
     def _grow(self, size: int):
-        """A new segment, with a free block of at least this size."""
+        """Add a segment, with a free block of at least this size."""
         size = _round_up(max(size, self.num_bytes // _GROWTH), HUGE_PAGE_BYTES)
         memory = _mapping(size + HUGE_PAGE_BYTES)
         offset = -numpy.frombuffer(memory, numpy.uint8).ctypes.data % HUGE_PAGE_BYTES
@@ -198,8 +192,9 @@ class Arena:
         self.device.accounts.add(self._purpose, size)
 
     def _join_segments(self):
-        """One segment of the same size, if nothing is in use: the next step finds one piece instead
-        of many.
+        """If no array uses them, replace the segments by one of their size.
+
+        The next step then finds one block instead of many.
         """
         self._join_idle()
         if len(self._segments) > 1 and not self._lent:
@@ -209,9 +204,7 @@ class Arena:
 
 
 def _mapping(num_bytes: int) -> mmap.mmap:
-    """Memory that is not an ndarray, so that views of views refer to the array that was lent out
-    and keep it alive.
-    """
+    """Return memory that is no ndarray, so that views of views refer to the array that was lent."""
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

@@ -13,7 +13,7 @@ ALIGNMENT_BYTES = 64  # one cache line, and the widest vector register in use
 
 
 def is_device_array(array) -> bool:
-    """True for an array in GPU memory (anything that speaks `__cuda_array_interface__`)."""
+    """Return True for an array in GPU memory, one with `__cuda_array_interface__`."""
     if isinstance(array, numpy.ndarray):
         return (
             False  # of the class first: for an array itself, CuPy would put the interface together
@@ -24,7 +24,7 @@ def is_device_array(array) -> bool:
 
 
 def xp_of(*arrays):
-    """The module, numpy or cupy, that computes on these arrays.
+    """Return the module, numpy or cupy, that computes on these arrays.
 
     Errors: DeviceError if NumPy and CuPy arrays are mixed; Python scalars go with either.
     """
@@ -49,14 +49,12 @@ def xp_of(*arrays):
 
 
 def to_host(array):
-    """The array as a NumPy array: itself if it already is one, else a copy from the GPU (waits for
-    it).
-    """
+    """Return the array as a NumPy array: itself if it is one, else a copy, which waits for the GPU."""
     return array.get() if is_device_array(array) else numpy.asarray(array)
 
 
 def host_array(what: str, array):
-    """What a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
+    """Return what a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
     if is_device_array(array):
         raise DeviceError(
             f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to its own GPU, so "
@@ -66,8 +64,6 @@ def host_array(what: str, array):
 
 
 def numbers_of(scalars) -> list[float]:
-    """These arrays of one element as Python numbers, fetched from a GPU together: the host waits
-    once.
-    """
+    """Return these arrays of one element as Python numbers, fetched from a GPU in one transfer."""
     scalars = list(scalars)
     return to_host(xp_of(*scalars).stack(scalars)).tolist() if scalars else []

@@ -1,4 +1,4 @@
-"""A BLAS beside NumPy's own for the products of the CPU: Intel's MKL, where the user asks for it.
+"""MKL beside NumPy's own BLAS, for products on the CPU where the user asks for it.
 
     a [..., m, k] times b [..., k, n] -> out [..., m, n]
     two matrices     cblas_?gemm, which reads each as it lies, by rows or by columns: nothing is
@@ -36,7 +36,7 @@ _REALS = {FLOAT32: ("s", ctypes.c_float), numpy.dtype(numpy.float64): ("d", ctyp
 
 
 class Library:
-    """Products by a shared library with the C interface to BLAS.
+    """Products by a shared library that has the C interface to BLAS.
 
     name      for people
     library   a ctypes.CDLL, or whatever has cblas_sgemm, cblas_sgemm_batch and those of double
@@ -75,15 +75,11 @@ class Library:
             )
 
     def multiply(self, a, b, out) -> None:
-        """out = a b. numpy.matmul does what BLAS cannot read or write as it lies, and other
-        dtypes.
-        """
+        """Compute out = a b; numpy.matmul does what BLAS cannot read or write, and other dtypes."""
         self._multiply(a, b, out)
 
     def multiply_halves(self, a, b, out) -> bool:
-        """out = a b, two matrices of bfloat16 and one of float32; False if this cannot: then
-        nothing was done.
-        """
+        """Compute out = a b for two bfloat16 matrices and a float32 one, or return False."""
         if (
             self._of_halves is None
             or a.dtype.name != "bfloat16"
@@ -164,7 +160,7 @@ def _multiply_two(function, layout, a, b, out):
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """How a product is put to BLAS.
+    """How a product is described to BLAS.
 
     orders      how the matrices of a and b lie
     sizes       m, n, k
@@ -185,8 +181,9 @@ class Layout:
 
 @functools.lru_cache(maxsize=4096)
 def layout_of(a, b, out, dtype, integer) -> Layout | None:
-    """Of operands with these (shape, strides, bytes of an element), where the result has this
-    dtype; None if BLAS cannot read or write one of them as it lies.
+    """Return how BLAS reads such operands, or None if it cannot read or write one of them.
+
+    Operands are given by (shape, strides, bytes of an element), the result by its dtype too.
     """
     shape, inner = out[0], a[0][-1]
     leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
@@ -216,9 +213,7 @@ def layout_of(a, b, out, dtype, integer) -> Layout | None:
 
 
 def _order(shape, strides, itemsize):
-    """(how BLAS has to read these matrices, elements from one row or column to the next); None: it
-    cannot.
-    """
+    """Return (how BLAS reads these matrices, elements between rows or columns), or None."""
     (rows, columns), (by_row, by_column) = shape[-2:], strides[-2:]
     for order, step, length, element in (
         (_AS_IT_IS, by_row, columns, by_column),
@@ -230,9 +225,7 @@ def _order(shape, strides, itemsize):
 
 
 def _leading_strides(shape, strides, num_leading) -> tuple[int, ...]:
-    """Bytes to the next matrix along each leading dim of the result: 0 where this operand has but
-    one.
-    """
+    """Return the bytes between matrices along each leading dim of the result; 0 to broadcast."""
     own = [0 if length == 1 else stride for length, stride in zip(shape[:-2], strides)]
     return (*[0] * (num_leading - len(own)), *own)
 
@@ -241,15 +234,17 @@ def _leading_strides(shape, strides, num_leading) -> tuple[int, ...]:
 
 
 def library_named(name: str) -> Library | None:
-    """Of "mkl"; None of "numpy", whose BLAS is no one's choice. Errors: ConfigurationError, see
-    mkl().
+    """Return MKL for "mkl", and None for "numpy".
+
+    Errors: ConfigurationError, see mkl().
     """
     return mkl() if name == "mkl" else None
 
 
 def mkl() -> Library:
-    """MKL, with as many threads as NumPy's BLAS has when it is first asked for; from then on
-    threadpoolctl counts both.
+    """Return MKL, with as many threads as NumPy's BLAS has at the first call.
+
+    From then on threadpoolctl counts both.
 
     Errors: ConfigurationError if it is not installed, or cannot keep bits the same on this CPU.
     """
@@ -286,8 +281,9 @@ def _load_mkl():
 
 
 def _multiplies_halves() -> bool:
-    """True if the CPU multiplies bfloat16: on units for matrices (AMX) or in vectors. Elsewhere MKL
-    does it in steps.
+    """Return True if the CPU multiplies bfloat16, in matrix units (AMX) or in vectors.
+
+    Elsewhere MKL emulates it in several steps.
     """
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -297,7 +293,7 @@ def _multiplies_halves() -> bool:
 
 
 def _path_of_mkl() -> Path | None:
-    """The library that loads the right parts of MKL, of the package mkl or of this environment."""
+    """Return the library of the package mkl, or of this environment, that loads the rest of MKL."""
     try:
         files = metadata.files("mkl") or ()
     except metadata.PackageNotFoundError:

@@ -1,5 +1,4 @@
-"""Copies between a GPU and the host, beside the computation, through page-locked memory that is
-used again.
+"""Copies between a GPU and the host, beside the computation, through page-locked memory.
 
     computation   | step 1         | step 2          | step 3 ...     the stream that kernels are launched on
     lane                           | copy a | copy b |                a stream of its own
@@ -20,8 +19,7 @@ from .accounts import owner_of
 
 
 class Done:
-    """The point in time where some copies are done. Until it was waited for, it keeps what they
-    read and write alive.
+    """The event after which some copies are complete; it keeps what they read and write alive.
 
     event   of CUDA; None: they are done
     """
@@ -30,24 +28,22 @@ class Done:
         self._event, self.arrays = event, arrays
 
     def wait(self) -> None:
-        """Return when they are done."""
+        """Wait until they are complete."""
         if self._event is not None:
             self._event.synchronize()
         self.arrays = ()
 
     def hold_back(self, stream) -> None:
-        """What this stream is asked for from now on begins when they are done; the host goes on."""
+        """Let later work on this stream start after the copies; the host does not wait."""
         if self._event is not None:
             stream.wait_event(self._event)
 
 
 class Copies:
-    """Each copy is done when the call returns; between host arrays, or arrays that can only get()
-    and set().
-    """
+    """Copies that are complete when the call returns; arrays need no more than get() and set()."""
 
     def to_host(self, array, target, after: Done | None = None) -> Done:
-        """array [n] -> target, [n] of the host, page-locked if the array is on a GPU.
+        """Copy array [n] to target [n] on the host, page-locked if the array is on a GPU.
 
         after   copies that were asked for before; they are done too when this one is
         """
@@ -58,35 +54,36 @@ class Copies:
         return Done()
 
     def hold_back(self, done: Done) -> None:
-        """What is computed from now on begins when these copies are done."""
+        """Let later computation start after these copies."""
 
     def parts(self, array, spans):
-        """The elements [start, stop) of array [n] for each span, on the host; each is valid until
-        the next is asked for.
+        """Yield the elements [start, stop) of array [n] for each span, on the host.
+
+        Each part is valid until the next one is asked for.
         """
         for start, stop in spans:
             part = array[start:stop]
             yield numpy.ascontiguousarray(part if isinstance(part, numpy.ndarray) else part.get())
 
     def window(self, num_bytes: int):
-        """[num_bytes] uint8 of the host, to fill and then deliver; valid until the next one is
-        asked for.
-        """
+        """Return [num_bytes] uint8 on the host to fill and deliver; valid until the next call."""
         return numpy.empty(num_bytes, numpy.uint8)
 
     def deliver(self, values, target) -> None:
-        """Values that lie in the last window -> target, contiguous and of their shape; done when
-        finish() returns.
+        """Copy values that lie in the last window to the contiguous target of their shape.
+
+        Complete when finish() returns.
         """
         target.set(numpy.ascontiguousarray(values))
 
     def finish(self) -> None:
-        """What is computed from now on sees everything that was delivered."""
+        """Let later computation see everything that was delivered."""
 
 
 class LaneCopies(Copies):
-    """Copies on a stream of their own, of arrays of one GPU. For one thread; arrays of the host are
-    for any.
+    """Copies of arrays of one GPU on a stream of their own.
+
+    For one thread; arrays on the host may be used by any thread.
 
     xp     cupy
     pool   of page-locked memory, in bytes
@@ -111,7 +108,7 @@ class LaneCopies(Copies):
         )
 
     def _copy(self, target: int, source: int, num_bytes: int, kind: str, arrays) -> Done:
-        """From address to address, after all work that the current stream was asked for."""
+        """Copy from address to address, after all work on the current stream."""
         runtime = self._xp.cuda.runtime
         self._stream.wait_event(self._xp.cuda.get_current_stream().record(self._event()))
         runtime.memcpyAsync(target, source, num_bytes, getattr(runtime, kind), self._stream.ptr)
@@ -149,7 +146,7 @@ class LaneCopies(Copies):
                 self._pool.give(memory)
 
     def _arrived(self, ahead):
-        """The first part; its memory is free when the caller comes back."""
+        """Yield the first part; its memory is free when the caller comes back."""
         memory, part, done = ahead[0]
         done.wait()
         yield part

@@ -1,5 +1,4 @@
-"""Matrix products on a GPU that cupy.matmul does not make: of half floats with float32 results or
-sums, and in TF32.
+"""Matrix products that cupy.matmul does not make: half floats with float32 sums, and TF32.
 
     C = A B, all in rows      is      C^T = B^T A^T, all in columns, which is how cuBLAS reads the same memory
 
@@ -29,8 +28,9 @@ _ONE, _ZERO = (
 
 
 def matmul(a, b, out=None, *, is_tf32: bool = False):
-    """a [..., m, k] times b [..., k, n] -> [..., m, n] with sums in float32; leading dimensions
-    broadcast.
+    """Return a [..., m, k] times b [..., k, n]: [..., m, n], with sums in float32.
+
+    Leading dimensions broadcast.
 
     a, b      CuPy arrays of one dtype: float16, bfloat16, or float32
     out       of that dtype or float32; None: a new array of that dtype
@@ -103,8 +103,9 @@ def _multiply(xp, a, b, c, leading, compute_type):
 
 
 def _as_it_lies(xp, x, leading):
-    """(x, KEEP or TRANSPOSE, elements from row to row, elements from matrix to matrix); a copy if
-    cuBLAS cannot read x.
+    """Return (x, KEEP or TRANSPOSE, elements between rows, elements between matrices).
+
+    x is a copy if cuBLAS cannot read the original.
     """
     x = xp.broadcast_to(x, (*leading, *x.shape[-2:]))
     step, rows = _step(x, len(leading)), _row(x, *x.shape[-2:], *x.strides[-2:])
@@ -115,9 +116,7 @@ def _as_it_lies(xp, x, leading):
 
 
 def _row(x, num_rows, num_columns, row, column):
-    """(KEEP or TRANSPOSE, elements from one row to the next, in memory); None if neither dimension
-    is dense.
-    """
+    """Return (KEEP or TRANSPOSE, elements between rows in memory), or None if no dim is dense."""
     item = x.dtype.itemsize
     if (
         (column == item or num_columns == 1)
@@ -135,7 +134,7 @@ def _row(x, num_rows, num_columns, row, column):
 
 
 def _step(x, num_leading):
-    """Elements from one matrix to the next if it is the same for all of them; None if it is not."""
+    """Return the elements between matrices, or None if they are not evenly spaced."""
     dims = [(size, stride) for size, stride in zip(x.shape[:num_leading], x.strides) if size > 1]
     if any(stride != inner * size for (_, stride), (size, inner) in zip(dims, dims[1:])):
         return None

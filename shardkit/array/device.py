@@ -19,7 +19,7 @@ from .copies import Copies, LaneCopies
 
 
 def _import_cupy():
-    """CuPy with a working GPU, or one sentence that says what is missing."""
+    """Return CuPy with a working GPU. Errors: DeviceError that says what is missing."""
     try:
         import cupy
     except ModuleNotFoundError:
@@ -49,9 +49,7 @@ def _import_cupy():
 
 
 def _check_libraries(cupy):
-    """Errors: DeviceError unless CuPy finds the compiler of kernels and the library of matrix
-    products: its wheel brings none.
-    """
+    """Raise DeviceError unless CuPy finds NVRTC and cuBLAS, which its wheel does not contain."""
     try:
         cupy.cuda.nvrtc.getVersion()
         cupy.cuda.cublas.getVersion
@@ -84,8 +82,7 @@ class Device:
             self.xp.cuda.Device(self.ordinal).use()
 
     def drawing_on(self, heap) -> "Device":
-        """This device; on the CPU its arrays come from the heap from now on, as long as that has
-        room.
+        """Take arrays on the CPU from this heap from now on, while it has room; returns self.
 
         heap   has empty(shape, dtype) -> array that starts on a cache line, or None; None: ordinary
                memory
@@ -94,7 +91,7 @@ class Device:
         return self
 
     def empty(self, shape, dtype="float32", *, purpose: str):
-        """An uninitialized array of this shape, counted under `purpose`, starting on a cache line.
+        """Return an uninitialized array, counted under `purpose`, that starts on a cache line.
 
         Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the
         most there.
@@ -119,7 +116,7 @@ class Device:
             ) from None
 
     def memory(self) -> "DeviceMemory":
-        """What the GPU holds beside what the accounts know; zeros on the CPU."""
+        """Return what the GPU holds beside what the accounts know; zeros on the CPU."""
         if self.kind == "cpu":
             return DeviceMemory(0, 0, 0, 0)
         pool = self.xp.get_default_memory_pool()
@@ -128,22 +125,20 @@ class Device:
         )
 
     def memory_text(self) -> str:
-        """What takes the most, largest first; on a GPU also what the pool and others have."""
+        """Describe what takes most memory; on a GPU also what the pool and other processes have."""
         table = sorted(self.accounts.table().items(), key=lambda entry: -entry[1])
         held = ", ".join(f"{purpose} {bytes_text(count)}" for purpose, count in table)
         text = f"the arrays of the model take {bytes_text(sum(count for _, count in table))} there ({held})"
         return text if self.kind == "cpu" else f"{text}; {self.memory()}"
 
     def zeros(self, shape, dtype="float32", *, purpose: str):
-        """Like `empty`, filled with zero."""
+        """Return an array like that of `empty`, filled with zero."""
         array = self.empty(shape, dtype, purpose=purpose)
         array.fill(0)
         return array
 
     def _aligned(self, shape, dtype):
-        """Always the same alignment, so that no result can depend on where the allocator put an
-        array.
-        """
+        """Return an array of one fixed alignment, so that results do not depend on the allocator."""
         dtype = numpy.dtype(dtype)
         array = None if self._heap is None else self._heap.empty(shape, dtype)
         if array is not None:
@@ -159,7 +154,7 @@ class Device:
         return self.xp.asarray(array)
 
     def pinned(self, shape, dtype="float32", *, purpose: str = "staging"):
-        """A host array for staging: page-locked where a GPU will read it, plain on the CPU.
+        """Return a host array for staging: page-locked where a GPU will read it, plain on the CPU.
 
         Errors: DeviceMemoryError if the system does not lock so much.
         """
@@ -178,22 +173,18 @@ class Device:
 
     @cached_property
     def copies(self) -> Copies:
-        """Between this device and the host; on a GPU beside the computation, through page-locked
-        memory. For one thread.
-        """
+        """Copies between this device and the host, on a GPU beside the computation; for one thread."""
         if self.kind == "cpu":
             return Copies()
         return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
 
     def synchronize(self):
-        """Wait until everything that was launched on this device is done; nothing to wait for on
-        the CPU.
-        """
+        """Wait until everything that was launched on this device is done; no wait on the CPU."""
         if self.kind == "cuda":
             self.xp.cuda.get_current_stream().synchronize()
 
     def bytes_in_use(self, *purposes: str) -> int:
-        """Bytes alive now, of these purposes or of all."""
+        """Return the bytes alive now, of these purposes or of all."""
         return self.accounts.live_bytes(*purposes)
 
     def __repr__(self):
@@ -226,12 +217,12 @@ class DeviceMemory:
 
 
 class BufferPool:
-    """1-D buffers that are taken and given back, so that a step allocates only once in a run.
+    """1-D buffers that are taken and given back, so that a run allocates in its first step only.
 
-    take(n) hands out the first n elements of the smallest idle buffer that is large enough. If none
-    is, an idle one that is too small is dropped for a new one of n elements: the pool grows to the
-    largest set of buffers that was ever out at once, and no further. FSDP's gathered unit comes
-    from here: its memory is one unit, whatever their number.
+    take(n) returns the first n elements of the smallest idle buffer that is large enough. If there
+    is none, an idle one that is too small is dropped for a new one of n elements: the pool grows to
+    the largest set of buffers ever taken together, and no further. FSDP's gathered unit comes from
+    here: its memory is one unit, however many there are.
     """
 
     def __init__(self, device: Device, dtype, *, purpose: str, make=None):
@@ -241,7 +232,7 @@ class BufferPool:
         self._out: dict[int, tuple] = {}  # id of the view -> (the view, its buffer)
 
     def take(self, size: int):
-        """size -> [size], contents undefined."""
+        """Return an array [size], contents undefined."""
         large_enough = [b for b in self._idle if b.size >= size]
         if large_enough:
             buffer = min(
@@ -257,12 +248,13 @@ class BufferPool:
         return view
 
     def give(self, view):
-        """Return exactly what take() handed out; no view of it may be used afterwards."""
+        """Give back exactly what take() returned; no view of it may be used afterwards."""
         self._idle.append(self._out.pop(id(view))[1])
 
     def places(self) -> list[tuple]:
-        """[(address, bytes)] of the idle buffers on a GPU, sorted: what will be taken where depends
-        on nothing else.
+        """Return [(address, bytes)] of the idle buffers on a GPU, sorted.
+
+        Where the next buffers will lie depends on nothing else.
         """
         return sorted((buffer.data.ptr, buffer.nbytes) for buffer in self._idle)
 

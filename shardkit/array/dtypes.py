@@ -17,23 +17,24 @@ FLOAT32 = numpy.dtype("float32")
 
 
 def is_half(dtype) -> bool:
-    """True for float16 and bfloat16."""
+    """Return True for float16 and bfloat16."""
     return dtype.char == "e" or dtype.kind == "V" and dtype.name == "bfloat16"
 
 
 def is_floating(dtype) -> bool:
-    """True for a dtype that a gradient can have."""
+    """Return True for a dtype that a gradient can have."""
     return dtype.kind == "f" or is_half(dtype)
 
 
 def wide(dtype):
-    """The dtype that numbers of this one are added up in: float32 for half floats, else itself."""
+    """Return the dtype that numbers of this one are added up in: float32 for half floats."""
     return FLOAT32 if is_half(dtype) else dtype
 
 
 def dtype_named(name: str, xp=numpy):
-    """The dtype of this name. Errors: ConfigurationError if it is bfloat16 and the libraries have
-    none.
+    """Return the dtype of this name.
+
+    Errors: ConfigurationError if it is bfloat16 and the libraries have none.
     """
     if name == "bfloat16":
         _check_bfloat16(xp)

@@ -1,4 +1,4 @@
-"""NumPy's and CuPy's operations, with results that lie in the arena (arena.py) where one is in use.
+"""Operations of NumPy and CuPy whose results lie in the arena in use, if there is one.
 
     y = compute("multiply", x, 2.0)         xp.multiply(x, 2.0)
 
@@ -13,12 +13,12 @@ from .dtypes import is_floating
 
 
 def empty_like(x):
-    """A new array of the shape and dtype of x, C-contiguous."""
+    """Return a new array of the shape and dtype of x, C-contiguous."""
     return empty(x.shape, x.dtype, xp_of(x))
 
 
 def zeros(shape, dtype, xp=numpy):
-    """A new array of xp, filled with zero."""
+    """Return a new array of xp, filled with zero."""
     out = empty(shape, dtype, xp)
     out.fill(0)
     return out
@@ -37,21 +37,20 @@ def placed(values, xp):
 
 
 def contiguous(x):
-    """x itself if it is C-contiguous, else a copy."""
+    """Return x itself if it is C-contiguous, else a copy."""
     return x if x.flags.c_contiguous else copy(x)
 
 
 def compute(name: str, *operands):
-    """xp.name(*operands), for a function with one result, element by element, of the dtype of its
-    operands.
-    """
+    """Return xp.name(*operands), for an elementwise function with one result."""
     function, form = getattr(xp_of(*operands), name), _form(operands)
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
 def choose(condition, x, y):
-    """x where the condition holds, y elsewhere; x and y of one dtype, or one of them a Python
-    number.
+    """Return x where the condition holds, y elsewhere.
+
+    x and y have one dtype, or one of them is a Python number.
     """
     xp, form = xp_of(condition, x, y), _form((x, y), condition)
     if form is None:
@@ -63,7 +62,7 @@ def choose(condition, x, y):
 
 
 def rows(table, ids):
-    """table [V, ...], ids [...] integers in [0, V) -> the rows that they name [..., *of a row]."""
+    """Return the rows [..., *row] of table [V, ...] that ids [...] name, integers in [0, V)."""
     if not is_arena_in_use() or xp_of(table) is not numpy:
         return xp_of(table).take(table, ids, axis=0)
     return table.take(
@@ -72,8 +71,9 @@ def rows(table, ids):
 
 
 def _form(operands, condition=None):
-    """(shape, dtype, xp) of a result that is made here: in the arena in use, or of bfloat16, which
-    numbers would widen.
+    """Return (shape, dtype, xp) of a result that is allocated here, or None if the library does it.
+
+    That is: in the arena in use, or of bfloat16, which Python numbers would widen.
     """
     arrays = [x for x in operands if type(x) not in (int, float)]
     if not arrays or not (

@@ -1,5 +1,4 @@
-"""Recording what a thread computes on a GPU, as CUDA graphs: one launch instead of all that led to
-the kernels.
+"""CUDA graphs of what a thread computes on a GPU: one launch instead of all that leads to kernels.
 
     recorder = GraphRecorder(memory, buffers)
     y = recorder.captured(work)         nothing is computed: what work() launches is noted, y and
@@ -29,7 +28,7 @@ _recorder: ContextVar = ContextVar("shardkit_graph_recorder", default=None)  # o
 
 
 def before_graph(function, *args) -> None:
-    """Call function(*args); under capture, call it before each launch of the graph instead.
+    """Call function(*args); under capture, let it be called before each launch of the graph.
 
     For what a graph cannot do. It may read what goes in, and write what is `reserved`.
     """
@@ -41,16 +40,13 @@ def before_graph(function, *args) -> None:
 
 
 def reserved(shape, dtype, xp):
-    """Return a new array of xp for `before_graph` to write: under capture nothing else gets its
-    memory.
-    """
+    """Return a new array of xp for `before_graph` to write; under capture it shares no memory."""
     recorder = _recorder.get()
     return xp.empty(shape, dtype) if recorder is None else recorder.reserved(shape, dtype)
 
 
 class GraphMemory:
-    """A pool of GPU memory, whose blocks stay reserved after the arrays in them are gone, and a
-    stream to capture on.
+    """A pool of GPU memory that stays reserved after its arrays are gone, with a stream.
 
     purpose   what its bytes are counted under in device.accounts
     """
@@ -65,8 +61,9 @@ class GraphMemory:
         self._pool, self.num_bytes = self._cuda.MemoryPool(self._block), 0
 
     def _block(self, size):
-        """Memory for the pool. Errors: DeviceMemoryError, at which the pool, other than at CuPy's
-        own, gives nothing back.
+        """Return memory for the pool.
+
+        Errors: DeviceMemoryError; unlike CuPy's own pool, this one has nothing to give back then.
         """
         try:
             memory = self._cuda.Memory(size)
@@ -85,18 +82,16 @@ class GraphMemory:
         self._begin()
 
     def in_use(self):
-        """Context manager: inside, all arrays that this thread makes are ours."""
+        """Inside, all arrays that this thread makes lie here."""
         return self._cuda.using_allocator(self._pool.malloc)
 
     def empty(self, shape, dtype):
-        """An array whose contents are undefined; what was captured on our stream never has its
-        memory, nor it theirs.
-        """
+        """Return an array, contents undefined, that shares no memory with captures on our stream."""
         with self.in_use():
             return self._device.xp.empty(shape, dtype)
 
     def reserved(self, shape, dtype):
-        """An array outside of the pool, for as long as somebody has it."""
+        """Return an array outside of the pool, for as long as it is referenced."""
         pointer = self._device.xp.get_default_memory_pool().malloc(
             prod(shape) * numpy.dtype(dtype).itemsize
         )
@@ -105,7 +100,7 @@ class GraphMemory:
         )
 
     def same_place(self, array):
-        """The array, in memory that the pool may lend again."""
+        """Return the array in memory that the pool may reuse."""
         if array.size == 0:
             return array
         num_bytes = (
@@ -121,7 +116,7 @@ class GraphMemory:
 
 
 class GraphCalls:
-    """What was captured: calls that go before, and a graph."""
+    """What was captured: calls that precede it, and a graph."""
 
     def __init__(self, buffers: dict):
         self._addresses = _addresses(buffers)
@@ -129,7 +124,7 @@ class GraphCalls:
         self.graph = None
 
     def run(self, buffers: dict) -> None:
-        """Compute. Errors: ShardingError if a buffer is not where it was."""
+        """Launch the computation. Errors: ShardingError if a buffer has moved."""
         if _addresses(buffers) != self._addresses:
             raise ShardingError(
                 "parameters or gradients have moved within a step that is replayed; make the model anew and "
@@ -141,7 +136,7 @@ class GraphCalls:
 
 
 class GraphRecorder:
-    """Captures what this thread computes.
+    """Capture what this thread computes.
 
     memory   a GraphMemory, where all that is made lies
     buffers  {name: contiguous array} of the caller's
@@ -152,7 +147,7 @@ class GraphRecorder:
         self._memory, self.calls, self.reason = memory, GraphCalls(buffers), None
 
     def captured(self, compute):
-        """The result of compute(), which has no contents yet; None if it cannot be captured."""
+        """Return the result of compute(), without contents yet; None if it cannot be captured."""
         stream, result = self._memory.stream, None
         token = _recorder.set(self)
         try:
@@ -174,7 +169,7 @@ class GraphRecorder:
         return result
 
     def refuse(self, reason: str) -> None:
-        """It cannot be recorded; the first reason is kept."""
+        """Note that it cannot be recorded; the first reason is kept."""
         self.reason = self.reason or reason
 
     def reserved(self, shape, dtype):

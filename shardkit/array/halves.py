@@ -12,7 +12,7 @@ from .reference.half import from_half, to_half
 
 
 def widened(x):
-    """x as float32 if it holds half floats, exact; else x itself."""
+    """Return half floats as float32, exactly; any other array as it is."""
     if not is_half(x.dtype):
         return x
     dims = _dims_in_memory(x)
@@ -25,8 +25,9 @@ def widened(x):
 
 
 def rounded(x, dtype, out=None):
-    """x as numbers of another dtype, to the nearest, infinite beyond its range -> out, or a new
-    array; x itself if it is of that dtype and there is no out.
+    """Return x in another dtype, rounded to nearest, infinite beyond its range, in `out` if given.
+
+    That is x itself if it has the dtype and there is no `out`.
     """
     dims = _dims_in_memory(x)
     if out is None:
@@ -48,16 +49,15 @@ def rounded(x, dtype, out=None):
 
 
 def _is_for_kernels(halves) -> bool:
-    """True if to_half and from_half know this dtype: those for GPUs do not know bfloat16, which
-    CuPy casts as fast.
+    """Return True if to_half and from_half take this dtype.
+
+    Those for GPUs do not take bfloat16, which CuPy casts as fast.
     """
     return halves.dtype.char == "e" or isinstance(halves, numpy.ndarray)
 
 
 def _dims_in_memory(x) -> tuple[int, ...] | None:
-    """The dims of an array without gaps, the one with the longest stride first; None if there are
-    gaps.
-    """
+    """Return the dims of an array without gaps, longest stride first; None if there are gaps."""
     if x.flags.c_contiguous:
         return tuple(range(x.ndim))
     if not isinstance(x, numpy.ndarray):
@@ -67,7 +67,7 @@ def _dims_in_memory(x) -> tuple[int, ...] | None:
 
 
 def _empty(shape, dtype, xp, dims):
-    """A new array whose dims lie in memory in this order; None: in their own."""
+    """Return a new array whose dims lie in memory in this order; None: in their own."""
     if dims is None:
         return empty(shape, dtype, xp)
     return empty([shape[dim] for dim in dims], dtype, xp).transpose(
@@ -89,8 +89,9 @@ def copy(x, dtype):
 
 
 def total(x, dims: tuple, keepdims: bool = False, dtype=None):
-    """The sum of x over these dims, in the dtype of x. That of half floats is made in float32;
-    dtype=float32 leaves it so.
+    """Return the sum of x over these dims, in the dtype of x.
+
+    Half floats are summed in float32; dtype=float32 leaves their sum so.
     """
     if x.dtype.itemsize == 2 and is_half(x.dtype):
         return rounded(

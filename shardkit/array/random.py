@@ -1,5 +1,4 @@
-"""Random numbers without state: element i of a stream is a function of (key, i) and of nothing
-else.
+"""Random numbers without state: element i of a stream is a function of (key, i) alone.
 
     key = key_of(seed, "weights", "blocks.3.mlp.up.weight")
     normal(key, 1000, 2000)            # the same 1000 numbers as normal(key, 0, 5000)[1000:2000]
@@ -28,9 +27,7 @@ CHUNK = 1 << 14  # blocks of four per pass: the temporaries stay in cache
 
 
 def key_of(*parts: int | str) -> int:
-    """A 64-bit key for these parts, the same for ever; different parts or another order give
-    another key.
-    """
+    """Return a 64-bit key for these parts; other parts, or another order, give another key."""
     digest = blake2b(digest_size=8)
     for part in parts:
         if isinstance(part, bool) or not isinstance(part, (int, str, numpy.integer)):
@@ -46,7 +43,7 @@ def key_of(*parts: int | str) -> int:
 
 
 def philox(counters, key: int):
-    """Ten rounds of Philox4x32: four arrays of 32-bit numbers in, four out (all held in uint64)."""
+    """Return four arrays of 32-bit numbers, held in uint64, for four such counters: Philox4x32-10."""
     c0, c1, c2, c3 = counters
     k0, k1 = key & LOW, key >> 32
     for _ in range(10):
@@ -60,7 +57,7 @@ def philox(counters, key: int):
 
 
 def random_bits(key: int, start: int, stop: int, xp=numpy):
-    """Elements [start, stop) of the stream of this key -> [stop - start] uint32, uniform."""
+    """Return elements [start, stop) of the stream of this key: [stop - start] uint32, uniform."""
     _check_span(start, stop)
     first, last = start // 4, -(-stop // 4)  # four elements come from one counter
     bits = xp.empty((last - first, 4), xp.uint32)
@@ -74,16 +71,14 @@ def random_bits(key: int, start: int, stop: int, xp=numpy):
 
 
 def uniform(key: int, start: int, stop: int, xp=numpy):
-    """Elements [start, stop) -> [stop - start] float64 in [0, 1), multiples of 2^-53."""
+    """Return elements [start, stop): [stop - start] float64 in [0, 1), multiples of 2^-53."""
     bits = random_bits(key, 2 * start, 2 * stop, xp).reshape(-1, 2)
     high, low = bits[:, 0] >> 5, bits[:, 1] >> 6  # 27 and 26 bits
     return (high * 2.0**26 + low) * 2.0**-53
 
 
 def normal(key: int, start: int, stop: int, xp=numpy):
-    """Elements [start, stop) -> [stop - start] float64, standard normal (Box-Muller, two from two
-    uniforms).
-    """
+    """Return elements [start, stop): [stop - start] float64, standard normal, by Box-Muller."""
     _check_span(start, stop)
     even = start - start % 2
     pairs = uniform(key, even, stop + stop % 2, xp).reshape(-1, 2).T.copy()  # [2, pairs]
@@ -96,7 +91,7 @@ def normal(key: int, start: int, stop: int, xp=numpy):
 
 
 def integers(key: int, start: int, stop: int, high: int, xp=numpy):
-    """Elements [start, stop) -> [stop - start] int64, uniform in [0, high), for high up to 2^53."""
+    """Return elements [start, stop): [stop - start] int64, uniform in [0, high), high <= 2^53."""
     if not 1 <= high <= 1 << 53:
         raise ShapeError(f"integers below {high}; wanted 1 <= high <= 2^53")
     return (uniform(key, start, stop, xp) * float(high)).astype(xp.int64)

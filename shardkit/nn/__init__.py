@@ -1,5 +1,6 @@
-"""The maths of a model on one process: tensors, operations, modules, losses and ready models. Knows
-nothing of ranks.
+"""The mathematics of a model on one process: tensors, operations, modules, losses, models.
+
+It knows nothing of ranks.
 """
 
 from . import init, models, operators, ops  # noqa: F401  operators: given to Tensor

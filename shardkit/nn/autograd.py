@@ -1,4 +1,4 @@
-"""Tensors that know how they were made: reverse-mode differentiation on NumPy and CuPy arrays.
+"""Tensors that record how they were made: reverse-mode differentiation on NumPy and CuPy arrays.
 
     w = Tensor(array, requires_grad=True)
     y = ops.gelu(x @ w)                        recorded on the tape (tape.py says how it is walked)
@@ -31,7 +31,9 @@ __all__ = [
 def record(
     array, parents, backward, *, needs=(), needs_output=False, view_of=None, is_one_pass=False
 ) -> "Tensor":
-    """The output tensor of an operation, remembered on the tape if any parent takes a gradient.
+    """Return the output tensor of an operation, on the tape if any parent takes a gradient.
+
+    gradient.
 
     array         what was computed
     parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
@@ -100,7 +102,7 @@ class Tensor:
         self.array = array
 
     def _begin(self, requires_grad):
-        """Everything but the array."""
+        """Set every attribute but the array."""
         self.grad = None
         self.grad_is_empty = False
         self.requires_grad = requires_grad
@@ -109,7 +111,7 @@ class Tensor:
 
     @staticmethod
     def _made(array, node, memory):
-        """The output of an operation; fast, for it is made for every operation."""
+        """Return the output of an operation; fast, since every operation makes one."""
         self = Tensor.__new__(Tensor)
         self.array = (
             numpy.asarray(array) if isinstance(array, numpy.generic) else array
@@ -133,7 +135,7 @@ class Tensor:
 
     @property
     def gradient_dtype(self):
-        """What operations shall make the gradient of this tensor in."""
+        """The dtype in which operations make the gradient of this tensor."""
         return self.dtype
 
     @property
@@ -155,15 +157,15 @@ class Tensor:
         return self._memory.version
 
     def item(self):
-        """The only element, as a Python number."""
+        """Return the only element, as a Python number."""
         return self.array.item()
 
     def numpy(self):
-        """The array on the host: the same memory on a CPU, a copy from a GPU."""
+        """Return the array on the host: the same memory on a CPU, a copy from a GPU."""
         return to_host(self.array)
 
     def detach(self) -> "Tensor":
-        """The same memory without history, as a leaf that takes no gradient."""
+        """Return the same memory without history, as a leaf that takes no gradient."""
         return Tensor._made(self.array, None, self._memory)
 
     def __array__(self, dtype=None, copy=None):
@@ -202,11 +204,10 @@ class Tensor:
         walk(self, _first_gradient(self, gradient), retain_graph=retain_graph)
 
     def stale_views(self):
-        """Say that the memory under this tensor is no longer its own: a backward through a view of
-        it will raise.
+        """Mark the memory under this tensor as another's: a backward through a view of it raises.
 
-        For a sharded parameter that gives its buffer back; the parameter itself, bound anew, is as
-        good as before.
+        For a sharded parameter that gives its buffer back; bound anew, the parameter is valid
+        again.
         """
         self._memory.version += 1
         fresh = VersionCounter()
@@ -214,9 +215,7 @@ class Tensor:
         self._memory = fresh
 
     def empty_gradient(self):
-        """`.grad` if the backward may compute its result right there, to return it as the gradient;
-        else None.
-        """
+        """Return `.grad` if the backward may compute its result there and return it, else None."""
         return self.grad if self.grad_is_empty and self.is_leaf else None
 
     # Changes in place. They are not recorded, so they are only allowed where no gradient would be
@@ -246,8 +245,9 @@ class Tensor:
         self._writable(value)[_index(index)] = array_of(value)
 
     def _writable(self, other):
-        """The array, about to be changed. Errors: AutogradError where the tape would miss the
-        change.
+        """Return the array, about to be changed.
+
+        Errors: AutogradError where the tape would miss the change.
         """
         if is_grad_enabled() and (
             self.requires_grad or isinstance(other, Tensor) and other.requires_grad
@@ -263,17 +263,17 @@ class Tensor:
 
 
 def array_of(value):
-    """The array of a Tensor; anything else (a scalar, an array) as it is."""
+    """Return the array of a Tensor; any other value (a scalar, an array) as it is."""
     return value.array if isinstance(value, Tensor) else value
 
 
 def _index(index):
-    """An index whose Tensors are replaced by their arrays."""
+    """Return an index whose Tensors are replaced by their arrays."""
     return tuple([array_of(i) for i in index]) if isinstance(index, tuple) else array_of(index)
 
 
 def _first_gradient(output, gradient):
-    """The gradient that a walk starts from, checked."""
+    """Return the gradient that a walk starts from, checked."""
     if not output.requires_grad:
         raise AutogradError(
             "backward of a tensor that no gradient flows through; was it made inside no_grad(), or does "
@@ -298,8 +298,7 @@ def _first_gradient(output, gradient):
 
 
 def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
-    """Run the backward for all leaves but the parameters, and keep what the parameters' gradients
-    need.
+    """Run the backward for all leaves but the parameters, and keep what their gradients need.
 
     For schedules that compute input and weight gradients at different times (zero bubble, arXiv
     2401.10241). Together with `run()` of the result this is `output.backward(gradient)`, bit for

@@ -1,8 +1,7 @@
-"""What a forward pass may depend on besides its inputs: training or not, the seed, the step, and
-which samples these are.
+"""The context of a forward pass: training or not, the seed, the step, and which samples.
 
-Layers such as dropout read it; nobody hands it down by argument. It holds for the current thread,
-so ranks that are threads do not see each other's.
+Layers such as dropout read it, so that it is no argument of every layer. It holds for the current
+thread: ranks that are threads have their own.
 """
 
 from contextlib import contextmanager
@@ -12,8 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """training: layers such as dropout are active. first_sample: number, in the global batch, of
-    row 0 of the input.
+    """What a forward pass may depend on besides its inputs.
+
+    training      layers such as dropout are active
+    first_sample  number, in the global batch, of row 0 of the input
     """
 
     training: bool = False
@@ -26,7 +27,7 @@ _current = ContextVar("shardkit_forward_context", default=ForwardContext())
 
 
 def current_context() -> ForwardContext:
-    """The context of the innermost `forward_context` block; not training outside of any."""
+    """Return the context of the innermost `forward_context` block; not training outside of any."""
     return _current.get()
 
 

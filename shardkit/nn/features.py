@@ -1,4 +1,4 @@
-"""Input features: named columns of x, of which some may be switched off."""
+"""Input features: named columns of x, some of which may be switched off."""
 
 import operator
 
@@ -12,14 +12,13 @@ from .ops import where
 
 
 def input_features(model: Module) -> "InputFeatures | None":
-    """The attribute `features` of a model, if it is InputFeatures; else None."""
+    """Return the attribute `features` of a model, if it is InputFeatures; else None."""
     found = getattr(model, "features", None)
     return found if isinstance(found, InputFeatures) else None
 
 
 class InputFeatures(Module):
-    """x [batch, features] -> the same, with zero where a feature is inactive: its values reach
-    neither output nor gradient.
+    """x [batch, features] with zero where a feature is inactive, for output and gradient.
 
     num_features  columns of x; all are active at first
     names         one each, different; None: feature_0, feature_1, ...
@@ -46,8 +45,9 @@ class InputFeatures(Module):
         return self._active
 
     def checked(self, indices) -> tuple[int, ...]:
-        """These numbers, ascending, each once. Errors: FeatureError on a number that is no feature,
-        or nothing at all.
+        """Return these numbers, ascending, each once.
+
+        Errors: FeatureError on a number that is no feature, or on no number at all.
         """
         numbers = sorted({operator.index(i) for i in indices})
         if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
@@ -70,8 +70,9 @@ class InputFeatures(Module):
         return where(self._mask_in(xp_of(x.array)), x, x.array.dtype.type(0))
 
     def _mask_in(self, xp):
-        """[features] bool in the memory of xp, True: active. Made once, so that no step sends it to
-        a GPU again.
+        """Return the mask [features] bool in the memory of xp, True for active.
+
+        It is made once, so that no step sends it to a GPU again.
         """
         if self._mask is None or xp_of(self._mask) is not xp:
             mask = numpy.zeros(len(self.names), bool)

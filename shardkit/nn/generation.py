@@ -1,4 +1,4 @@
-"""Text from a language model, one token at a time.
+"""Generate text from a language model, one token at a time.
 
 The next token depends on the last `sequence_length` tokens and on nothing before them. While the
 text fits into this window, keys and values of earlier positions are kept, and a token costs one
@@ -18,7 +18,7 @@ from .transformer import KeyValueCache
 
 
 def generate(model, prompt, num_tokens: int, *, temperature: float = 1.0, seed: int = 0):
-    """The tokens that follow the prompt.
+    """Return the tokens that follow the prompt.
 
     model        a GPT
     prompt       1-D integers, at least one
@@ -64,8 +64,9 @@ class Decoder:
         self._caches = [KeyValueCache(self._window) for _ in self._model.layers]
 
     def next_logits(self, tokens: list[int]):
-        """[vocabulary] on the host, for the token after `tokens`, which must continue those of the
-        last call.
+        """Return the logits [vocabulary], on the host, of the token after `tokens`.
+
+        These must continue the tokens of the last call.
         """
         if len(tokens) > self._window:
             self._forget()  # the window has moved, and with it every position in it
@@ -81,11 +82,7 @@ class Decoder:
 
 
 def choose(logits, temperature: float, chance: float) -> int:
-    """The token at height `chance` (in [0, 1)) of the probabilities of softmax(logits /
-    temperature), stacked up.
-
-    logits [vocabulary]; computed in float64
-    """
+    """Return the token at height `chance`, in [0, 1), of the stacked softmax(logits / temperature)."""
     if temperature == 0:
         return int(logits.argmax())
     heights = numpy.exp((logits.astype(numpy.float64) - logits.max()) / temperature).cumsum()

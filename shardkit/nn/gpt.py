@@ -74,13 +74,12 @@ class GPTSettings:
 
     @property
     def choices(self) -> Style:
-        """What the style means."""
+        """The style of that name."""
         return STYLES[self.style]
 
 
 class TokenEmbedding(Module):
-    """ids [batch, S] -> [batch, S, width]: a vector per token, plus a learned one per position
-    unless these are rotary.
+    """ids [batch, S] -> [batch, S, width]: a vector per token, and per learned position.
 
     Errors: ShapeError if ids are not integers, not [batch, S], longer than sequence_length, or
     outside the vocabulary.
@@ -127,9 +126,7 @@ class TokenEmbedding(Module):
 
 
 class Head(Module):
-    """x [batch, S, width] -> logits [batch, S, vocabulary]: a last norm, and a product with each
-    token's vector.
-    """
+    """x [batch, S, width] -> logits [batch, S, vocabulary]: a norm, and a product with the tokens."""
 
     def __init__(self, settings: GPTSettings):
         self.norm = settings.choices.make_norm(settings.width, settings.norm_eps, settings.dtype)
@@ -225,7 +222,7 @@ class GPT(Module):
         self.finish(seed)
 
     def members(self):
-        """Parameters are called blocks.3.mlp.up.weight; `blocks` itself is the method."""
+        """Return the members; in paths `blocks` is their list (blocks.3.mlp.up.weight)."""
         return {"embedding": self.embedding, "blocks": self.layers, "head": self.head}
 
     def blocks(self):
@@ -233,7 +230,7 @@ class GPT(Module):
         return [("embedding", self.embedding), *middle, ("head", self.head)]
 
     def forward(self, x):
-        """x [batch, S] integers -> logits [batch, S, vocabulary]."""
+        """Compute logits [batch, S, vocabulary] for x [batch, S] integers."""
         for _, block in self.blocks():
             x = block(x)
         return x
@@ -242,7 +239,7 @@ class GPT(Module):
         return (*input_shape, self.settings.vocabulary_size)
 
     def generate(self, prompt, num_tokens: int, temperature: float = 1.0, seed: int = 0):
-        """The num_tokens tokens that follow the prompt, see generation.generate."""
+        """Return the num_tokens tokens that follow the prompt, see generation.generate."""
         return generate(self, prompt, num_tokens, temperature=temperature, seed=seed)
 
     def configuration(self):
@@ -250,8 +247,7 @@ class GPT(Module):
 
     @property
     def num_flops_per_token(self) -> int:
-        """Floating point operations of one token's forward and backward in a full sequence, an
-        estimate.
+        """Estimate the floating point operations of a token's forward and backward pass.
 
             6 N                               N weights in matrix products: a multiplication and an
                                               addition each, once in the forward and twice in the

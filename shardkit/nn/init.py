@@ -1,4 +1,4 @@
-"""Initial values, as functions of (seed, parameter name, element index) and of nothing else.
+"""Initial values, as functions of (seed, parameter name, element index) alone.
 
     Normal(0.02).span(seed=7, name="blocks.0.mlp.up.weight", start=1000, stop=2000, dtype="float32")
 
@@ -20,7 +20,7 @@ class Initializer:
     """Anything with `span`; two that are equal by value give equal parameters."""
 
     def span(self, seed: int, name: str, start: int, stop: int, dtype="float32"):
-        """Elements [start, stop) of the parameter -> [stop - start] of dtype, a new NumPy array."""
+        """Return elements [start, stop) of the parameter: a new array [stop - start] of dtype."""
         values = numpy.empty(max(stop - start, 0), dtype)
         for begin in range(start, stop, CHUNK):
             end = min(begin + CHUNK, stop)
@@ -30,7 +30,7 @@ class Initializer:
         return values
 
     def _elements(self, key: int, start: int, stop: int):
-        """float64 [stop - start], or one number for all of them."""
+        """Return the float64 values [stop - start], or one number for all of them."""
         raise NotImplementedError
 
 
@@ -72,9 +72,7 @@ class Fill(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """No values: those of the checkpoint at `path` are to be read. Asking for values is a
-    ShardingError.
-    """
+    """Values that are to be read from the checkpoint at `path`; to ask for them is a ShardingError."""
 
     class_name: str
     path: str

@@ -52,14 +52,12 @@ class Linear(Module):
         check_width(type(self).__name__, x, self.weight.global_shape[1])
 
     def forward(self, x, activation=None):
-        """activation, an op, is applied to the result; None: nothing is."""
+        """Apply the layer and then `activation`, an op; None: nothing."""
         return linear(x, self.weight, self.bias, activation)
 
 
 class Embedding(Module):
-    """Row `id` of the weight [num_rows, width] for every id; weights initially `init`, or
-    Normal(1).
-    """
+    """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1)."""
 
     is_table = True
 
@@ -77,9 +75,7 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Each vector of x shifted to mean 0 and scaled to variance 1, times weight, plus bias (arXiv
-    1607.06450).
-    """
+    """Each vector of x at mean 0, variance 1, times weight, plus bias (arXiv 1607.06450)."""
 
     def __init__(self, width: int, *, eps: float = 1e-5, dtype="float32"):
         check_sizes("LayerNorm", width=width)
@@ -91,7 +87,7 @@ class LayerNorm(Module):
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def after_adding(self, x, branch):
-        """x + branch, and this norm of it."""
+        """Return x + branch, and this norm of it."""
         return add_layer_norm(x, branch, self.weight, self.bias, self.eps)
 
 
@@ -107,13 +103,12 @@ class RMSNorm(Module):
         return rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x, branch):
-        """x + branch, and this norm of it."""
+        """Return x + branch, and this norm of it."""
         return add_rms_norm(x, branch, self.weight, self.eps)
 
 
 class Dropout(Module):
-    """Each element zeroed with probability p, the others times 1 / (1 - p), while the forward
-    context says training.
+    """Each element zeroed with probability p in training, the others times 1 / (1 - p).
 
     The mask depends on the seed and step of the context, the path of this layer in the model, and
     the number of the sample in the global batch: it is the same however the batch is cut, and when
@@ -165,7 +160,7 @@ def check_width(owner: str, x, width: int):
 
 
 def checked_dtype(owner: str, dtype) -> str:
-    """The name of a dtype that can be trained. Errors: ConfigurationError on any other."""
+    """Return the name of a dtype that can be trained. Errors: ConfigurationError on any other."""
     name = getattr(
         dtype, "__name__", str(dtype)
     )  # numpy.float32 and numpy.dtype("float32") are fine too
@@ -177,8 +172,6 @@ def checked_dtype(owner: str, dtype) -> str:
 
 
 def input_tensor(x, dtype=None) -> Tensor:
-    """x as a Tensor, cast to dtype if one is given: the door of a model, where users pass arrays of
-    any number type.
-    """
+    """Return x as a Tensor, cast to dtype if given: users pass models arrays of any number type."""
     x = x if isinstance(x, Tensor) else Tensor(x)
     return x if dtype is None or x.dtype == dtype else cast(x, dtype)

@@ -19,31 +19,29 @@ from .ops import cross_entropy, mse
 
 
 class Loss:
-    """What training makes small: `total` is its sum over the items of a batch, `count` the number
-    of these items.
-    """
+    """What training minimizes: `total` is its sum over a batch's items, `count` their number."""
 
     def total(self, prediction: Tensor, y) -> Tensor:
-        """The sum over all items, a single element."""
+        """Return the sum over all items, a single element."""
         raise NotImplementedError
 
     def count(self, y) -> int:
-        """How many items y has."""
+        """Return how many items y has."""
         raise NotImplementedError
 
     def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
-        """Raise ShapeError unless y, an array, can be the targets of predictions of this shape;
-        None: nobody knows it.
+        """Raise ShapeError unless the array y can be targets of predictions of this shape.
+
+        None: the shape is not known.
         """
 
     def __call__(self, prediction: Tensor, y) -> Tensor:
-        """The mean over the items; 0 if there are none."""
+        """Return the mean over the items; 0 if there are none."""
         return self.total(prediction, y) / max(self.count(y), 1)
 
 
 class CrossEntropy(Loss):
-    """Negative log probability of the right class, in nats, per token (or per sample: per element
-    of y).
+    """Negative log probability of the right class, in nats, per element of y.
 
     prediction    logits [..., classes]; y [...] class numbers
     ignore_index  elements of y with this value do not count
@@ -112,7 +110,7 @@ class MeanSquaredError(Loss):
 class FunctionLoss(Loss):
     """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample.
 
-    A prediction of half floats is given to the function as float32: what it adds up would not fit.
+    The function gets half floats as float32: what it adds up would not fit.
     """
 
     def __init__(self, function):
@@ -126,8 +124,9 @@ class FunctionLoss(Loss):
 
 
 def as_loss(loss) -> Loss:
-    """A Loss as it is, a function (prediction, y) -> mean as a Loss. Errors: ConfigurationError on
-    anything else.
+    """Return a Loss as it is, and a function (prediction, y) -> mean as a Loss.
+
+    Errors: ConfigurationError on anything else.
     """
     if isinstance(loss, Loss):
         return loss

@@ -1,5 +1,6 @@
-"""The models that come with shardkit, each with its own loss; any Module of a user is sharded in
-the same way.
+"""The models that come with shardkit, each with its own loss.
+
+Any Module of a user is sharded in the same way.
 """
 
 from .gpt import GPT

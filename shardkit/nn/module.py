@@ -53,7 +53,7 @@ class Module:
         super().__setattr__(name, value)
 
     def forward(self, x):
-        """The output for x."""
+        """Return the output for x."""
         raise NotImplementedError(
             f"{type(self).__name__} has no forward(); write def forward(self, x) in the class"
         )
@@ -62,37 +62,37 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def blocks(self) -> "list[tuple[str, Module]]":
-        """(name, module) in the order of the forward pass: what is gathered together, or placed on
-        a pipeline stage.
+        """Return (name, module) in the order of the forward pass.
+
+        A block is what is gathered together, or placed on a pipeline stage.
         """
         return [("", self)]
 
     def check_input(self, x) -> None:
-        """Raise ShapeError unless forward() takes x, an array [samples, ...]. Nothing is computed;
-        no communication.
+        """Raise ShapeError unless forward() takes x, an array [samples, ...].
 
-        Here: what the first of its blocks says; a module that is its own only block takes anything.
+        Nothing is computed, and there is no communication. By default the first block decides; a
+        module that is its own only block takes anything.
         """
         for _, first in blocks_of(self)[:1]:
             if first is not self:
                 check_input_of(first, x)
 
     def output_shape(self, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
-        """The shape of the output for an input of this shape, so that targets can be checked; None:
-        it does not say.
+        """Return the output's shape for an input of this shape, or None if it does not say.
+
+        With it targets can be checked.
         """
         return None
 
     def configuration(self) -> dict:
-        """Arguments, as JSON can hold them, that build the same model again; {} if the class does
-        not say.
-        """
+        """Return arguments, as JSON can hold them, that build the same model; {} if unknown."""
         return {}
 
     # The tree.
 
     def members(self) -> "dict[str, Parameter | Module]":
-        """What this module is made of, one level deep, in order."""
+        """Return what this module is made of, one level deep, in order."""
         return {
             name: value
             for name, value in vars(self).items()
@@ -100,26 +100,27 @@ class Module:
         }
 
     def named_modules(self) -> "dict[str, Module]":
-        """{dotted path: module}, itself first under ""; each module once, under its first path."""
+        """Return {dotted path: module}, itself first under ""; each once, under its first path."""
         return {path: member for path, member in self._walk() if isinstance(member, Module)}
 
     def named_parameters(self) -> dict[str, Parameter]:
-        """{dotted name: parameter} in canonical order; a tied one is listed once, under its first
-        name.
+        """Return {dotted name: parameter} in canonical order.
+
+        A tied parameter is listed once, under its first name.
         """
         return {path: member for path, member in self._walk() if isinstance(member, Parameter)}
 
     def parameters(self) -> list[Parameter]:
-        """The parameters in canonical order, each once."""
+        """Return the parameters in canonical order, each once."""
         return list(self.named_parameters().values())
 
     @property
     def parameter_count(self) -> int:
-        """Elements of all parameters, each counted once."""
+        """The elements of all parameters, each counted once."""
         return sum(parameter.size for parameter in self.parameters())
 
     def _walk(self, path="", seen=None):
-        """(dotted path, module or parameter), parents first; each object once."""
+        """Yield (dotted path, module or parameter), parents first, each object once."""
         seen = set() if seen is None else seen
         if id(self) in seen:
             return
@@ -134,12 +135,12 @@ class Module:
                 yield below, member
 
     def finish(self, seed: int = 0) -> "Module":
-        """Tell every parameter its name and seed, and every module its path; returns the module
-        itself.
+        """Tell every parameter its name and seed, and every module its path, and return the module.
 
-        The outermost module that is finished gives the names, the first seed given stays: a GPT
-        inside a larger model keeps its own. Repeating it changes nothing, and neither does
-        finishing a part of a finished model.
+        The outermost module that is finished gives the names; the first seed given stays: a GPT
+        inside a larger model keeps its own. Repeating it changes nothing, nor does finishing a part
+        of a finished model.
+
         Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set
         and nowhere else, or an attribute takes a gradient and is no Parameter: they would not be
         trained.
@@ -161,7 +162,7 @@ class Module:
     # Values.
 
     def state_dict(self) -> dict:
-        """{name: copy of the parameter as a NumPy array}, in canonical order."""
+        """Return {name: copy of the parameter as a NumPy array}, in canonical order."""
         return {name: to_host(p.array).copy() for name, p in self.named_parameters().items()}
 
     def load_state_dict(self, state: dict, strict: bool = True):
@@ -185,7 +186,7 @@ class Module:
             parameters[name].array = state[name]
 
     def predict(self, x):
-        """The output for x as a NumPy array, without recording and without dropout."""
+        """Return the output for x as a NumPy array, without recording and without dropout."""
         with no_grad(), forward_context(ForwardContext()):
             return to_host(self(x if isinstance(x, Tensor) else Tensor(x)).array)
 
@@ -208,14 +209,14 @@ TAKEN = frozenset(_METHODS) - {
 
 
 def members_of(module: Module) -> "dict[str, Parameter | Module]":
-    """What the class says the module is made of, whatever its attribute `members` is."""
+    """Return what the class says the module is made of, whatever its attribute `members` is."""
     return type(module).members(module)
 
 
 def blocks_of(module: Module) -> "list[tuple[str, Module]]":
-    """What the class says its blocks are, whatever its attribute `blocks` is.
+    """Return what the class says its blocks are, whatever its attribute `blocks` is.
 
-    Errors: ConfigurationError if that is no list of (name, module).
+    Errors: ConfigurationError if they are no list of (name, module).
     """
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
@@ -227,16 +228,15 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
 
 
 def check_input_of(module: Module, x) -> None:
-    """Ask the class whether forward() takes x, whatever the module's attribute `check_input` is.
+    """Ask the class whether forward() takes x, whatever the attribute `check_input` is.
+
     Errors: ShapeError.
     """
     type(module).check_input(module, x)
 
 
 def output_shape_of(module: Module, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":
-    """What the class says the shape of the output is, whatever the module's attribute
-    `output_shape` is.
-    """
+    """Return the output's shape by the class, whatever the attribute `output_shape` is."""
     return type(module).output_shape(module, input_shape)
 
 
@@ -245,7 +245,7 @@ def _is_block(value) -> bool:
 
 
 def configuration_of(module: Module) -> dict:
-    """What the class says it was built with, whatever its attribute `configuration` is."""
+    """Return the arguments by the class, whatever the attribute `configuration` is."""
     return type(module).configuration(module)
 
 
@@ -261,9 +261,7 @@ def _check_containers(tree):
 
 
 def _check_tensors(tree):
-    """Raise ConfigurationError if an attribute is a Tensor that takes a gradient, but no
-    Parameter.
-    """
+    """Raise ConfigurationError if an attribute takes a gradient, but is no Parameter."""
     for name, value in _attributes(tree):
         if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
             raise ConfigurationError(
@@ -274,7 +272,7 @@ def _check_tensors(tree):
 
 
 def _attributes(tree):
-    """("Class.name", value) of all attributes of the modules in a tree."""
+    """Yield ("Class.name", value) of all attributes of the modules in a tree."""
     for module in tree:
         if isinstance(module, Module):
             for name, value in vars(module).items():
@@ -282,7 +280,7 @@ def _attributes(tree):
 
 
 def _contained(value):
-    """The modules and parameters in a container, and in containers in it."""
+    """Return the modules and parameters in a container, and in containers in it."""
     if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return
     for element in value.values() if isinstance(value, dict) else value:
@@ -307,12 +305,12 @@ def _check_names(model_name, parameters, state):
 
 
 def _some(names):
-    """The first three of them."""
+    """Return the first three names, as text."""
     return f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})" if names else ""
 
 
 class ModuleList(Module):
-    """Modules in a row, named "0", "1", ...; what they do together is up to their owner."""
+    """Modules in a row, named "0", "1", ...; their owner decides what they do together."""
 
     def __init__(self, modules=()):
         self._modules = list(modules)

@@ -39,7 +39,7 @@ INSTEAD_OF_FREEZING = (
 
 
 class Parameter(Tensor):
-    """A tensor that is trained: a shape, a dtype and an initializer now, an array later.
+    """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
 
     shape   of the whole parameter; dtype a floating point one, that of its initial values
     init    its values, as a function of seed, name and element index
@@ -106,9 +106,7 @@ class Parameter(Tensor):
         return wide(self._lent_dtype)
 
     def empty_gradient(self):
-        """Float32 memory for the gradient also where it cannot be computed in place but x and
-        weight are half floats.
-        """
+        """Return float32 memory for the gradient, also for x and weight of half floats."""
         gradient = super().empty_gradient()
         if gradient is None and is_half(self._lent_dtype):
             return empty(self._shape, wide(self._lent_dtype), xp_of(self.array))
@@ -124,12 +122,12 @@ class Parameter(Tensor):
 
     @property
     def global_shape(self) -> tuple[int, ...]:
-        """Of the parameter that this is a box of: here itself."""
+        """The shape of the parameter that this is a box of: here its own."""
         return self._shape
 
     @property
     def box(self) -> Box:
-        """Where this lies in `global_shape`."""
+        """Where this parameter lies in `global_shape`."""
         return Box.whole(self._shape)
 
     @property
@@ -139,12 +137,12 @@ class Parameter(Tensor):
 
     @property
     def awaits_values(self) -> bool:
-        """True while it is fresh, and its values are those of a checkpoint that is not read yet."""
+        """True while it is fresh, and its values are in a checkpoint that is not read yet."""
         return self.is_fresh and isinstance(self.init, Unread)
 
     @property
     def is_released(self) -> bool:
-        """True while it has given its memory up: nobody can read its values here."""
+        """True while it has given up its memory: nobody can read its values here."""
         return self._is_released
 
     # The array.
@@ -161,8 +159,9 @@ class Parameter(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into the array that it has (its own or a lent one). Errors: ShapeError on
-        another shape.
+        """Copy the values into the array that it has (its own or a lent one).
+
+        Errors: ShapeError on another shape.
         """
         values = array_of(values)
         if numpy.shape(values) != self._shape:
@@ -177,7 +176,7 @@ class Parameter(Tensor):
         self._memory.version += 1
 
     def initial_span(self, start: int, stop: int):
-        """Elements [start, stop) in C order -> [stop - start]; of the array once there is one.
+        """Return elements [start, stop) in C order: [stop - start]; of the array once it has one.
 
         Errors: ShardingError if it is released, or has no name and seed yet.
         """
@@ -199,7 +198,7 @@ class Parameter(Tensor):
         return self.init.span(self.seed, self.name, start, stop, self._dtype)
 
     def bind(self, view):
-        """Use exactly this memory from now on, with the values that it holds.
+        """Use this memory from now on, with the values that it holds.
 
         view    [*shape], of the parameter's dtype or of half floats
         Errors: ShapeError on another shape or dtype.
@@ -219,9 +218,7 @@ class Parameter(Tensor):
         )
 
     def release(self):
-        """Give the memory up. Reading it afterwards is a ShardingError, until bind() lends
-        another.
-        """
+        """Give up the memory; reading it is a ShardingError until bind() provides another."""
         if self._array is not None:
             self.stale_views()
         self._array, self._lent_dtype, self._is_released, self._is_sharded = (
@@ -232,7 +229,7 @@ class Parameter(Tensor):
         )
 
     def renew(self):
-        """As it was made: initial values, no memory, no gradient."""
+        """Return to the state at creation: initial values, no memory, no gradient."""
         self.release()
         self._is_released, self._is_sharded, self.grad = False, False, None
 
@@ -245,7 +242,7 @@ class Parameter(Tensor):
         )
 
     def __deepcopy__(self, memo):
-        """The same parameter in the same state, with memory of its own; the claim is shared."""
+        """Return the same parameter in the same state, with memory of its own; the claim is shared."""
         twin = self._fresh_twin()
         twin.name, twin.seed, twin.requires_grad, twin.claim = (
             self.name,
@@ -268,8 +265,7 @@ class Parameter(Tensor):
 
 
 class SlicedParameter(Parameter):
-    """A box of a parameter: `shape` is that of the box, name and initial values are those of the
-    whole.
+    """A box of a parameter: its own `shape`, and the name and initial values of the whole.
 
     global_shape   of the whole parameter
     box            inside it
@@ -284,9 +280,7 @@ class SlicedParameter(Parameter):
 
     @classmethod
     def of(cls, whole: Parameter, box: Box) -> "SlicedParameter":
-        """This box of a parameter: its name, seed and values; lazy if the whole one still is
-        fresh.
-        """
+        """Return this box of a parameter, with its name, seed and values; lazy if that is fresh."""
         part = cls(whole.global_shape, box, whole.init, whole.dtype)
         part.name, part.seed, part.requires_grad = whole.name, whole.seed, whole.requires_grad
         if not whole.is_fresh:
@@ -302,9 +296,7 @@ class SlicedParameter(Parameter):
         return self._box
 
     def _initial_values(self, start, stop):
-        """Elements [start, stop) of the box, from the spans of the whole parameter that hold
-        them.
-        """
+        """Return elements [start, stop) of the box, from spans of the whole parameter."""
         values, at = numpy.empty(stop - start, self._dtype), 0
         for local in flat_range_to_boxes(self._shape, start, stop):
             part = Box(tuple(a + b for a, b in zip(local.offset, self._box.offset)), local.shape)
@@ -314,7 +306,7 @@ class SlicedParameter(Parameter):
         return values
 
     def _whole_rows(self, box):
-        """The values of a box of the whole parameter, a few rows at a time: [rows, *box.shape[1:]].
+        """Yield a box of the whole parameter, a few rows at a time: [rows, *box.shape[1:]].
 
         Whole rows are made and cut, so that columns cost a few long spans instead of many short
         ones.

@@ -31,7 +31,7 @@ _sequence = itertools.count()  # only the order matters, never the value
 
 
 def is_grad_enabled() -> bool:
-    """True where operations are recorded: everywhere but inside no_grad()."""
+    """Return True where operations are recorded: everywhere but inside no_grad()."""
     return _grad_enabled.get()
 
 
@@ -46,14 +46,15 @@ def no_grad():
 
 
 class VersionCounter:
-    """How often some memory was changed in place; shared by all tensors that are views of it."""
+    """How often some memory was changed in place, for all tensors that are views of it."""
 
     version = 0  # of the class, so that making one, as every operation does, costs next to nothing
 
 
 class TapeNode:
-    """One recorded operation. `sources` has one entry per input: a TapeNode, a leaf Tensor, or None
-    (takes no gradient).
+    """One recorded operation.
+
+    `sources` has one entry per input: a TapeNode, a leaf Tensor, or None (takes no gradient).
     """
 
     is_parameter = False
@@ -98,9 +99,7 @@ def walk(output, gradient, *, retain_graph=False, deferred=None):
 
 
 def _deliver(sources, gradients, pending, heap):
-    """Hand each gradient to its source: leaves add it now, nodes collect all of theirs before their
-    turn.
-    """
+    """Pass each gradient to its source: leaves add it, nodes collect all before their turn."""
     for source, gradient in zip(sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
@@ -116,9 +115,7 @@ def _deliver(sources, gradients, pending, heap):
 
 
 def _accumulate(leaf, gradient):
-    """leaf.grad += gradient, in the memory of .grad if there is one; the first into memory without
-    contents is a copy.
-    """
+    """Add the gradient to leaf.grad in place, or copy the first into empty memory."""
     if leaf.grad is None:
         leaf.grad = (
             numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else fresh.copy(gradient)
@@ -154,8 +151,9 @@ def _check(backward, saved):
 
 
 def _split(node, gradient, deferred):
-    """The gradients of a node that go on now; what it owes to parameters is noted, or if it comes
-    in the same pass, kept.
+    """Return the gradients of a node that go on now.
+
+    What it owes to parameters is deferred or, if it is computed in the same pass, kept.
     """
     owed = tuple([source is not None and source.is_parameter for source in node.sources])
     if not any(owed):
@@ -172,7 +170,7 @@ def _split(node, gradient, deferred):
 
 
 class WeightGradients:
-    """The second half of a split backward: parameter gradients that are still to be computed."""
+    """The second half of a split backward: parameter gradients still to be computed."""
 
     __slots__ = ("_deferred",)
 
@@ -180,7 +178,7 @@ class WeightGradients:
         self._deferred = deferred
 
     def run(self):
-        """Add them to `.grad` of the parameters, in the order of the plain backward. Once only."""
+        """Add them to `.grad` of the parameters, in the order of the plain backward; once only."""
         if self._deferred is None:
             raise AutogradError(
                 "the weight gradients of this backward were already computed; run() is for once"

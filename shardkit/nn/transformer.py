@@ -37,7 +37,7 @@ class Style:
     is_gated: bool  # SwiGLU, otherwise GELU
 
     def make_norm(self, width: int, eps: float | None, dtype) -> Module:
-        """A norm of this style; eps None: that of its class."""
+        """Return a norm of this style; eps None: the default of its class."""
         return (
             self.norm(width, dtype=dtype) if eps is None else self.norm(width, eps=eps, dtype=dtype)
         )
@@ -50,8 +50,7 @@ STYLES = {
 
 
 class KeyValueCache:
-    """Keys and values of the positions that one attention layer has seen, so that a new token costs
-    one position.
+    """Keys and values of positions that a layer has seen: a new token costs one position.
 
     capacity  positions; nothing is allocated before the first append
     """
@@ -62,8 +61,7 @@ class KeyValueCache:
         self._keys = self._values = None
 
     def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k, v [batch, kv_heads, S, D] behind what is there; returns all of it [batch,
-        kv_heads, length, D].
+        """Add k, v [batch, kv_heads, S, D], and return all [batch, kv_heads, length, D].
 
         No gradient flows through a cache. Errors: ShapeError if it is full.
         """
@@ -83,7 +81,7 @@ class KeyValueCache:
 
 
 class SelfAttention(Module):
-    """Each position looks at itself and the ones before it (arXiv 1706.03762).
+    """Attention of each position to itself and those before it (arXiv 1706.03762).
 
     width, heads      width = heads * head_dim
     kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
@@ -119,9 +117,7 @@ class SelfAttention(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        """x [batch, S, width] -> the same shape. With a cache, x is what comes after the positions
-        in it.
-        """
+        """Compute [batch, S, width] from x of that shape, which follows the positions in the cache."""
         first = 0 if cache is None else cache.length
         q, k, v = [
             self._by_head(projection(x)) for projection in (self.query, self.key, self.value)
@@ -208,11 +204,10 @@ class GatedFeedForward(Module):
 
 
 def hidden_width(width: int, style: Style) -> int:
-    """Hidden units of the feed-forward: 4 width, or for SwiGLU the multiple of 8 nearest to 8/3
-    width.
+    """Return the hidden units of the feed-forward: 4 width, or near 8/3 width for SwiGLU.
 
-    A gated layer has three matrices instead of two: 2/3 of the units give it the same number of
-    parameters.
+    A gated layer has three matrices instead of two: 2/3 of the units, in multiples of 8, give it
+    the same number of parameters.
     """
     return 8 * max(round(width / 3), 1) if style.is_gated else 4 * width
 

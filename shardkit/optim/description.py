@@ -1,5 +1,6 @@
-"""What a checkpoint says about an optimizer rule: {"rule": "SGD", "state": [], "settings": {"lr":
-0.1, "weight_decay": 0.0}}.
+"""What a checkpoint says about an optimizer rule.
+
+{"rule": "SGD", "state": [], "settings": {"lr": 0.1, "weight_decay": 0.0}}
 """
 
 from dataclasses import fields, is_dataclass
@@ -23,8 +24,9 @@ def describe_rule(rule: Rule) -> dict:
 
 
 def _plain(value):
-    """A number, a word, or text about a schedule or a function: without addresses, which differ
-    from run to run.
+    """Return a number, a name, or text for a schedule or function.
+
+    The text has no addresses, which differ from run to run.
     """
     if (
         value is None
@@ -39,7 +41,7 @@ def _plain(value):
 
 
 def rule_text(description: dict) -> str:
-    """Return describe_rule's answer as one writes the rule: AdamW(lr=0.001, beta1=0.9, ...)."""
+    """Return the description as one writes the rule: AdamW(lr=0.001, beta1=0.9, ...)."""
     if "settings" not in description:
         return description["rule"]
     return f"{description['rule']}({', '.join(f'{name}={value}' for name, value in description['settings'].items())})"

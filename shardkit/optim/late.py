@@ -1,5 +1,4 @@
-"""Rules whose state began after the run did, as when a checkpoint goes on under a rule that keeps
-other state.
+"""Rules whose state is younger than the run: a checkpoint is continued under another rule.
 
 steps of the run     1  2  3  4  5  6
 moments              .  .  .  .  1  2       since = 4: corrected for their bias as in steps 1 and 2
@@ -17,21 +16,19 @@ class RatedRule(Rule, Protocol):
     """A rule that tells its learning rate apart from the age of its state."""
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """Return the learning rate of step number `step`, counted from 1; or `override`, unless
-        that is None.
-        """
+        """Return the learning rate of step number `step`, counted from 1, or `override` if given."""
 
 
 @dataclass(frozen=True)
 class LateRule:
-    """The rule, on state that was zero after `since` steps."""
+    """A rule, on state that was zero after `since` steps."""
 
     rule: RatedRule
     since: int
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Those of the rule."""
+        """The names of the rule's state."""
         return self.rule.state_names
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
@@ -47,7 +44,5 @@ class LateRule:
 
 
 def on_state_since(rule: Rule, since: int) -> Rule:
-    """Return the rule as it acts on state that was zero after `since` steps: itself, if that is the
-    first.
-    """
+    """Return the rule for state that was zero after `since` steps: itself if that is none."""
     return LateRule(rule, since) if since else rule

@@ -1,4 +1,4 @@
-"""From the arrays that callers have to the ones that compiled loops take."""
+"""Prepare the arrays of callers for compiled loops."""
 
 from math import prod
 
@@ -11,32 +11,29 @@ PIECE_ELEMENTS = 1 << 14
 
 
 def plain(x):
-    """x itself if it is C-contiguous and writable, else a copy that is."""
+    """Return x itself if it is C-contiguous and writable, else a copy that is."""
     return x if x.flags.carray else fresh.copy(x)
 
 
 def empty_like(x, out=None):
-    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    """Return out if it is given, else a new array of the shape and dtype of x, C-contiguous."""
     assert out is None or out.flags.carray
     return empty(x.shape, x.dtype) if out is None else out
 
 
 def elementwise(loop, *inputs, out=None):
-    """loop(*inputs, out) on flat arrays; returns out, or a new array of the shape of the first
-    input.
-    """
+    """Run loop(*inputs, out) on flat arrays, and return out or a new array."""
     out = empty_like(inputs[0], out)
     run(loop, [x.reshape(-1) for x in inputs], (), [out.reshape(-1)])
     return out
 
 
 def run(loop, inputs, shared, outputs):
-    """loop(*inputs, *shared, *outputs), where row i of each output comes from row i of each input;
-    outputs may be inputs.
+    """Run loop(*inputs, *shared, *outputs), whose row i of outputs comes from row i of inputs.
 
-    LLVM's vectors are for arrays that do not overlap. Those that do go by way of buffers which stay
-    in cache, some rows at a time; since the loop goes through rows in order, what it adds up in
-    `shared` has the same bits.
+    Outputs may be inputs. LLVM's vectors are for arrays that do not overlap: those that do go
+    through buffers that stay in cache, some rows at a time. Since the loop goes through rows in
+    order, what it adds up in `shared` has the same bits.
     """
     inputs, shared = (
         [plain(x) for x in inputs],

@@ -40,9 +40,7 @@ __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_ta
 
 
 class Tile(NamedTuple):
-    """A part of the scores [B, KV, group, S, T], as slices; each key head serves a group of
-    heads.
-    """
+    """A part of the scores [B, KV, group, S, T], as slices; each key head serves a group of heads."""
 
     samples: slice
     key_heads: slice
@@ -55,8 +53,9 @@ class Tile(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def rows_of_tiles(num_samples, num_key_heads, group, num_queries, num_keys, first_query):
-    """All tiles with a visible score: a list for each row, from key 0 on. Of the rows of some heads
-    the last comes first.
+    """Return all tiles with a visible score: a list for each row, from key 0 on.
+
+    For each group of heads the last rows come first.
     """
     height = min(FEW_QUERIES if num_queries < LONG else MANY_QUERIES, num_queries)
     together = max(1, TILE_ELEMENTS // (group * height * min(KEYS, num_keys)))
@@ -89,12 +88,12 @@ def _row(samples, key_heads, queries, group, first_query):
 
 
 def _cut(length, size):
-    """[0, length) as slices of this size and a last one."""
+    """Return [0, length) as slices of this size and a last, smaller one."""
     return [slice(start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _tiles_and_buffers(q, k, first_query, num_buffers):
-    """The rows of tiles, and flat buffers that are large enough for the scores of any tile."""
+    """Return the rows of tiles, and flat buffers that are large enough for the scores of any tile."""
     rows = rows_of_tiles(
         *k.shape[:2], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], first_query
     )
@@ -104,9 +103,7 @@ def _tiles_and_buffers(q, k, first_query, num_buffers):
 
 
 def _for_products(x):
-    """x itself if its rows [D] lie apart in memory and each in one piece, as BLAS wants it, else a
-    copy.
-    """
+    """Return x itself if BLAS can read its rows [D], else a copy."""
     _, row, element = x.strides[1:]
     return (
         x
@@ -116,13 +113,14 @@ def _for_products(x):
 
 
 def _by_key_head(x, k):
-    """x [B, H, ...] -> [B, KV, group, ...], a view."""
+    """Return x [B, H, ...] as a view [B, KV, group, ...]."""
     return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
 
 
 def _scores(tile, buffer, left, right):
-    """left [samples, key heads, group, queries, D] times right [B, KV, T, D] transposed, in the
-    buffer.
+    """Multiply left [samples, key heads, group, queries, D] by right [B, KV, T, D] transposed.
+
+    The result lies in the buffer.
     """
     scores = buffer[: prod(tile.shape)].reshape(tile.shape)
     return products.matmul(
@@ -132,8 +130,9 @@ def _scores(tile, buffer, left, right):
 
 @inlined
 def _visible(count, width):
-    """How many of `width` keys are seen, and where to stop: some hidden ones are computed too, to
-    fill the last vectors.
+    """Return how many of `width` keys a query sees, and where to stop computing.
+
+    Some hidden ones are computed too, to fill the last vectors.
     """
     seen = max(0, min(count, width))
     return seen, min((seen + VECTORS - 1) // VECTORS * VECTORS, width)
@@ -155,8 +154,9 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 
 
 def _attend(row, k, v, q, y, log_sums, scale, buffer):
-    """Some rows of y and log_sums. k, v [B, KV, T, D]; q, y [B, KV, group, S, D]; log_sums [B, KV,
-    group, S].
+    """Compute some rows of y and log_sums.
+
+    k, v [B, KV, T, D]; q, y [B, KV, group, S, D]; log_sums [B, KV, group, S].
     """
     here = row[0].samples, row[0].key_heads, slice(None), row[0].queries
     top, total, factor = [empty(row[0].shape[:4], q.dtype) for _ in range(3)]
@@ -185,8 +185,9 @@ def _attend(row, k, v, q, y, log_sums, scale, buffer):
 
 @compiled
 def _softmax_tile(scores, scale, num_visible, num_queries, top, total, factor):
-    """scores [rows, keys] -> exp(scale scores - top) where visible, 0 elsewhere; row i is query i %
-    num_queries.
+    """Turn scores [rows, keys] into exp(scale scores - top), and 0 where they are hidden.
+
+    Row i is query i % num_queries.
 
     top, total  [rows] so far, brought up to date
     factor      [rows] what sums over earlier tiles have to be multiplied with, since they were made
@@ -237,8 +238,9 @@ def causal_attention_backward(
 
 
 def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for_q, scale, buffers):
-    """What one tile adds to the gradients. k, v, for_k, for_v [B, KV, T, D]; gradient, q, for_q [B,
-    KV, group, S, D].
+    """Add what one tile contributes to the gradients.
+
+    k, v, for_k, for_v [B, KV, T, D]; gradient, q, for_q [B, KV, group, S, D].
 
     log_sums, along  [B, KV, group, S]; along is the sum of gradient y
     """
@@ -270,7 +272,7 @@ def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for
 
 
 def _add_product(left, right, out, is_first):
-    """out = left right the first time, out += left right from then on."""
+    """Set out = left right the first time, and add to it from then on."""
     if is_first:
         products.matmul(left, right, out=out)
     else:
@@ -278,13 +280,14 @@ def _add_product(left, right, out, is_first):
 
 
 def _rows(x):
-    """x [..., keys] -> [rows, keys]."""
+    """Return x [..., keys] as [rows, keys]."""
     return x.reshape(-1, x.shape[-1])
 
 
 @compiled
 def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, along):
-    """p [rows, keys]: scores -> probabilities. for_scores: gradients of the probabilities ->
+    """Turn scores p [rows, keys] into probabilities, and their gradients into those of scores.
+
     gradients of the scores.
     """
     for i in range(p.shape[0]):
@@ -299,7 +302,7 @@ def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, alo
 
 
 def _sums_of_products(x, y):
-    """x, y [B, H, S, D] -> [B, H, S], the sums of x y over D."""
+    """Return the sums of x y over D, [B, H, S], for x, y [B, H, S, D]."""
     batch, num_heads, num_queries, _ = x.shape
     sums = empty((batch, num_queries, num_heads), x.dtype)
     _sum_products(_rows(plain(x.swapaxes(1, 2))), _rows(plain(y.swapaxes(1, 2))), sums.reshape(-1))
@@ -320,7 +323,7 @@ def _sum_products(x, y, sums):
 
 @on_cpu
 def rotary(x, cos, sin, out=None):
-    """Arrays that lie in memory as [B, S, H, D] are turned as they lie, and so is the result."""
+    """Turn arrays that lie in memory as [B, S, H, D] without copying; so lies the result."""
     if out is None:
         out = _empty_by_position(x) if x.swapaxes(1, 2).flags.carray else empty(x.shape, x.dtype)
     if out.swapaxes(1, 2).flags.carray:
@@ -334,7 +337,7 @@ def rotary(x, cos, sin, out=None):
 
 @compiled
 def _rotary(x, cos, sin, out):
-    """x [any, S, any, D]."""
+    """Turn x [any, S, any, D]."""
     half = x.shape[3] // 2
     for a in range(x.shape[0]):
         for s in range(x.shape[1]):
@@ -348,6 +351,6 @@ def _rotary(x, cos, sin, out):
 
 
 def _empty_by_position(x):
-    """An array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
+    """Return an array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
     batch, num_heads, num_positions, head_dim = x.shape
     return empty((batch, num_positions, num_heads, head_dim), x.dtype).swapaxes(1, 2)

@@ -1,4 +1,4 @@
-"""Loops compiled by Numba, and where the compiled code is kept.
+"""Compile loops with Numba, and keep the compiled code.
 
     @compiled                   a loop that Python calls: kept in a file
     @inlined                    a formula that loops call
@@ -38,21 +38,19 @@ DIGEST_BYTES = 32
 
 
 def compiled(loop):
-    """The loop in machine code, which releases the GIL and is kept in a file."""
+    """Return the loop in machine code, which releases the GIL and is kept in a file."""
     dispatcher = inlined(loop)
     dispatcher._cache = CodeFiles(loop)
     return dispatcher
 
 
 def inlined(formula):
-    """The formula in machine code; it is kept as a part of the loops that call it."""
+    """Return the formula in machine code; it is kept as a part of the loops that call it."""
     return numba.njit(formula, error_model="numpy", nogil=True)
 
 
 class CodeFiles:
-    """The compiled signatures of one loop, in files. The five members are what Numba asks of a
-    cache.
-    """
+    """The compiled signatures of one loop, in files; its five members are what Numba calls."""
 
     def __init__(self, loop, folders=None):
         self._name = f"{loop.__module__.rpartition('.')[2]}.{loop.__name__}"
@@ -64,7 +62,7 @@ class CodeFiles:
         return str(self._folders[0])
 
     def load_overload(self, signature, target):
-        """The compiled code for this signature, or None."""
+        """Return the compiled code for this signature, or None."""
         target.refresh()
         name = self._file_name(signature, target.codegen())
         for folder in self._folders:
@@ -80,10 +78,10 @@ class CodeFiles:
         any(_write(folder, name, content) for folder in self._folders)
 
     def flush(self):
-        """Nothing is held back."""
+        """Do nothing: every signature is written when it is compiled."""
 
     def _file_name(self, signature, codegen):
-        """Different for different code: of the sources, signature, CPU, Numba and Python."""
+        """Return a name that differs with sources, signature, CPU, Numba and Python."""
         key = repr(
             (
                 _source_digest(),
@@ -99,7 +97,7 @@ class CodeFiles:
 
 @functools.cache
 def candidate_folders() -> tuple[Path, ...]:
-    """Where compiled code may be, the best place first."""
+    """Return the folders where compiled code may be, the best first."""
     folders = [Path(numba.config.CACHE_DIR) / "shardkit"] if numba.config.CACHE_DIR else []
     folders.append(Path(__file__).parent / "__pycache__")
     home = os.path.expanduser("~")
@@ -110,9 +108,7 @@ def candidate_folders() -> tuple[Path, ...]:
 
 
 def _is_private(folder):
-    """True for a folder that nobody else can write to, which is made if there is none: code is read
-    from it.
-    """
+    """Return True for a folder that only we can write to, created if missing: code is read from it."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -123,19 +119,19 @@ def _is_private(folder):
 
 @functools.cache
 def _source_digest() -> str:
-    """Of all files in this folder, whose formulas loops of other folders contain too."""
+    """Return a digest of all files in this folder, whose formulas other folders' loops contain."""
     return _digest_of(Path(__file__).parent)
 
 
 @functools.cache
 def _digest_of(folder: Path) -> str:
-    """Of all its files: a loop contains formulas of its neighbors."""
+    """Return a digest of all files in the folder: a loop contains formulas of its neighbors."""
     sources = sorted(folder.glob("*.py"))
     return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()
 
 
 def _read(path):
-    """What _write wrote; None if there is no file, or not a whole one."""
+    """Return what _write wrote, or None if there is no file or only a part of one."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -145,7 +141,7 @@ def _read(path):
 
 
 def _write(folder, name, content) -> bool:
-    """Make the file at once or not at all; False if the folder cannot be written to, or is full."""
+    """Write the file atomically; return False if the folder is full or cannot be written to."""
     temporary = folder / f"{name}.{uuid.uuid4().hex}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

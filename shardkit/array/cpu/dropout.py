@@ -1,4 +1,4 @@
-"""Dropout with its mask made on the way: nothing is kept for the backward but the key."""
+"""Dropout whose mask is computed on the way: the backward needs the key alone."""
 
 import numpy
 
@@ -37,7 +37,7 @@ def dropout_mask(key, start, stop, p, xp=numpy):
 
 @compiled
 def _dropout(x, start, key, dropped, scale, out):
-    """x, out [N], key [1]."""
+    """Drop elements of x into out, both [N]; key [1]."""
     key_low, key_high = numpy.uint32(key[0]), numpy.uint32(key[0] >> HALF)
     numbers = (
         numpy.empty(BLOCK, numpy.uint32),
@@ -58,9 +58,7 @@ def _dropout(x, start, key, dropped, scale, out):
 
 @inlined
 def _philox(counter, key_low, key_high, first, second, third, fourth):
-    """Four 32-bit numbers of each counter from this one on: random.philox, one number of each
-    buffer at a time.
-    """
+    """Fill buffers with the four 32-bit numbers of each counter, as random.philox does."""
     for i in range(BLOCK):
         here = counter + numpy.uint64(i)
         c0, c1, c2, c3 = (
@@ -80,9 +78,7 @@ def _philox(counter, key_low, key_high, first, second, third, fourth):
 
 @inlined
 def _drop_block(x, begin, first, second, third, fourth, dropped, scale, out):
-    """All four elements of a counter are read before one is written, so that LLVM can shuffle them
-    in vectors.
-    """
+    """Drop four elements per counter, all read before one is written, so that LLVM can use vectors."""
     for i in range(BLOCK):
         j = begin + 4 * i
         a, b, c, d = x[j], x[j + 1], x[j + 2], x[j + 3]

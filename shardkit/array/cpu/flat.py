@@ -1,6 +1,4 @@
-"""Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read
-once.
-"""
+"""Sums over flat buffers in a fixed order: the reference's tree, bit by bit, in one read."""
 
 import numpy
 
@@ -38,8 +36,9 @@ def block_squares(x, block=256):
 
 
 def _sum_piece(buffers, out):
-    """The largest full tree on the left, the rest on the right; out is written last, so it may be
-    one of the buffers.
+    """Sum the buffers as the largest full tree on the left, plus the rest on the right.
+
+    `out` is written last, so it may be one of the buffers.
     """
     if len(buffers) in SUMS:
         return SUMS[len(buffers)](*buffers, out)
@@ -76,7 +75,7 @@ def _sum_four(a, b, c, d, out):
 
 @compiled
 def _block_squares(blocks, sums):
-    """blocks [N, block] -> sums [N or more] float64."""
+    """Fill sums [N or more] float64 from blocks [N, block]."""
     for i in range(blocks.shape[0]):
         total = 0.0
         for j in range(blocks.shape[1]):

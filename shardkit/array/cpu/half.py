@@ -1,8 +1,7 @@
-"""To half floats and back: float16 with the instructions that the CPU has for it, bfloat16 by its
-bits (NumPy's casts take 5 to 10 times as long).
+"""Casts to half floats and back: float16 by the CPU's instructions, bfloat16 by its bits.
 
-    float32    s eeeeeeee fffffff ffffffffffffffff
-    bfloat16   s eeeeeeee fffffff                     the upper half, one more if the lower half is more than a half of it
+float32    s eeeeeeee fffffff ffffffffffffffff
+bfloat16   s eeeeeeee fffffff                     the upper half, one more if the lower half is more than a half of it
 """
 
 import functools
@@ -48,7 +47,7 @@ def largest_magnitude(x):
 
 @functools.cache
 def _has_half_floats():
-    """Without such instructions LLVM would call a library that may not be there."""
+    """Return True if the CPU casts float16; else LLVM would call a library that may be missing."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     return "+f16c" in features or triple.startswith("aarch64")
 

@@ -1,6 +1,4 @@
-"""Optimizer rules, each in one pass: the operations of the reference in the same order, so the bits
-are the same too.
-"""
+"""Optimizer rules, each in one pass, with the operations of the reference in the same order."""
 
 import math
 

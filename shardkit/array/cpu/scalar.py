@@ -1,4 +1,4 @@
-"""What loops compute on single numbers, float32 or float64; LLVM makes vectors of it.
+"""Functions of single numbers, float32 or float64, for loops; LLVM makes vectors of them.
 
 A Python number in a compiled loop is a float64, and one float64 in a formula halves the speed of
 float32. So constants are written like(0.5, x): 0.5 in the type of x.
@@ -29,7 +29,7 @@ LIMITS = {types.float32: (-87.3, 89.0), types.float64: (-708.3, 710.0)}
 
 @intrinsic
 def like(typing_context, constant, x):
-    """The constant in the type of x."""
+    """Return the constant in the type of x."""
 
     def generate(context, builder, signature, arguments):
         return context.cast(builder, arguments[0], *signature.args)
@@ -39,7 +39,7 @@ def like(typing_context, constant, x):
 
 @intrinsic
 def fma(typing_context, x, y, z):
-    """x y + z, rounded once."""
+    """Return x y + z, rounded once."""
 
     def generate(context, builder, signature, arguments):
         return builder.fma(*arguments)
@@ -49,8 +49,9 @@ def fma(typing_context, x, y, z):
 
 @intrinsic
 def larger(typing_context, x, y):
-    """The larger one, NaN if one is NaN, any of two zeros. In a loop LLVM may choose the order: it
-    changes nothing else.
+    """Return the larger one, NaN if one is NaN, any of two zeros.
+
+    In a loop LLVM may choose the order: it changes nothing else.
     """
 
     def generate(context, builder, signature, arguments):
@@ -65,11 +66,11 @@ def larger(typing_context, x, y):
 
 @intrinsic
 def plus(typing_context, x, y):
-    """x + y as a part of a sum whose order LLVM may choose: for sums along a row.
+    """Return x + y as a part of a sum along a row, whose order LLVM may choose.
 
     The choice is made when the loop is compiled, so the bits of a sum depend on its length and
-    terms, not on where these lie in memory. It needs a loop that stores nothing: with stores, code
-    for arrays that overlap is made beside.
+    terms, not on where these lie in memory. It needs a loop that stores nothing: with stores, LLVM
+    also makes code for arrays that overlap.
     """
 
     def generate(context, builder, signature, arguments):
@@ -80,8 +81,9 @@ def plus(typing_context, x, y):
 
 @intrinsic
 def _power_of_two(typing_context, shifted):
-    """2^n from n + ROUNDING, whose low bits are the integer n: they become the exponent. n = 128
-    (1024) gives infinity.
+    """Return 2^n from n + ROUNDING, whose low bits are the integer n: they become the exponent.
+
+    n = 128 (in float64 1024) gives infinity.
     """
     integer, mantissa, bias = {
         types.float32: (ir.IntType(32), 23, 127),
@@ -96,11 +98,10 @@ def _power_of_two(typing_context, shifted):
 
 
 def exp(x):
-    """e^x, to 1 or 2 units in the last place; 0 below -87.3 and infinity from 88.4 on (in float64
-    -708.3 and 709.4).
+    """Return e^x, to 1 or 2 units in the last place.
 
-    x = n ln 2 + r with n an integer and |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of
-    e^r.
+    0 below -87.3 and infinity from 88.4 on (in float64 -708.3 and 709.4). x = n ln 2 + r with n an
+    integer and |r| <= ln(2) / 2; then 2^n times the Taylor polynomial of e^r.
     """
     raise NotImplementedError("exp of scalar.py works in compiled loops only")
 
@@ -122,7 +123,7 @@ def _exp(x):
 
 
 def _taylor_polynomial(num_terms):
-    """The formula sum of r^k / k! for k < num_terms, by Horner's rule."""
+    """Return the formula sum of r^k / k! for k < num_terms, by Horner's rule."""
     first, rest = (
         1 / math.factorial(num_terms - 1),
         tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)]),
@@ -140,5 +141,5 @@ def _taylor_polynomial(num_terms):
 
 @inlined
 def logistic(x):
-    """1 / (1 + exp(-x)), which goes to 0 and 1 without overflow."""
+    """Return 1 / (1 + exp(-x)), which goes to 0 and 1 without overflow."""
     return like(1.0, x) / (like(1.0, x) + exp(-x))

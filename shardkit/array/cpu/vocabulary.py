@@ -1,6 +1,4 @@
-"""Cross-entropy with its gradient, row by row while the logits are in cache; the gradient of an
-embedding.
-"""
+"""Cross-entropy with its gradient while a row is in cache; the gradient of an embedding."""
 
 import math
 
@@ -41,14 +39,12 @@ def embedding_backward(gradient, ids, num_rows, out=None):
 
 
 def _one(number, dtype):
-    """A number, or an array of one element -> [1]: the loop reads it, so that no one has to know it
-    before.
-    """
+    """Return a number, or an array of one element, as [1]: the loop reads it."""
     return numpy.asarray(number, dtype).reshape(1)
 
 
 def _marks(targets, counts):
-    """Targets as int64 and counts as bool, always arrays: one machine code for all calls."""
+    """Return targets as int64 and counts as bool, always arrays: one machine code for all calls."""
     return targets.astype(numpy.int64, copy=False), numpy.ones(
         targets.shape, bool
     ) if counts is None else counts

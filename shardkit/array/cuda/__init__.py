@@ -1,5 +1,4 @@
-"""The fast twins for CuPy arrays of float32 and float64, and of float16 and bfloat16 where layers
-compute: kernels in CUDA C++.
+"""Kernels for CuPy arrays in CUDA C++: float32, float64, and half floats where layers compute.
 
 Signatures and meaning are those of the reference. Half floats are computed in float32; what is one
 number per row, or a sum over rows, stays float32. The bits may differ from the reference, but

@@ -62,8 +62,8 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
 
 
 def _grid(x):
-    """Blocks of THREADS packs of columns and ROWS rows; beyond the limit of a grid they take
-    several pieces.
+    """Return blocks of THREADS packs of columns and ROWS rows; beyond a grid's limit they take
+    more.
     """
     return *spread(x.shape[1], THREADS * pack(x)), min(-(-x.shape[0] // ROWS), MAX_GRID_Y)
 
@@ -116,7 +116,7 @@ def softmax_backward(gradient, y, dim=-1, out=None):
 
 
 def _along(dim, rows, *arrays, out):
-    """rows(*arrays, out) for this dim; one that is not the last is brought there by copies."""
+    """Run rows(*arrays, out) along this dim; one that is not the last is brought there by copies."""
     if dim in (-1, arrays[0].ndim - 1):
         return rows(*arrays, new_like(arrays[-1], out))
     xp = xp_of(*arrays)

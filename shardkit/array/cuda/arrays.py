@@ -1,6 +1,4 @@
-"""From the arrays that callers have to the ones that kernels take, and how threads are shared out
-over them.
-"""
+"""Prepare the arrays of callers for CUDA kernels, and share their elements out over threads."""
 
 from math import prod
 
@@ -15,52 +13,48 @@ PACK_BYTES = 16  # of one load
 
 
 def plain(x):
-    """x itself if it is C-contiguous, else a copy that is."""
+    """Return x itself if it is C-contiguous, else a copy that is."""
     return x if x.flags.c_contiguous else xp_of(x).ascontiguousarray(x)
 
 
 def alike(x, like):
-    """x, C-contiguous, in the dtype of `like`: kernels take arrays of one dtype, and cannot see
-    another.
-    """
+    """Return x, C-contiguous, in the dtype of `like`, since kernels take arrays of one dtype."""
     return plain(x.astype(like.dtype, copy=False))
 
 
 def real_dtype(x):
-    """What numbers of x are computed in, and what is one number per row or column: float32, or
-    float64 for float64.
-    """
+    """Return the dtype of sums and of numbers per row: float32, or float64 for float64."""
     return numpy.dtype("float64" if x.dtype.name == "float64" else "float32")
 
 
 def real(x, like):
-    """x, C-contiguous, in what numbers of `like` are computed in."""
+    """Return x, C-contiguous, in the real_dtype of `like`."""
     return plain(x.astype(real_dtype(like), copy=False))
 
 
 def new(x, shape=None, dtype=None):
-    """A new array on the device of x, of its shape and dtype unless others are given."""
+    """Return a new array on the device of x, of its shape and dtype unless others are given."""
     return empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype, xp_of(x))
 
 
 def new_like(x, out=None):
-    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    """Return out if it is given, else a new array of the shape and dtype of x, C-contiguous."""
     assert out is None or (out.dtype == x.dtype and out.flags.c_contiguous)
     return new(x) if out is None else out
 
 
 def pack(x) -> int:
-    """How many numbers of x one load takes."""
+    """Return how many numbers of x one load takes."""
     return PACK_BYTES // x.dtype.itemsize
 
 
 def spread(num_items: int, per_block: int = THREADS) -> tuple:
-    """A grid of blocks for so many items."""
+    """Return a grid of blocks for so many items."""
     return (min(-(-num_items // per_block), MAX_BLOCKS),)
 
 
 def elementwise(file, name, *inputs, out=None):
-    """kernel(*inputs, out, n) on arrays of one shape; returns out, or a new array."""
+    """Run kernel(*inputs, out, n) on arrays of one shape, and return out or a new array."""
     out = new_like(inputs[0], out)
     launch(
         out,
@@ -76,11 +70,10 @@ def elementwise(file, name, *inputs, out=None):
 
 
 def row_threads(x) -> tuple:
-    """(threads for a row, rows of a block) for rows of the width of x; the width alone decides,
-    since sums depend on it.
+    """Return (threads for a row, rows of a block) for rows of the width of x.
 
-    Narrow rows get a warp each, and several of them a block; wide ones a block, of at most 1024
-    threads.
+    The width alone decides, since sums depend on it. Narrow rows get a warp each, and several of
+    them a block; wide ones a block of at most 1024 threads.
     """
     packs = -(-x.shape[-1] // pack(x))
     for threads, most in ((32, 128), (128, 1024), (256, 8192)):
@@ -90,13 +83,13 @@ def row_threads(x) -> tuple:
 
 
 def by_rows(file, name, x, *args):
-    """kernel(*args, num_rows, width) with threads as row_threads says, for x [..., width]."""
+    """Run kernel(*args, num_rows, width) on x [..., width], with threads as row_threads says."""
     num_rows, block = prod(x.shape[:-1]), row_threads(x)
     launch(x, file, name, spread(num_rows, block[1]), block, *args, num_rows, x.shape[-1])
 
 
 def sum_pieces(pieces, like):
-    """pieces [P, D] -> their sum [D], always in the same order."""
+    """Return the sum [D] of pieces [P, D], always in the same order."""
     out = new(like, pieces.shape[1:], pieces.dtype)
     launch(
         pieces,

@@ -1,4 +1,4 @@
-"""Causal attention by tiles in shared memory, the score matrix never stored; rotary positions.
+"""Causal attention by tiles in shared memory, without the score matrix; rotary positions.
 
 Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D], as the layers around
 attention have them, so that no permute has to copy. Inputs may have any strides if their rows [D]
@@ -20,8 +20,9 @@ __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_ta
 
 
 def fits(q) -> bool:
-    """False for heads too wide for shared memory (above 368, in float64 176), and for more rows
-    than a grid has blocks.
+    """Return False for heads too wide for shared memory, or more rows than a grid has blocks.
+
+    Heads may be up to 368 wide, in float64 176.
     """
     return _tile(q) is not None and prod(q.shape[:3]) <= MAX_BLOCKS
 
@@ -90,8 +91,9 @@ def causal_attention_backward(
 
 
 def _launch(name, q, shape, num_tiles, *args):
-    """A block for every tile of rows of each head; in shared memory num_tiles tiles of rows and one
-    of scores.
+    """Launch a block for every tile of rows of each head.
+
+    In shared memory lie num_tiles tiles of rows and one of scores.
     """
     samples, heads, num_rows = shape
     tile = _tile(q)
@@ -120,8 +122,9 @@ def _numbers(q, k, scale, first_query):
 
 
 def _described(*arrays):
-    """Each array, in the dtype of the first, with its strides of samples, heads and rows in
-    elements.
+    """Return each array, in the dtype of the first, with its strides of samples, heads and rows.
+
+    Strides are in elements.
     """
     arrays = [_with_rows(x.astype(arrays[0].dtype, copy=False)) for x in arrays]
     return [
@@ -130,14 +133,12 @@ def _described(*arrays):
 
 
 def _with_rows(x):
-    """x itself if its rows [D] lie in one piece each, else a copy."""
+    """Return x itself if its rows [D] lie in one piece each, else a copy."""
     return x if x.strides[3] == x.itemsize or x.shape[3] <= 1 else plain(x)
 
 
 def _macros(q):
-    """What is fixed when the code is compiled: the head dim in steps of 16, and the size of a
-    tile.
-    """
+    """Return what is fixed when the code is compiled: head dim in steps of 16, size of a tile."""
     return {"DIM": _dim(q), "TILE": _tile(q)}
 
 
@@ -146,28 +147,28 @@ def _dim(q):
 
 
 def _tile(q):
-    """Queries and keys of a tile, as many as fit into shared memory; None if none do."""
+    """Return the queries and keys of a tile that fits into shared memory; None if none does."""
     return next(
         (tile for tile in (64, 32, 16) if _shared_bytes(q, tile, 4) <= MAX_SHARED_BYTES), None
     )
 
 
 def _shared_bytes(q, tile, num_tiles):
-    """Bytes of num_tiles tiles of rows and one of scores, with the gap at the end of each row."""
+    """Return the bytes of num_tiles tiles of rows and one of scores, with gaps after rows."""
     size = real_dtype(q).itemsize
     gap = 16 // size
     return size * tile * (num_tiles * (_dim(q) + gap) + tile + gap)
 
 
 def _by_position(x):
-    """An array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
+    """Return an array of the shape [B, H, S, D] of x that lies in memory as [B, S, H, D]."""
     samples, num_heads, num_rows, head_dim = x.shape
     return new(x, (samples, num_rows, num_heads, head_dim)).swapaxes(1, 2)
 
 
 @on_cuda()
 def rotary(x, cos, sin, out=None):
-    """Arrays that lie in memory as [B, S, H, D] are turned as they lie, and so is the result."""
+    """Turn arrays that lie in memory as [B, S, H, D] without copying; so lies the result."""
     if out is None:
         out = _by_position(x) if x.swapaxes(1, 2).flags.c_contiguous else new(x)
     samples, num_heads, num_positions, head_dim = x.shape

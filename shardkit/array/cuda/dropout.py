@@ -1,6 +1,4 @@
-"""Dropout with its mask made on the way, with the CPU's bits: nothing is kept for the backward but
-the key.
-"""
+"""Dropout whose mask is computed on the way, with the CPU's bits: the backward needs the key."""
 
 import numpy
 
@@ -52,7 +50,8 @@ def _stream(key, start, p):
 
 
 def _grid(size):
-    """A thread for each counter, of four elements; the first and the last may be needed in part.
-    None for no elements.
+    """Return a thread for each counter, of four elements; None for no elements.
+
+    The first counter and the last may be needed in part.
     """
     return spread(size and size // 4 + 2)

@@ -1,6 +1,4 @@
-"""Sums over flat buffers in a fixed order: the tree of the reference to the bit, each buffer read
-once.
-"""
+"""Sums over flat buffers in a fixed order: the reference's tree, bit by bit, in one read."""
 
 import numpy
 

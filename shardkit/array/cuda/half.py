@@ -1,4 +1,4 @@
-"""To half floats and back, for messages of half the size."""
+"""Casts to half floats and back, for messages of half the size."""
 
 import numpy
 

@@ -1,5 +1,4 @@
-"""From a .cu file of this folder to a launch: compiled by CuPy (NVRTC) for one dtype when it is
-first needed, then kept.
+"""Compile a .cu file of this folder with NVRTC, at first use and for one dtype, and launch it.
 
 Every file is compiled with STORED, the type of the arrays in memory, after the text of common.cuh.
 No headers are needed, and x y + z is never contracted, so that rounding is what the source says.
@@ -27,13 +26,13 @@ NULL = numpy.uint64(0)
 
 @functools.cache
 def source(file: str) -> str:
-    """The text that is compiled for a file of this folder."""
+    """Return the text that is compiled for a file of this folder."""
     parts = [f'#line 1 "{name}"\n{(FOLDER / name).read_text()}' for name in ("common.cuh", file)]
     return "\n".join(parts)
 
 
 def options(dtype_name: str, **macros) -> tuple[str, ...]:
-    """Options of NVRTC for arrays of this dtype, with more macros."""
+    """Return NVRTC's options for arrays of this dtype, with more macros."""
     return (
         *OPTIONS,
         f"-DSTORED={STORED[dtype_name]}",
@@ -43,8 +42,9 @@ def options(dtype_name: str, **macros) -> tuple[str, ...]:
 
 @functools.cache
 def _function(xp, ordinal, file, name, flags, shared_bytes):
-    """The kernel on a device; xp and ordinal are part of the key, since code is loaded into one
-    device.
+    """Return the kernel on a device.
+
+    xp and ordinal are part of the key, since code is loaded into one device.
     """
     function = xp.RawModule(code=source(file), options=flags).get_function(name)
     if shared_bytes > PLAIN_SHARED_BYTES:
@@ -63,9 +63,9 @@ def launch(
     shared_bytes: int = 0,
     **macros,
 ) -> None:
-    """Run a kernel on the device of the array x, in its dtype or another. Nothing happens if the
-    grid has no blocks.
+    """Run a kernel on the device of the array x, in its dtype or another.
 
+    Nothing happens if the grid has no blocks.
     args  arrays; None: a null pointer; ints: long long; floats: double; scalars of NumPy as they
           are
     """

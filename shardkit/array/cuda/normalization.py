@@ -14,9 +14,7 @@ SHARES, NUMBERS = ((512, 1), (1024, 2), (2048, 4)), 16
 
 
 def fits(gradient) -> bool:
-    """False for rows too wide for the registers of a block: more than 8192 numbers, or 4096
-    float64.
-    """
+    """Return False for rows too wide for a block's registers: above 8192 numbers, float64 4096."""
     packs, _ = _share(gradient)
     return packs is not None and packs * pack(gradient) <= NUMBERS
 
@@ -79,7 +77,7 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
 
 
 def _backward(gradient, x, weight, mean, inverse, wanted, out):
-    """Gradients of x, weight and bias; without a mean those of RMS norm, which has no bias."""
+    """Return gradients of x, weight and bias; without a mean those of RMS norm, without bias."""
     for_x, num_pieces = new_like(x, out) if wanted[0] else None, -(-x.shape[0] // ROWS)
     parts = [
         new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None
@@ -107,7 +105,7 @@ def _backward(gradient, x, weight, mean, inverse, wanted, out):
 
 
 def _share(x):
-    """(packs of a thread, threads) for rows of this width; no packs if it is too wide."""
+    """Return (packs of a thread, threads) for rows of this width; no packs if it is too wide."""
     num_packs = -(-x.shape[1] // pack(x))
     packs = next((packs for widest, packs in SHARES if num_packs <= widest), None)
     return packs, max(32, -(-num_packs // (packs or 1) // 32) * 32)

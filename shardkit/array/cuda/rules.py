@@ -1,6 +1,4 @@
-"""Optimizer rules, each in one pass: the operations of the reference in the same order, so the bits
-are the same too.
-"""
+"""Optimizer rules, each in one pass, with the operations of the reference in the same order."""
 
 from ..reference import rules as reference
 from ..registry import NUMBERS, on_cuda
@@ -106,9 +104,7 @@ def adam(
 
 
 def _are_plain(parameters, gradients, *states):
-    """False if what is updated is not in one piece, or dtypes differ: views are rare there, and the
-    plain twin takes them.
-    """
+    """Return False if what is updated has gaps, or dtypes differ: the reference takes these."""
     return gradients.dtype == parameters.dtype and all(
         x.flags.c_contiguous and x.dtype == parameters.dtype for x in (parameters, *states)
     )

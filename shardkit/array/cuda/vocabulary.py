@@ -1,6 +1,4 @@
-"""Cross-entropy with its gradient, a block of threads for each row; the gradient of an embedding
-without atomics.
-"""
+"""Cross-entropy with its gradient, a block of threads per row; the gradient of an embedding."""
 
 import numpy
 
@@ -46,7 +44,7 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
 
 
 def _marks(targets, counts):
-    """Targets as int64 and counts as bool or None."""
+    """Return targets as int64, and counts as bool or None."""
     return plain(targets.astype(numpy.int64, copy=False)), None if counts is None else plain(counts)
 
 

@@ -1,5 +1,4 @@
-"""The plain twins: NumPy or CuPy, whichever made the arrays. Obvious first; in pieces that fit into
-cache second.
+"""Definitions of the kernels, on NumPy or CuPy arrays: obvious first, in pieces that fit in cache.
 
 Inputs may be strided or read-only and are never written to, except where a rule says "in place".
 Results are in the dtype of the inputs; nothing is widened to float64 unless the docstring says so.

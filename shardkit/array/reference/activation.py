@@ -129,7 +129,7 @@ def softmax_backward(gradient, y, dim=-1, out=None):
 
 
 def _into(out, array):
-    """The array, in `out` if that is given."""
+    """Return the array, in `out` if that is given."""
     if out is None:
         return array
     out[...] = array

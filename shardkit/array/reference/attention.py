@@ -64,7 +64,7 @@ def causal_attention_backward(
 
 
 def _scores(q, k, scale, hidden):
-    """q [H, S, D], k [KV, T, D] -> scaled scores [KV, group, S, T], minus infinity where hidden."""
+    """Return scaled scores [KV, group, S, T] of q [H, S, D] and k [KV, T, D], -inf where hidden."""
     num_heads, num_queries, _ = q.shape
     num_key_heads, num_keys, _ = k.shape
     scores = products.matmul(_by_key_head(q, num_key_heads), k.swapaxes(1, 2))  # [KV, group S, T]
@@ -75,19 +75,17 @@ def _scores(q, k, scale, hidden):
 
 
 def _by_key_head(x, num_key_heads):
-    """x [H, S, D] -> [KV, group S, D]: the rows that use one key head, below each other, so that no
-    key is repeated.
-    """
+    """Return x [H, S, D] as [KV, group S, D]: rows of one key head together, no key repeated."""
     return x.reshape(num_key_heads, x.shape[0] // num_key_heads * x.shape[1], x.shape[2])
 
 
 def _stack(x):
-    """x [KV, group, S, T] -> [KV, group S, T]."""
+    """Return x [KV, group, S, T] as [KV, group S, T]."""
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
 
 
 def _hidden(q, k, first_query):
-    """[S, T]: 0 where the query may see the key, minus infinity where the key comes later."""
+    """Return [S, T]: 0 where the query may see the key, minus infinity where the key comes later."""
     xp, num_queries, num_keys = xp_of(q), q.shape[2], k.shape[2]
     later = xp.arange(num_keys) > xp.arange(first_query, first_query + num_queries)[:, None]
     return xp.where(later, -numpy.inf, 0).astype(q.dtype)
@@ -107,9 +105,9 @@ def rotary_tables(positions, head_dim, base, dtype):
 
 @kernel(rounded=(True,))
 def rotary(x, cos, sin, out=None):
-    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle;
-    -sin turns back.
+    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle.
 
+    -sin turns back.
     out  not x; it may be strided if its rows [D] are contiguous
     """
     half = x.shape[-1] // 2

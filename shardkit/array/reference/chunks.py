@@ -15,9 +15,7 @@ CHUNK_ELEMENTS = 1 << 16
 
 
 def spans(array, row_size: int = 1):
-    """Slices that cover the first dimension of an array, each of about CHUNK_ELEMENTS / row_size
-    rows.
-    """
+    """Yield slices of the first dimension, each of about CHUNK_ELEMENTS / row_size rows."""
     num_rows = array.shape[0]
     step = max(1, CHUNK_ELEMENTS // max(row_size, 1)) if xp_of(array) is numpy else max(num_rows, 1)
     for start in range(0, num_rows, step):
@@ -25,9 +23,7 @@ def spans(array, row_size: int = 1):
 
 
 def elementwise(rule, *inputs, out=None):
-    """rule(*inputs), element by element, for inputs of one shape -> that shape, in the dtype of the
-    first.
-    """
+    """Return rule(*inputs), for inputs of one shape, in the dtype of the first."""
     out = empty_like(inputs[0], out)
     flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
     for span in spans(result):
@@ -36,5 +32,5 @@ def elementwise(rule, *inputs, out=None):
 
 
 def empty_like(x, out=None):
-    """out, if it is given, else a new array of the shape and dtype of x, C-contiguous."""
+    """Return out if it is given, else a new array of the shape and dtype of x, C-contiguous."""
     return empty(x.shape, x.dtype, xp_of(x)) if out is None else out

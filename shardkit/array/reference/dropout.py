@@ -1,6 +1,4 @@
-"""Dropout: the mask is a function of (key, number of the element), so it is made again instead of
-kept.
-"""
+"""Dropout: the mask is a function of (key, element number), so it is made again, not kept."""
 
 import numpy
 
@@ -34,5 +32,5 @@ def dropout_mask(key, start, stop, p, xp=numpy):
 
 
 def dropped_numbers(p) -> int:
-    """How many of the 2^32 numbers mean that an element is dropped."""
+    """Return how many of the 2^32 numbers mean that an element is dropped."""
     return min(round(p * 2**32), 2**32 - 1)

@@ -1,4 +1,4 @@
-"""Sums over flat buffers whose order is fixed, so that their bits are too."""
+"""Sums over flat buffers in a fixed order, so that their bits are fixed too."""
 
 import numpy
 
@@ -9,8 +9,9 @@ from .chunks import spans
 
 @kernel(deciding=lambda args: args[0][0])
 def tree_sum(buffers, out=None):
-    """Sum of equal 1-D arrays as a fixed tree -> out, or a new array. out may be one of the
-    buffers.
+    """Return the sum of equal 1-D arrays as a fixed tree, in `out` or a new array.
+
+    `out` may be one of the buffers.
 
     a   b   c   d   e          neighbors first, level by level,
     a + b   c + d   e          an odd one is carried up
@@ -29,8 +30,9 @@ def tree_sum(buffers, out=None):
 
 @kernel()
 def block_squares(x, block=256):
-    """x [n] -> [ceil(n / block)] float64: the sum of squares of each block; what is missing in the
-    last one is zero.
+    """x [n] -> [ceil(n / block)] float64: the sum of squares of each block.
+
+    What is missing in the last one is zero.
 
     In float64, since the square of a large gradient does not fit into float32. A span that starts
     at a multiple of `block` gives the same bits as the same blocks of the whole.

@@ -1,4 +1,4 @@
-"""To half floats and back, for messages of half the size."""
+"""Casts to half floats and back, for messages of half the size."""
 
 import numpy
 
@@ -9,8 +9,9 @@ from .chunks import spans
 
 @kernel()
 def to_half(x, scale=1.0, out=None):
-    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504. On CPUs also
-    bfloat16, that of `out`.
+    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504.
+
+    On CPUs also bfloat16, that of `out`.
     """
     out = xp_of(x).empty(x.shape, numpy.float16) if out is None else out
     with numpy.errstate(over="ignore"):
@@ -29,7 +30,7 @@ def from_half(x, dtype, out=None):
 
 @kernel()
 def largest_magnitude(x):
-    """The largest |x| of x [n], as a Python number; 0 of none, NaN if there is one."""
+    """Return the largest |x| of x [n], as a Python number; 0 of none, NaN if there is one."""
     return max(
         [float(abs(x[span]).max()) for span in spans(x)],
         default=0.0,

@@ -1,5 +1,4 @@
-"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition
-before it.
+"""Layer norm and RMS norm over rows, each with its gradient and with the addition before it.
 
 Both norms keep one or two numbers per row and compute the normalized rows again in the backward. A
 sum over rows (the gradients of weight and bias) goes through the rows in order, in pieces whose
@@ -13,9 +12,7 @@ from .chunks import empty_like, spans
 
 @kernel(rounded=(True, False, False))
 def layer_norm(x, weight, bias, eps, out=None):
-    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N] = 1 / sqrt(variance +
-    eps).
-    """
+    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N] = 1 / sqrt(variance + eps)."""
     xp, width = xp_of(x), x.shape[1]
     y = empty_like(x, out)
     mean, inverse = xp.empty(x.shape[0], x.dtype), xp.empty(x.shape[0], x.dtype)

@@ -80,12 +80,10 @@ def adam(
 
 
 def adam_factors(step, lr, beta1, beta2):
-    """What corrects the moments of step number `step` for their start at zero: (lr / (1 - beta1^n),
-    sqrt(1 - beta2^n)).
-    """
+    """Return (lr / (1 - beta1^n), sqrt(1 - beta2^n)), which correct moments that began at zero."""
     return lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
 
 
 def _decayed(gradients, parameters, weight_decay):
-    """The gradient plus that of weight_decay/2 times the squared parameters."""
+    """Return the gradient, plus that of weight_decay/2 times the squared parameters."""
     return gradients + weight_decay * parameters if weight_decay else gradients

@@ -50,7 +50,7 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
 
 
 def _chosen(targets, width):
-    """(rows, columns) of the targets in [0, width)."""
+    """Return (rows, columns) of the targets in [0, width)."""
     rows = xp_of(targets).flatnonzero((targets >= 0) & (targets < width))
     return rows, targets[rows]
 

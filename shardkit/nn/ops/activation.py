@@ -1,6 +1,4 @@
-"""Functions that bend: each keeps its input or its output, whichever gives the gradient in fewer
-passes.
-"""
+"""Activation functions; each keeps its input or its output, whichever makes the gradient cheaper."""
 
 from math import prod
 
@@ -13,7 +11,7 @@ from .reduction import reduced_dims
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); the gradient at 0 is 0, whatever comes from above."""
+    """Return max(x, 0); the gradient at 0 is 0, whatever comes from above."""
     y = fresh.compute("maximum", x.array, 0)
 
     def backward(gradient, wanted):
@@ -25,19 +23,19 @@ def relu(x: Tensor) -> Tensor:
 
 
 def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent."""
+    """Return the hyperbolic tangent of x."""
     y = fresh.compute("tanh", x.array)
     return record(y, (x,), lambda gradient, wanted: (gradient * (1 - y * y),), needs_output=True)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x)), without overflow for any x."""
+    """Return 1 / (1 + exp(-x)), without overflow for any x."""
     y = kernels.sigmoid(x.array)
     return record(y, (x,), lambda gradient, wanted: (gradient * (y * (1 - y)),), needs_output=True)
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
+    """Return x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), the tanh form (arXiv 1606.08415)."""
 
     def backward(gradient, wanted):
         return (kernels.gelu_backward(gradient, x.array),)
@@ -46,7 +44,7 @@ def gelu(x: Tensor) -> Tensor:
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """gelu(x + bias) without the sum in between. x [..., D], bias [D] of one dtype."""
+    """Return gelu(x + bias) without the sum in between; x [..., D], bias [D] of one dtype."""
     if x.ndim < 1 or bias.shape != x.shape[-1:] or bias.dtype != x.dtype:
         raise ShapeError(
             f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., D] and [D] "
@@ -70,7 +68,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x)."""
+    """Return x sigmoid(x)."""
 
     def backward(gradient, wanted):
         return (kernels.silu_backward(gradient, x.array),)
@@ -79,7 +77,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of one shape (arXiv 2002.05202)."""
+    """Return silu(gate) * up, of one shape (arXiv 2002.05202)."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ShapeError(
             f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; "
@@ -93,7 +91,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """exp(x) / sum of exp(x) over dim; the largest x is taken off first, so nothing overflows."""
+    """Return exp(x) / sum of exp(x) over dim, shifted by the largest x so that nothing overflows."""
     (dim,) = reduced_dims(x, dim)
     y = kernels.softmax(x.array, dim)
 
@@ -104,7 +102,7 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """x - log of the sum of exp(x) over dim."""
+    """Return x - log of the sum of exp(x) over dim."""
     (dim,) = reduced_dims(x, dim)
     xp, dtype, array = xp_of(x.array), x.dtype, widened(x.array)
     y = array - array.max(axis=dim, keepdims=True)

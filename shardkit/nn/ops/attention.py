@@ -1,4 +1,4 @@
-"""Causal attention, and the rotation that tells it where tokens stand."""
+"""Causal attention, and rotary positions."""
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
@@ -10,7 +10,7 @@ from ..autograd import Tensor, array_of, record
 def causal_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, first_query: int = 0
 ) -> Tensor:
-    """softmax(scale q k^T) v, where the query at position p sees the keys at positions 0 .. p.
+    """Return softmax(scale q k^T) v, where query position p sees key positions 0 .. p.
 
     q            [batch, heads, S, D]
     k, v         [batch, kv_heads, T, D]; each serves heads / kv_heads consecutive heads
@@ -60,7 +60,7 @@ def _check_attention(q, k, v, first_query):
 
 
 def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
-    """x with each pair (x[i], x[i + D/2]) turned by the angle position * base^(-2i/D) (arXiv
+    """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D) (arXiv
     2104.09864).
 
     x          [batch, heads, S, D], D even; positions [S] integers, an array or Tensor

@@ -16,8 +16,9 @@ from ..autograd import Tensor, array_of, record
 
 
 def _compute(name, *operands, function=None):
-    """xp.name(*operands), or function(*operands), with a ShapeError that shows the shapes if they
-    do not broadcast.
+    """Return xp.name(*operands), or function(*operands).
+
+    Errors: ShapeError that shows the shapes, if they do not broadcast.
     """
     try:
         return fresh.compute(name, *operands) if function is None else function(*operands)
@@ -30,21 +31,17 @@ def _compute(name, *operands, function=None):
 
 
 def takes_gradient(operand) -> bool:
-    """True for a Tensor that a gradient may flow to; False for scalars and arrays."""
+    """Return True for a Tensor that a gradient may flow to; False for scalars and arrays."""
     return isinstance(operand, Tensor) and operand.requires_grad
 
 
 def form(operand):
-    """(shape, dtype) that the gradient of an operand must have. Holding this keeps no array
-    alive.
-    """
+    """Return the (shape, dtype) of an operand's gradient; holding this keeps no array alive."""
     return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
 
 
 def fit(gradient, form):
-    """The gradient of a result as the gradient of an operand: summed over stretched dimensions, in
-    its dtype.
-    """
+    """Return a result's gradient as an operand's: summed over stretched dims, in its dtype."""
     shape, dtype = form
     if gradient.shape != shape:
         extra = gradient.ndim - len(shape)
@@ -58,7 +55,7 @@ def fit(gradient, form):
 
 
 def add(x, y) -> Tensor:
-    """x + y."""
+    """Return x + y."""
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -71,7 +68,7 @@ def add(x, y) -> Tensor:
 
 
 def subtract(x, y) -> Tensor:
-    """x - y."""
+    """Return x - y."""
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -84,7 +81,7 @@ def subtract(x, y) -> Tensor:
 
 
 def multiply(x, y) -> Tensor:
-    """x * y."""
+    """Return x * y."""
     form_x, form_y = form(x), form(y)
     for_y, for_x = (
         (x if form_y else None),
@@ -106,7 +103,7 @@ def multiply(x, y) -> Tensor:
 
 
 def divide(x, y) -> Tensor:
-    """x / y."""
+    """Return x / y."""
     form_x, form_y = form(x), form(y)
     for_y = x if form_y else None
 
@@ -122,7 +119,7 @@ def divide(x, y) -> Tensor:
 
 
 def negative(x: Tensor) -> Tensor:
-    """-x."""
+    """Return -x."""
 
     def backward(gradient, wanted):
         return (fresh.compute("negative", gradient),)
@@ -131,8 +128,9 @@ def negative(x: Tensor) -> Tensor:
 
 
 def power(x, exponent) -> Tensor:
-    """x ** exponent; the gradient of a Tensor exponent needs x > 0 (at x = 0 it is 0 if the
-    exponent is not negative).
+    """Return x ** exponent.
+
+    The gradient of a Tensor exponent needs x > 0; at x = 0 it is 0 unless the exponent is negative.
     """
     form_x, form_exponent = form(x), form(exponent)
 
@@ -150,7 +148,7 @@ def power(x, exponent) -> Tensor:
 
 
 def _for_base(gradient, base, n):
-    """gradient n base^(n - 1), and 0 where n is 0: base^(-1) may be infinite there."""
+    """Return gradient n base^(n - 1), and 0 where n is 0: base^(-1) may be infinite there."""
     if isinstance(n, (int, float)):
         if n == 0:
             return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
@@ -160,7 +158,7 @@ def _for_base(gradient, base, n):
 
 
 def _for_exponent(gradient, base, n):
-    """gradient base^n log(base), and 0 where base^n is 0 or 1 because base is 0."""
+    """Return gradient base^n log(base), and 0 where base^n is 0 or 1 because base is 0."""
     xp = xp_of(gradient)
     safe = xp.where((base == 0) & (n >= 0), 1, base)  # log 1 = 0
     safe = safe.astype(gradient.dtype, copy=False)
@@ -168,7 +166,7 @@ def _for_exponent(gradient, base, n):
 
 
 def exp(x: Tensor) -> Tensor:
-    """e to the x."""
+    """Return e to the x."""
     y = fresh.compute("exp", x.array)
     return record(
         y,
@@ -179,7 +177,7 @@ def exp(x: Tensor) -> Tensor:
 
 
 def log(x: Tensor) -> Tensor:
-    """Natural logarithm."""
+    """Return the natural logarithm of x."""
     y = fresh.compute("log", x.array)
     return record(
         y, (x,), lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),), needs=(x,)
@@ -187,14 +185,15 @@ def log(x: Tensor) -> Tensor:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root; its gradient at 0 is infinite."""
+    """Return the square root of x; its gradient at 0 is infinite."""
     y = fresh.compute("sqrt", x.array)
     return record(y, (x,), lambda gradient, wanted: (gradient / (2 * y),), needs_output=True)
 
 
 def maximum(x, y) -> Tensor:
-    """The larger of the two; equal elements share the gradient half and half, NaN gives it to
-    both.
+    """Return the larger of the two.
+
+    Equal elements share the gradient half and half; NaN gives it to both.
     """
     form_x, form_y = form(x), form(y)
 
@@ -216,7 +215,7 @@ def maximum(x, y) -> Tensor:
 
 
 def where(condition, x, y) -> Tensor:
-    """x where the condition (boolean Tensor or array, no gradient) holds, y elsewhere."""
+    """Return x where the condition, booleans without a gradient, holds, and y elsewhere."""
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -234,7 +233,7 @@ def where(condition, x, y) -> Tensor:
 
 
 def compare(name: str, x, y) -> Tensor:
-    """x == y, x < y, ... as a Tensor of booleans without a gradient.
+    """Return x == y, x < y, ... as a Tensor of booleans without a gradient.
 
     name   of the function in `operator`
     """

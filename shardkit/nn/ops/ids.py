@@ -1,4 +1,4 @@
-"""Integers that name rows or classes, and what they must be."""
+"""Integers that name rows or classes: what they must be."""
 
 import numpy
 
@@ -15,7 +15,7 @@ def index_array(ids):
 
 
 def check_ids(name, ids, stop, ignored=None):
-    """Raise ShapeError unless ids are integers and, on the host, in [0, stop) or equal to `ignored`.
+    """Raise ShapeError unless ids are integers and, on the host, in [0, stop) or `ignored`.
 
     Ids in GPU memory came from the host, where a model's check_input has seen the whole batch; to
     look at them here would mean to wait for the GPU.

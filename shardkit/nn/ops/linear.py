@@ -1,4 +1,4 @@
-"""Matrix products, and rows taken from a matrix."""
+"""Matrix products, and rows of a matrix."""
 
 from math import prod
 
@@ -13,10 +13,8 @@ from .ids import check_ids, index_array
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
-    """activation(x weight^T + bias), as one product of two matrices whatever the number of leading
-    dimensions.
+    """Return activation(x weight^T + bias), as one product of two matrices.
 
-    x [..., in], weight [out, in], bias [out] -> [..., out], all of one dtype
     activation   an op of one Tensor, or None; one that knows how takes the bias along, in one pass
     gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
     Errors: ShapeError if in, out or the dtypes differ.
@@ -48,7 +46,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
 
 
 def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
-    """activation(x + bias), where both may be None. x [..., D], bias [D] -> [..., D]."""
+    """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
     if activation is gelu and bias is not None:
         return bias_gelu(x, bias)
     y = x if bias is None else x + bias
@@ -56,7 +54,7 @@ def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
 
 
 def _check_linear(x, weight, bias):
-    """The shape of x, and out. Errors: ShapeError unless the three fit together."""
+    """Return the shape of x, and out. Errors: ShapeError unless the three fit together."""
     x_shape, weight_shape = x.shape, weight.shape
     if (
         not x_shape
@@ -73,9 +71,7 @@ def _check_linear(x, weight, bias):
 
 
 def _check_dtypes(name, *dtypes):
-    """Raise ShapeError unless all are one floating dtype, so that nothing is widened behind the
-    caller's back.
-    """
+    """Raise ShapeError unless all are one floating dtype: nothing is widened silently."""
     if not is_floating(dtypes[0]) or len(set(dtypes)) > 1:
         raise ShapeError(
             f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast"
@@ -83,9 +79,8 @@ def _check_dtypes(name, *dtypes):
 
 
 def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """Matrix product over the last two dimensions; the dimensions before them broadcast.
+    """Return the matrix product over the last two dimensions; those before them broadcast.
 
-    x [..., n, k], y [..., k, m] -> [..., n, m], of one dtype
     gradients: x: g y^T, y: x^T g, summed over broadcast dimensions
     """
     x, y = [operand if isinstance(operand, Tensor) else Tensor(operand) for operand in (x, y)]

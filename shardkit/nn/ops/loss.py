@@ -1,6 +1,4 @@
-"""What training makes small. reduction "sum" adds the items up; "mean" divides by how many
-count.
-"""
+"""Losses of tensors; reduction "sum" adds the items up, "mean" divides by how many count."""
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
@@ -13,7 +11,7 @@ from .ids import check_ids
 def cross_entropy(
     logits: Tensor, targets, ignore_index: int | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """Negative log probability of the targets under softmax(logits), in nats.
+    """Return the negative log probability of the targets under softmax(logits), in nats.
 
     logits   [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to
              ignore_index do not count
@@ -43,8 +41,9 @@ def cross_entropy(
 
 
 def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
-    """Squared difference, over all elements, of half floats as float32; target is a Tensor or array
-    of the same shape.
+    """Return the squared difference over all elements, of half floats as float32.
+
+    The target is a Tensor or an array of the same shape.
     """
     target = target if isinstance(target, Tensor) else Tensor(target)
     if prediction.shape != target.shape:
@@ -70,9 +69,7 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
 
 
 def _weight(reduction, count):
-    """What each item counts: a Python float, so that no dtype changes. count() is asked for the
-    mean only.
-    """
+    """Return what each item counts, a Python float; count() is called for the mean only."""
     if reduction not in ("mean", "sum"):
         raise ShapeError(f'reduction {reduction!r}; wanted "mean" or "sum"')
     return 1.0 if reduction == "sum" else 1.0 / max(count(), 1)

@@ -8,17 +8,15 @@ from ..context import ForwardContext
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension (arXiv 1607.06450).
-
-    x [..., D], weight [D], bias [D] -> [..., D]; the variance is the mean square, not the sample
-    variance
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim (arXiv
+    1607.06450).
     """
     rows = _rows("layer_norm", x, weight, bias)
     return _layer_norm(x, weight, bias, *kernels.layer_norm(rows, weight.array, bias.array, eps))
 
 
 def _layer_norm(x, weight, bias, y, mean, inverse):
-    """The output y [N, D] of the kernel, recorded."""
+    """Return the output y [N, D] of the kernel, recorded."""
     by_row = y.shape
 
     def backward(gradient, wanted):
@@ -33,16 +31,13 @@ def _layer_norm(x, weight, bias, y, mean, inverse):
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean of x^2 + eps) * weight over the last dimension (arXiv 1910.07467).
-
-    x [..., D], weight [D] -> [..., D]
-    """
+    """Return x / sqrt(mean of x^2 + eps) * weight over the last dimension (arXiv 1910.07467)."""
     rows = _rows("rms_norm", x, weight)
     return _rms_norm(x, weight, *kernels.rms_norm(rows, weight.array, eps))
 
 
 def _rms_norm(x, weight, y, inverse):
-    """The output y [N, D] of the kernel, recorded."""
+    """Return the output y [N, D] of the kernel, recorded."""
     by_row = y.shape
 
     def backward(gradient, wanted):
@@ -57,11 +52,7 @@ def _rms_norm(x, weight, y, inverse):
 def add_layer_norm(
     x: Tensor, branch: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor]:
-    """x + branch, and its layer_norm, in one pass: where a residual connection ends and the next
-    one begins.
-
-    x, branch [..., D] of one shape and dtype, weight [D], bias [D] -> two of [..., D]
-    """
+    """Return x + branch, and its layer_norm, in one pass: between two residual branches."""
     rows, branch_rows = _summands("add_layer_norm", x, branch, weight, bias)
     total, y, mean, inverse = kernels.add_layer_norm(
         rows, branch_rows, weight.array, bias.array, eps
@@ -73,8 +64,9 @@ def add_layer_norm(
 def add_rms_norm(
     x: Tensor, branch: Tensor, weight: Tensor, eps: float = 1e-6
 ) -> tuple[Tensor, Tensor]:
-    """x + branch, and its rms_norm, in one pass. x, branch [..., D] of one shape and dtype, weight
-    [D] -> two of [..., D].
+    """Return x + branch, and its rms_norm, in one pass.
+
+    x, branch [..., D] of one shape and dtype, weight [D] -> two of [..., D]
     """
     rows, branch_rows = _summands("add_rms_norm", x, branch, weight)
     total, y, inverse = kernels.add_rms_norm(rows, branch_rows, weight.array, eps)
@@ -83,7 +75,7 @@ def add_rms_norm(
 
 
 def _rows(name, x, *parameters):
-    """x as [rows, D]. Errors: ShapeError unless each parameter is [D] in the dtype of x."""
+    """Return x as [rows, D]. Errors: ShapeError unless each parameter is [D] in the dtype of x."""
     if (
         x.ndim < 1
         or x.shape[-1] == 0
@@ -97,8 +89,9 @@ def _rows(name, x, *parameters):
 
 
 def _summands(name, x, branch, *parameters):
-    """x and branch as [rows, D]. Errors: ShapeError unless they have one shape and dtype, and the
-    parameters fit.
+    """Return x and branch as [rows, D].
+
+    Errors: ShapeError unless they have one shape and dtype, and the parameters fit.
     """
     if branch.shape != x.shape or branch.dtype != x.dtype:
         raise ShapeError(
@@ -108,15 +101,16 @@ def _summands(name, x, branch, *parameters):
 
 
 def _sum(total, x, branch):
-    """total [N, D], recorded as x + branch."""
+    """Return total [N, D], recorded as x + branch."""
     return record(
         total.reshape(x.shape), (x, branch), lambda gradient, wanted: (gradient, gradient)
     )
 
 
 def dropout(x: Tensor, p: float, path: str, context: ForwardContext) -> Tensor:
-    """x with each element zeroed with probability p, the others times 1 / (1 - p); x itself if not
-    training.
+    """Return x with each element zeroed with probability p, the others times 1 / (1 - p).
+
+    x itself, if not training.
 
     x        [samples, ...]; row i is sample context.first_sample + i of the global batch
     path     of the layer in the model; two dropouts of one model must not share it

@@ -13,7 +13,7 @@ from ..autograd import Tensor, record
 
 
 def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Sum over dim."""
+    """Return the sum over dim."""
     dims, shape = reduced_dims(x, dim), x.shape
 
     def backward(gradient, wanted):
@@ -23,8 +23,9 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
 
 def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Mean over dim: the sum, divided by the number of elements summed. Errors: ShapeError if that
-    number is 0.
+    """Return the sum over dim, divided by the number of elements.
+
+    Errors: ShapeError if that number is 0.
     """
     dims, shape = reduced_dims(x, dim), x.shape
     count = _count(x, dims, "mean")
@@ -36,7 +37,7 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
 
 def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Largest element over dim; equal ones share the gradient evenly (as in torch.amax)."""
+    """Return the largest element over dim; equal ones share the gradient (as in torch.amax)."""
     dims = reduced_dims(x, dim)
     _count(x, dims, "max")
     y = x.array.max(axis=dims, keepdims=True)
@@ -52,9 +53,7 @@ def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
 
 def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
-    """Mean squared distance from the mean over dim (the divisor is the count, not the count minus
-    one).
-    """
+    """Return the mean squared distance from the mean over dim; the divisor is the count."""
     dims = reduced_dims(x, dim)
     count = _count(x, dims, "variance")
 
@@ -75,8 +74,9 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
 
 def reduced_dims(x, dim) -> tuple[int, ...]:
-    """dim as a tuple of dimensions counted from 0. Errors: ShapeError on one that does not exist or
-    comes twice.
+    """Return dim as a tuple of dimensions counted from 0.
+
+    Errors: ShapeError on one that does not exist or comes twice.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
     if any(not -x.ndim <= d < x.ndim for d in dims):
@@ -92,7 +92,7 @@ def reduced_dims(x, dim) -> tuple[int, ...]:
 
 
 def _count(x, dims, name):
-    """The number of elements that are reduced into one."""
+    """Return the number of elements that are reduced into one."""
     count = prod([x.shape[d] for d in dims])
     if count == 0:
         raise ShapeError(
@@ -103,9 +103,7 @@ def _count(x, dims, name):
 
 
 def _stretch(gradient, shape, dims, keepdim):
-    """The gradient of a reduction, repeated over the dimensions that were reduced; a read-only
-    view.
-    """
+    """Return the gradient of a reduction, repeated over its dimensions, as a read-only view."""
     if not keepdim:
         gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
     return xp_of(gradient).broadcast_to(gradient, shape)

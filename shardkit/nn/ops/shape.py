@@ -1,4 +1,4 @@
-"""Other arrangements of the same elements, and parts of them.
+"""Rearrangements of elements, and parts of them.
 
 Where NumPy gives a view, the result is a view: it shares memory and version with its input. The
 gradient goes back to where each element came from; elements that were taken several times get the
@@ -18,7 +18,7 @@ from .reduction import reduced_dims
 
 
 def reshape(x: Tensor, shape) -> Tensor:
-    """The elements, in C order, in another shape; one size may be -1."""
+    """Return the elements, in C order, in another shape; one size may be -1."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     try:
         y = x.array.reshape(shape)
@@ -32,7 +32,7 @@ def reshape(x: Tensor, shape) -> Tensor:
 
 
 def permute(x: Tensor, dims) -> Tensor:
-    """Dimension i of the result is dimension dims[i] of x."""
+    """Return x with dimension dims[i] as dimension i."""
     dims = reduced_dims(x, tuple(dims))
     if len(dims) != x.ndim:
         raise ShapeError(
@@ -48,7 +48,7 @@ def permute(x: Tensor, dims) -> Tensor:
 
 
 def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
-    """x with two dimensions exchanged."""
+    """Return x with two dimensions exchanged."""
     dim0, dim1 = reduced_dims(x, dim0) + reduced_dims(x, dim1)
 
     def backward(gradient, wanted):
@@ -58,7 +58,7 @@ def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
-    """x without dimension dim, which must have size 1."""
+    """Return x without dimension dim, which must have size 1."""
     dims = reduced_dims(x, dim)
     if any(x.shape[d] != 1 for d in dims):
         raise ShapeError(
@@ -68,7 +68,7 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
 
 
 def unsqueeze(x: Tensor, dim: int) -> Tensor:
-    """x with a new dimension of size 1, which is number dim of the result."""
+    """Return x with a new dimension of size 1, number dim of the result."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ShapeError(
             f"unsqueeze at dim {dim} of a tensor of shape {x.shape}; wanted {-x.ndim - 1} to {x.ndim}"
@@ -78,7 +78,7 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 
 
 def expand(x: Tensor, shape) -> Tensor:
-    """x stretched to a shape that it broadcasts to; no copy is made and the result is read-only."""
+    """Return x stretched to a shape that it broadcasts to: read-only, no copy."""
     try:
         y = xp_of(x.array).broadcast_to(x.array, tuple(shape))
     except ValueError:
@@ -90,7 +90,7 @@ def expand(x: Tensor, shape) -> Tensor:
 
 
 def concatenate(tensors, dim: int = 0) -> Tensor:
-    """The tensors one after the other along dim; all other sizes must be equal."""
+    """Return the tensors one after the other along dim; all other sizes must be equal."""
     tensors = tuple(tensors)
     arrays = [array_of(tensor) for tensor in tensors]
     try:
@@ -115,9 +115,7 @@ def concatenate(tensors, dim: int = 0) -> Tensor:
 
 
 def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
-    """Consecutive parts along dim: of the sizes given, or (an int) that many equal ones. Views of
-    x.
-    """
+    """Return consecutive parts along dim, views of x: of these sizes, or so many equal ones."""
     (dim,) = reduced_dims(x, dim)
     whole = x.shape[dim]
     if isinstance(sizes, int):
@@ -135,7 +133,7 @@ def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
 
 
 def _parts(ndim, sizes, dim):
-    """One index per part along dim."""
+    """Yield one index per part along dim."""
     start, dim = 0, dim % ndim
     for size in sizes:
         yield (slice(None),) * dim + (slice(start, start + size),)
@@ -143,7 +141,7 @@ def _parts(ndim, sizes, dim):
 
 
 def getitem(x: Tensor, index) -> Tensor:
-    """x[index], with all of NumPy's indexing: slices and integers give a view, arrays a copy."""
+    """Return x[index] with all of NumPy's indexing: slices and integers give a view, arrays a copy."""
     index = _index(index)
     is_view = _is_basic(index)
     try:
@@ -176,8 +174,9 @@ def _is_basic(index) -> bool:
 
 
 def gather(x: Tensor, dim: int, index) -> Tensor:
-    """y[i, j, ...] = x[i, index[i, j, ...], ...] with the index at dim; all other sizes are those
-    of x.
+    """Return y[i, j, ...] = x[i, index[i, j, ...], ...], with the index at dim.
+
+    All other sizes are those of x.
     """
     (dim,) = reduced_dims(x, dim)
     index, shape = array_of(index), x.shape
@@ -208,8 +207,9 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
 
 
 def cast(x: Tensor, dtype) -> Tensor:
-    """x in another dtype; the gradient comes back in the dtype of x. To integers or booleans no
-    gradient flows.
+    """Return x in another dtype; the gradient comes back in the dtype of x.
+
+    No gradient flows to integers or booleans.
     """
     y, dtype_before = halves.copy(x.array, dtype), x.dtype
     if not is_floating(y.dtype):
