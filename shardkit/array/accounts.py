@@ -19,9 +19,8 @@ class Accounts:
     """
 
     def __init__(self):
-        self._lock = (
-            threading.RLock()
-        )  # reentrant: a finalizer may run inside a locked section of its own thread
+        # Reentrant: a finalizer may run inside a locked section of its own thread.
+        self._lock = threading.RLock()
         self._live: dict[str, int] = {}
         self._peak: dict[str, int] = {}
         self._total = 0

@@ -65,15 +65,12 @@ class Arena:
         self._free: list[tuple] = []  # (size, start), sorted
         self._size_at: dict[int, int] = {}  # start of a free block -> its size
         self._start_of: dict[int, int] = {}  # stop of a free block -> its start
-        self._lent: dict[
-            int, tuple
-        ] = {}  # id of the weak reference to an array -> (the reference, its block)
-        self._came_back: list[
-            tuple
-        ] = []  # blocks (start, size, mapping, where the start is in it) of arrays that are gone
-        self._idle: dict[
-            int, list[tuple]
-        ] = {}  # size -> blocks that came back and are not joined to free ones
+        # id of the weak reference to an array -> (the reference, its block)
+        self._lent: dict[int, tuple] = {}
+        # Blocks (start, size, mapping, where the start is in it) of arrays that are gone.
+        self._came_back: list[tuple] = []
+        # size -> blocks that came back and are not joined to free ones.
+        self._idle: dict[int, list[tuple]] = {}
         self._next_start = 0  # of the next segment
         self.num_bytes = 0  # lent out and free
 
@@ -102,7 +99,7 @@ class Arena:
         return array
 
     def _come_back(self, reference):
-        """Note that an array is gone, in any thread, at any time; free blocks are not touched here."""
+        """Note that an array is gone, in any thread and at any time; leave free blocks alone."""
         came_back = self._came_back  # before the array is off the list: clear() makes a new one
         lent = self._lent.pop(id(reference), None)
         if lent is not None:
@@ -115,7 +112,7 @@ class Arena:
         return self.num_bytes - sum(self._size_at.values())
 
     def clear(self) -> None:
-        """Give memory back to the system: now if no array uses it, else when the last one is gone."""
+        """Give memory back to the system: now, or when the last array in it is gone."""
         if self.device.kind != "cpu":
             self.device.xp.get_default_memory_pool().free_all_blocks()
         self.device.accounts.add(self._purpose, -self.num_bytes)

@@ -42,14 +42,14 @@ def xp_of(*arrays):
         return numpy
     if not all(on_device):
         raise DeviceError(
-            "arrays of two devices in one operation: some are NumPy, some are on the GPU; "
-            "move them first with Device.from_host or to_host"
+            "arrays of two devices in one operation: some are NumPy, some are on the GPU; move "
+            "them first with Device.from_host or to_host"
         )
     return sys.modules["cupy"]  # whoever made the array has imported it
 
 
 def to_host(array):
-    """Return the array as a NumPy array: itself if it is one, else a copy, which waits for the GPU."""
+    """Return the array as a NumPy array: itself if it is one, else a copy from the GPU."""
     return array.get() if is_device_array(array) else numpy.asarray(array)
 
 
@@ -57,8 +57,8 @@ def host_array(what: str, array):
     """Return what a caller passed, as a NumPy array. Errors: DeviceError if it is on a GPU."""
     if is_device_array(array):
         raise DeviceError(
-            f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to its own GPU, so "
-            "pass what .get() returns"
+            f"{what} is on the GPU; wanted an array of the host: each rank moves its own part to "
+            "its own GPU, so pass what .get() returns"
         )
     return numpy.asarray(array)
 

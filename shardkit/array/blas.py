@@ -46,53 +46,26 @@ class Library:
     """
 
     def __init__(self, name: str, library, integer=ctypes.c_int, halves: bool = False):
-        self.name, self._integer, self._functions = name, integer, {}
+        self.name = name
+        self._integer = integer
+        self._functions = {}
         enum, pointer = ctypes.c_int, ctypes.c_void_p
         for dtype, (letter, real) in _REALS.items():
-            one, many = (
-                getattr(library, f"cblas_{letter}gemm"),
-                getattr(library, f"cblas_{letter}gemm_batch"),
-            )
-            one.restype, one.argtypes = (
-                None,
-                [
-                    *[enum] * 3,
-                    *[integer] * 3,
-                    real,
-                    *[pointer, integer] * 2,
-                    real,
-                    pointer,
-                    integer,
-                ],
-            )
-            many.restype, many.argtypes = None, [enum, *[pointer] * 13, integer, pointer]
+            one = getattr(library, f"cblas_{letter}gemm")
+            many = getattr(library, f"cblas_{letter}gemm_batch")
+            one.restype = None
+            sizes = [*[enum] * 3, *[integer] * 3]
+            one.argtypes = [*sizes, real, *[pointer, integer] * 2, real, pointer, integer]
+            many.restype = None
+            many.argtypes = [enum, *[pointer] * 13, integer, pointer]
             self._functions[dtype] = one, many
         self._of_halves = library.cblas_gemm_bf16bf16f32 if halves else None
         if halves:
-            self._of_halves.restype, self._of_halves.argtypes = (
-                None,
-                self._functions[FLOAT32][0].argtypes,
-            )
+            self._of_halves.restype = None
+            self._of_halves.argtypes = self._functions[FLOAT32][0].argtypes
 
     def multiply(self, a, b, out) -> None:
         """Compute out = a b; numpy.matmul does what BLAS cannot read or write, and other dtypes."""
-        self._multiply(a, b, out)
-
-    def multiply_halves(self, a, b, out) -> bool:
-        """Compute out = a b for two bfloat16 matrices and a float32 one, or return False."""
-        if (
-            self._of_halves is None
-            or a.dtype.name != "bfloat16"
-            or a.dtype != b.dtype
-            or out.ndim != 2
-        ):
-            return False
-        can = self._layout(a, b, out) is not None
-        if can:
-            self._multiply_halves(a, b, out)
-        return can
-
-    def _multiply(self, a, b, out):
         layout = None
         if out.dtype in self._functions and a.dtype == b.dtype == out.dtype:
             layout = self._layout(a, b, out)
@@ -105,30 +78,18 @@ class Library:
         else:
             places = layout.offsets + [[_address(x)] for x in (a, b, out)]
             at_a, at_b, at = [_address(places) + row * places.strides[0] for row in range(3)]
-            order_a, order_b, m, n, k, one_times, step_a, step_b, zero_times, step, count = (
-                layout.constants
-            )
-            many(
-                _BY_ROWS,
-                order_a,
-                order_b,
-                m,
-                n,
-                k,
-                one_times,
-                at_a,
-                step_a,
-                at_b,
-                step_b,
-                zero_times,
-                at,
-                step,
-                1,
-                count,
-            )
+            *forms, step_a, step_b, zero_times, step, count = layout.constants
+            many(_BY_ROWS, *forms, at_a, step_a, at_b, step_b, zero_times, at, step, 1, count)
 
-    def _multiply_halves(self, a, b, out):
-        _multiply_two(self._of_halves, self._layout(a, b, out), a, b, out)
+    def multiply_halves(self, a, b, out) -> bool:
+        """Compute out = a b for two bfloat16 matrices and a float32 one, or return False."""
+        is_bfloat16 = a.dtype.name == "bfloat16" and a.dtype == b.dtype
+        if self._of_halves is None or not is_bfloat16 or out.ndim != 2:
+            return False
+        layout = self._layout(a, b, out)
+        if layout is not None:
+            _multiply_two(self._of_halves, layout, a, b, out)
+        return layout is not None
 
     def _layout(self, a, b, out):
         return layout_of(
@@ -143,19 +104,8 @@ def _address(array) -> int:
 
 def _multiply_two(function, layout, a, b, out):
     step_a, step_b, step = layout.steps
-    function(
-        _BY_ROWS,
-        *layout.orders,
-        *layout.sizes,
-        1.0,
-        _address(a),
-        step_a,
-        _address(b),
-        step_b,
-        0.0,
-        _address(out),
-        step,
-    )
+    left, right, result = (_address(a), step_a), (_address(b), step_b), (_address(out), step)
+    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, *left, *right, 0.0, *result)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,7 +135,8 @@ def layout_of(a, b, out, dtype, integer) -> Layout | None:
 
     Operands are given by (shape, strides, bytes of an element), the result by its dtype too.
     """
-    shape, inner = out[0], a[0][-1]
+    shape = out[0]
+    inner = a[0][-1]
     leading = numpy.broadcast_shapes(a[0][:-2], b[0][:-2])
     if shape != (*leading, a[0][-2], b[0][-1]) or b[0][-2] != inner:
         return None  # for numpy.matmul to complain of
@@ -193,7 +144,9 @@ def layout_of(a, b, out, dtype, integer) -> Layout | None:
     if None in found or found[2][0] != _AS_IT_IS or 0 in shape or min(*shape[-2:], inner) < 2:
         return None
     (order_a, step_a), (order_b, step_b), (_, step) = found
-    orders, sizes, steps = (order_a, order_b), (*shape[-2:], inner), (step_a, step_b, step)
+    orders = (order_a, order_b)
+    sizes = (*shape[-2:], inner)
+    steps = (step_a, step_b, step)
     if len(shape) == 2:
         return Layout(orders, sizes, steps)
     strides = numpy.array([_leading_strides(*form[:2], len(leading)) for form in (a, b, out)])
@@ -257,8 +210,8 @@ def _load_mkl():
     path = _path_of_mkl()
     if path is None:
         raise ConfigurationError(
-            'blas = "mkl", but no libmkl_rt was found on this node; wanted the package mkl beside shardkit: '
-            'pip install "shardkit[mkl]", or blas = "numpy"'
+            'blas = "mkl", but no libmkl_rt was found on this node; wanted the package mkl beside '
+            'shardkit: pip install "shardkit[mkl]", or blas = "numpy"'
         )
     threads = max(
         (found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"),
@@ -269,8 +222,8 @@ def _load_mkl():
     branch = library.MKL_CBWR_Get_Auto_Branch()
     if branch < _AVX2 or library.MKL_CBWR_Set(branch | _STRICT) != 0:
         raise ConfigurationError(
-            'blas = "mkl", but MKL does not promise the same bits in every run on this CPU; wanted one of '
-            'Intel with AVX2, or blas = "numpy"'
+            'blas = "mkl", but MKL does not promise the same bits in every run on this CPU; wanted '
+            'one of Intel with AVX2, or blas = "numpy"'
         )
     library.MKL_Set_Num_Threads(threads)
     version = ctypes.create_string_buffer(200)

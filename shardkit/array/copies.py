@@ -1,10 +1,9 @@
 """Copies between a GPU and the host, beside the computation, through page-locked memory.
 
-    computation   | step 1         | step 2          | step 3 ...     the stream that kernels are launched on
-    lane                           | copy a | copy b |                a stream of its own
-                                   ^ begins when what was asked for before is done
+    computation   | step 1         | step 2          | step 3 ...    the stream of the kernels
+    lane                           | copy a | copy b |               a stream of its own
+                                   ^ starts when all earlier work is done
                                                      ^ done.hold_back(): step 3 may write a and b
-                                                     again
     host            ...                      done.wait(): a and b can be read
 
 A copy from ordinary host memory makes the host wait; page-locked memory is what the GPU can read by
@@ -98,7 +97,8 @@ class LaneCopies(Copies):
     def to_host(self, array, target, after=None):
         if isinstance(array, numpy.ndarray):
             return super().to_host(array, target)
-        array, before = self._xp.ascontiguousarray(array), () if after is None else after.arrays
+        array = self._xp.ascontiguousarray(array)
+        before = () if after is None else after.arrays
         return self._copy(
             target.ctypes.data,
             array.data.ptr,
@@ -128,9 +128,8 @@ class LaneCopies(Copies):
         )
 
     def _parts_of_gpu(self, array, spans):
-        ahead = (
-            deque()
-        )  # (memory, part, Done): one is read by the caller while the other is on its way
+        # (memory, part, Done): one is read by the caller while the other is on its way.
+        ahead = deque()
         try:
             for start, stop in spans:
                 memory = self._pool.take((stop - start) * array.dtype.itemsize)

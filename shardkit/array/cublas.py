@@ -1,6 +1,6 @@
 """Matrix products that cupy.matmul does not make: half floats with float32 sums, and TF32.
 
-    C = A B, all in rows      is      C^T = B^T A^T, all in columns, which is how cuBLAS reads the same memory
+    C = A B, all in rows    is    C^T = B^T A^T, all in columns, as cuBLAS reads the same memory
 
 CuPy 13 and 14 choose TF32 once per process (the variable CUPY_TF32), compute batches of float16 in
 float32, and have no batches of bfloat16. cublasGemmEx, which they bind as cupy.cuda.cublas, takes
@@ -21,10 +21,9 @@ COMPUTE_32F, COMPUTE_32F_FAST_TF32 = 68, 77
 ALGORITHM_DEFAULT = -1
 KEEP, TRANSPOSE = 0, 1
 
-_ONE, _ZERO = (
-    numpy.ones(1, numpy.float32),
-    numpy.zeros(1, numpy.float32),
-)  # cuBLAS reads them on the host
+# cuBLAS reads them on the host
+_ONE = numpy.ones(1, numpy.float32)
+_ZERO = numpy.zeros(1, numpy.float32)
 
 
 def matmul(a, b, out=None, *, is_tf32: bool = False):
@@ -36,13 +35,12 @@ def matmul(a, b, out=None, *, is_tf32: bool = False):
     out       of that dtype or float32; None: a new array of that dtype
     is_tf32   float32 operands are rounded to TF32
     """
-    xp, leading = xp_of(a, b), numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    xp = xp_of(a, b)
+    leading = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     shape = (*leading, a.shape[-2], b.shape[-1])
-    c = (
-        out
-        if out is not None and out.flags.c_contiguous
-        else xp.empty(shape, a.dtype if out is None else out.dtype)
-    )
+    c = out
+    if out is None or not out.flags.c_contiguous:
+        c = xp.empty(shape, a.dtype if out is None else out.dtype)
     if c.size and not a.shape[-1]:
         c.fill(0)
     elif c.size:
@@ -56,50 +54,19 @@ def _multiply(xp, a, b, c, leading, compute_type):
     (a, a_form, a_row, a_step), (b, b_form, b_row, b_step) = [
         _as_it_lies(xp, x, leading) for x in (a, b)
     ]
-    rows, columns, inner = c.shape[-2], c.shape[-1], a.shape[-1]
-    a_type, b_type, c_type = [DATA_TYPES[x.dtype.name] for x in (a, b, c)]
-    common = (
-        xp.cuda.device.get_cublas_handle(),
-        b_form,
-        a_form,
-        columns,
-        rows,
-        inner,
-        _ONE.ctypes.data,
-    )
-    of_c, zero = (c.data.ptr, c_type, columns), _ZERO.ctypes.data
+    rows, columns = c.shape[-2:]
+    sizes = (columns, rows, a.shape[-1])
+    handle = xp.cuda.device.get_cublas_handle()
+    for_a, for_b, for_c = [(x.data.ptr, DATA_TYPES[x.dtype.name]) for x in (a, b, c)]
+    common = (handle, b_form, a_form, *sizes, _ONE.ctypes.data)
+    zero = _ZERO.ctypes.data
+    last = (compute_type, ALGORITHM_DEFAULT)
     if prod(leading) == 1:
-        xp.cuda.cublas.gemmEx(
-            *common,
-            b.data.ptr,
-            b_type,
-            b_row,
-            a.data.ptr,
-            a_type,
-            a_row,
-            zero,
-            *of_c,
-            compute_type,
-            ALGORITHM_DEFAULT,
-        )
-    else:
-        xp.cuda.cublas.gemmStridedBatchedEx(
-            *common,
-            b.data.ptr,
-            b_type,
-            b_row,
-            b_step,
-            a.data.ptr,
-            a_type,
-            a_row,
-            a_step,
-            zero,
-            *of_c,
-            rows * columns,
-            prod(leading),
-            compute_type,
-            ALGORITHM_DEFAULT,
-        )
+        xp.cuda.cublas.gemmEx(*common, *for_b, b_row, *for_a, a_row, zero, *for_c, columns, *last)
+        return
+    operands = (*for_b, b_row, b_step, *for_a, a_row, a_step)
+    result = (*for_c, columns, rows * columns)
+    xp.cuda.cublas.gemmStridedBatchedEx(*common, *operands, zero, *result, prod(leading), *last)
 
 
 def _as_it_lies(xp, x, leading):
@@ -108,7 +75,8 @@ def _as_it_lies(xp, x, leading):
     x is a copy if cuBLAS cannot read the original.
     """
     x = xp.broadcast_to(x, (*leading, *x.shape[-2:]))
-    step, rows = _step(x, len(leading)), _row(x, *x.shape[-2:], *x.strides[-2:])
+    step = _step(x, len(leading))
+    rows = _row(x, *x.shape[-2:], *x.strides[-2:])
     if step is not None and rows is not None:
         return x, *rows, step
     x = xp.ascontiguousarray(x)

@@ -9,6 +9,7 @@ CuPy is imported here and nowhere else, and only when a CUDA device is asked for
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy
 
@@ -30,19 +31,20 @@ def _import_cupy():
     except ImportError as error:
         reason = " ".join(str(error).split())
         raise DeviceError(
-            f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install the one for '
-            'this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
+            f'device "cuda" needs CuPy, which is installed but cannot be loaded: {reason}; install '
+            'the one for this CUDA, "shardkit[cuda12]" or "shardkit[cuda13]", or use device "cpu"'
         ) from None
     try:
         found = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(
-            f'device "cuda" needs a GPU and its driver, but CUDA reports "{error}"; '
-            'run on a node with a GPU or use device "cpu"'
+            f'device "cuda" needs a GPU and its driver, but CUDA reports "{error}"; run on a node '
+            'with a GPU or use device "cpu"'
         ) from None
     if found == 0:
         raise DeviceError(
-            'device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use device "cpu"'
+            'device "cuda" needs a GPU, but none is visible; check CUDA_VISIBLE_DEVICES or use '
+            'device "cpu"'
         )
     _check_libraries(cupy)
     return cupy
@@ -56,8 +58,9 @@ def _check_libraries(cupy):
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise DeviceError(
-            f'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports "{reason}"; load the CUDA '
-            'module of this machine, or run pip install "cupy-cuda12x[ctk]" (cuda13x for CUDA 13)'
+            'device "cuda" needs the CUDA libraries NVRTC and cuBLAS, but CuPy reports '
+            f'"{reason}"; load the CUDA module of this machine, or run pip install '
+            '"cupy-cuda12x[ctk]" (cuda13x for CUDA 13)'
         ) from None
 
 
@@ -96,11 +99,10 @@ class Device:
         Errors: DeviceMemoryError, a MemoryError, if the GPU has no room; it names what takes the
         most there.
         """
-        base = (
-            self._aligned(shape, dtype)
-            if self.kind == "cpu"
-            else self._on_gpu(shape, dtype, purpose)
-        )
+        if self.kind == "cpu":
+            base = self._aligned(shape, dtype)
+        else:
+            base = self._on_gpu(shape, dtype, purpose)
         return self.accounts.watch(base, purpose)
 
     def _on_gpu(self, shape, dtype, purpose):
@@ -108,9 +110,7 @@ class Device:
             return self.xp.empty(shape, dtype)
         except MemoryError:
             shape = (shape,) if isinstance(shape, int) else tuple(shape)
-            asked = bytes_text(
-                numpy.dtype(dtype).itemsize * int(numpy.prod(shape, dtype=numpy.int64))
-            )
+            asked = bytes_text(numpy.dtype(dtype).itemsize * prod(shape))
             raise DeviceMemoryError(
                 f"{self!r} has no room for {asked} of {purpose}", self.memory_text()
             ) from None
@@ -128,7 +128,8 @@ class Device:
         """Describe what takes most memory; on a GPU also what the pool and other processes have."""
         table = sorted(self.accounts.table().items(), key=lambda entry: -entry[1])
         held = ", ".join(f"{purpose} {bytes_text(count)}" for purpose, count in table)
-        text = f"the arrays of the model take {bytes_text(sum(count for _, count in table))} there ({held})"
+        total = bytes_text(sum(count for _, count in table))
+        text = f"the arrays of the model take {total} there ({held})"
         return text if self.kind == "cpu" else f"{text}; {self.memory()}"
 
     def zeros(self, shape, dtype="float32", *, purpose: str):
@@ -138,13 +139,13 @@ class Device:
         return array
 
     def _aligned(self, shape, dtype):
-        """Return an array of one fixed alignment, so that results do not depend on the allocator."""
+        """Return an array of fixed alignment: results must not depend on the allocator."""
         dtype = numpy.dtype(dtype)
         array = None if self._heap is None else self._heap.empty(shape, dtype)
         if array is not None:
             return array
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        num_bytes = dtype.itemsize * int(numpy.prod(shape, dtype=numpy.int64))
+        num_bytes = dtype.itemsize * prod(shape)
         block = numpy.empty(num_bytes + ALIGNMENT_BYTES, numpy.uint8)
         start = -block.ctypes.data % ALIGNMENT_BYTES
         return block[start : start + num_bytes].view(dtype).reshape(shape)
@@ -166,14 +167,15 @@ class Device:
             memory = self.xp.cuda.alloc_pinned_memory(num_bytes)
         except (MemoryError, self.xp.cuda.runtime.CUDARuntimeError) as error:
             raise DeviceMemoryError(
-                f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} ({error})",
+                f"the system locks no {bytes_text(num_bytes)} of host memory for {purpose} "
+                f"({error})",
                 "ask for less, or raise the limit of locked memory (ulimit -l)",
             ) from None
         return self.accounts.watch(numpy.ndarray(shape, dtype, buffer=memory), purpose)
 
     @cached_property
     def copies(self) -> Copies:
-        """Copies between this device and the host, on a GPU beside the computation; for one thread."""
+        """Copies to and from the host, on a GPU beside the computation; for one thread."""
         if self.kind == "cpu":
             return Copies()
         return LaneCopies(self.xp, BufferPool(self, "uint8", purpose="staging", make=self.pinned))
@@ -211,8 +213,9 @@ class DeviceMemory:
 
     def __str__(self):
         return (
-            f"of {bytes_text(self.total)} on the GPU {bytes_text(self.free)} are free, {bytes_text(self.pool_held)} are this "
-            f"process's, {bytes_text(self.pool_used)} of them in use"
+            f"of {bytes_text(self.total)} on the GPU {bytes_text(self.free)} are free, "
+            f"{bytes_text(self.pool_held)} are this process's, {bytes_text(self.pool_used)} of "
+            "them in use"
         )
 
 
@@ -226,7 +229,9 @@ class BufferPool:
     """
 
     def __init__(self, device: Device, dtype, *, purpose: str, make=None):
-        self.device, self.dtype, self.purpose = device, dtype, purpose
+        self.device = device
+        self.dtype = dtype
+        self.purpose = purpose
         self._make = make or device.empty  # device.pinned: buffers of page-locked host memory
         self._idle: list = []
         self._out: dict[int, tuple] = {}  # id of the view -> (the view, its buffer)
@@ -235,9 +240,8 @@ class BufferPool:
         """Return an array [size], contents undefined."""
         large_enough = [b for b in self._idle if b.size >= size]
         if large_enough:
-            buffer = min(
-                large_enough, key=lambda b: (b.size, id(b))
-            )  # the same one in every step that takes alike
+            # The same one in every step that takes alike.
+            buffer = min(large_enough, key=lambda b: (b.size, id(b)))
             self._remove(buffer)
         else:
             if self._idle:

@@ -51,6 +51,6 @@ def _check_bfloat16(xp):
         ) from None
     if xp is not numpy and int(xp.__version__.split(".")[0]) < 14:
         raise ConfigurationError(
-            f'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is {xp.__version__}; '
-            'update it, or use "float16"'
+            'compute_dtype = "bfloat16" on a GPU needs CuPy 14 or newer, but this is '
+            f'{xp.__version__}; update it, or use "float16"'
         )

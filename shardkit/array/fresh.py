@@ -43,7 +43,8 @@ def contiguous(x):
 
 def compute(name: str, *operands):
     """Return xp.name(*operands), for an elementwise function with one result."""
-    function, form = getattr(xp_of(*operands), name), _form(operands)
+    function = getattr(xp_of(*operands), name)
+    form = _form(operands)
     return function(*operands) if form is None else function(*operands, out=empty(*form))
 
 
@@ -52,7 +53,8 @@ def choose(condition, x, y):
 
     x and y have one dtype, or one of them is a Python number.
     """
-    xp, form = xp_of(condition, x, y), _form((x, y), condition)
+    xp = xp_of(condition, x, y)
+    form = _form((x, y), condition)
     if form is None:
         return xp.where(condition, x, y)
     out = empty(*form)
@@ -65,9 +67,10 @@ def rows(table, ids):
     """Return the rows [..., *row] of table [V, ...] that ids [...] name, integers in [0, V)."""
     if not is_arena_in_use() or xp_of(table) is not numpy:
         return xp_of(table).take(table, ids, axis=0)
+    # With mode="clip" NumPy writes into `out` without a buffer.
     return table.take(
         ids, axis=0, out=empty((*ids.shape, *table.shape[1:]), table.dtype), mode="clip"
-    )  # unbuffered
+    )
 
 
 def _form(operands, condition=None):

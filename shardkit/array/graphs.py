@@ -58,7 +58,8 @@ class GraphMemory:
         self._begin()
 
     def _begin(self):
-        self._pool, self.num_bytes = self._cuda.MemoryPool(self._block), 0
+        self._pool = self._cuda.MemoryPool(self._block)
+        self.num_bytes = 0
 
     def _block(self, size):
         """Return memory for the pool.
@@ -86,7 +87,7 @@ class GraphMemory:
         return self._cuda.using_allocator(self._pool.malloc)
 
     def empty(self, shape, dtype):
-        """Return an array, contents undefined, that shares no memory with captures on our stream."""
+        """Return an array, contents undefined, that shares no memory with any capture."""
         with self.in_use():
             return self._device.xp.empty(shape, dtype)
 
@@ -103,10 +104,8 @@ class GraphMemory:
         """Return the array in memory that the pool may reuse."""
         if array.size == 0:
             return array
-        num_bytes = (
-            sum((size - 1) * stride for size, stride in zip(array.shape, array.strides))
-            + array.itemsize
-        )
+        steps = [(size - 1) * stride for size, stride in zip(array.shape, array.strides)]
+        num_bytes = sum(steps) + array.itemsize
         memory = self._cuda.UnownedMemory(
             array.data.ptr, num_bytes, self._pool, self._device.ordinal
         )
@@ -127,8 +126,8 @@ class GraphCalls:
         """Launch the computation. Errors: ShardingError if a buffer has moved."""
         if _addresses(buffers) != self._addresses:
             raise ShardingError(
-                "parameters or gradients have moved within a step that is replayed; make the model anew and "
-                "train it uncompiled"
+                "parameters or gradients have moved within a step that is replayed; make the model "
+                "anew and train it uncompiled"
             )
         for function, arguments in self.before:
             function(*arguments)
@@ -144,11 +143,14 @@ class GraphRecorder:
     """
 
     def __init__(self, memory: GraphMemory, buffers: dict):
-        self._memory, self.calls, self.reason = memory, GraphCalls(buffers), None
+        self._memory = memory
+        self.calls = GraphCalls(buffers)
+        self.reason = None
 
     def captured(self, compute):
         """Return the result of compute(), without contents yet; None if it cannot be captured."""
-        stream, result = self._memory.stream, None
+        stream = self._memory.stream
+        result = None
         token = _recorder.set(self)
         try:
             with stream, self._memory.in_use():

@@ -10,8 +10,16 @@ parity tests; its name here comes from the registry.
 import numpy
 
 from .half_kernels import enter_half_kernels
-from .reference import activation, attention, flat, half, normalization, rules, vocabulary  # noqa: F401
-from .reference import dropout as _dropout  # noqa: F401
+from .reference import (  # noqa: F401  each enters its kernels
+    activation,
+    attention,
+    dropout,
+    flat,
+    half,
+    normalization,
+    rules,
+    vocabulary,
+)
 from .registry import KERNELS
 
 enter_half_kernels()

@@ -1,13 +1,13 @@
 """Matrix products: all of them are computed here, so that they can be counted and timed.
 
     operands             NumPy                                  CuPy
-    float32, float64     BLAS: NumPy's, or the library of       cupy.matmul; inside precision("tf32")
+    float32, float64     BLAS: NumPy's, or the library of       cupy.matmul; with precision("tf32")
                          multiplied_by (blas.py)                cuBLAS, TF32 (cublas.py)
     float16, bfloat16    BLAS in float32, result rounded; MKL   cuBLAS on half floats, sums in
                          multiplies bfloat16 matrices itself    float32 (cublas.py)
 
 TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
-several times as fast, with an error of 5e-4 per product. It is used only where the user asks for it.
+several times as fast, with an error of 5e-4 per product. It is used only on request.
 """
 
 from contextlib import contextmanager

@@ -18,10 +18,11 @@ import numpy
 from ..errors import ShapeError
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+# Golden ratio and sqrt(3) - 1, added to the key after each round.
 KEY_STEPS = (
     0x9E3779B9,
     0xBB67AE85,
-)  # golden ratio and sqrt(3) - 1, added to the key after each round
+)
 LOW = 0xFFFFFFFF
 CHUNK = 1 << 14  # blocks of four per pass: the temporaries stay in cache
 
@@ -36,22 +37,24 @@ def key_of(*parts: int | str) -> int:
             )
         kind = "s" if isinstance(part, str) else "i"
         text = str(part).encode()
-        digest.update(
-            f"{kind}{len(text)}:".encode() + text
-        )  # with the length, ("ab", "c") differs from ("a", "bc")
+        # With the length, ("ab", "c") differs from ("a", "bc")
+        digest.update(f"{kind}{len(text)}:".encode() + text)
     return int.from_bytes(digest.digest(), "little")
 
 
 def philox(counters, key: int):
-    """Return four arrays of 32-bit numbers, held in uint64, for four such counters: Philox4x32-10."""
+    """Return four arrays of 32-bit numbers, held in uint64, for four such counters."""
     c0, c1, c2, c3 = counters
-    k0, k1 = key & LOW, key >> 32
+    k0 = key & LOW
+    k1 = key >> 32
     for _ in range(10):
-        p0, p1 = (
-            c0 * MULTIPLIERS[0],
-            c2 * MULTIPLIERS[1],
-        )  # 32 x 32 -> 64 bits: high and low half are used
-        c0, c1, c2, c3 = (p1 >> 32) ^ c1 ^ k0, p1 & LOW, (p0 >> 32) ^ c3 ^ k1, p0 & LOW
+        # 32 x 32 -> 64 bits: high and low half are used
+        p0 = c0 * MULTIPLIERS[0]
+        p1 = c2 * MULTIPLIERS[1]
+        c0 = (p1 >> 32) ^ c1 ^ k0
+        c1 = p1 & LOW
+        c2 = (p0 >> 32) ^ c3 ^ k1
+        c3 = p0 & LOW
         k0, k1 = (k0 + KEY_STEPS[0]) & LOW, (k1 + KEY_STEPS[1]) & LOW
     return c0, c1, c2, c3
 
@@ -59,7 +62,9 @@ def philox(counters, key: int):
 def random_bits(key: int, start: int, stop: int, xp=numpy):
     """Return elements [start, stop) of the stream of this key: [stop - start] uint32, uniform."""
     _check_span(start, stop)
-    first, last = start // 4, -(-stop // 4)  # four elements come from one counter
+    # four elements come from one counter
+    first = start // 4
+    last = -(-stop // 4)
     bits = xp.empty((last - first, 4), xp.uint32)
     for begin in range(first, last, CHUNK):
         end = min(begin + CHUNK, last)
@@ -82,9 +87,8 @@ def normal(key: int, start: int, stop: int, xp=numpy):
     _check_span(start, stop)
     even = start - start % 2
     pairs = uniform(key, even, stop + stop % 2, xp).reshape(-1, 2).T.copy()  # [2, pairs]
-    radius = xp.sqrt(
-        -2.0 * xp.log(1.0 - pairs[0])
-    )  # 1 - u is in (0, 1], so the logarithm is finite
+    # 1 - u is in (0, 1], so the logarithm is finite.
+    radius = xp.sqrt(-2.0 * xp.log(1.0 - pairs[0]))
     angle = 2.0 * math.pi * pairs[1]
     numbers = xp.stack([radius * xp.cos(angle), radius * xp.sin(angle)], axis=1).reshape(-1)
     return numbers[start - even : stop - even]

@@ -94,7 +94,7 @@ def kernel(*, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=Non
     """Enter a definition into the registry; the function itself stays as it is.
 
     deciding      arguments -> the array whose kind and dtype decide which implementation computes
-    kinds         dtypes of NumPy that the loops compute: f float32, d float64, e float16, E bfloat16
+    kinds         dtypes that the loops compute: f float32, d float64, e float16, E bfloat16
     rounded       which results are rounded to half floats where the arguments are half floats that
                   are computed in float32; None: this kernel takes half floats itself, or none
     after_adding  the kernel that follows the addition of the first two arguments, where the sum is
@@ -167,6 +167,6 @@ def is_numba_enabled() -> bool:
 
 
 def is_cupy_array(x) -> bool:
-    """Return True for an array of CuPy itself, which can launch kernels; others have its interface."""
+    """Return True for an array of CuPy itself, not for others with its interface."""
     cupy = sys.modules.get("cupy")  # imported by the maker of any such array
     return cupy is not None and type(x) is cupy.ndarray

@@ -96,7 +96,8 @@ class Tensor:
             array = numpy.asarray(array)
         if requires_grad and not is_floating(array.dtype):
             raise AutogradError(
-                f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast it first"
+                f"a tensor of {array.dtype} cannot take a gradient; only floating point can: cast "
+                "it first"
             )
         self._begin(requires_grad)
         self.array = array
@@ -113,9 +114,8 @@ class Tensor:
     def _made(array, node, memory):
         """Return the output of an operation; fast, since every operation makes one."""
         self = Tensor.__new__(Tensor)
-        self.array = (
-            numpy.asarray(array) if isinstance(array, numpy.generic) else array
-        )  # 0-d results stay arrays
+        # 0-d results stay arrays.
+        self.array = numpy.asarray(array) if isinstance(array, numpy.generic) else array
         self.grad = None
         self.grad_is_empty = False
         self.requires_grad = node is not None
@@ -171,20 +171,21 @@ class Tensor:
     def __array__(self, dtype=None, copy=None):
         if self.requires_grad and is_grad_enabled():
             raise AutogradError(
-                "NumPy would lose the gradient of this tensor; use a function of "
-                "shardkit.nn.ops, or pass t.detach() if none is wanted"
+                "NumPy would lose the gradient of this tensor; use a function of shardkit.nn.ops, "
+                "or pass t.detach() if none is wanted"
             )
         return numpy.array(self.numpy(), dtype=dtype, copy=copy)
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
             raise AutogradError(
-                "a deep copy of a tensor that operations made would lead gradients to "
-                "copies of what it was made from; copy t.detach()"
+                "a deep copy of a tensor that operations made would lead gradients to copies of "
+                "what it was made from; copy t.detach()"
             )
-        twin = Tensor(copy.deepcopy(self.array, memo), self.requires_grad)
-        twin.grad, twin.grad_is_empty = copy.deepcopy(self.grad, memo), self.grad_is_empty
-        return twin
+        copied = Tensor(copy.deepcopy(self.array, memo), self.requires_grad)
+        copied.grad = copy.deepcopy(self.grad, memo)
+        copied.grad_is_empty = self.grad_is_empty
+        return copied
 
     def __repr__(self):
         grad = ", requires_grad=True" if self.requires_grad else ""
@@ -276,14 +277,14 @@ def _first_gradient(output, gradient):
     """Return the gradient that a walk starts from, checked."""
     if not output.requires_grad:
         raise AutogradError(
-            "backward of a tensor that no gradient flows through; was it made inside no_grad(), or does "
-            "none of its inputs have requires_grad=True?"
+            "backward of a tensor that no gradient flows through; was it made inside no_grad(), or "
+            "does none of its inputs have requires_grad=True?"
         )
     if gradient is None:
         if output.size != 1:
             raise AutogradError(
-                f"backward() without a gradient needs a single element, but the shape is {output.shape}; "
-                "pass a gradient of that shape, or sum first"
+                "backward() without a gradient needs a single element, but the shape is "
+                f"{output.shape}; pass a gradient of that shape, or sum first"
             )
         return xp_of(output.array).ones_like(output.array)
     gradient = array_of(gradient)
@@ -291,8 +292,8 @@ def _first_gradient(output, gradient):
         gradient = xp_of(output.array).asarray(gradient, output.dtype)
     if gradient.shape != output.shape:
         raise ShapeError(
-            f"a gradient of shape {gradient.shape} for an output of shape {output.shape}; "
-            "the two must be equal"
+            f"a gradient of shape {gradient.shape} for an output of shape {output.shape}; the two "
+            "must be equal"
         )
     return gradient.astype(output.dtype, copy=False)
 

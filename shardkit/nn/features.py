@@ -26,11 +26,9 @@ class InputFeatures(Module):
     """
 
     def __init__(self, num_features: int, names=None, *, dtype="float32"):
-        self.names = (
-            tuple(f"feature_{i}" for i in range(num_features))
-            if names is None
-            else tuple(map(str, names))
-        )
+        if names is None:
+            names = [f"feature_{i}" for i in range(num_features)]
+        self.names = tuple(map(str, names))
         if len(self.names) != num_features or len(set(self.names)) != num_features:
             raise ConfigurationError(
                 f"feature_names = {list(self.names)}; wanted {num_features} different names"
@@ -52,13 +50,15 @@ class InputFeatures(Module):
         numbers = sorted({operator.index(i) for i in indices})
         if not numbers or numbers[0] < 0 or numbers[-1] >= len(self.names):
             raise FeatureError(
-                f"features {numbers} cannot be made active; wanted some of 0 to {len(self.names) - 1}"
+                f"features {numbers} cannot be made active; wanted some of 0 to "
+                f"{len(self.names) - 1}"
             )
         return tuple(numbers)
 
     def activate(self, indices) -> None:
         """Make exactly these features active. Errors: as `checked`."""
-        self._active, self._mask = self.checked(indices), None
+        self._active = self.checked(indices)
+        self._mask = None
 
     def check_input(self, x):
         check_width("a model of input features", x, len(self.names))

@@ -43,11 +43,13 @@ def _checked_prompt(prompt, vocabulary_size) -> list[int]:
     prompt = host_array("the prompt", prompt)
     if prompt.ndim != 1 or prompt.size == 0 or prompt.dtype.kind not in "iu":
         raise ShapeError(
-            f"a prompt of shape {prompt.shape} and dtype {prompt.dtype}; wanted 1-D integers, at least one"
+            f"a prompt of shape {prompt.shape} and dtype {prompt.dtype}; wanted 1-D integers, at "
+            "least one"
         )
     if prompt.min() < 0 or prompt.max() >= vocabulary_size:
         raise ShapeError(
-            f"a prompt with tokens from {prompt.min()} to {prompt.max()}; wanted 0 <= token < {vocabulary_size}"
+            f"a prompt with tokens from {prompt.min()} to {prompt.max()}; wanted 0 <= token < "
+            f"{vocabulary_size}"
         )
     return prompt.tolist()
 
@@ -76,13 +78,12 @@ class Decoder:
             x = self._model.embedding(ids, known)
             for block, cache in zip(self._model.layers, self._caches):
                 x = block(x, cache)
-            return to_host(self._model.head(x[:, -1:]).array)[
-                0, 0
-            ]  # only the last position is asked for
+            # Only the last position is asked for.
+            return to_host(self._model.head(x[:, -1:]).array)[0, 0]
 
 
 def choose(logits, temperature: float, chance: float) -> int:
-    """Return the token at height `chance`, in [0, 1), of the stacked softmax(logits / temperature)."""
+    """Return the token at height `chance`, in [0, 1), of stacked softmax(logits / temperature)."""
     if temperature == 0:
         return int(logits.argmax())
     heights = numpy.exp((logits.astype(numpy.float64) - logits.max()) / temperature).cumsum()

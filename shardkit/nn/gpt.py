@@ -90,13 +90,11 @@ class TokenEmbedding(Module):
         self.tokens = Embedding(
             settings.vocabulary_size, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
         )
-        self.positions = (
-            None
-            if settings.choices.is_rotary
-            else Embedding(
+        self.positions = None
+        if not settings.choices.is_rotary:
+            self.positions = Embedding(
                 settings.sequence_length, settings.width, init=WEIGHT_INIT, dtype=settings.dtype
             )
-        )
         self.dropout = Dropout(settings.dropout)
 
     def check_input(self, x):
@@ -126,7 +124,7 @@ class TokenEmbedding(Module):
 
 
 class Head(Module):
-    """x [batch, S, width] -> logits [batch, S, vocabulary]: a norm, and a product with the tokens."""
+    """x [batch, S, width] -> logits [batch, S, vocabulary]: a norm, then a product."""
 
     def __init__(self, settings: GPTSettings):
         self.norm = settings.choices.make_norm(settings.width, settings.norm_eps, settings.dtype)

@@ -72,7 +72,7 @@ class Fill(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Unread(Initializer):
-    """Values that are to be read from the checkpoint at `path`; to ask for them is a ShardingError."""
+    """Values still to be read from the checkpoint at `path`; asking for them is a ShardingError."""
 
     class_name: str
     path: str

@@ -125,8 +125,8 @@ class Dropout(Module):
             return x
         if self.path_in_model is None:
             raise ShardingError(
-                "a Dropout that has no path yet cannot choose its mask; call finish(seed) on the model that "
-                "it belongs to"
+                "a Dropout that has no path yet cannot choose its mask; call finish(seed) on the "
+                "model that it belongs to"
             )
         return dropout(x, self.p, self.path_in_model, context)
 
@@ -161,9 +161,8 @@ def check_width(owner: str, x, width: int):
 
 def checked_dtype(owner: str, dtype) -> str:
     """Return the name of a dtype that can be trained. Errors: ConfigurationError on any other."""
-    name = getattr(
-        dtype, "__name__", str(dtype)
-    )  # numpy.float32 and numpy.dtype("float32") are fine too
+    # numpy.float32 and numpy.dtype("float32") are fine too.
+    name = getattr(dtype, "__name__", str(dtype))
     if name not in DTYPES:
         raise ConfigurationError(
             f"{owner} with dtype = {dtype!r}; wanted one of {', '.join(DTYPES)}"

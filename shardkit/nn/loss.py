@@ -59,24 +59,19 @@ class CrossEntropy(Loss):
         *shape, num_classes = (*y.shape, None) if prediction_shape is None else prediction_shape
         if y.shape != tuple(shape):
             raise ShapeError(
-                f"targets of shape {y.shape} for logits of {prediction_shape}; wanted {tuple(shape)}, one class "
-                "number each"
+                f"targets of shape {y.shape} for logits of {prediction_shape}; wanted "
+                f"{tuple(shape)}, one class number each"
             )
-        self._check_range(
-            y if self.ignore_index is None else y[y != self.ignore_index], num_classes
-        )
+        if self.ignore_index is not None:
+            y = y[y != self.ignore_index]
+        self._check_range(y, num_classes)
 
     def _check_range(self, y, num_classes):
         if not y.size or y.min() >= 0 and (num_classes is None or y.max() < num_classes):
             return
-        told = (
-            ""
-            if y.min() >= 0
-            else (
-                f"; a target that shall not count wants a loss that is told so, such as "
-                f"CrossEntropy(ignore_index={y.min()})"
-            )
-        )
+        told = ""
+        if y.min() < 0:
+            told = f"; to leave targets out, use CrossEntropy(ignore_index={y.min()})"
         raise ShapeError(
             f"targets from {y.min()} to {y.max()}; wanted 0 <= target"
             f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}"
@@ -100,7 +95,8 @@ class MeanSquaredError(Loss):
     def check_targets(self, y, prediction_shape):
         if prediction_shape is not None and y.shape != prediction_shape:
             raise ShapeError(
-                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal shapes"
+                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
+                "shapes"
             )
 
     def count(self, y):
@@ -132,7 +128,7 @@ def as_loss(loss) -> Loss:
         return loss
     if not callable(loss):
         raise ConfigurationError(
-            f"the loss is {loss!r}; wanted a Loss or a function (prediction, y) -> mean loss: give the "
-            "model an attribute `loss`, or pass one in the configuration"
+            f"the loss is {loss!r}; wanted a Loss or a function (prediction, y) -> mean loss: give "
+            "the model an attribute `loss`, or pass one in the configuration"
         )
     return FunctionLoss(loss)

@@ -45,7 +45,10 @@ class MLP(Module):
         dtype="float32",
         feature_names=None,
     ):
-        self._sizes, self._activation, self._task, self._seed = tuple(sizes), activation, task, seed
+        self._sizes = tuple(sizes)
+        self._activation = activation
+        self._task = task
+        self._seed = seed
         self._dtype = checked_dtype("MLP", dtype)
         self._check()
         self.features = InputFeatures(self._sizes[0], feature_names, dtype=self._dtype)

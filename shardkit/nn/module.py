@@ -46,9 +46,8 @@ class Module:
     def __setattr__(self, name, value):
         if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
             raise ConfigurationError(
-                f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: "
-                f"it would hide Module.{name}, which a module needs; give the attribute "
-                "another name"
+                f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it "
+                f"would hide Module.{name}, which a module needs; give the attribute another name"
             )
         super().__setattr__(name, value)
 
@@ -221,8 +220,8 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
     blocks = type(module).blocks(module)
     if not isinstance(blocks, (list, tuple)) or not all(map(_is_block, blocks)):
         raise ConfigurationError(
-            f"{type(module).__name__}.blocks() returned {blocks!r:.100}; "
-            "wanted a list of (name, module)"
+            f"{type(module).__name__}.blocks() returned {blocks!r:.100}; wanted a list of (name, "
+            "module)"
         )
     return list(blocks)
 
@@ -255,8 +254,8 @@ def _check_containers(tree):
     for name, value in _attributes(tree):
         if any(id(member) not in known for member in _contained(value)):
             raise ConfigurationError(
-                f"{name} is a plain {type(value).__name__} of modules or parameters, which "
-                "would not be trained; use ModuleList, or one attribute each"
+                f"{name} is a plain {type(value).__name__} of modules or parameters, which would "
+                "not be trained; use ModuleList, or one attribute each"
             )
 
 
@@ -265,8 +264,8 @@ def _check_tensors(tree):
     for name, value in _attributes(tree):
         if isinstance(value, Tensor) and not value.is_parameter and value.requires_grad:
             raise ConfigurationError(
-                f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not "
-                f"be trained; make it a Parameter({value.shape}, init), or leave out "
+                f"{name} is a Tensor that takes a gradient, but no Parameter, so it would not be "
+                f"trained; make it a Parameter({value.shape}, init), or leave out "
                 "requires_grad=True"
             )
 
@@ -292,15 +291,13 @@ def _contained(value):
 
 def _check_names(model_name, parameters, state):
     """Raise CheckpointError unless both name the same things."""
-    missing, unknown = (
-        [n for n in parameters if n not in state],
-        [n for n in state if n not in parameters],
-    )
+    missing = [n for n in parameters if n not in state]
+    unknown = [n for n in state if n not in parameters]
     if missing or unknown:
         raise CheckpointError(
             f"the state does not fit {model_name}: {len(missing)} names missing {_some(missing)}, "
-            f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the {len(parameters) - len(missing)} "
-            "they share"
+            f"{len(unknown)} unknown {_some(unknown)}; strict=False loads the "
+            f"{len(parameters) - len(missing)} they share"
         )
 
 
@@ -317,7 +314,8 @@ class ModuleList(Module):
         for index, module in enumerate(self._modules):
             if not isinstance(module, Module):
                 raise TypeError(
-                    f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted a Module"
+                    f"element {index} of {type(self).__name__} is {type(module).__name__}; wanted "
+                    "a Module"
                 )
 
     def members(self):

@@ -54,8 +54,8 @@ def _truth(self) -> bool:
     """Return the truth of the only element. Errors: ShapeError if there are more."""
     if self.size != 1:
         raise ShapeError(
-            f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that "
-            "of any or of all of its elements: t.numpy().any(), t.numpy().all()"
+            f"the truth of a tensor of shape {self.shape} is ambiguous; ask for that of any or of "
+            "all of its elements: t.numpy().any(), t.numpy().all()"
         )
     return bool(self.item())
 

@@ -33,8 +33,8 @@ from .autograd import Tensor, array_of
 from .init import CHUNK, Initializer, Unread
 
 INSTEAD_OF_FREEZING = (
-    "make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model "
-    "is sharded: every rank holds it whole then, and checkpoints leave it out"
+    "make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model is sharded: "
+    "every rank holds it whole then, and checkpoints leave it out"
 )
 
 
@@ -88,8 +88,8 @@ class Parameter(Tensor):
     def requires_grad(self, value):
         if not value and self._is_sharded:
             raise ShardingError(
-                f"{self._called} cannot be frozen: it belongs to a sharded model, which trains "
-                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
+                f"{_name_of(self)} cannot be frozen: it belongs to a sharded model, which trains all "
+                f"of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
             )
         self._requires_grad = value
 
@@ -166,8 +166,8 @@ class Parameter(Tensor):
         values = array_of(values)
         if numpy.shape(values) != self._shape:
             raise ShapeError(
-                f"{self._called} has shape {self._shape}, but values of shape {numpy.shape(values)} were given; "
-                "the two must be equal"
+                f"{_name_of(self)} has shape {self._shape}, but values of shape "
+                f"{numpy.shape(values)} were given; the two must be equal"
             )
         if self.is_fresh:
             self._array = xp_of(values).empty(self._shape, self._dtype)
@@ -182,14 +182,14 @@ class Parameter(Tensor):
         """
         if self._is_released:
             raise ShardingError(
-                f"{self._called} was released: its values live in the shards of its ranks. "
-                "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
+                f"{_name_of(self)} was released: its values live in the shards of its ranks. Gather "
+                "its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
         if self.name is None or self.seed is None:
             raise ShardingError(
-                f"{self._called} has no name and seed yet, and its initial values depend on both; "
+                f"{_name_of(self)} has no name and seed yet, and its initial values depend on both; "
                 "call finish(seed) on the model that it belongs to"
             )
         return self._initial_values(start, stop)
@@ -205,63 +205,59 @@ class Parameter(Tensor):
         """
         if view.shape != self._shape or view.dtype != self._dtype and not is_half(view.dtype):
             raise ShapeError(
-                f"{self._called} is {self._shape} {self._dtype}, but was bound to a view of {view.shape} "
-                f"{view.dtype}; slot and parameter must agree"
+                f"{_name_of(self)} is {self._shape} {self._dtype}, but was bound to a view of "
+                f"{view.shape} {view.dtype}; slot and parameter must agree"
             )
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released, self._is_sharded = (
-            view,
-            view.dtype,
-            False,
-            True,
-        )
+        self._array = view
+        self._lent_dtype = view.dtype
+        self._is_released = False
+        self._is_sharded = True
 
     def release(self):
         """Give up the memory; reading it is a ShardingError until bind() provides another."""
         if self._array is not None:
             self.stale_views()
-        self._array, self._lent_dtype, self._is_released, self._is_sharded = (
-            None,
-            self._dtype,
-            True,
-            True,
-        )
+        self._array = None
+        self._lent_dtype = self._dtype
+        self._is_released = True
+        self._is_sharded = True
 
     def renew(self):
         """Return to the state at creation: initial values, no memory, no gradient."""
         self.release()
-        self._is_released, self._is_sharded, self.grad = False, False, None
-
-    @property
-    def _called(self):
-        return (
-            f"parameter {self.name}"
-            if self.name is not None
-            else f"a parameter of shape {self._shape}"
-        )
+        self._is_released = False
+        self._is_sharded = False
+        self.grad = None
 
     def __deepcopy__(self, memo):
-        """Return the same parameter in the same state, with memory of its own; the claim is shared."""
-        twin = self._fresh_twin()
-        twin.name, twin.seed, twin.requires_grad, twin.claim = (
-            self.name,
-            self.seed,
-            self.requires_grad,
-            self.claim,
-        )
-        twin._array, twin._is_released = copy.deepcopy(self._array, memo), self._is_released
-        twin._is_sharded = self._is_sharded
-        twin._lent_dtype = self._lent_dtype
-        twin.grad = copy.deepcopy(self.grad, memo)
-        return twin
+        """Return a copy in the same state, with memory of its own; the claim is shared."""
+        copied = self._fresh_copy()
+        copied.name = self.name
+        copied.seed = self.seed
+        copied.requires_grad = self.requires_grad
+        copied.claim = self.claim
+        copied._array = copy.deepcopy(self._array, memo)
+        copied._is_released = self._is_released
+        copied._is_sharded = self._is_sharded
+        copied._lent_dtype = self._lent_dtype
+        copied.grad = copy.deepcopy(self.grad, memo)
+        return copied
 
-    def _fresh_twin(self):
+    def _fresh_copy(self):
         return Parameter(self._shape, self.init, self._dtype)
 
     def __repr__(self):
         state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
+
+
+def _name_of(parameter) -> str:
+    """Return what messages call the parameter."""
+    if parameter.name is None:
+        return f"a parameter of shape {parameter.shape}"
+    return f"parameter {parameter.name}"
 
 
 class SlicedParameter(Parameter):
@@ -275,14 +271,17 @@ class SlicedParameter(Parameter):
 
     def __init__(self, global_shape, box: Box, init: Initializer, dtype="float32"):
         super().__init__(box.shape, init, dtype)
-        self._global_shape, self._box = tuple(global_shape), box
+        self._global_shape = tuple(global_shape)
+        self._box = box
         box.relative_to(Box.whole(self._global_shape))
 
     @classmethod
     def of(cls, whole: Parameter, box: Box) -> "SlicedParameter":
         """Return this box of a parameter, with its name, seed and values; lazy if that is fresh."""
         part = cls(whole.global_shape, box, whole.init, whole.dtype)
-        part.name, part.seed, part.requires_grad = whole.name, whole.seed, whole.requires_grad
+        part.name = whole.name
+        part.seed = whole.seed
+        part.requires_grad = whole.requires_grad
         if not whole.is_fresh:
             part.array = whole.array[box.slices()]
         return part
@@ -297,7 +296,8 @@ class SlicedParameter(Parameter):
 
     def _initial_values(self, start, stop):
         """Return elements [start, stop) of the box, from spans of the whole parameter."""
-        values, at = numpy.empty(stop - start, self._dtype), 0
+        values = numpy.empty(stop - start, self._dtype)
+        at = 0
         for local in flat_range_to_boxes(self._shape, start, stop):
             part = Box(tuple(a + b for a, b in zip(local.offset, self._box.offset)), local.shape)
             for rows in self._whole_rows(part):
@@ -312,12 +312,13 @@ class SlicedParameter(Parameter):
         ones.
         """
         below = self._global_shape[1:]
-        row, inner = prod(below), (slice(None), *box.slices()[1:])
+        row = prod(below)
+        inner = (slice(None), *box.slices()[1:])
         step = max(CHUNK // max(row, 1), 1)
         for start in range(box.offset[0], box.stop[0], step):
             stop = min(start + step, box.stop[0])
             span = self.init.span(self.seed, self.name, start * row, stop * row, self._dtype)
             yield span.reshape(stop - start, *below)[inner]
 
-    def _fresh_twin(self):
+    def _fresh_copy(self):
         return SlicedParameter(self._global_shape, self._box, self.init, self._dtype)

@@ -1,8 +1,7 @@
 """The tape: operations that were done, and the walk back over them.
 
-    y --node--> TapeNode "gelu" --source--> TapeNode "matmul" --source--> w        a leaf Tensor that takes
-                                                                           a gradient
-                                                      --source--> None     an input that takes none
+    y --node--> TapeNode "gelu" --source--> TapeNode "matmul" --source--> w       a leaf Tensor
+                                                              --source--> None    takes no gradient
 
 A TapeNode is one operation: it knows where gradients go (its sources) and how to make them
 (`backward`), and owns no array itself. Nodes point to older nodes only, never back, so a tape that
@@ -24,9 +23,8 @@ import numpy
 from ..array import fresh
 from ..errors import AutogradError, ShapeError
 
-_grad_enabled = ContextVar(
-    "shardkit_grad_enabled", default=True
-)  # per thread: ranks may be threads
+# Per thread: ranks may be threads.
+_grad_enabled = ContextVar("shardkit_grad_enabled", default=True)
 _sequence = itertools.count()  # only the order matters, never the value
 
 
@@ -88,11 +86,10 @@ def walk(output, gradient, *, retain_graph=False, deferred=None):
         node = heappop(heap)[1]
         _check(node.backward, node.saved)
         gradient = pending.pop(node)
-        gradients = (
-            node.backward(gradient, node.wanted)
-            if deferred is None
-            else _split(node, gradient, deferred)
-        )
+        if deferred is None:
+            gradients = node.backward(gradient, node.wanted)
+        else:
+            gradients = _split(node, gradient, deferred)
         _deliver(node.sources, gradients, pending, heap)
         if not retain_graph:
             node.release()
@@ -106,9 +103,8 @@ def _deliver(sources, gradients, pending, heap):
         if not isinstance(source, TapeNode):
             _accumulate(source, gradient)
         elif source in pending:
-            pending[source] = fresh.compute(
-                "add", pending[source], gradient
-            )  # never in place: both may be shared
+            # Never in place: both may be shared.
+            pending[source] = fresh.compute("add", pending[source], gradient)
         else:
             pending[source] = gradient
             heappush(heap, (source.order, source))
@@ -117,15 +113,14 @@ def _deliver(sources, gradients, pending, heap):
 def _accumulate(leaf, gradient):
     """Add the gradient to leaf.grad in place, or copy the first into empty memory."""
     if leaf.grad is None:
-        leaf.grad = (
-            numpy.asarray(gradient) if isinstance(gradient, numpy.generic) else fresh.copy(gradient)
-        )
+        is_scalar = isinstance(gradient, numpy.generic)
+        leaf.grad = numpy.asarray(gradient) if is_scalar else fresh.copy(gradient)
         return
     grad = leaf.grad
     if grad.shape != gradient.shape:
         raise ShapeError(
-            f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; "
-            "bind .grad to a view of the leaf's own shape"
+            f"a gradient of shape {gradient.shape} for a .grad of shape {grad.shape}; bind .grad "
+            "to a view of the leaf's own shape"
         )
     if not leaf.grad_is_empty:
         grad += gradient
@@ -138,8 +133,8 @@ def _check(backward, saved):
     """Raise AutogradError if this node was used up, or if what it needs was overwritten."""
     if backward is None:
         raise AutogradError(
-            "a second backward over a tape that the first has freed; "
-            "pass retain_graph=True to the first, or compute the forward again"
+            "a second backward over a tape that the first has freed; pass retain_graph=True to the "
+            "first, or compute the forward again"
         )
     for holder, version in saved:
         if holder.version != version:
@@ -183,7 +178,8 @@ class WeightGradients:
             raise AutogradError(
                 "the weight gradients of this backward were already computed; run() is for once"
             )
-        deferred, self._deferred = self._deferred, None
+        deferred = self._deferred
+        self._deferred = None
         deferred.reverse()  # popped from the end, so each is freed after use
         while deferred:
             backward, gradient, owed, parameters, saved = deferred.pop()

@@ -69,7 +69,8 @@ class KeyValueCache:
         stop = self.length + num_new
         if stop > self.capacity:
             raise ShapeError(
-                f"{num_new} positions do not fit behind {self.length} in a key/value cache of {self.capacity}"
+                f"{num_new} positions do not fit behind {self.length} in a key/value cache of "
+                f"{self.capacity}"
             )
         if self._keys is None:
             room = (batch, heads, self.capacity, head_dim)
@@ -108,7 +109,9 @@ class SelfAttention(Module):
     ):
         kv_heads = heads if kv_heads is None else kv_heads
         check_heads(width, heads, kv_heads, is_rotary=rotary)
-        self.head_dim, self.rotary, self.rotary_base = width // heads, rotary, rotary_base
+        self.head_dim = width // heads
+        self.rotary = rotary
+        self.rotary_base = rotary_base
         kv_width = kv_heads * self.head_dim
         self.query = Linear(width, width, bias=bias, init=init, dtype=dtype)
         self.key = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
@@ -117,7 +120,7 @@ class SelfAttention(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        """Compute [batch, S, width] from x of that shape, which follows the positions in the cache."""
+        """Compute [batch, S, width] from x of that shape, which follows what is cached."""
         first = 0 if cache is None else cache.length
         q, k, v = [
             self._by_head(projection(x)) for projection in (self.query, self.key, self.value)
@@ -143,8 +146,8 @@ def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
     if width % heads:
         raise ConfigurationError(
-            f"width {width} = {heads} heads x {width // heads} + {width % heads}; "
-            f"wanted a width that {heads} heads divide, such as {width - width % heads + heads}"
+            f"width {width} = {heads} heads x {width // heads} + {width % heads}; wanted a width "
+            f"that {heads} heads divide, such as {width - width % heads + heads}"
         )
     if heads % kv_heads:
         raise ConfigurationError(
@@ -153,8 +156,8 @@ def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
         )
     if is_rotary and width // heads % 2:
         raise ConfigurationError(
-            f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary positions "
-            "turn pairs, so it must be even"
+            f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary "
+            "positions turn pairs, so it must be even"
         )
 
 

@@ -11,11 +11,10 @@ from .rules import Rule
 
 def describe_rule(rule: Rule) -> dict:
     """Return the rule's class, the names of its state and its settings, as JSON can hold them."""
-    names = (
-        [field.name for field in fields(rule)]
-        if is_dataclass(rule)
-        else sorted(getattr(rule, "__dict__", {}))
-    )
+    if is_dataclass(rule):
+        names = [field.name for field in fields(rule)]
+    else:
+        names = sorted(getattr(rule, "__dict__", {}))
     return {
         "rule": type(rule).__name__,
         "state": list(rule.state_names),
@@ -28,12 +27,9 @@ def _plain(value):
 
     The text has no addresses, which differ from run to run.
     """
-    if (
-        value is None
-        or isinstance(value, (bool, int, str))
-        or isinstance(value, float)
-        and isfinite(value)
-    ):
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float) and isfinite(value):
         return value
     if callable(value) and not is_dataclass(value):
         return getattr(value, "__qualname__", type(value).__name__)
@@ -44,4 +40,5 @@ def rule_text(description: dict) -> str:
     """Return the description as one writes the rule: AdamW(lr=0.001, beta1=0.9, ...)."""
     if "settings" not in description:
         return description["rule"]
-    return f"{description['rule']}({', '.join(f'{name}={value}' for name, value in description['settings'].items())})"
+    settings = ", ".join(f"{name}={value}" for name, value in description["settings"].items())
+    return f"{description['rule']}({settings})"

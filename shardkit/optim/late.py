@@ -16,7 +16,7 @@ class RatedRule(Rule, Protocol):
     """A rule that tells its learning rate apart from the age of its state."""
 
     def rate(self, step: int, override: float | None = None) -> float:
-        """Return the learning rate of step number `step`, counted from 1, or `override` if given."""
+        """Return the learning rate of step number `step`, from 1 on, or `override` if given."""
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,8 @@ class Linear(Schedule):
             is_integer(self.decay_steps, at_least=self.warmup_steps + 1),
             "decay_steps",
             self.decay_steps,
-            "the number of the step where the rate has come down, counted from 0: an integer above "
-            f"warmup_steps = {self.warmup_steps}",
+            "the number of the step where the rate has come down, counted from 0: an integer "
+            f"above warmup_steps = {self.warmup_steps}",
         )
         require(
             is_number(self.floor, at_least=0) and self.floor <= 1,

@@ -34,7 +34,8 @@ def bias_gelu(x, bias, out=None):
 
 @on_cpu
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
-    out, for_bias = empty_like(x, out if wanted[0] else None), fresh.zeros(bias.shape, bias.dtype)
+    out = empty_like(x, out if wanted[0] else None)
+    for_bias = fresh.zeros(bias.shape, bias.dtype)
     run(_bias_gelu_backward, (gradient, x), (bias, for_bias), (out,))
     return out if wanted[0] else None, for_bias if wanted[1] else None
 
@@ -75,7 +76,8 @@ def swiglu_backward(gradient, gate, up, out=(None, None)):
 def softmax(x, dim=-1, out=None):
     if dim not in (-1, x.ndim - 1) or x.size == 0:
         return reference.softmax(x, dim, out)
-    out, rows = empty_like(x, out), (-1, x.shape[-1])
+    out = empty_like(x, out)
+    rows = (-1, x.shape[-1])
     run(_softmax, (x.reshape(rows),), (), (out.reshape(rows),))
     return out
 
@@ -84,7 +86,8 @@ def softmax(x, dim=-1, out=None):
 def softmax_backward(gradient, y, dim=-1, out=None):
     if dim not in (-1, y.ndim - 1) or y.size == 0:
         return reference.softmax_backward(gradient, y, dim, out)
-    out, rows = empty_like(y, out), (-1, y.shape[-1])
+    out = empty_like(y, out)
+    rows = (-1, y.shape[-1])
     run(_softmax_backward, (gradient.reshape(rows), y.reshape(rows)), (), (out.reshape(rows),))
     return out
 
@@ -172,7 +175,9 @@ def _swiglu(gate, up, out):
 @compiled
 def _swiglu_backward(gradient, gate, up, for_gate, for_up):
     for i in range(gate.size):
-        g, x, y = gradient[i], gate[i], up[i]
+        g = gradient[i]
+        x = gate[i]
+        y = up[i]
         s = logistic(x)
         for_gate[i] = g * y * _silu_slope(x, s)
         for_up[i] = g * x * s
@@ -181,7 +186,8 @@ def _swiglu_backward(gradient, gate, up, for_gate, for_up):
 @compiled
 def _softmax(x, out):
     for i in range(x.shape[0]):
-        top, total = x[i, 0], like(0.0, x[0, 0])
+        top = x[i, 0]
+        total = like(0.0, x[0, 0])
         for j in range(x.shape[1]):
             top = larger(top, x[i, j])
         for j in range(x.shape[1]):

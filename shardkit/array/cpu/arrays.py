@@ -35,10 +35,8 @@ def run(loop, inputs, shared, outputs):
     through buffers that stay in cache, some rows at a time. Since the loop goes through rows in
     order, what it adds up in `shared` has the same bits.
     """
-    inputs, shared = (
-        [plain(x) for x in inputs],
-        [plain(x) if isinstance(x, numpy.ndarray) else x for x in shared],
-    )
+    inputs = [plain(x) for x in inputs]
+    shared = [plain(x) if isinstance(x, numpy.ndarray) else x for x in shared]
     if not any(numpy.may_share_memory(out, x) for out in outputs for x in inputs):
         return loop(*inputs, *shared, *outputs)
     num_rows = max(1, PIECE_ELEMENTS // max(1, prod(outputs[0].shape[1:])))

@@ -2,10 +2,10 @@ r"""Causal attention by tiles: only scores that some query sees are computed, an
 them exists at a time.
 
     queries
-      |####\            |      a tile: 64 or 128 rows x up to KEYS columns of scores of some heads, in a buffer that stays
-      |#####\           |      in cache. What lies right of the diagonal is skipped; inside a tile on the diagonal it is
-      |########\        |      set to 0 after the product. Products are BLAS's, one call for all heads of a tile.
-      |#########\       |
+      |####\            |    a tile: 64 or 128 rows x up to KEYS columns of scores of some heads,
+      |#####\           |    in a buffer that stays in cache. What lies right of the diagonal is
+      |########\        |    skipped; inside a tile on the diagonal it is set to 0 after the
+      |#########\       |    product. Products are BLAS's, one call for all heads of a tile.
       +-------- keys ---+
 
 With up to KEYS keys a row of tiles is one tile, and its softmax the plain one. Longer sequences go
@@ -40,7 +40,7 @@ __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_ta
 
 
 class Tile(NamedTuple):
-    """A part of the scores [B, KV, group, S, T], as slices; each key head serves a group of heads."""
+    """A part of the scores [B, KV, group, S, T], as slices; a key head serves a group of heads."""
 
     samples: slice
     key_heads: slice
@@ -93,7 +93,7 @@ def _cut(length, size):
 
 
 def _tiles_and_buffers(q, k, first_query, num_buffers):
-    """Return the rows of tiles, and flat buffers that are large enough for the scores of any tile."""
+    """Return the rows of tiles, and flat buffers large enough for the scores of any tile."""
     rows = rows_of_tiles(
         *k.shape[:2], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], first_query
     )
@@ -143,7 +143,8 @@ def _visible(count, width):
 
 @on_cpu
 def causal_attention(q, k, v, scale, first_query, out=None):
-    y, log_sums = _empty_by_position(q) if out is None else out, empty(q.shape[:3], q.dtype)
+    y = _empty_by_position(q) if out is None else out
+    log_sums = empty(q.shape[:3], q.dtype)
     if q.size:
         q, k, v = [_for_products(x) for x in (q, k, v)]
         rows, (buffer,) = _tiles_and_buffers(q, k, first_query, 1)
@@ -196,7 +197,8 @@ def _softmax_tile(scores, scale, num_visible, num_queries, top, total, factor):
     for i in range(scores.shape[0]):
         seen, stop = _visible(num_visible + i % num_queries, scores.shape[1])
         old = highest = top[i]
-        times, added = like(scale, old), like(0.0, old)
+        times = like(scale, old)
+        added = like(0.0, old)
         one_seen = scores[i, 0]
         for j in range(seen, stop):
             scores[i, j] = one_seen  # so that the highest stays right
@@ -209,7 +211,8 @@ def _softmax_tile(scores, scale, num_visible, num_queries, top, total, factor):
         for j in range(stop):
             added = plus(added, scores[i, j])
         factor[i] = exp(old - highest)
-        top[i], total[i] = highest, total[i] * factor[i] + added
+        top[i] = highest
+        total[i] = total[i] * factor[i] + added
 
 
 # ---- backward ------------------------------------------------------------------------------------
@@ -245,11 +248,10 @@ def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for
     log_sums, along  [B, KV, group, S]; along is the sum of gradient y
     """
     heads = tile.samples, tile.key_heads
-    here, there = (*heads, slice(None), tile.queries), (*heads, tile.keys)
-    p, for_scores = (
-        _scores(tile, buffers[0], q[here], k),
-        _scores(tile, buffers[1], gradient[here], v),
-    )
+    here = (*heads, slice(None), tile.queries)
+    there = (*heads, tile.keys)
+    p = _scores(tile, buffers[0], q[here], k)
+    for_scores = _scores(tile, buffers[1], gradient[here], v)
     _gradient_tile(
         _rows(p),
         _rows(for_scores),
@@ -264,9 +266,8 @@ def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for
     )
     for member in range(tile.shape[2]):
         rows = *heads, member, tile.queries
-        is_first = (
-            member == 0 and tile.queries.stop == q.shape[3]
-        )  # the last queries see all keys, and come first
+        # The last queries see all keys, and come first.
+        is_first = member == 0 and tile.queries.stop == q.shape[3]
         _add_product(p[:, :, member].swapaxes(2, 3), gradient[rows], for_v[there], is_first)
         _add_product(for_scores[:, :, member].swapaxes(2, 3), q[rows], for_k[there], is_first)
 
@@ -292,7 +293,8 @@ def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, alo
     """
     for i in range(p.shape[0]):
         seen, stop = _visible(num_visible + i % num_queries, p.shape[1])
-        times, level = like(scale, along[i]), along[i]
+        times = like(scale, along[i])
+        level = along[i]
         for j in range(stop):
             p[i, j] = exp(fma(p[i, j], times, -log_sums[i]))
         for j in range(stop):

@@ -11,7 +11,10 @@ arrays only: one machine code per kernel and dtype.
 Compiling takes a few tenths of a second per loop, once per machine: the code is then read from the
 first of these folders that has it, and written to the first that lets us.
 
-    NUMBA_CACHE_DIR, if it is set    __pycache__ beside this file    ~/.cache/shardkit    a private folder in the temporary one
+    NUMBA_CACHE_DIR, if it is set
+    __pycache__ beside this file
+    ~/.cache/shardkit
+    a private folder in the temporary one
 
 If none can be written to, each process compiles what it needs. One file holds one loop for one
 signature and kind of CPU, and carries a checksum: ranks that compile at the same time write equal
@@ -108,7 +111,7 @@ def candidate_folders() -> tuple[Path, ...]:
 
 
 def _is_private(folder):
-    """Return True for a folder that only we can write to, created if missing: code is read from it."""
+    """Return True for a folder that only we can write to, created if missing."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
@@ -136,7 +139,8 @@ def _read(path):
         content = path.read_bytes()
     except OSError:
         return None
-    digest, content = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    digest = content[:DIGEST_BYTES]
+    content = content[DIGEST_BYTES:]
     return content if digest == hashlib.sha256(content).digest() else None
 
 

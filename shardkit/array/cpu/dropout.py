@@ -38,7 +38,8 @@ def dropout_mask(key, start, stop, p, xp=numpy):
 @compiled
 def _dropout(x, start, key, dropped, scale, out):
     """Drop elements of x into out, both [N]; key [1]."""
-    key_low, key_high = numpy.uint32(key[0]), numpy.uint32(key[0] >> HALF)
+    key_low = numpy.uint32(key[0])
+    key_high = numpy.uint32(key[0] >> HALF)
     numbers = (
         numpy.empty(BLOCK, numpy.uint32),
         numpy.empty(BLOCK, numpy.uint32),
@@ -61,28 +62,32 @@ def _philox(counter, key_low, key_high, first, second, third, fourth):
     """Fill buffers with the four 32-bit numbers of each counter, as random.philox does."""
     for i in range(BLOCK):
         here = counter + numpy.uint64(i)
-        c0, c1, c2, c3 = (
-            numpy.uint32(here),
-            numpy.uint32(here >> HALF),
-            numpy.uint32(0),
-            numpy.uint32(0),
-        )
+        c0 = numpy.uint32(here)
+        c1 = numpy.uint32(here >> HALF)
+        c2 = numpy.uint32(0)
+        c3 = numpy.uint32(0)
         k0, k1 = key_low, key_high
         for _ in range(10):
             p0, p1 = numpy.uint64(c0) * FIRST_MULTIPLIER, numpy.uint64(c2) * SECOND_MULTIPLIER
-            c0, c1 = numpy.uint32(p1 >> HALF) ^ c1 ^ k0, numpy.uint32(p1)
-            c2, c3 = numpy.uint32(p0 >> HALF) ^ c3 ^ k1, numpy.uint32(p0)
+            c0 = numpy.uint32(p1 >> HALF) ^ c1 ^ k0
+            c1 = numpy.uint32(p1)
+            c2 = numpy.uint32(p0 >> HALF) ^ c3 ^ k1
+            c3 = numpy.uint32(p0)
             k0, k1 = numpy.uint32(k0 + FIRST_STEP), numpy.uint32(k1 + SECOND_STEP)
         first[i], second[i], third[i], fourth[i] = c0, c1, c2, c3
 
 
 @inlined
 def _drop_block(x, begin, first, second, third, fourth, dropped, scale, out):
-    """Drop four elements per counter, all read before one is written, so that LLVM can use vectors."""
+    """Drop four elements per counter, all read before one is written: LLVM makes vectors of it."""
     for i in range(BLOCK):
         j = begin + 4 * i
-        a, b, c, d = x[j], x[j + 1], x[j + 2], x[j + 3]
-        times, zero = like(scale, a), like(0.0, a)
+        a = x[j]
+        b = x[j + 1]
+        c = x[j + 2]
+        d = x[j + 3]
+        times = like(scale, a)
+        zero = like(0.0, a)
         a = a * times if first[i] >= dropped else zero
         b = b * times if second[i] >= dropped else zero
         c = c * times if third[i] >= dropped else zero

@@ -26,7 +26,8 @@ def tree_sum(buffers, out=None):
 
 @on_cpu
 def block_squares(x, block=256):
-    sums, whole = empty(-(-x.size // block), numpy.float64), x.size // block * block
+    sums = empty(-(-x.size // block), numpy.float64)
+    whole = x.size // block * block
     _block_squares(plain(x[:whole]).reshape(-1, block), sums)
     if x.size > whole:
         rest = numpy.zeros((1, block), x.dtype)

@@ -1,7 +1,7 @@
 """Casts to half floats and back: float16 by the CPU's instructions, bfloat16 by its bits.
 
 float32    s eeeeeeee fffffff ffffffffffffffff
-bfloat16   s eeeeeeee fffffff                     the upper half, one more if the lower half is more than a half of it
+bfloat16   s eeeeeeee fffffff                     the upper half, rounded by the lower
 """
 
 import functools
@@ -76,9 +76,8 @@ def _bfloat16_bits(typing_context, x):
 
         bits = builder.bitcast(arguments[0], ir.IntType(32))
         is_odd = builder.and_(builder.lshr(bits, number(16)), number(1))
-        nearest = builder.add(
-            builder.add(bits, number(0x7FFF)), is_odd
-        )  # of two as near, the even one
+        # Of two as near, the even one.
+        nearest = builder.add(builder.add(bits, number(0x7FFF)), is_odd)
         not_a_number = builder.or_(builder.and_(bits, number(0x80000000)), number(0x7FC00000))
         chosen = builder.select(
             builder.fcmp_unordered("uno", arguments[0], arguments[0]), not_a_number, nearest

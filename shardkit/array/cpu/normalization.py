@@ -16,25 +16,29 @@ from .scalar import fma, like, plus
 
 @on_cpu
 def layer_norm(x, weight, bias, eps, out=None):
-    y, mean, inverse = empty_like(x, out), _per_row(x), _per_row(x)
+    y = empty_like(x, out)
+    mean = _per_row(x)
+    inverse = _per_row(x)
     run(_layer_norm, (x,), (weight, bias, eps), (y, mean, inverse))
     return y, mean, inverse
 
 
 @on_cpu
 def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
-    total, y, mean, inverse = empty_like(x, out[0]), empty_like(x, out[1]), _per_row(x), _per_row(x)
+    total = empty_like(x, out[0])
+    y = empty_like(x, out[1])
+    mean = _per_row(x)
+    inverse = _per_row(x)
     run(_add_layer_norm, (x, branch), (weight, bias, eps), (total, y, mean, inverse))
     return total, y, mean, inverse
 
 
 @on_cpu
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
-    for_x, wants_sums = empty_like(x, out) if wanted[0] else _no_rows(x), wanted[1] or wanted[2]
-    for_weight, for_bias = (
-        fresh.zeros(weight.shape, weight.dtype),
-        fresh.zeros(weight.shape, weight.dtype),
-    )
+    for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
+    wants_sums = wanted[1] or wanted[2]
+    for_weight = fresh.zeros(weight.shape, weight.dtype)
+    for_bias = fresh.zeros(weight.shape, weight.dtype)
     run(
         _layer_norm_backward,
         (gradient, x, mean, inverse),
@@ -48,14 +52,17 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
 
 @on_cpu
 def rms_norm(x, weight, eps, out=None):
-    y, inverse = empty_like(x, out), _per_row(x)
+    y = empty_like(x, out)
+    inverse = _per_row(x)
     run(_rms_norm, (x,), (weight, eps), (y, inverse))
     return y, inverse
 
 
 @on_cpu
 def add_rms_norm(x, branch, weight, eps, out=(None, None)):
-    total, y, inverse = empty_like(x, out[0]), empty_like(x, out[1]), _per_row(x)
+    total = empty_like(x, out[0])
+    y = empty_like(x, out[1])
+    inverse = _per_row(x)
     run(_add_rms_norm, (x, branch), (weight, eps), (total, y, inverse))
     return total, y, inverse
 
@@ -167,7 +174,8 @@ def _rms_norm_backward(gradient, x, inverse, weight, wants_x, wants_sum, for_wei
     for i in range(x.shape[0]):
         scale = inverse[i]
         if wants_x:
-            width, along = like(x.shape[1], scale), like(0.0, scale)
+            width = like(x.shape[1], scale)
+            along = like(0.0, scale)
             for j in range(x.shape[1]):
                 along = plus(along, gradient[i, j] * weight[j] * (x[i, j] * scale))
             along = along / width

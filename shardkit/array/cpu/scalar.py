@@ -19,10 +19,11 @@ LN2 = {
     ),  # high part with zeros at the end, and the rest
     types.float64: (0.693145751953125, 1.42860682030941723212e-6),
 }
+# Adding this leaves no bits behind the point.
 ROUNDING = {
     types.float32: 1.5 * 2**23,
     types.float64: 1.5 * 2**52,
-}  # adding this leaves no bits behind the point
+}
 NUM_TERMS = {types.float32: 8, types.float64: 14}  # |r| < 0.35: the next is below half a last bit
 LIMITS = {types.float32: (-87.3, 89.0), types.float64: (-708.3, 710.0)}
 
@@ -108,7 +109,9 @@ def exp(x):
 
 @overload(exp)
 def _exp(x):
-    (ln2_high, ln2_low), rounding, (lowest, highest) = LN2[x], ROUNDING[x], LIMITS[x]
+    ln2_high, ln2_low = LN2[x]
+    rounding = ROUNDING[x]
+    lowest, highest = LIMITS[x]
     polynomial = _taylor_polynomial(NUM_TERMS[x])
 
     def formula(x):
@@ -124,10 +127,8 @@ def _exp(x):
 
 def _taylor_polynomial(num_terms):
     """Return the formula sum of r^k / k! for k < num_terms, by Horner's rule."""
-    first, rest = (
-        1 / math.factorial(num_terms - 1),
-        tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)]),
-    )
+    first = 1 / math.factorial(num_terms - 1)
+    rest = tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)])
 
     @register_jitable
     def polynomial(r):

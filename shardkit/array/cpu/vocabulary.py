@@ -53,7 +53,8 @@ def _marks(targets, counts):
 @compiled
 def _cross_entropy(logits, targets, counts, losses, log_sums):
     for i in range(logits.shape[0]):
-        top, total = logits[i, 0], like(0.0, logits[i, 0])
+        top = logits[i, 0]
+        total = like(0.0, logits[i, 0])
         for j in range(logits.shape[1]):
             top = larger(top, logits[i, j])
         for j in range(logits.shape[1]):

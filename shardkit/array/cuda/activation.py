@@ -116,7 +116,7 @@ def softmax_backward(gradient, y, dim=-1, out=None):
 
 
 def _along(dim, rows, *arrays, out):
-    """Run rows(*arrays, out) along this dim; one that is not the last is brought there by copies."""
+    """Run rows(*arrays, out) along this dim; one that is not the last is copied there."""
     if dim in (-1, arrays[0].ndim - 1):
         return rows(*arrays, new_like(arrays[-1], out))
     xp = xp_of(*arrays)

@@ -84,7 +84,8 @@ def row_threads(x) -> tuple:
 
 def by_rows(file, name, x, *args):
     """Run kernel(*args, num_rows, width) on x [..., width], with threads as row_threads says."""
-    num_rows, block = prod(x.shape[:-1]), row_threads(x)
+    num_rows = prod(x.shape[:-1])
+    block = row_threads(x)
     launch(x, file, name, spread(num_rows, block[1]), block, *args, num_rows, x.shape[-1])
 
 

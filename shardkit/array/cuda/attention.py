@@ -29,7 +29,8 @@ def fits(q) -> bool:
 
 @on_cuda(fits=fits)
 def causal_attention(q, k, v, scale, first_query, out=None):
-    y, log_sums = _by_position(q) if out is None else out, new(q, q.shape[:3], real_dtype(q))
+    y = _by_position(q) if out is None else out
+    log_sums = new(q, q.shape[:3], real_dtype(q))
     if q.size:
         _launch(
             "attention",
@@ -53,7 +54,9 @@ def causal_attention_backward(
     if q.size == 0:
         for_k[...], for_v[...] = 0, 0
         return for_q, for_k, for_v
-    along, log_sums, rows = new(q, q.shape[:3], real_dtype(q)), real(log_sums, q), prod(q.shape[:3])
+    along = new(q, q.shape[:3], real_dtype(q))
+    log_sums = real(log_sums, q)
+    rows = prod(q.shape[:3])
     gradient, q, k, v, y = [
         _with_rows(x.astype(q.dtype, copy=False)) for x in (gradient, q, k, v, y)
     ]

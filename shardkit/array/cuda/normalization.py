@@ -10,7 +10,8 @@ FILE = "normalization.cu"
 ROWS = 16  # of a piece of the sums over rows
 # (width in packs, packs of a thread): registers hold the columns of a thread, of up to 512 and
 # NUMBERS each
-SHARES, NUMBERS = ((512, 1), (1024, 2), (2048, 4)), 16
+SHARES = ((512, 1), (1024, 2), (2048, 4))
+NUMBERS = 16
 
 
 def fits(gradient) -> bool:
@@ -31,7 +32,9 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 
 def _layer_norm(x, branch, total, weight, bias, eps, out):
-    y, mean, inverse = new_like(x, out), _per_row(x), _per_row(x)
+    y = new_like(x, out)
+    mean = _per_row(x)
+    inverse = _per_row(x)
     by_rows(
         FILE,
         "layer_norm",
@@ -66,7 +69,8 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 
 
 def _rms_norm(x, branch, total, weight, eps, out):
-    y, inverse = new_like(x, out), _per_row(x)
+    y = new_like(x, out)
+    inverse = _per_row(x)
     by_rows(FILE, "rms_norm", x, plain(x), branch, total, real(weight, x), float(eps), y, inverse)
     return y, inverse
 
@@ -78,7 +82,8 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
 
 def _backward(gradient, x, weight, mean, inverse, wanted, out):
     """Return gradients of x, weight and bias; without a mean those of RMS norm, without bias."""
-    for_x, num_pieces = new_like(x, out) if wanted[0] else None, -(-x.shape[0] // ROWS)
+    for_x = new_like(x, out) if wanted[0] else None
+    num_pieces = -(-x.shape[0] // ROWS)
     parts = [
         new(x, (num_pieces, x.shape[1]), real_dtype(x)) if is_wanted else None
         for is_wanted in wanted[1:]

@@ -22,13 +22,12 @@ def cross_entropy(logits, targets, counts=None):
 
 @on_cuda()
 def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
-    out, (targets, counts) = new_like(logits, out), _marks(targets, counts)
-    is_there = is_device_array(gradient)  # a number on the device is read there: nothing waits
-    factor = (
-        (gradient.astype(real_dtype(logits), copy=False), 0.0)
-        if is_there
-        else (None, float(gradient))
-    )
+    out = new_like(logits, out)
+    targets, counts = _marks(targets, counts)
+    if is_device_array(gradient):  # read there by the kernel: nothing waits
+        factor = gradient.astype(real_dtype(logits), copy=False), 0.0
+    else:
+        factor = None, float(gradient)
     by_rows(
         FILE,
         "cross_entropy_backward",
@@ -50,11 +49,12 @@ def _marks(targets, counts):
 
 @on_cuda()
 def embedding_backward(gradient, ids, num_rows, out=None):
-    width, dtype = gradient.shape[1], real_dtype(gradient)
+    width = gradient.shape[1]
+    dtype = real_dtype(gradient)
     assert num_rows <= MAX_BLOCKS
-    sums = (
-        out if out is not None and out.dtype == dtype else new(gradient, (num_rows, width), dtype)
-    )
+    sums = out
+    if out is None or out.dtype != dtype:
+        sums = new(gradient, (num_rows, width), dtype)
     order = reserved(ids.shape, numpy.int64, xp_of(ids))
     before_graph(_sort, ids, order)  # a graph cannot sort
     ids = plain(ids.astype(numpy.int64, copy=False))

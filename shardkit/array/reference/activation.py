@@ -51,7 +51,8 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
 
     wanted  which of the two to compute; the other is None
     """
-    xp, for_bias = xp_of(x), xp_of(x).zeros(bias.shape, bias.dtype) if wanted[1] else None
+    xp = xp_of(x)
+    for_bias = xp_of(x).zeros(bias.shape, bias.dtype) if wanted[1] else None
     out = empty_like(x, out) if wanted[0] else None
     for rows in spans(x, x.shape[1]):
         part = gelu_backward(gradient[rows], x[rows] + bias)
@@ -111,7 +112,8 @@ def swiglu_backward(gradient, gate, up, out=(None, None)):
 @kernel(rounded=(True,))
 def softmax(x, dim=-1, out=None):
     """x [...] -> exp(x) / its sum over dim; the maximum is taken off first."""
-    xp, out = xp_of(x), empty_like(x, out)
+    xp = xp_of(x)
+    out = empty_like(x, out)
     if x.size == 0:
         return out
     xp.subtract(x, x.max(axis=dim, keepdims=True), out=out)

@@ -17,7 +17,8 @@ def causal_attention(q, k, v, scale, first_query, out=None):
     exist at a time. out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
-    y, log_sums = empty_like(q, out), xp.empty(q.shape[:3], q.dtype)
+    y = empty_like(q, out)
+    log_sums = xp.empty(q.shape[:3], q.dtype)
     hidden = _hidden(q, k, first_query)
     for b in range(q.shape[0] if q.size else 0):
         scores = _scores(q[b], k[b], scale, hidden)  # [KV, group, S, T]
@@ -85,8 +86,10 @@ def _stack(x):
 
 
 def _hidden(q, k, first_query):
-    """Return [S, T]: 0 where the query may see the key, minus infinity where the key comes later."""
-    xp, num_queries, num_keys = xp_of(q), q.shape[2], k.shape[2]
+    """Return [S, T]: 0 where the query may see the key, minus infinity elsewhere."""
+    xp = xp_of(q)
+    num_queries = q.shape[2]
+    num_keys = k.shape[2]
     later = xp.arange(num_keys) > xp.arange(first_query, first_query + num_queries)[:, None]
     return xp.where(later, -numpy.inf, 0).astype(q.dtype)
 
@@ -111,7 +114,8 @@ def rotary(x, cos, sin, out=None):
     out  not x; it may be strided if its rows [D] are contiguous
     """
     half = x.shape[-1] // 2
-    first, second = x[..., :half], x[..., half:]
+    first = x[..., :half]
+    second = x[..., half:]
     y = empty_like(x, out)
     y[..., :half] = first * cos - second * sin
     y[..., half:] = second * cos + first * sin

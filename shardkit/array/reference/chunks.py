@@ -25,7 +25,8 @@ def spans(array, row_size: int = 1):
 def elementwise(rule, *inputs, out=None):
     """Return rule(*inputs), for inputs of one shape, in the dtype of the first."""
     out = empty_like(inputs[0], out)
-    flat, result = [array.reshape(-1) for array in inputs], out.reshape(-1)
+    flat = [array.reshape(-1) for array in inputs]
+    result = out.reshape(-1)
     for span in spans(result):
         result[span] = rule(*[array[span] for array in flat])
     return out

@@ -15,7 +15,9 @@ def dropout(x, key, start, p, out=None):
     key    64 bits: an integer, or on the CPU also an array [1] uint64
     start  the number in the mask of the first element of x
     """
-    xp, out, scale = xp_of(x), empty_like(x, out), 1 / (1 - p)
+    xp = xp_of(x)
+    out = empty_like(x, out)
+    scale = 1 / (1 - p)
     flat, result = x.reshape(-1), out.reshape(-1)
     for span in spans(flat):
         keep = dropout_mask(key, start + span.start, start + span.stop, p, xp)

@@ -12,8 +12,12 @@ from .chunks import empty_like, spans
 
 @kernel(rounded=(True, False, False))
 def layer_norm(x, weight, bias, eps, out=None):
-    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N] = 1 / sqrt(variance + eps)."""
-    xp, width = xp_of(x), x.shape[1]
+    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N].
+
+    inverse = 1 / sqrt(variance + eps)
+    """
+    xp = xp_of(x)
+    width = x.shape[1]
     y = empty_like(x, out)
     mean, inverse = xp.empty(x.shape[0], x.dtype), xp.empty(x.shape[0], x.dtype)
     for rows in spans(x, width):
@@ -45,7 +49,8 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
     With n the normalized row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
     wanted  which of the three to compute; the others are None
     """
-    xp, width = xp_of(gradient), x.shape[1]
+    xp = xp_of(gradient)
+    width = x.shape[1]
     for_x = empty_like(x, out) if wanted[0] else None
     for_weight = xp.zeros(width, x.dtype) if wanted[1] else None
     for_bias = xp.zeros(width, x.dtype) if wanted[2] else None
@@ -66,7 +71,8 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
 @kernel(rounded=(True, False))
 def rms_norm(x, weight, eps, out=None):
     """x [N, D], weight [D] -> y [N, D], inverse [N] = 1 / sqrt(mean of squares + eps)."""
-    xp, width = xp_of(x), x.shape[1]
+    xp = xp_of(x)
+    width = x.shape[1]
     y = empty_like(x, out)
     inverse = xp.empty(x.shape[0], x.dtype)
     for rows in spans(x, width):
@@ -92,7 +98,8 @@ def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=Non
 
     With n the normalized row and h = gradient weight:  inverse (h - n mean(h n)).
     """
-    xp, width = xp_of(gradient), x.shape[1]
+    xp = xp_of(gradient)
+    width = x.shape[1]
     for_x = empty_like(x, out) if wanted[0] else None
     for_weight = xp.zeros(width, x.dtype) if wanted[1] else None
     for rows in spans(x, width):

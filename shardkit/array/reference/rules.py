@@ -68,7 +68,10 @@ def adam(
     xp = xp_of(parameters)
     step_size, root_correction = adam_factors(step, lr, beta1, beta2)
     for span in spans(parameters):
-        p, m_, v_, g = parameters[span], m[span], v[span], gradients[span] * gradient_scale
+        p = parameters[span]
+        m_ = m[span]
+        v_ = v[span]
+        g = gradients[span] * gradient_scale
         if not decoupled:
             g = _decayed(g, p, weight_decay)
         elif weight_decay:

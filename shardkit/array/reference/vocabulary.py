@@ -15,7 +15,8 @@ def cross_entropy(logits, targets, counts=None):
     targets  one that is not in [0, V) stands in columns that others hold: its logit is taken as 0
     counts   [N] bool or None (all): rows that do not count have loss 0, whatever their target
     """
-    xp, width = xp_of(logits), logits.shape[1]
+    xp = xp_of(logits)
+    width = logits.shape[1]
     losses, log_sums = xp.empty(targets.shape, logits.dtype), xp.empty(targets.shape, logits.dtype)
     for rows in spans(logits, width):
         top = logits[rows].max(axis=1)
@@ -37,7 +38,8 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
     A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than
     are here.
     """
-    xp, width = xp_of(logits), logits.shape[1]
+    xp = xp_of(logits)
+    width = logits.shape[1]
     out = empty_like(logits, out)
     for rows in spans(logits, width):
         part = xp.subtract(logits[rows], log_sums[rows, None], out=out[rows])

@@ -1,4 +1,4 @@
-"""Activation functions; each keeps its input or its output, whichever makes the gradient cheaper."""
+"""Activation functions; each keeps the one of input and output that makes the gradient cheaper."""
 
 from math import prod
 
@@ -15,9 +15,8 @@ def relu(x: Tensor) -> Tensor:
     y = fresh.compute("maximum", x.array, 0)
 
     def backward(gradient, wanted):
-        return (
-            fresh.choose(y <= 0, 0, gradient),
-        )  # not a product, in which 0 times infinity is NaN
+        # Not a product, in which 0 times infinity is NaN.
+        return (fresh.choose(y <= 0, 0, gradient),)
 
     return record(y, (x,), backward, needs_output=True)
 
@@ -47,8 +46,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x + bias) without the sum in between; x [..., D], bias [D] of one dtype."""
     if x.ndim < 1 or bias.shape != x.shape[-1:] or bias.dtype != x.dtype:
         raise ShapeError(
-            f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., D] and [D] "
-            "of one dtype"
+            f"bias_gelu of x {x.shape} {x.dtype} and bias {bias.shape} {bias.dtype}; wanted [..., "
+            "D] and [D] of one dtype"
         )
     by_row = (prod(x.shape[:-1]), x.shape[-1])
 
@@ -80,8 +79,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up, of one shape (arXiv 2002.05202)."""
     if gate.shape != up.shape or gate.dtype != up.dtype:
         raise ShapeError(
-            f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; "
-            "wanted one shape and dtype"
+            f"swiglu of gate {gate.shape} {gate.dtype} and up {up.shape} {up.dtype}; wanted one "
+            "shape and dtype"
         )
 
     def backward(gradient, wanted):
@@ -91,7 +90,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """Return exp(x) / sum of exp(x) over dim, shifted by the largest x so that nothing overflows."""
+    """Return exp(x) / sum of exp(x) over dim; x is shifted, so that nothing overflows."""
     (dim,) = reduced_dims(x, dim)
     y = kernels.softmax(x.array, dim)
 
@@ -104,7 +103,9 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
     """Return x - log of the sum of exp(x) over dim."""
     (dim,) = reduced_dims(x, dim)
-    xp, dtype, array = xp_of(x.array), x.dtype, widened(x.array)
+    xp = xp_of(x.array)
+    dtype = x.dtype
+    array = widened(x.array)
     y = array - array.max(axis=dim, keepdims=True)
     y -= xp.log(xp.exp(y).sum(axis=dim, keepdims=True))
     y = rounded(y, dtype)

@@ -50,12 +50,14 @@ def _check_attention(q, k, v, first_query):
         )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ShapeError(
-            f"{got}: {q.shape[1]} heads cannot be shared out over {k.shape[1]} key heads; wanted a multiple"
+            f"{got}: {q.shape[1]} heads cannot be shared out over {k.shape[1]} key heads; wanted a "
+            "multiple"
         )
     if first_query < 0 or first_query + q.shape[2] > k.shape[2]:
         raise ShapeError(
             f"{got} with first_query {first_query}: queries stand at positions {first_query} .. "
-            f"{first_query + q.shape[2] - 1}, keys at 0 .. {k.shape[2] - 1}; every query needs its own key"
+            f"{first_query + q.shape[2] - 1}, keys at 0 .. {k.shape[2] - 1}; every query needs its "
+            "own key"
         )
 
 
@@ -69,8 +71,8 @@ def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
     positions = fresh.placed(array_of(positions), xp_of(x.array))
     if x.ndim != 4 or x.shape[3] % 2 or positions.shape != x.shape[2:3]:
         raise ShapeError(
-            f"rotary of x {x.shape} at positions {positions.shape}; "
-            "wanted x [batch, heads, S, D] with D even and one position per S"
+            f"rotary of x {x.shape} at positions {positions.shape}; wanted x [batch, heads, S, D] "
+            "with D even and one position per S"
         )
     cos, sin = kernels.rotary_tables(positions, x.shape[3], base, wide(x.dtype))
 

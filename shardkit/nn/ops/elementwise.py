@@ -25,8 +25,8 @@ def _compute(name, *operands, function=None):
     except ValueError:
         shapes = " and ".join(str(getattr(operand, "shape", ())) for operand in operands)
         raise ShapeError(
-            f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of sizes must be "
-            "equal or one of them 1; reshape or expand one operand"
+            f"{name} of shapes {shapes}, which do not broadcast: from the right, each pair of "
+            "sizes must be equal or one of them 1; reshape or expand one operand"
         ) from None
 
 
@@ -83,10 +83,9 @@ def subtract(x, y) -> Tensor:
 def multiply(x, y) -> Tensor:
     """Return x * y."""
     form_x, form_y = form(x), form(y)
-    for_y, for_x = (
-        (x if form_y else None),
-        (y if form_x else None),
-    )  # keep only what a gradient will need
+    # keep only what a gradient will need
+    for_y = x if form_y else None
+    for_x = y if form_x else None
 
     def backward(gradient, wanted):
         return (
@@ -153,7 +152,8 @@ def _for_base(gradient, base, n):
         if n == 0:
             return fresh.zeros(gradient.shape, gradient.dtype, xp_of(gradient))
         return gradient * n * base ** (n - 1)
-    xp, is_constant = xp_of(gradient), n == 0
+    xp = xp_of(gradient)
+    is_constant = n == 0
     return xp.where(is_constant, 0, gradient * n * base ** xp.where(is_constant, 0, n - 1))
 
 
@@ -200,7 +200,8 @@ def maximum(x, y) -> Tensor:
     def backward(gradient, wanted):
         a, b = array_of(x), array_of(y)
         xp = xp_of(gradient)
-        half, is_tie = gradient * 0.5, a == b
+        half = gradient * 0.5
+        is_tie = a == b
         return (
             fit(xp.where(is_tie, half, xp.where(a < b, 0, gradient)), form_x)
             if wanted[0]

@@ -28,6 +28,6 @@ def check_ids(name, ids, stop, ignored=None):
         ids = ids[ids != ignored]
     if ids.size and (ids.min() < 0 or ids.max() >= stop):
         raise ShapeError(
-            f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: "
-            "is the vocabulary as large as the one the ids were made with?"
+            f"{name} with ids from {ids.min()} to {ids.max()}; wanted 0 <= id < {stop}: is the "
+            "vocabulary as large as the one the ids were made with?"
         )

@@ -22,14 +22,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     shape, num_out = _check_linear(x, weight, bias)
     if activation is not None:
         return add_bias(linear(x, weight), bias, activation)
-    width, num_rows = shape[-1], prod(shape[:-1])
+    width = shape[-1]
+    num_rows = prod(shape[:-1])
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
     if bias is not None:
         y += bias.array
-    kept, bias_dtype = (
-        (x if weight.requires_grad else None),
-        (None if bias is None else bias.gradient_dtype),
-    )
+    kept = x if weight.requires_grad else None
+    bias_dtype = None if bias is None else bias.gradient_dtype
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
@@ -63,8 +62,9 @@ def _check_linear(x, weight, bias):
         or (bias is not None and bias.shape != weight_shape[:1])
     ):
         raise ShapeError(
-            f"linear of x {x_shape}, weight {weight_shape}, bias {None if bias is None else bias.shape}; "
-            "wanted x [..., in], weight [out, in], bias [out]"
+            f"linear of x {x_shape}, weight {weight_shape}, bias "
+            f"{None if bias is None else bias.shape}; wanted x [..., in], weight [out, in], bias "
+            "[out]"
         )
     _check_dtypes("linear", x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
     return x_shape, weight_shape[0]
@@ -74,7 +74,8 @@ def _check_dtypes(name, *dtypes):
     """Raise ShapeError unless all are one floating dtype: nothing is widened silently."""
     if not is_floating(dtypes[0]) or len(set(dtypes)) > 1:
         raise ShapeError(
-            f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use ops.cast"
+            f"{name} of dtypes {', '.join(map(str, dtypes))}; wanted one floating dtype, use "
+            "ops.cast"
         )
 
 
@@ -107,8 +108,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
         product = products.matmul(x.array, y.array)
     except ValueError:
         raise ShapeError(
-            f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the right, "
-            "sizes must be equal or 1"
+            f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
+            "right, sizes must be equal or 1"
         ) from None
     return record(product, (x, y), backward, needs=(for_x, for_y))
 

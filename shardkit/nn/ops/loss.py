@@ -21,10 +21,11 @@ def cross_entropy(
     targets = fresh.placed(array_of(targets), xp_of(logits.array))
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(
-            f"cross_entropy of logits {logits.shape} and targets {targets.shape}; "
-            "wanted logits [..., V] and targets of the shape before V"
+            f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
+            "[..., V] and targets of the shape before V"
         )
-    num_classes, flat = logits.shape[-1], targets.reshape(-1)
+    num_classes = logits.shape[-1]
+    flat = targets.reshape(-1)
     counts = None if ignore_index is None else flat != ignore_index  # [rows] bool
     check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     rows = (flat.size, num_classes)

@@ -95,7 +95,8 @@ def _summands(name, x, branch, *parameters):
     """
     if branch.shape != x.shape or branch.dtype != x.dtype:
         raise ShapeError(
-            f"{name} of x {x.shape} {x.dtype} and branch {branch.shape} {branch.dtype}; wanted one shape and dtype"
+            f"{name} of x {x.shape} {x.dtype} and branch {branch.shape} {branch.dtype}; wanted one "
+            "shape and dtype"
         )
     return _rows(name, x, *parameters), _rows(name, branch, *parameters)
 

@@ -14,7 +14,8 @@ from ..autograd import Tensor, record
 
 def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
     """Return the sum over dim."""
-    dims, shape = reduced_dims(x, dim), x.shape
+    dims = reduced_dims(x, dim)
+    shape = x.shape
 
     def backward(gradient, wanted):
         return (_stretch(gradient, shape, dims, keepdim),)
@@ -27,7 +28,8 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
     Errors: ShapeError if that number is 0.
     """
-    dims, shape = reduced_dims(x, dim), x.shape
+    dims = reduced_dims(x, dim)
+    shape = x.shape
     count = _count(x, dims, "mean")
 
     def backward(gradient, wanted):

@@ -24,8 +24,8 @@ def reshape(x: Tensor, shape) -> Tensor:
         y = x.array.reshape(shape)
     except ValueError:
         raise ShapeError(
-            f"reshape of {x.shape} ({x.size} elements) to {shape}; the numbers of elements must be equal, "
-            "and at most one size may be -1"
+            f"reshape of {x.shape} ({x.size} elements) to {shape}; the numbers of elements must be "
+            "equal, and at most one size may be -1"
         ) from None
     shape = x.shape
     return record(y, (x,), lambda gradient, wanted: (gradient.reshape(shape),), view_of=x)
@@ -36,7 +36,8 @@ def permute(x: Tensor, dims) -> Tensor:
     dims = reduced_dims(x, tuple(dims))
     if len(dims) != x.ndim:
         raise ShapeError(
-            f"permute of a tensor of shape {x.shape} by {dims}; wanted each of its {x.ndim} dims once"
+            f"permute of a tensor of shape {x.shape} by {dims}; wanted each of its {x.ndim} dims "
+            "once"
         )
     inverse = sorted(range(len(dims)), key=dims.__getitem__)
     return record(
@@ -71,7 +72,8 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
     """Return x with a new dimension of size 1, number dim of the result."""
     if not -x.ndim - 1 <= dim <= x.ndim:
         raise ShapeError(
-            f"unsqueeze at dim {dim} of a tensor of shape {x.shape}; wanted {-x.ndim - 1} to {x.ndim}"
+            f"unsqueeze at dim {dim} of a tensor of shape {x.shape}; wanted {-x.ndim - 1} to "
+            f"{x.ndim}"
         )
     at = dim % (x.ndim + 1)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
@@ -97,8 +99,8 @@ def concatenate(tensors, dim: int = 0) -> Tensor:
         y = xp_of(*arrays).concatenate(arrays, axis=dim)
     except ValueError:
         raise ShapeError(
-            f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at least one, "
-            "with that dim, and all other sizes must be equal"
+            f"concatenate of shapes {[a.shape for a in arrays]} along dim {dim}; there must be at "
+            "least one, with that dim, and all other sizes must be equal"
         ) from None
     forms = [form(tensor) for tensor in tensors]
     parts = list(_parts(y.ndim, [array.shape[dim] for array in arrays], dim))
@@ -121,34 +123,37 @@ def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
     if isinstance(sizes, int):
         if sizes < 1 or whole % sizes:
             raise ShapeError(
-                f"split of size {whole} (dim {dim} of {x.shape}) into {sizes} equal parts; "
-                "wanted a divisor, or a list of sizes"
+                f"split of size {whole} (dim {dim} of {x.shape}) into {sizes} equal parts; wanted "
+                "a divisor, or a list of sizes"
             )
         sizes = [whole // sizes] * sizes
     if sum(sizes) != whole or any(size < 0 for size in sizes):
         raise ShapeError(
-            f"split of size {whole} (dim {dim} of {x.shape}) into {list(sizes)}; they must add up to {whole}"
+            f"split of size {whole} (dim {dim} of {x.shape}) into {list(sizes)}; they must add up "
+            f"to {whole}"
         )
     return [getitem(x, part) for part in _parts(x.ndim, sizes, dim)]
 
 
 def _parts(ndim, sizes, dim):
     """Yield one index per part along dim."""
-    start, dim = 0, dim % ndim
+    start = 0
+    dim = dim % ndim
     for size in sizes:
         yield (slice(None),) * dim + (slice(start, start + size),)
         start += size
 
 
 def getitem(x: Tensor, index) -> Tensor:
-    """Return x[index] with all of NumPy's indexing: slices and integers give a view, arrays a copy."""
+    """Return x[index], by all of NumPy's rules: slices and integers give a view, arrays a copy."""
     index = _index(index)
     is_view = _is_basic(index)
     try:
         y = x.array[index]
     except IndexError as error:
         raise ShapeError(f"index into a tensor of shape {x.shape}: {error}") from None
-    shape, xp = x.shape, xp_of(x.array)
+    shape = x.shape
+    xp = xp_of(x.array)
 
     def backward(gradient, wanted):
         whole = fresh.zeros(shape, gradient.dtype if is_view else wide(gradient.dtype), xp)
@@ -179,14 +184,15 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
     All other sizes are those of x.
     """
     (dim,) = reduced_dims(x, dim)
-    index, shape = array_of(index), x.shape
+    index = array_of(index)
+    shape = x.shape
     others_fit = index.ndim == len(shape) and all(
         index.shape[d] == shape[d] for d in range(len(shape)) if d != dim
     )
     if not others_fit or index.dtype.kind not in "iu":
         raise ShapeError(
-            f"gather from shape {shape} along dim {dim} with an index of shape {index.shape} and dtype "
-            f"{index.dtype}; wanted integers, and the sizes of x in every other dim"
+            f"gather from shape {shape} along dim {dim} with an index of shape {index.shape} and "
+            f"dtype {index.dtype}; wanted integers, and the sizes of x in every other dim"
         )
     xp = xp_of(x.array)
     try:
@@ -196,9 +202,8 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
 
     def backward(gradient, wanted):
         whole = fresh.zeros(shape, wide(gradient.dtype), xp)
-        places = list(
-            xp.ogrid[tuple([slice(size) for size in index.shape])]
-        )  # each [1.., size, ..1]
+        # Each [1.., size, ..1]
+        places = list(xp.ogrid[tuple([slice(size) for size in index.shape])])
         places[dim] = index
         xp.add.at(whole, tuple(places), gradient)
         return (rounded(whole, gradient.dtype),)
@@ -211,7 +216,8 @@ def cast(x: Tensor, dtype) -> Tensor:
 
     No gradient flows to integers or booleans.
     """
-    y, dtype_before = halves.copy(x.array, dtype), x.dtype
+    y = halves.copy(x.array, dtype)
+    dtype_before = x.dtype
     if not is_floating(y.dtype):
         return Tensor(y)
     return record(y, (x,), lambda gradient, wanted: (halves.copy(gradient, dtype_before),))
