@@ -31,7 +31,7 @@ def flat_ranges(draw):
 
 @st.composite
 def tilings(draw):
-    """A shape and boxes that tile it, made by cutting boxes in two again and again."""
+    """Draw a shape and boxes that tile it, by cutting boxes in two again and again."""
     boxes = [Box.whole(draw(shapes))]
     shape = boxes[0].shape
     for _ in range(draw(st.integers(0, 8)) if shape else 0):
@@ -97,7 +97,7 @@ def test_flat_range_boxes_hold_exactly_the_range_in_flat_order(case):
 
 
 def fewest_contiguous_boxes(shape, start, stop):
-    """Brute force: the fewest runs that cut [start, stop) such that every run fills its bounding
+    """Find by brute force the fewest runs that cut [start, stop) such that each fills its bounding
     box.
     """
     index = list(product(*map(range, shape)))

@@ -34,7 +34,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def plan(capsys, *arguments, model="model.toml", cluster="cpu-node"):
-    """(exit code, standard output, standard error)."""
+    """Return (exit code, standard output, standard error)."""
     code = main(["plan", model, cluster, *map(str, arguments)])
     said = capsys.readouterr()
     return code, said.out, said.err
@@ -169,7 +169,7 @@ def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, large):
 
 
 def planned(capsys, *arguments, cluster="cpu-node"):
-    """What `shardkit plan --json` says."""
+    """Return the report of `shardkit plan --json`."""
     code, said, error = plan(capsys, "--devices", 4, "--json", *arguments, cluster=cluster)
     assert code == 0, error
     return json.loads(said)

@@ -7,6 +7,7 @@ import pytest
 from planned import gpt_of
 from published_runs import MEGATRON_2022
 
+from shardkit.config import configuration_keys
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
@@ -61,8 +62,10 @@ def owner(array):
 
 
 def held_bytes(what, without):
-    """Of all arrays that can be reached from a tensor or a list, through nodes and closures;
-    parameters do not count.
+    """Return the bytes of all arrays within reach of a tensor or a list, through nodes and
+    closures.
+
+    Parameters do not count.
     """
     seen, arrays, coming = set(), {}, [what]
     while coming:
@@ -142,8 +145,9 @@ def test_shards_are_padded_as_those_of_the_runtime():
     assert PLANNED_NORM_BLOCK == NORM_BLOCK
 
 
-def test_every_schedule_is_known():
-    assert set(SHARDKIT.schedules) == set(ORDERS)
+def test_every_schedule_is_planned_and_may_be_set():
+    _, field = configuration_keys()["parallel.schedule"]
+    assert set(field.metadata["among"]) == set(ORDERS) == set(SHARDKIT.schedules)
 
 
 # ---- how the parts move --------------------------------------------------------------------------

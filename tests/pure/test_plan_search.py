@@ -115,7 +115,7 @@ def test_rows_are_the_best_of_each_mesh_in_order_and_say_why_they_lost():
 
 
 def small(memory_bytes):
-    """A node of eight cores with so much memory each."""
+    """Return a node of eight cores with this much memory each."""
     return cluster_from(
         {
             "name": "small",

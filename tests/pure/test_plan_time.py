@@ -40,7 +40,7 @@ SHAPE = ModelShape(8, 256, 8, 512, 128)
 
 
 def stage_seconds(num_stages, seed=None):
-    """Equal stages, or of random lengths."""
+    """Return stages of equal or random lengths."""
     draw = random.Random(seed)
     return StageSeconds(
         *(

@@ -31,7 +31,7 @@ runs = st.builds(
 
 
 def boxes(svg):
-    """(tooltip, x, width, y, number) of every action in the picture."""
+    """Return (tooltip, x, width, y, number) of every action in the drawing."""
     for group in ElementTree.fromstring(svg).iter(SVG + "g"):
         rect, text = group.find(SVG + "rect"), group.find(SVG + "text")
         yield (
@@ -116,7 +116,7 @@ def test_the_title_tells_the_bubble_and_is_escaped():
 
 
 def labels(picture):
-    """Every text of an SVG that names a unit of time: headline, tooltips, axis."""
+    """Return every text of an SVG that names a unit of time: headline, tooltips, axis."""
     return [
         text
         for element in ElementTree.fromstring(picture).iter()

@@ -32,7 +32,7 @@ SENDS, WAITS = (Kind.SEND_F, Kind.SEND_B), (Kind.WAIT_F, Kind.WAIT_B)
 
 @st.composite
 def lowered(draw):
-    """A lowered program: any order, 1 to 4 ranks of 1 to 3 stages of 1 to 3 units, 1 to 8
+    """Draw a lowered program: any order, 1 to 4 ranks of 1 to 3 stages of 1 to 3 units, 1 to 8
     micro-batches, perhaps two tied units on rank 0, of one stage or of two, and perhaps a clip.
     """
     order = ORDERS[draw(st.sampled_from(sorted(ORDERS)))]

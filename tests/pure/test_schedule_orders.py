@@ -42,7 +42,7 @@ def timeline(name, stages, micro_batches, durations):
 
 @st.composite
 def asked(draw):
-    """An order, and the ranks, micro-batches and stages per rank that are asked of it."""
+    """Draw an order, and ranks, micro-batches and stages per rank to ask of it."""
     order = ORDERS[draw(st.sampled_from(sorted(ORDERS)))]
     return (
         order,

@@ -72,7 +72,7 @@ def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
     "layout", [LAYOUTS[1], LAYOUTS[3], LAYOUTS[5], LAYOUTS[6], LAYOUTS[7], LAYOUTS[9]], ids=str
 )
 def test_bytes_of_a_model_that_computes_in_bfloat16_are_those_that_were_planned(layout):
-    """Masters beside the moments, lent parameters of half the size, gradients as ever."""
+    """Master weights beside the moments, half-size parameters in the pool, float32 gradients."""
     pytest.importorskip("ml_dtypes")
 
     def run(backend):
@@ -143,7 +143,7 @@ PEAK_LAYOUTS = [
 @pytest.mark.parametrize("style", ["gpt2", "llama"])
 @pytest.mark.parametrize("layout", PEAK_LAYOUTS, ids=str)
 def test_the_most_that_is_held_at_once_is_what_was_planned(layout, style):
-    """Activations included. To 12%: the arena of activations grows in large steps."""
+    """With activations, to 12%: their arena grows in large steps."""
     shape = ModelShape(4, 256, 4, 256, 128, style=style)
 
     def run(backend):

@@ -28,7 +28,7 @@ TOLERANCE = 1e-12  # of float64 sums of about a thousand terms, relative to the 
 
 
 def gpt(**changes):
-    """A GPT whose heads, hidden units and vocabulary 1, 2, 3 and 4 ranks divide."""
+    """Return a GPT whose heads, hidden units and vocabulary 1, 2, 3 and 4 ranks divide."""
     sizes = {"width": 72, "layers": 2, "heads": 12, "seed": 3, "dtype": "float64", **changes}
     return sk.models.GPT(VOCABULARY, SEQUENCE, **sizes)
 
@@ -56,7 +56,7 @@ def assert_close(got, wanted, called):
 
 
 def own(length, group):
-    """[4, part of length, 3] local."""
+    """Return the shape [4, part of length, 3], local."""
     start, stop = even_span(length, group.world_size, group.rank)
     return (4, stop - start, 3)
 
@@ -74,13 +74,13 @@ CONJUGATES = {  # function, what it takes, what it returns
 
 
 def drawn(state, seed, group):
-    """Random values in a state: whole ones are the same on all ranks."""
+    """Return random values in a state: whole ones are the same on all ranks."""
     rng = numpy.random.default_rng([seed, 0 if state == WHOLE else 1 + group.rank])
     return rng.standard_normal(own(LENGTH, group) if state == SLICE else (4, LENGTH, 3))
 
 
 def inner_product(a, b, state, group):
-    """Summed over ranks, where whole tensors count once."""
+    """Sum the inner product over ranks, with whole tensors counted once."""
     counts = state != WHOLE or group.rank == 0
     return float(ordered_sum(group, [float((a * b).sum()) if counts else 0.0])[0])
 
@@ -167,7 +167,7 @@ def batch_for(model):
 
 
 def randomized(model):
-    """The model with all parameters drawn, so that biases and norms are no constants."""
+    """Draw all parameters of the model, so that biases and norms are no constants."""
     for index, parameter in enumerate(model.parameters()):
         rng = numpy.random.default_rng(index)
         parameter.array = parameter.array + 0.1 * rng.standard_normal(parameter.shape)
@@ -175,8 +175,8 @@ def randomized(model):
 
 
 def loss_and_gradients(model):
-    """The mean loss, and {name: gradient} with partial ones summed. Collective where the model
-    is.
+    """Return the mean loss, and {name: gradient} with partial ones summed. Collective where the
+    model is.
     """
     x, y = batch_for(model)
     with forward_context(ForwardContext(training=True, seed=1, step=2, first_sample=3)):
@@ -188,7 +188,7 @@ def loss_and_gradients(model):
 
 
 def check_against_whole(name, num_ranks, **options):
-    """Loss, gradients and names under the plan are those of the whole model."""
+    """Check that loss, gradients and names under the plan are those of the whole model."""
     wanted_loss, wanted = loss_and_gradients(randomized(make(name)))
 
     def run(group):
