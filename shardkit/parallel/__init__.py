@@ -1,21 +1,26 @@
-"""Models on a mesh: which policy shards what, units and their buffers, and the one loop that runs a
-step.
+"""Models on a mesh, sharded every way.
+
+data       what each data rank keeps of a unit, and what travels between data ranks
+tensor     layers that several ranks compute together
+pipeline   stages, and what travels between them
+step       the engine: one program of a step, one loop that executes it
+model      what a user holds: sharded models and optimizers
 """
 
 from ..layout.policy import POLICIES, Policy
 from .data.batches import split_batch
-from .model.copies import StateDrift
 from .model.optimization import EvaluationResult, OptimizationInputData, OptimizationResult
-from .model.optimizer import (
+from .model.optimizer import ShardedOptimizer
+from .model.optimizers import (
     DDPOptimizer,
     FSDPOptimizer,
     HybridShardedOptimizer,
     PipelineParallelOptimizer,
-    ShardedOptimizer,
     TensorParallelOptimizer,
     ZeRO1Optimizer,
     ZeRO2Optimizer,
 )
+from .model.replicas import StateDrift
 from .model.sharded_model import ShardedModel
 from .model.strategies import (
     DDPModel,

@@ -13,7 +13,7 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn.loss import CrossEntropy
 from shardkit.optim import clip_factor
-from shardkit.parallel.model.optimization import epochs_since_improvement, evaluate_set
+from shardkit.parallel.model.epochs import epochs_since_improvement, evaluate_set
 
 OPTIMIZERS = {
     "DDP": sk.DDPOptimizer,

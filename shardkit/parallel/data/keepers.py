@@ -65,7 +65,7 @@ class Whole:
 
     @property
     def whole(self):
-        """What blocks read."""
+        """The array that blocks read."""
         return self.array
 
     @property
@@ -201,7 +201,7 @@ class Shard:
 
     @property
     def is_on_its_way(self) -> bool:
-        """Whether begin_gather() was called and gather() was not yet."""
+        """True from begin_gather() to gather()."""
         return self._gathering is not None
 
     def gather(self) -> None:
@@ -312,7 +312,7 @@ class Rounded:
 
     @property
     def whole(self):
-        """What blocks read, [layout.size] half floats; None while released."""
+        """[layout.size] half floats that blocks read; None while released."""
         return self._lent.whole
 
     def begin_gather(self) -> None:

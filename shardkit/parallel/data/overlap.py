@@ -40,7 +40,7 @@ class Overlap:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the choice is made: steps are no longer tried with and without."""
+        """True once the choice is made: steps are no longer tried with and without."""
         return not self._steps_left
 
     def count(self, seconds: float) -> None:

@@ -17,7 +17,7 @@ from .movement import Movement
 
 
 class Pools:
-    """What the units of one model allocate from: a device, an arena, and pools of whole buffers.
+    """The memory of one model: a device, an arena, and pools of whole buffers.
 
     compute_dtype   of whole parameters; None: dtype
     """
@@ -39,7 +39,7 @@ class Pools:
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What the keepers of one unit share."""
+    """The layout, the data axis and the memory that the keepers of one unit share."""
 
     layout: FlatLayout
     movement: Movement

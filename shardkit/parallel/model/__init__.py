@@ -7,6 +7,8 @@ weights         whole parameter vectors; state: optimizer state, its rule, and c
 report          metadata, and the table of who is where
 features        input features and their importance
 fingerprint     what must be the same on all ranks that build a model
-optimizer       ShardedOptimizer and its whole runs; optimization: its data and results
-copies          compare replicas with their first holder
+optimizer       ShardedOptimizer, the face of all optimizers; optimizers: each by name
+optimization    the input and the results of a whole run; epochs: its loop
+replicas        compare replicas with their first holder, and make them its bits
+history         what a model remembers of its training
 """

@@ -1,4 +1,4 @@
-"""The checkpoints and images of one sharded model: what is written, and how training goes on from it.
+"""The checkpoints and images of one sharded model: writing them, and going on from them.
 
     engine.state.counted_boxes(), describe()  -->  checkpoint or image  -->  owned_boxes(), adopt()
 
@@ -31,7 +31,7 @@ from .history import History
 
 
 class Checkpoints:
-    """What reads and writes the state of an engine.
+    """The reader and writer of the state of one engine.
 
     strategy     the model's, as reports name it
     companions   {name: bytes} of files beside the tensors, from the checkpoint that the model went

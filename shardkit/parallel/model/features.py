@@ -13,8 +13,8 @@ def features_of(module):
     features = input_features(module)
     if features is None:
         raise FeatureError(
-            f"{type(module).__name__} has no input features; models.MLP has, or give your module an "
-            "attribute `features` of nn.InputFeatures that is among its blocks"
+            f"{type(module).__name__} has no input features; models.MLP has, or give your module "
+            "an attribute `features` of nn.InputFeatures that is among its blocks"
         )
     return features
 

@@ -1,12 +1,11 @@
-"""What must be the same on all ranks that build a model together, in words: the model, its policy
-and its configuration.
+"""A fingerprint of model, policy and configuration, which all ranks must have in common.
 
-    facts_of(model, config, policy) --> {"policy": "FSDP", "seed": "0", ..., "parameter
-    head.weight": "(3, 8) float32 ..."}
+    facts_of(model, config, policy)
+        --> {"the policy": "FSDP", "seed": "0", ..., "parameter head.weight": "(3, 8) float32 ..."}
 
-Ranks that differ in any of it would wait for each other for ever, or train replicas apart without a
-word. Initial values are a function of an initializer, a seed and a name, which are compared; values
-that were put into a parameter are compared by a checksum.
+Ranks that differ in any of it would wait for each other forever, or silently train replicas apart.
+Initial values are a function of an initializer, a seed and a name, which are compared; values that
+were put into a parameter are compared by a checksum.
 """
 
 import zlib
@@ -21,12 +20,13 @@ from ...layout.policy import Policy
 from ...nn.module import Module, Parameter, blocks_of, configuration_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
-_OF_THIS_RANK = ("backend", "check")  # `check` by what it comes to, with the environment
+_OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment
 
 
 def facts_of(model: Module, config: ShardingConfiguration, policy: Policy) -> dict[str, str]:
-    """{what: its value in words}, in the order in which a difference is best understood. No
-    communication.
+    """Return {what: its value as text}, in the order in which a difference is best understood.
+
+    No communication.
     """
     settings = {
         field.name: describe(getattr(config, field.name))
@@ -63,26 +63,27 @@ def _facts_of_model(model, seed):
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
-    """Whole shape, dtype, and where its values come from; those of a part of it belong to one rank
-    alone.
-    """
+    """Return its whole shape, dtype, and the origin of its values, unless it is cut."""
     kind = f"{parameter.global_shape} {parameter.dtype}, requires_grad {parameter.requires_grad}"
     if parameter.is_fresh:
-        return f"{kind}, {describe(parameter.init)} of seed {seed if parameter.seed is None else parameter.seed}"
+        seed = seed if parameter.seed is None else parameter.seed
+        return f"{kind}, {describe(parameter.init)} of seed {seed}"
     is_whole = parameter.claim is None and not parameter.is_released
     return f"{kind}, values {_checksum(parameter.array)}" if is_whole else kind
 
 
 def describe(value) -> str:
-    """A setting in words: equal for what trains equally, on any rank. Objects and functions by
-    their names and settings.
+    """Return a setting as text that is equal, on any rank, for settings that train equally.
+
+    Objects and functions are described by their names and settings.
     """
     if isinstance(value, _PLAIN):
         return repr(value)
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value))}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{describe(key)}: {describe(entry)}' for key, entry in value.items())}}}"
+        entries = [f"{describe(key)}: {describe(entry)}" for key, entry in value.items()]
+        return f"{{{', '.join(entries)}}}"
     if isinstance(value, numpy.ndarray) or is_device_array(value):
         return f"{value.dtype} {value.shape} {_checksum(value)}"
     if isinstance(value, partial):
@@ -90,32 +91,36 @@ def describe(value) -> str:
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         return value.__qualname__
     if is_dataclass(value):
-        entries = {field.name: getattr(value, field.name) for field in fields(value)}
-        return f"{type(value).__qualname__}({', '.join(f'{name}={describe(entry)}' for name, entry in entries.items())})"
+        entries = [
+            f"{field.name}={describe(getattr(value, field.name))}" for field in fields(value)
+        ]
+        return f"{type(value).__qualname__}({', '.join(entries)})"
     return f"{type(value).__qualname__}({_settings(value)})"
 
 
 def describe_settings(module: Module) -> str:
-    """Its class and, for a module of this package, its settings; what others keep in attributes may
-    be of one rank alone.
+    """Return a module's class and, if the class is of this package, its settings.
+
+    Attributes of other classes may belong to one rank alone.
     """
     is_ours = type(module).__module__.partition(".")[0] == __name__.partition(".")[0]
     return f"{type(module).__qualname__}({_settings(module) if is_ours else ''})"
 
 
 def _settings(thing) -> str:
-    """Its attributes that are plain values."""
+    """Return the attributes that are plain values."""
     attributes = sorted(getattr(thing, "__dict__", {}).items())
-    plain = {
-        name: value for name, value in attributes if name != "path_in_model" and _is_plain(value)
-    }
-    return ", ".join(f"{name}={describe(value)}" for name, value in plain.items())
+    return ", ".join(
+        f"{name}={describe(value)}"
+        for name, value in attributes
+        if name != "path_in_model" and _is_plain(value)
+    )
 
 
 def _is_plain(value) -> bool:
-    return (
-        isinstance(value, _PLAIN) or isinstance(value, (list, tuple)) and all(map(_is_plain, value))
-    )
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return isinstance(value, _PLAIN)
 
 
 def _checksum(array) -> str:

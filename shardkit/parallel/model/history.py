@@ -1,4 +1,4 @@
-"""What one sharded model remembers of its training; its clones go on with histories of their own."""
+"""The history of one sharded model's training; its clones go on with histories of their own."""
 
 from dataclasses import dataclass
 

@@ -1,15 +1,13 @@
-"""What an optimizer is given and what it gives back: whole sets of samples, cut into epochs and
-batches; results.
+"""The input and the results of ShardedOptimizer.optimize().
 
     epoch e    all samples in the order of (shuffle_seed, e)
                |-- batch_size --|-- batch_size --|-- batch_size --| rest |
-    batch      | data rank 0 | data rank 1 | ... |                   the rest is trained on if it divides, else left out
+    batch      | data rank 0 | data rank 1 | ... |     the rest is trained on if it divides
 
 The arrays are global and the same on all ranks; who computes on which sample follows from the mesh.
 """
 
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Any
 
 import numpy
@@ -19,7 +17,6 @@ from ...array.backend import host_array
 from ...array.random import key_of, random_bits
 from ...comm import CommunicationBackend, collectively
 from ...errors import ConfigurationError, ShapeError
-from ..data.batches import own_part
 from ..step.engine import Engine
 from .sharded_model import ShardedModel
 
@@ -42,8 +39,8 @@ class OptimizationInputData:
                                  they come
 
     Samples that do not fill a last batch make a smaller one if data ranks x micro_batches divide
-    them; else this epoch leaves them out (under a shuffle, others in each epoch). What is wrong is
-    said by optimize(), on all ranks.
+    them; else this epoch leaves them out (under a shuffle, others in each epoch). optimize() raises
+    errors in them on all ranks.
     """
 
     x_train: Any
@@ -58,46 +55,33 @@ class OptimizationInputData:
     shuffle_seed: int | None = 0
 
     def samples(self, name: str):
-        """(x, y) of the set "train", "validation" or "test" as NumPy arrays; None if it was not
-        given.
-        """
+        """Return (x, y) of "train", "validation" or "test" as NumPy arrays; None if not given."""
         x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
-        return (
-            None
-            if x is None and y is None
-            else (host_array(f"x_{name}", x), host_array(f"y_{name}", y))
-        )
+        if x is None and y is None:
+            return None
+        return host_array(f"x_{name}", x), host_array(f"y_{name}", y)
 
     def check(self):
-        """Errors: ShapeError on sets whose x and y do not match, ConfigurationError on sizes and
-        seeds that are none.
-        """
+        """Raise ShapeError if x and y of a set do not match, ConfigurationError on bad sizes."""
         for name in SETS:
             if name == "train" or self.samples(name) is not None:
                 _check_set(name, getattr(self, f"x_{name}"), getattr(self, f"y_{name}"))
         for name in ("epochs", "batch_size"):
-            require(
-                is_integer(getattr(self, name), at_least=1),
-                name,
-                getattr(self, name),
-                "an integer >= 1",
-            )
-        if self.shuffle_seed is not None:
-            require(
-                is_integer(self.shuffle_seed, at_least=0),
-                "shuffle_seed",
-                self.shuffle_seed,
-                "an integer >= 0, or None",
-            )
+            value = getattr(self, name)
+            require(is_integer(value, at_least=1), name, value, "an integer >= 1")
+        seed = self.shuffle_seed
+        is_seed = seed is None or is_integer(seed, at_least=0)
+        require(is_seed, "shuffle_seed", seed, "an integer >= 0, or None")
 
     def check_batches(self, num_parts: int):
-        """Errors: ConfigurationError unless batches can be cut into `num_parts` = data ranks x
-        micro-batches equal parts.
+        """Raise ConfigurationError unless batches can be cut into `num_parts` equal parts.
+
+        num_parts   data ranks x micro-batches
         """
         if self.batch_size % num_parts:
             raise ConfigurationError(
-                f"batch_size = {self.batch_size} is no multiple of {num_parts}, data ranks x micro_batches; "
-                f"wanted {-(-self.batch_size // num_parts) * num_parts}, for example"
+                f"batch_size = {self.batch_size} is no multiple of {num_parts}, data ranks x "
+                f"micro_batches; wanted {-(-self.batch_size // num_parts) * num_parts}, for example"
             )
         if not self.batches(0, num_parts):
             raise ConfigurationError(
@@ -106,7 +90,7 @@ class OptimizationInputData:
             )
 
     def check_samples(self, engine: Engine):
-        """Errors: ShapeError naming the set unless the engine's model and loss take it."""
+        """Raise ShapeError naming the set unless the engine's model and loss take it."""
         for name in SETS:
             samples = self.samples(name)
             try:
@@ -116,28 +100,24 @@ class OptimizationInputData:
                 raise ShapeError(f"x_{name}, y_{name}: {error}") from None
 
     def batches(self, epoch: int, num_parts: int) -> list:
-        """The numbers of the samples of each global batch of an epoch, arrays of at most
-        batch_size; no communication.
-        """
+        """Return the sample numbers of each global batch of an epoch. No communication."""
         count = len(self.x_train)
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
-            order = numpy.argsort(
-                random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count), kind="stable"
-            )
+            bits = random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count)
+            order = numpy.argsort(bits, kind="stable")
         cut = [order[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
         return [batch for batch in cut if len(batch) % num_parts == 0]
 
     def outline(self) -> dict[str, str]:
-        """What must be the same on all ranks, as text: shapes and dtypes of arrays, numbers as they
-        are.
-        """
+        """Return what must be the same on all ranks, as text: shapes, dtypes, numbers."""
         return {field.name: _outline(getattr(self, field.name)) for field in fields(self)}
 
 
 def check_together(given: OptimizationInputData, backend: CommunicationBackend):
-    """Collective over the backend. Errors, on all ranks: as check(), TypeError, ShapeError if ranks
-    were given different ones.
+    """Check the input on all ranks. Collective over the backend.
+
+    Errors, on all ranks: as check(), TypeError, ShapeError if ranks were given different input.
     """
     with collectively(backend):
         if not isinstance(given, OptimizationInputData):
@@ -150,8 +130,8 @@ def check_together(given: OptimizationInputData, backend: CommunicationBackend):
         for name, here in outlines[0].items():
             if other[name] != here:
                 raise ShapeError(
-                    f"{name} is {here} on rank 0, but {other[name]} on rank {rank}; pass the same, whole, on all "
-                    "ranks: each takes its part of every batch"
+                    f"{name} is {here} on rank 0, but {other[name]} on rank {rank}; pass the same, "
+                    "whole, on all ranks: each takes its part of every batch"
                 )
 
 
@@ -159,8 +139,8 @@ def _check_set(name, x, y):
     shapes = [None if array is None else numpy.shape(array) for array in (x, y)]
     if not all(shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
         raise ShapeError(
-            f"x_{name} has shape {shapes[0]} and y_{name} {shapes[1]}; wanted the same number of samples, one or "
-            "more, along dim 0"
+            f"x_{name} has shape {shapes[0]} and y_{name} {shapes[1]}; wanted the same number of "
+            "samples, one or more, along dim 0"
         )
 
 
@@ -184,8 +164,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True, eq=False)
 class OptimizationResult:
-    """The best parameters that were found, and how they were found; all but best_solution's shards
-    the same on all ranks.
+    """The best parameters that were found, and how; the same on all ranks but for the shards.
 
     best_solution        the sharded model, with the parameters of the epoch of best fitness
     best_fitness_score   of that epoch; lower is better
@@ -206,57 +185,3 @@ class OptimizationResult:
     validation_result: EvaluationResult | None
     test_result: EvaluationResult | None
     selected_features: tuple[int, ...] | None
-
-
-def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationResult | None:
-    """The mean loss over all items of a set, whatever its size; None for None. Collective.
-
-    samples      (x, y), global, the same on all ranks
-    batch_size   samples that are on the way at once, over all data ranks
-    The last slice may leave a data rank without a part. It computes on a sample that it does not
-    count, since the others gather parameters with it.
-    """
-    if samples is None:
-        return None
-    total = items = 0.0
-    for start in range(0, len(samples[0]), batch_size):
-        x, y = (array[start : start + batch_size] for array in samples)
-        mine = own_part(model.mesh, x), own_part(model.mesh, y)
-        has_part = len(mine[0]) > 0
-        of_slice = model.engine.evaluation.total_loss(
-            *(mine if has_part else (x[:1], y[:1])), is_counted=has_part
-        )
-        total, items = total + of_slice[0], items + of_slice[1]
-    return EvaluationResult(total / max(items, 1.0), len(samples[0]))
-
-
-def epochs_since_improvement(history, minimum_improvement: float) -> int:
-    """Epochs after the last one that was below the best before it by more than
-    `minimum_improvement`; NaN never is.
-    """
-    best, waited = inf, 0
-    for fitness in history:
-        improves = fitness < best - minimum_improvement
-        best, waited = (fitness, 0) if improves else (best, waited + 1)
-    return waited
-
-
-class BestEpoch:
-    """The best fitness so far, and the parameters of its epoch as far as this rank owns them: no
-    gathering.
-    """
-
-    def __init__(self):
-        self.fitness = inf
-        self._parameters = None
-
-    def offer(self, fitness: float, model: ShardedModel):
-        """Keep the model's parameters if this fitness is the lowest, or the first. No
-        communication.
-        """
-        if self._parameters is None or fitness < self.fitness or self.fitness != self.fitness:
-            self.fitness, self._parameters = fitness, model.engine.weights.copy_owned()
-
-    def put_back(self, model: ShardedModel):
-        """Collective."""
-        model.engine.weights.put_back(self._parameters)

@@ -1,4 +1,4 @@
-"""What a sharded model reports of itself: metadata, and the table of who is where."""
+"""Reports of a sharded model: metadata, and the table of who is where."""
 
 from ...layout.mesh_shape import AXES
 from ...nn.module import blocks_of

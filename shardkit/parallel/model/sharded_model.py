@@ -6,8 +6,8 @@
 
 Each member checks its arguments and asks the part that does the work:
 
-    engine        trains, evaluates, predicts           engine.weights   whole parameter vectors
-    checkpoints   files and images                      engine.state     optimizer state, rule, counts
+    engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
+    checkpoints   files and images                  engine.state     optimizer state, rule, counts
 """
 
 import time

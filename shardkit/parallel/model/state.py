@@ -1,4 +1,4 @@
-"""What a model keeps from step to step beside its weights: optimizer state, its rule, and counts.
+"""The state of a model beside its weights: optimizer state, the rule that uses it, and counts.
 
     units of this rank --owned_boxes()--> (path, box, view), ...      what a checkpoint reads
                        --counted_boxes()-->                           what it writes
@@ -134,8 +134,9 @@ class State:
     def _check_rule(self, rule):
         if tuple(rule.state_names) != tuple(self.rule.state_names):
             raise ShardingError(
-                f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, but "
-                f"{type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded model with that rule"
+                f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, "
+                f"but {type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded "
+                "model with that rule"
             )
 
     def reset(self) -> None:

@@ -1,14 +1,12 @@
-"""What several ranks hold copies of: compared with the first holder, and made its bits again.
+"""Replicas: arrays that several ranks hold, compared with those of the first holder.
 
-    over data        parameters and optimizer state, as far as the policy keeps them whole on every
-                     rank
-    over tensor      norms, biases of row layers, shared key heads: parameters whose claim has
-                     holders
-    over pipeline    tied units, and their copies on the ranks of later users
+    over data        parameters and optimizer state that their keepers keep whole on every rank
+    over tensor      norms, biases of row layers, shared key heads: claims that have holders
+    over pipeline    tied units, and their replicas on the ranks of later users
 
-All holders take the same steps from the same gradients, so there is no drift to expect. What was
-written on one rank alone, or a machine that adds otherwise than its peers, shows here before it
-shows in the loss.
+All holders take the same steps from the same gradients, so no drift is expected. Values that were
+written on one rank alone, or a machine that adds differently, show here before they show in the
+loss.
 """
 
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from ..data.unit import Holding, Unit
 
 @dataclass(frozen=True)
 class StateDrift:
-    """How far the copies of parameters and optimizer state had drifted from their first holder.
+    """How far the replicas of parameters and optimizer state had drifted from the first holder.
 
     largest     absolute difference; inf if a number met one that is not finite
     tensor      where it was, as a checkpoint names it:
@@ -34,7 +32,7 @@ class StateDrift:
 
     @classmethod
     def of(cls, by_tensor: dict[str, float]) -> "StateDrift":
-        """The drift of these tensors; the first by name of equal ones counts as the largest."""
+        """Return the drift of these tensors; of equal ones the first by name is the largest."""
         by_tensor = dict(sorted(by_tensor.items()))
         worst = max(by_tensor, key=by_tensor.get, default=None)
         largest = by_tensor.get(worst, 0.0)
@@ -48,17 +46,15 @@ class StateDrift:
         return f"drift of {self.largest:.3g} in {self.tensor}; {drifted} of {shared} had drifted"
 
 
-def synchronize_copies(engine) -> StateDrift:
-    """Make all copies the bits of their first holder, and tell how far they were from it, the same
-    on all ranks.
+def synchronize_replicas(engine) -> StateDrift:
+    """Make all replicas the bits of their first holder, and return how far they were from it.
 
-    Collective over the whole mesh. The first holder has the lowest data, tensor and pipeline
-    coordinates that hold the box.
+    Collective over the whole mesh; the result is the same on all ranks. The first holder has the
+    lowest data, tensor and pipeline coordinates that hold the box.
     """
     mine: dict[str, float] = {}
-    for place in sorted(
-        engine.units_by_place, key=engine.stages.holder_tag
-    ):  # ranks that share units come to them in one order
+    # ranks that share units visit them in one order
+    for place in sorted(engine.units_by_place, key=engine.stages.holder_tag):
         unit = engine.units_by_place[place]
         unit.wait_for_readers()
         for holding in unit.holdings():
@@ -74,8 +70,9 @@ def synchronize_copies(engine) -> StateDrift:
 
 
 def _of_first_holder(engine, place, unit: Unit, holding: Holding):
-    """A new array like holding.values, with the first holder's bits in every piece. Collective over
-    those who hold the unit.
+    """Return a new array like holding.values, with the first holder's bits in every piece.
+
+    Collective over the ranks that hold the unit.
     """
     first = holding.values.copy()
     if holding.is_whole:
@@ -84,14 +81,14 @@ def _of_first_holder(engine, place, unit: Unit, holding: Holding):
         claim = unit.plan.parameters[piece.name].claim
         if claim is not None and claim.holders is not None:
             claim.holders.broadcast(first[piece.start : piece.stop], 0)
-    _send_to_copies(
+    _send_to_replicas(
         engine.pipeline, _pipeline_holders(engine, place), first, engine.stages.holder_tag(place)
     )
     return first
 
 
-def _send_to_copies(group, ranks, array, tag):
-    """The array of the first of these pipeline ranks, on all of them."""
+def _send_to_replicas(group, ranks, array, tag):
+    """Copy the array of the first of these pipeline ranks to all of them."""
     if group.rank != ranks[0]:
         return group.receive(array, ranks[0], tag)
     for handle in [group.isend(array, rank, tag) for rank in ranks[1:]]:
@@ -103,11 +100,9 @@ def _pipeline_holders(engine, place) -> tuple[int, ...]:
 
 
 def _shared_pieces(engine, place, unit: Unit, holding: Holding):
-    """The pieces that other ranks hold too."""
-    over_data, over_pipeline = (
-        engine.data.world_size if holding.is_whole else 1,
-        len(_pipeline_holders(engine, place)),
-    )
+    """Yield the pieces that other ranks hold too."""
+    over_data = engine.data.world_size if holding.is_whole else 1
+    over_pipeline = len(_pipeline_holders(engine, place))
     for piece in holding.pieces:
         claim = unit.plan.parameters[piece.name].claim
         over_tensor = 1 if claim is None or claim.holders is None else claim.holders.world_size
@@ -116,15 +111,12 @@ def _shared_pieces(engine, place, unit: Unit, holding: Holding):
 
 
 def _largest_gap(values, first) -> float:
-    """The largest absolute difference in float64; 0 where both are the same or both are NaN."""
+    """Return the largest absolute difference in float64; 0 where both are the same or NaN."""
     differs = (values != first) & ((values == values) | (first == first))
     if not differs.any():
         return 0.0
-    gap = float(
-        xp_of(values)
-        .abs(values[differs].astype("float64") - first[differs].astype("float64"))
-        .max()
-    )
+    gaps = values[differs].astype("float64") - first[differs].astype("float64")
+    gap = float(xp_of(values).abs(gaps).max())
     return inf if isnan(gap) else gap
 
 
