@@ -11,7 +11,7 @@ from hybrids import hybrid
 
 import shardkit as sk
 from shardkit.errors import ShapeError, ShardingError
-from shardkit.parallel.step import cuda_graphs
+from shardkit.parallel.step import cuda_work
 
 STEPS = 6  # plain, captured, compared, replayed three times
 FSDP = (1, 2, 1), {"policy": "fsdp"}
@@ -137,7 +137,7 @@ def test_a_step_whose_buffers_lie_elsewhere_is_plain(gpu):
 
 
 def test_an_input_that_is_not_copied_in_is_noticed(gpu, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "_refill", lambda array, values: None)
+    monkeypatch.setattr(cuda_work, "_refill", lambda array, values: None)
     assert "has other bits when it is replayed" in reason_of_refusal(*FSDP)
 
 

@@ -22,7 +22,7 @@ def metadata_of(model) -> dict:
         "parameter_count": model.parameter_count,
         "shard_size": engine.weights.local().size,
         "num_units": len(engine.units),
-        "compiled": engine.is_compiled,
+        "compiled": engine.compilation.is_on,
         "compute_dtype": str(numerics.compute_dtype),
         "matmul_precision": numerics.precision,
         "blas": numerics.blas.name if numerics.blas else config.blas,

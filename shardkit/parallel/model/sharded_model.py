@@ -259,12 +259,12 @@ class ShardedModel:
         Errors, on all ranks: ShardingError if supports_compilation is False, as it is on CPUs,
         where replaying a step gained nothing that was worth its code.
         """
-        self.engine.compile()
+        self.engine.compilation.start()
 
     @property
     def supports_compilation(self) -> bool:
         """Whether compile() can be called, and has not failed. No communication."""
-        return self.engine.supports_compilation
+        return self.engine.compilation.reason is None
 
     def predict(self, x):
         """Return the wrapped model's output for x, a NumPy array.
@@ -350,7 +350,7 @@ class ShardedModel:
         other.__dict__.update(self.__dict__)
         other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
         other.checkpoints.companions = self.checkpoints.companions
-        if self.engine.is_compiled:
+        if self.engine.compilation.is_on:
             other.compile()
         return other
 

@@ -27,7 +27,7 @@ from ..data.overlap import Exposure, Overlap
 from ..data.unit import Unit
 from .assembly import Assembly
 from .batch import Batch, Batches
-from .cuda_graphs import CudaGraphs, why_not
+from .cuda_graphs import Compilation
 from .evaluation import Evaluation
 from .inputs import Inputs, MicroBatch, Results, Update
 from .votes import (
@@ -65,14 +65,13 @@ class Engine:
         self.units_by_place = parts.units
         self.units = list(parts.units.values())
         self._programs = parts.programs
-        self._plain = parts.plain
         self._ahead = parts.ahead
-        self._graphs: CudaGraphs | None = None  # around `_plain`, once compile() was called
+        self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         self._batches = Batches(
             mesh, model, config.loss or model.loss, compares_peers=config.is_checked
         )
         self.evaluation = Evaluation(
-            self._plain,
+            parts.plain,
             self._programs.forward,
             self._batches,
             mesh,
@@ -99,8 +98,7 @@ class Engine:
     def clear_activations(self):
         """Give memory of activations back to the operating system. No communication."""
         self.memory.arena.clear()
-        if self._graphs is not None:
-            self._graphs.forget()
+        self.compilation.forget()
 
     @property
     def own_units(self) -> list[Unit]:
@@ -110,7 +108,7 @@ class Engine:
     @property
     def runtime(self):
         """What runs the next step."""
-        return self._ahead if self.overlap.is_on else self._plain
+        return self._ahead if self.overlap.is_on else self.compilation.runtime
 
     @property
     def _program(self):
@@ -130,38 +128,6 @@ class Engine:
             self.config.micro_batches,
             self.config.virtual_stages,
         ).bubble_fraction
-
-    # ---- compiling -------------------------------------------------------------------------------
-
-    def compile(self):
-        """Capture steps that are alike as CUDA graphs, and replay them from then on.
-
-        Errors, on all ranks: ShardingError if supports_compilation is False.
-        """
-        if not self.supports_compilation:
-            raise ShardingError(
-                f"this model cannot be compiled: {self._why_uncompiled}; train it without compile()"
-            )
-        if self._graphs is None:
-            self._plain = self._graphs = CudaGraphs(
-                self._plain, self.memory, self.mesh.world, self.model
-            )
-
-    @property
-    def is_compiled(self) -> bool:
-        """True if steps are captured and replayed."""
-        return self._graphs is not None and self.supports_compilation
-
-    @property
-    def supports_compilation(self) -> bool:
-        """False on CPUs and with tensor parallelism, and once a step could not be captured, or not
-        be replayed to the bit.
-        """
-        return self._why_uncompiled is None
-
-    @property
-    def _why_uncompiled(self) -> str | None:
-        return why_not(self.device, self.mesh) if self._graphs is None else self._graphs.reason
 
     # ---- training --------------------------------------------------------------------------------
 

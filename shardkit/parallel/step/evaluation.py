@@ -9,30 +9,30 @@ from ...comm import Mesh, collectively
 from ...comm.collectives.ordered import ordered_sum
 from ...nn.autograd import Tensor, no_grad
 from ...nn.context import ForwardContext
-from ..model.weights import Weights
 from ..tensor.vocabulary import whole_outputs
-from .batch import Batches, check_peers
-from .executor import Runtime
+from .batch import check_peers
 from .inputs import Inputs, MicroBatch, Results
-from .numerics import Numerics
 
 
 class Evaluation:
     """Runs forward programs of one model. Every method is collective over the mesh.
 
-    program   forward of one micro-batch through all stages
-    dtype     of predictions
+    runtime    runs programs (executor.py)
+    program    forward of one micro-batch through all stages
+    batches    the door that x and y come in by (batch.py)
+    weights    that must not await the values of a checkpoint
+    dtype      of predictions
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime,
         program: tuple,
-        batches: Batches,
+        batches,
         mesh: Mesh,
         device: Device,
-        numerics: Numerics,
-        weights: Weights,
+        numerics,
+        weights,
         *,
         seed: int,
         dtype: str,

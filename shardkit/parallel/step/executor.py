@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 from ...array.arena import Arena
 from ...array.backend import numbers_of
 from ...schedule import Action, Kind
-from .flow import Flow
 from .inputs import Inputs, Results
-from .numerics import Numerics
 
 
 class Executor:
@@ -46,9 +44,7 @@ class Runtime:
     numerics   how all of it computes
     """
 
-    def __init__(
-        self, executor, flow: Flow, movement, units: list, arena: Arena, numerics: Numerics
-    ):
+    def __init__(self, executor, flow, movement, units: list, arena: Arena, numerics):
         self.executor = executor
         self.flow = flow
         self.movement = movement

@@ -11,9 +11,7 @@ from typing import Any
 
 from ...schedule import Action, Kind
 from ..pipeline.stages import Place, Stages
-from ..pipeline.transfer import Transfers
 from .inputs import Inputs
-from .work import Work
 
 
 class Flow:
@@ -24,7 +22,7 @@ class Flow:
     opened      the last WEIGHT action that had its gradient buffers
     """
 
-    def __init__(self, stages: Stages, transfers: Transfers, work: Work):
+    def __init__(self, stages: Stages, transfers, work):
         self.stages = stages
         self.transfers = transfers
         self.work = self.plain_work = work

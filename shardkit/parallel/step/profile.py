@@ -123,7 +123,7 @@ def _warm_up(model: ShardedModel, x, y) -> None:
 
 
 def _check_uncompiled(model: ShardedModel):
-    if model.engine.is_compiled:
+    if model.engine.compilation.is_on:
         raise ShardingError(
             "the model is compiled, and a replay does not go through the functions that are timed; profile one "
             "that is not (parallel.compile = false)"

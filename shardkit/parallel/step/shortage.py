@@ -11,7 +11,6 @@ from operator import length_hint
 from ...array.device import Device
 from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
 from ...schedule import COMPUTE, Action, Kind
-from .flow import Flow
 from .inputs import Inputs, Results
 
 BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)
@@ -26,9 +25,7 @@ class Shortage:
     can_go_on       False where others may be in the midst of any action with this rank
     """
 
-    def __init__(
-        self, executor, of_zeros, flow: Flow, device: Device, *, rank: int, can_go_on: bool
-    ):
+    def __init__(self, executor, of_zeros, flow, device: Device, *, rank: int, can_go_on: bool):
         self.executor = executor
         self._of_zeros = of_zeros
         self._flow = flow

@@ -15,7 +15,6 @@ from ...schedule import Kind
 from ..data.gradients import NORM_BLOCK
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
-from ..pipeline.transfer import Transfers
 
 
 class Updates:
@@ -27,7 +26,7 @@ class Updates:
     transfers   of this rank, for gradients of tied units
     """
 
-    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers: Transfers):
+    def __init__(self, units: dict[Place, Unit], stages: Stages, mesh: Mesh, transfers):
         self.units = units
         self._stages = stages
         self._mesh = mesh
