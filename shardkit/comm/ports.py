@@ -36,7 +36,7 @@ class HostPort:
 
     @property
     def address(self) -> int:
-        """Of the first byte."""
+        """The address of the first byte."""
         return self._flat.ctypes.data
 
     def settle(self):

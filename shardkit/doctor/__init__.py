@@ -1,6 +1,4 @@
-"""Is this machine fit for a run? One line for each thing that was looked at, and what to do about
-it.
-"""
+"""A check of the machine before a run: one line per topic, and what to do about a problem."""
 
 from .examination import examine
 from .finding import Finding, as_json, as_text, exit_code

@@ -1,9 +1,9 @@
-"""The examination: every check in its order, on all ranks at once.
+"""The examination: all checks in order, on all ranks.
 
-shardkit doctor                                    this node, and whether mpiexec and MPI fit
-                                                   together
-mpiexec -n 4 shardkit doctor --folder RUN          also who sits where, the folder as all ranks see
-                                                   it, and the network
+    shardkit doctor                              this node, and whether mpiexec belongs to the MPI
+    mpiexec -n 4 shardkit doctor --folder RUN    also the hosts of the ranks, the folder, the network
+
+Rank 0 broadcasts what it finds, so all ranks return the same findings.
 """
 
 from pathlib import Path
@@ -25,9 +25,9 @@ def examine(
     tensor: int = 1,
     mpi_problem: str | None = None,
 ) -> list[Finding]:
-    """All findings, the same on all ranks. Collective over the backend.
+    """Return all findings, the same on all ranks. Collective over the backend.
 
-    folder            of the run; it, or the nearest folder above it that exists, is written to
+    folder            of the run; the check writes to it, or to the nearest folder above it
     pipeline, tensor  sizes of the mesh whose axes are measured
     mpi_problem       why there is no MPI; the backend is then one rank without it
     """

@@ -1,6 +1,4 @@
-"""The file system of the run folder: what checkpoints need of it, tried out with small files that
-are removed again.
-"""
+"""The file system of the run folder: small temporary files test what checkpoints need of it."""
 
 import fcntl
 import os
@@ -20,10 +18,12 @@ _SLOW_SYNC_SECONDS = 0.5
 
 
 def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
-    """Whether the folder is there for all ranks, holds files as checkpoints need it, and how fast.
-    Collective.
+    """Check that all ranks see the folder, that checkpoints are safe in it, and how fast it is.
+
+    Collective over the backend.
     """
-    above, trial, problem = _nearest(folder), None, None
+    above = _nearest(folder)
+    trial = problem = None
     if backend.rank == 0:
         try:
             trial = Path(tempfile.mkdtemp(prefix=".shardkit-doctor-", dir=above))
@@ -47,7 +47,7 @@ def check_folder(backend: CommunicationBackend, folder: Path) -> list[Finding]:
 
 
 def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     folder = folder.absolute()
     return next(path for path in (folder, *folder.parents) if path.is_dir())
 
@@ -79,19 +79,18 @@ def _try_out(backend, above, trial):
 
 
 def _look(above: Path, trial: Path) -> list[Finding]:
-    """Kind, room, rename and locks. For one rank."""
+    """Check the kind of the file system, free space, rename and locks. Called on one rank."""
     free = shutil.disk_usage(above).free
     text = f"{above} on {_file_system(above)}, {free / 2**30:.1f} GiB free"
-    room = (
-        ok("folder", text)
-        if free > _LITTLE_ROOM_BYTES
-        else warning("folder", text, "make room for checkpoints")
-    )
-    return [room, _try_rename(trial), _try_locks(trial)]
+    if free > _LITTLE_ROOM_BYTES:
+        space = ok("folder", text)
+    else:
+        space = warning("folder", text, "make room for checkpoints")
+    return [space, _try_rename(trial), _try_locks(trial)]
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system, as Linux names it; other kernels do not tell."""
+    """Return the type of the file system as Linux names it; other kernels do not provide it."""
     table = Path("/proc/mounts")
     mounts = (
         [line.split()[1:3] for line in table.read_text().splitlines()] if table.is_file() else []
@@ -105,9 +104,7 @@ def _file_system(folder: Path) -> str:
 
 
 def _try_rename(trial: Path) -> Finding:
-    """A checkpoint appears by one rename of its folder, which must replace nothing and be seen at
-    once.
-    """
+    """Check that a folder can be renamed and is visible immediately: so a checkpoint appears."""
     (trial / "before").mkdir()
     (trial / "before" / "file").write_text("x")
     try:
@@ -115,14 +112,12 @@ def _try_rename(trial: Path) -> Finding:
         holds = (trial / "after" / "file").read_text() == "x" and not (trial / "before").exists()
     except OSError:
         holds = False
-    return (
-        ok("rename", "a folder gets its name at once")
-        if holds
-        else error(
-            "rename",
-            "a folder that was renamed is not there at once",
-            "checkpoints are not safe here; choose another --run.folder",
-        )
+    if holds:
+        return ok("rename", "a renamed folder is visible immediately")
+    return error(
+        "rename",
+        "a renamed folder is not visible immediately",
+        "checkpoints are not safe here; choose another --run.folder",
     )
 
 
@@ -141,8 +136,9 @@ def _try_locks(trial: Path) -> Finding:
 
 
 def _write_seconds(path: Path) -> tuple[float, float] | None:
-    """(seconds to write and sync, of which to sync a few bytes more); None if it failed."""
-    block, began = os.urandom(2**20), time.perf_counter()
+    """Return the seconds to write and sync, and to sync one byte more; None if writing failed."""
+    block = os.urandom(2**20)
+    began = time.perf_counter()
     try:
         with open(path, "wb") as file:
             for _ in range(_BYTES >> 20):
@@ -160,7 +156,10 @@ def _write_seconds(path: Path) -> tuple[float, float] | None:
 def _judge_speed(everyones) -> list[Finding]:
     rate = _BYTES * len(everyones) / max(seconds for seconds, _ in everyones)
     sync = max(seconds for _, seconds in everyones)
-    text = f"all ranks together write {rate / 1e6:.0f} MB/s with fsync, which alone takes {sync * 1e3:.0f} ms"
+    text = (
+        f"all ranks together write {rate / 1e6:.0f} MB/s with fsync, which alone takes "
+        f"{sync * 1e3:.0f} ms"
+    )
     if rate < _SLOW_BYTES_PER_SECOND or sync > _SLOW_SYNC_SECONDS:
         return [
             warning(

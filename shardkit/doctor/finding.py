@@ -1,4 +1,4 @@
-"""Findings: what was looked at, what was found, and what to do."""
+"""Findings: a topic, what was found, and what to do."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,8 +11,8 @@ class Finding:
     """One line of the report.
 
     level   "ok", "warning": a run works, but not well, or "error": it does not work
-    topic   what was looked at, one or two words
-    found   what is the case
+    topic   what was checked, one or two words
+    found   the result
     advice  what to do; "" if nothing
     """
 
@@ -23,27 +23,27 @@ class Finding:
 
 
 def ok(topic: str, found: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding("ok", topic, found)
 
 
 def warning(topic: str, found: str, advice: str) -> Finding:
-    """It works, but not well."""
+    """Return a finding that a run survives, but does not run well with."""
     return Finding("warning", topic, found, advice)
 
 
 def error(topic: str, found: str, advice: str = "") -> Finding:
-    """It does not work."""
+    """Return a finding that no run works with."""
     return Finding("error", topic, found, advice)
 
 
 def exit_code(findings: list[Finding]) -> int:
-    """1 if anything does not work, else 0."""
+    """Return 1 if anything does not work, else 0."""
     return int(any(finding.level == "error" for finding in findings))
 
 
 def as_text(findings: list[Finding]) -> str:
-    """A line for each, with the advice below it, and one that counts them."""
+    """Return a line for each finding with its advice below it, and a line that counts them."""
     lines = []
     for finding in findings:
         lines.append(f"{finding.level:<8} {finding.topic:<12} {finding.found}")
@@ -53,7 +53,7 @@ def as_text(findings: list[Finding]) -> str:
 
 
 def as_json(findings: list[Finding]) -> str:
-    """The same for programs."""
+    """Return the findings and the exit code as JSON."""
     return json.dumps(
         {"findings": [asdict(finding) for finding in findings], "exit_code": exit_code(findings)},
         indent=1,

@@ -1,4 +1,4 @@
-"""GPUs: which rank has which, and which ways there are between them (gpu_transport)."""
+"""GPUs: which rank has which GPU, and which transports work between them (gpu_transport)."""
 
 from ..comm import CommunicationBackend
 from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
@@ -13,8 +13,9 @@ _MOST_LINES = 16
 
 
 def check_gpus(backend: CommunicationBackend) -> list[Finding]:
-    """Who has which GPU, a line for each, and what moves arrays between them. Collective; rank 0
-    has all findings.
+    """Report the ranks of each GPU, a line for each, and the transports between GPUs.
+
+    Collective over the backend; rank 0 has all findings.
     """
     seat, problem = _own_seat(backend.local_rank)
     answers = backend.all_gather_object((seat, problem, backend.local_rank, visible_gpus()))
@@ -34,7 +35,7 @@ def check_gpus(backend: CommunicationBackend) -> list[Finding]:
         _line(place, ranks, seats[ranks[0]], answers)
         for place, ranks in _ranks_by_gpu(seats).items()
     ]
-    return places[:_MOST_LINES] + _rest(places[_MOST_LINES:]) + _check_ways(backend, seats)
+    return places[:_MOST_LINES] + _rest(places[_MOST_LINES:]) + _check_transports(backend, seats)
 
 
 def _own_seat(local_rank: int) -> tuple[GpuSeat | None, str]:
@@ -45,7 +46,7 @@ def _own_seat(local_rank: int) -> tuple[GpuSeat | None, str]:
 
 
 def _ranks_by_gpu(seats: dict[int, GpuSeat]) -> dict[str, list[int]]:
-    """In the order of the first rank of each."""
+    """Return {GPU: its ranks}, in the order of the first rank of each."""
     places: dict[str, list[int]] = {}
     for rank, seat in seats.items():
         places.setdefault(seat.place, []).append(rank)
@@ -53,38 +54,39 @@ def _ranks_by_gpu(seats: dict[int, GpuSeat]) -> dict[str, list[int]]:
 
 
 def _line(place: str, ranks: list[int], seat: GpuSeat, answers) -> Finding:
-    """One GPU and its ranks."""
-    locals_, words = (
-        [answers[rank][2] for rank in ranks],
-        sorted({answers[rank][3] or "unset" for rank in ranks}),
-    )
+    """Return the line of one GPU and its ranks."""
+    local_ranks = ranks_text([answers[rank][2] for rank in ranks])
+    visible = sorted({answers[rank][3] or "unset" for rank in ranks})
     text = (
         f"{seat.host}: GPU {seat.ordinal} of {seat.num_visible}, {seat.name} at {seat.bus}, "
-        f"{seat.total_bytes / 2**30:.1f} GiB, {seat.free_bytes / 2**30:.1f} free: rank {ranks_text(ranks)} (on its node "
-        f"{ranks_text(locals_)}); CUDA_VISIBLE_DEVICES {' or '.join(words)}"
+        f"{seat.total_bytes / 2**30:.1f} GiB, {seat.free_bytes / 2**30:.1f} free: "
+        f"rank {ranks_text(ranks)} (on its node {local_ranks}); "
+        f"CUDA_VISIBLE_DEVICES {' or '.join(visible)}"
     )
     if len(ranks) > 1:
         return warning(
             "GPU",
             text,
-            f"{len(ranks)} ranks share it and take turns; start as many ranks per node as there are GPUs",
+            f"{len(ranks)} ranks share it and take turns; start as many ranks per node as there "
+            "are GPUs",
         )
     return ok("GPU", text)
 
 
 def _rest(findings: list[Finding]) -> list[Finding]:
-    """Instead of many lines one, that warns if any of them does."""
+    """Return one line instead of many; it warns if any of them does."""
     if not findings:
         return []
     shared = [finding for finding in findings if finding.level != "ok"]
-    text = f"and {len(findings)} GPUs more" + (
-        f", {len(shared)} of which several ranks share" if shared else ""
-    )
-    return [warning("GPU", text, shared[0].advice) if shared else ok("GPU", text)]
+    text = f"and {len(findings)} GPUs more"
+    if not shared:
+        return [ok("GPU", text)]
+    text += f", {len(shared)} of which several ranks share"
+    return [warning("GPU", text, shared[0].advice)]
 
 
-def _check_ways(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
-    """What gpu_transport could be; "staged" always can. Collective."""
+def _check_transports(backend, seats: dict[int, GpuSeat]) -> list[Finding]:
+    """Report the transports beside "staged", which always works. Collective."""
     verdict = agreed_verdict(backend)
     return [
         ok("GPU-MPI", f"MPI takes GPU memory: {verdict}"),
@@ -101,11 +103,9 @@ def _ipc_text(backend, seats) -> str:
     problems = [problem for problem in backend.all_gather_object(problem) if problem]
     if len(hosts) == backend.world_size:
         return "one rank on each node: nobody to share GPU memory with"
-    return (
-        f"no: {problems[0]}"
-        if problems
-        else "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"
-    )
+    if problems:
+        return f"no: {problems[0]}"
+    return "yes, ranks of a node read each other's GPU memory: gpu_transport ipc"
 
 
 def _nccl_text(backend, seats) -> str:

@@ -1,4 +1,4 @@
-"""The machine: versions, who sits where, cores, BLAS, and the time that the batch system gives."""
+"""The machine: versions, hosts of the ranks, cores, BLAS, and the end of the allocation."""
 
 import platform
 import time
@@ -18,7 +18,7 @@ _PACKAGES = ("shardkit", "numpy", "numba")
 
 
 def check_versions() -> list[Finding]:
-    """Python, the packages that compute, and the HDF5 build."""
+    """Report the versions of Python, of the packages that compute, and of HDF5."""
     return [
         ok(
             "versions",
@@ -36,13 +36,13 @@ def _version_text(package):
 
 
 def check_nodes(backend: CommunicationBackend) -> list[Finding]:
-    """Which ranks are on which host. Collective."""
+    """Report which ranks are on which host. Collective."""
     hosts: dict[str, list[int]] = {}
     for rank, seat in enumerate(all_seats(backend, 1)):
         hosts.setdefault(seat.host, []).append(rank)
-    shown = [f"{host}: {ranks_text(ranks)}" for host, ranks in list(hosts.items())[:16]] + [
-        "..."
-    ] * (len(hosts) > 16)
+    shown = [f"{host}: {ranks_text(ranks)}" for host, ranks in list(hosts.items())[:16]]
+    if len(hosts) > 16:
+        shown.append("...")
     uneven = len({len(ranks) for ranks in hosts.values()}) > 1
     text = f"ranks by host: {'; '.join(shown)}"
     if uneven:
@@ -57,7 +57,7 @@ def check_nodes(backend: CommunicationBackend) -> list[Finding]:
 
 
 def check_cores(backend: CommunicationBackend) -> list[Finding]:
-    """Affinity masks against BLAS threads and ranks per node. Collective."""
+    """Compare affinity masks with BLAS threads and ranks per node. Collective."""
     seats = all_seats(backend, blas_threads())
     crowds = crowding(seats)
     if crowds:
@@ -73,14 +73,14 @@ def check_cores(backend: CommunicationBackend) -> list[Finding]:
     return [
         ok(
             "cores",
-            f"rank 0 may use cores {ranks_text(mine.cores)} and has {mine.threads} BLAS threads; no host has more "
-            "threads than cores for them",
+            f"rank 0 may use cores {ranks_text(mine.cores)} and has {mine.threads} BLAS threads; "
+            "no host has more threads than cores for them",
         )
     ]
 
 
 def blas_threads() -> int:
-    """Of this process; 1 if NumPy's BLAS does not say."""
+    """Return the number of BLAS threads of this process; 1 if NumPy's BLAS does not report it."""
     return max(
         (library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"),
         default=1,
@@ -88,7 +88,7 @@ def blas_threads() -> int:
 
 
 def check_blas() -> list[Finding]:
-    """The library that multiplies matrices."""
+    """Report the library that multiplies matrices."""
     libraries = [
         f"{library['internal_api']} {library['version']}, {library['num_threads']} threads"
         for library in threadpool_info()
@@ -102,24 +102,18 @@ def check_blas() -> list[Finding]:
                 "its threads must be set by hand: OMP_NUM_THREADS=1 before the start",
             )
         ]
-    by = (
-        "set by the environment"
-        if blas_threads_are_set()
-        else "set by nobody, so the ranks of a node share its cores"
-    )
+    by = "set by nobody, so the ranks of a node share its cores"
+    if blas_threads_are_set():
+        by = "set by the environment"
     return [ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")]
 
 
 def check_allocation() -> list[Finding]:
-    """When the batch system ends the job, if there is one."""
+    """Report when the batch system ends the job, if there is one."""
     end = allocation_end() or end_of_slurm_job()
     if end is not None:
-        return [
-            ok(
-                "time",
-                f"the allocation ends in {duration_text(max(0, end - time.time()))}; a run saves before that",
-            )
-        ]
+        left = duration_text(max(0, end - time.time()))
+        return [ok("time", f"the allocation ends in {left}; a run saves before that")]
     if slurm_job() is not None:
         return [
             warning(

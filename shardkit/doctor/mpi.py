@@ -1,4 +1,4 @@
-"""The MPI library, and whether the launcher is its own."""
+"""The MPI library, and whether the launcher belongs to it."""
 
 import re
 import subprocess
@@ -15,7 +15,10 @@ _TRIAL = "import sys; from mpi4py import MPI; sys.stdout.write(f'world of {MPI.C
 
 
 def check_library(problem: str | None) -> list[Finding]:
-    """Which MPI mpi4py loads, and whether threads may call it. problem: why there is none."""
+    """Report which MPI mpi4py loads, and whether threads may call it.
+
+    problem   why there is no MPI; None: there is one
+    """
     if problem is not None:
         return [error("MPI", problem)]
     facts = mpi_facts()
@@ -28,31 +31,33 @@ def check_library(problem: str | None) -> list[Finding]:
         warning(
             "threads",
             f"{level}: a rank that ends early is noticed late",
-            "load an MPI built for "
-            "MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its default",
+            "load an MPI built for MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level at its "
+            "default",
         ),
         _survival(),
     ]
 
 
 def _survival() -> Finding:
-    """Which of the two ways run.elastic takes here."""
+    """Report what run.elastic does here when a rank dies."""
     reason = why_not_elastic()
     if reason is None:
         return ok(
             "elastic",
-            "a rank may die: with run.elastic=true the others go on in the same job, from copies in memory",
+            "a rank may die: with run.elastic=true the others go on in the same job, from copies "
+            "in memory",
         )
     return ok(
         "elastic",
-        f"with run.elastic=true the job script starts again after a death, from the newest checkpoint, since "
-        f"{reason}",
+        "with run.elastic=true the job script starts again after a death, from the newest "
+        f"checkpoint, since {reason}",
     )
 
 
 def check_launcher(num_ranks: int, problem: str | None) -> list[Finding]:
-    """Whether ranks find each other. For one rank; alone it starts two ranks with the mpiexec at
-    hand.
+    """Check that ranks find each other. Called on one rank.
+
+    Outside of a launcher it starts two ranks with the mpiexec that it finds.
     """
     found = launcher()
     if problem is not None:
@@ -77,8 +82,8 @@ def _try_mpiexec() -> Finding:
         return warning(
             "launcher",
             "no mpiexec beside this Python or in PATH",
-            f"load the MPI module that has {name}, or start "
-            "with srun --mpi=pmi2 (MPICH, Intel MPI) or --mpi=pmix (Open MPI)",
+            f"load the MPI module that has {name}, or start with srun --mpi=pmi2 (MPICH, Intel "
+            "MPI) or --mpi=pmix (Open MPI)",
         )
     try:
         done = subprocess.run(
@@ -103,7 +108,8 @@ def _judge_trial(mpiexec: str, name: str, done: subprocess.CompletedProcess) -> 
     if "1" in worlds:
         return error(
             "launcher",
-            f"{mpiexec} -n 2 makes two worlds of 1: it is not the mpiexec of {name}, which mpi4py loads",
+            f"{mpiexec} -n 2 makes two worlds of 1: it is not the mpiexec of {name}, which mpi4py "
+            "loads",
             f"use the mpiexec of {name}, or install mpi4py for the MPI of this mpiexec",
         )
     last = (done.stderr.strip().splitlines() or ["no words"])[-1]

@@ -16,8 +16,9 @@ _SLOW_BYTES_PER_SECOND = 2e8
 
 
 def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> list[Finding]:
-    """One line for each axis that has several ranks. Collective. Errors, on all ranks:
-    MeshError.
+    """Measure each axis that has several ranks, a line for each. Collective.
+
+    Errors, on all ranks: MeshError.
     """
     mesh = Mesh(backend, pipeline=pipeline, tensor=tensor)
     findings = [
@@ -32,10 +33,12 @@ def check_axes(backend: CommunicationBackend, pipeline: int, tensor: int) -> lis
 
 
 def _measure(backend, group) -> tuple[float, float]:
-    """(seconds of an 8-byte all-reduce, bytes per second of a large one) of the slowest group, the
-    same on all ranks.
+    """Return seconds of an 8-byte all-reduce and bytes per second of a large one.
+
+    Both are those of the slowest group, the same on all ranks.
     """
-    small, large = numpy.zeros(1), numpy.zeros(_BYTES // 8)
+    small = numpy.zeros(1)
+    large = numpy.zeros(_BYTES // 8)
     seconds = numpy.array([_seconds(group, small), _seconds(group, large)])
     everyones = numpy.empty((backend.world_size, 2))
     backend.all_gather(seconds, everyones)
@@ -56,8 +59,8 @@ def _seconds(group, array) -> float:
 
 def _judge(axis, size, latency, bandwidth) -> Finding:
     text = (
-        f"{axis} axis of {size}: all-reduce of 8 bytes {latency * 1e6:.0f} us, of {_BYTES >> 20} MiB "
-        f"{bandwidth / 1e9:.2f} GB/s"
+        f"{axis} axis of {size}: all-reduce of 8 bytes {latency * 1e6:.0f} us, "
+        f"of {_BYTES >> 20} MiB {bandwidth / 1e9:.2f} GB/s"
     )
     if latency > _SLOW_SECONDS or bandwidth < _SLOW_BYTES_PER_SECOND:
         return warning(

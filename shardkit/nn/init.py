@@ -62,7 +62,7 @@ class Uniform(Initializer):
 
 @dataclass(frozen=True, slots=True)
 class Fill(Initializer):
-    """The same value everywhere."""
+    """One value everywhere."""
 
     value: float
 

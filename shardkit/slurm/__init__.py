@@ -1,4 +1,4 @@
-"""Batch jobs: the templates of the jobs folder, filled in from a configuration."""
+"""Batch jobs: fills in the templates of the jobs folder from the settings of a run."""
 
 from .planned import script_of_plan
 from .render import SCHEDULERS, TEMPLATES, JobPlan, render

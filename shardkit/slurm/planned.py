@@ -15,8 +15,7 @@ def script_of_plan(
     time: str,
     path: str,
 ) -> str:
-    """The SLURM script that runs `shardkit train` with these arguments on as many nodes of the
-    cluster as the layout takes.
+    """Return the SLURM script that runs `shardkit train` with these arguments under the layout.
 
     Errors: ConfigurationError if the ranks do not fill their nodes evenly, or the settings do not
     fit.
@@ -28,12 +27,8 @@ def script_of_plan(
             f"{layout.devices % nodes}; a job script wants as many ranks on each node: take a "
             f"multiple of {cluster.devices}"
         )
-    template = (
-        "gpu_node"
-        if settings.parallel.device == "cuda"
-        else "single_node"
-        if nodes == 1
-        else "multi_node"
-    )
+    template = "single_node" if nodes == 1 else "multi_node"
+    if settings.parallel.device == "cuda":
+        template = "gpu_node"
     plan = JobPlan(template, nodes, layout.devices // nodes, time=time)
     return render(plan, settings, arguments, path)

@@ -1,11 +1,10 @@
-"""Job scripts: a template of the jobs folder, filled in for one configuration and refused if the
-two do not fit.
+"""Job scripts: fills in a template of the jobs folder, and refuses settings that do not fit it.
 
-    jobs/slurm/multi_node.sh     #SBATCH --nodes=@{nodes}           --render-->     #SBATCH --nodes=2
-                                 train "@{settings}"                                train "run.toml"
-                                                                                    "--mesh.pipeline=2"
+    jobs/slurm/multi_node.sh   #SBATCH --nodes=@{nodes}   --render-->   #SBATCH --nodes=2
+                               train "@{settings}"                      train "run.toml" \
+                                                                            "--mesh.pipeline=2"
 
-What is wrong with a job is said here, on the login node, and not by a job that waited for a day.
+An error is reported here, on the login node, and not by a job that waited for a day.
 """
 
 import re
@@ -28,7 +27,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d\d):(\d\d)")
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What the batch system is asked for, beside what the configuration says.
+    """What the batch system is asked for, beside the settings of the run.
 
     template          one of TEMPLATES; scheduler: one of SCHEDULERS, of which pbs and lsf have
                       multi_node
@@ -60,7 +59,7 @@ class JobPlan:
 
     @property
     def ranks(self) -> int:
-        """Of one run."""
+        """The number of ranks of one run."""
         return self.nodes * self.ranks_per_node
 
     @property
@@ -75,7 +74,7 @@ class JobPlan:
         return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
     def check(self) -> None:
-        """Errors: ConfigurationError on what no batch system could make a job of."""
+        """Raise ConfigurationError on what no batch system could make a job of."""
         for option, number in (
             ("nodes", self.nodes),
             ("ranks-per-node", self.ranks_per_node),
@@ -94,7 +93,8 @@ class JobPlan:
             )
         if self.template == "single_node" and self.nodes != 1:
             raise ConfigurationError(
-                f"--template single_node with --nodes {self.nodes}; wanted 1, or --template multi_node"
+                f"--template single_node with --nodes {self.nodes}; wanted 1, or "
+                "--template multi_node"
             )
         if bool(self.sweep) != (self.template == "array"):
             raise ConfigurationError(
@@ -110,9 +110,9 @@ class JobPlan:
 def render(
     plan: JobPlan, settings: RunConfiguration, arguments: list[str], output: str | None = None
 ) -> str:
-    """The job script.
+    """Return the job script.
 
-    settings   what the arguments amount to, to be checked against the plan
+    settings   what the arguments result in, to be checked against the plan
     arguments  of `shardkit train`: a TOML file and --section.key=value
     output     the file that the script will be written to, which some scripts submit again
     Errors: ConfigurationError, MeshError if the ranks are not the mesh.
@@ -126,16 +126,16 @@ def render(
     folder = templates_folder()
     template = (folder / plan.scheduler / f"{plan.template}.sh").read_text(encoding="utf-8")
     values = _values(plan, settings, arguments, folder, output)
-    if settings.run.elastic:
-        template = template.replace(
-            "#SBATCH --requeue\n", "#SBATCH --requeue\n#SBATCH --no-kill\n"
-        )  # a node may be lost
+    if settings.run.elastic:  # the job survives a node
+        requeue = "#SBATCH --requeue\n"
+        template = template.replace(requeue, f"{requeue}#SBATCH --no-kill\n")
     return _PLACEHOLDER.sub(lambda found: str(values[found[1]]), template)
 
 
 def templates_folder() -> Path:
-    """The jobs folder: beside the package in a checkout, else where an installation puts it.
-    Errors: ConfigurationError.
+    """Return the jobs folder: beside the package in a checkout, else as installed.
+
+    Errors: ConfigurationError if it is in neither place.
     """
     places = [Path(__file__).parents[2] / "jobs", Path(sys.prefix) / "share" / "shardkit" / "jobs"]
     for place in places:
@@ -151,15 +151,15 @@ def _check_ranks(plan, settings):
         check_batch(settings, plan.ranks)
     except ConfigurationError as error:
         raise type(error)(
-            f"{plan.nodes} nodes x {plan.ranks_per_node} ranks per node = {plan.ranks} ranks do not fit: "
-            f"{error}"
+            f"{plan.nodes} nodes x {plan.ranks_per_node} ranks per node = {plan.ranks} ranks do "
+            f"not fit: {error}"
         ) from None
     if settings.parallel.device == "cuda" and plan.template != "gpu_node":
         raise ConfigurationError('parallel.device = "cuda" needs --template gpu_node')
 
 
 def _values(plan, settings, arguments, folder, output) -> dict:
-    """{placeholder: what stands for it}."""
+    """Return {placeholder: its text}."""
     runs = _sweep_lines(plan, settings)
     hours_minutes = f"{plan.seconds // 3600:02d}:{plan.seconds // 60 % 60:02d}"
     given = [
@@ -196,8 +196,9 @@ def _values(plan, settings, arguments, folder, output) -> dict:
 
 
 def _sweep_lines(plan, settings) -> list[str]:
-    """The arguments of each run of a sweep, in one line. Errors: ConfigurationError on a value that
-    its key does not take.
+    """Return the arguments of each run of a sweep, a line each.
+
+    Errors: ConfigurationError on a value that its key does not take.
     """
     lines = []
     for values in product(*(values for _, values in plan.sweep)):
@@ -215,7 +216,7 @@ def _sweep_lines(plan, settings) -> list[str]:
 
 
 def _escaped(text) -> str:
-    """For double quotes of a shell. Errors: ConfigurationError on what no shell could be told."""
+    """Return the text for double quotes of a shell. Errors: ConfigurationError on a line end."""
     if "\n" in str(text):
         raise ConfigurationError(
             f"{str(text)!r} holds a line end, which a job script cannot pass on"

@@ -84,7 +84,7 @@ class Link:
     num_parts: int = 1
 
     def shape_in_theirs(self, shape) -> tuple[int, ...]:
-        """Of their whole tensor, if ours has this shape."""
+        """Return the shape of their whole tensor, if ours has this shape."""
         shape = tuple(reversed(shape)) if self.is_transposed else tuple(shape)
         return (*shape[:-1], shape[-1] * self.num_parts)
 

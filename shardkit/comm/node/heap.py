@@ -91,7 +91,7 @@ class Heap:
 
     @property
     def lent_bytes(self) -> int:
-        """Of arrays that are alive, rounded up to blocks."""
+        """The bytes of arrays that are alive, rounded up to blocks."""
         return self._lent_bytes
 
     def hide(self) -> None:
