@@ -18,7 +18,7 @@ from .comm import (
     ReductionOperation,
     run_ranks,
 )
-from .config import ShardingConfiguration
+from .parallel.settings import ShardingConfiguration
 from .errors import (
     AutogradError,
     CheckpointError,

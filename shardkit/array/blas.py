@@ -186,14 +186,6 @@ def _leading_strides(shape, strides, num_leading) -> tuple[int, ...]:
 # ---- MKL -----------------------------------------------------------------------------------------
 
 
-def library_named(name: str) -> Library | None:
-    """Return MKL for "mkl", and None for "numpy".
-
-    Errors: ConfigurationError, see mkl().
-    """
-    return mkl() if name == "mkl" else None
-
-
 def mkl() -> Library:
     """Return MKL, with as many threads as NumPy's BLAS has at the first call.
 
@@ -203,6 +195,14 @@ def mkl() -> Library:
     """
     with _loading:  # ranks may be threads
         return _load_mkl()
+
+
+LIBRARIES = {"numpy": lambda: None, "mkl": mkl}  # None: NumPy multiplies with its own BLAS
+
+
+def library_named(name: str) -> Library | None:
+    """Return the library of this name in LIBRARIES. Errors: ConfigurationError, see mkl()."""
+    return LIBRARIES[name]()
 
 
 @functools.cache

@@ -15,6 +15,8 @@ from ..errors import ConfigurationError
 
 FLOAT32 = numpy.dtype("float32")
 
+COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
+
 
 def is_half(dtype) -> bool:
     """Return True for float16 and bfloat16."""

@@ -2,7 +2,7 @@
 
 import argparse
 
-from ..config import RunConfiguration
+from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run

@@ -5,6 +5,7 @@ shardkit plan run.toml my-cluster.toml --devices 256 --batch 512 --explain 3 --s
 """
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -85,8 +86,7 @@ def _plan(known, overrides) -> int:
     cluster = read_cluster(known.cluster)
     own = OWN[settings.parallel.compute_dtype]
     named = own if known.software is None else software_named(known.software)
-    compute_dtype = next((name for name, ours in OWN.items() if ours is named), None)
-    is_own = compute_dtype is not None
+    is_own = named in OWN.values()
     software = software_of(named, settings) if is_own else named
     found = search(
         shape,
@@ -106,7 +106,8 @@ def _plan(known, overrides) -> int:
     if best is None:
         return 1
     if is_own and named is not own:
-        given["parallel.compute_dtype"] = compute_dtype
+        chosen = next(dtype for dtype, ours in OWN.items() if ours is named)
+        given["parallel.compute_dtype"] = "none" if chosen is None else chosen
     arguments = _train_arguments(best, known.model, given)
     is_runnable = is_own and shape.vocabulary == BYTES_VOCABULARY
     if is_own and not known.json:
@@ -135,7 +136,7 @@ def _tell(known, text: str) -> None:
 def _train_arguments(layout: RunLayout, path: str, given: dict) -> list[str]:
     """Return the arguments of `shardkit train` that run this layout."""
     texts = {
-        key: str(value).lower() if isinstance(value, bool) else value
+        key: value if isinstance(value, str) else json.dumps(value)
         for key, value in {**given, **settings_of(layout)}.items()
     }
     return [path, *(f"--{key}={text}" for key, text in texts.items())]

@@ -2,7 +2,8 @@
 
 import re
 
-from ..config import RunConfiguration, parse_override, read_toml
+from ..settings import read_toml
+from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 
 
@@ -37,7 +38,7 @@ def parsed(arguments: list[str]) -> dict:
             if not rest or rest[0].startswith("--"):
                 raise ConfigurationError(f"{name} needs a value: {name}=value")
             text = rest.pop(0)
-        settings[name[2:]] = parse_override(name[2:], text)
+        settings[name[2:]] = RunConfiguration.parse(name[2:], text)
     return settings
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..config import RunConfiguration, help_text, resumed
+from ..train.settings import RunConfiguration, resumed
 from ..errors import ShardkitError, StopVoted
 from ..train.folder import has_checkpoints, stored_settings
 from ..train.initial import with_initial_sizes
@@ -25,7 +25,7 @@ def add_commands(commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Train a GPT on text:\n"
         "  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]",
-        epilog="settings:\n" + help_text(),
+        epilog="settings:\n" + RunConfiguration.help_text(),
     )
     train.add_argument(
         "settings",

@@ -92,7 +92,7 @@ class Mesh:
     def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
         """Let GPU arrays go this way within the groups from now on. Collective over the backend.
 
-        name           one of config.GPU_TRANSPORTS; in checked mode all are staged, since there
+        name           one of comm.gpu.transports.TRANSPORTS; in checked mode all are staged, since there
                        calls are compared
         deterministic  sums of floats are added as the tree over ranks
         Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import prod
 
-from ..config import RunConfiguration, read_toml
+from ..settings import read_toml
+from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
@@ -216,8 +217,8 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
         model.heads,
         own.get("model.vocabulary_size", BYTES_VOCABULARY),
         model.sequence_length,
-        model.kv_heads or None,
-        model.hidden or None,
+        model.kv_heads,
+        model.hidden,
         model.style,
         model.tied,
         model.dropout,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ..arguments import require
-from ..config import RunConfiguration, configuration_keys
+from ..train.settings import RunConfiguration
 from ..layout.flat import ITEM_BYTES
 from ..optim import RULES
 from .cost import checkpoint_bytes
@@ -28,7 +28,7 @@ _COUNTED = (
 # {setting: (the value that is planned, what another value changes)}
 _LEFT_OUT = {
     "parallel.overlap": (
-        "off",
+        False,
         "hides messages between data ranks, for the memory of one more unit's parameters and two "
         "more of its gradients",
     ),
@@ -37,7 +37,7 @@ _LEFT_OUT = {
         "off keeps one sum of gradients instead of several, and reduces as the MPI library does",
     ),
     "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
-    "parallel.blocks_per_stage": ([], "cuts the stages elsewhere"),
+    "parallel.blocks_per_stage": (None, "cuts the stages elsewhere"),
     "parallel.compile": (False, "replays steps as CUDA graphs on a GPU"),
     "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
@@ -56,7 +56,7 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
     """
     computed = own.dtype if own.rounds_when_gathered else settings.parallel.compute_dtype
     require(
-        settings.model.dtype == "float32" or computed in ("model", settings.model.dtype),
+        settings.model.dtype == "float32" or computed in (None, settings.model.dtype),
         "parallel.compute_dtype",
         computed,
         f'"model" for a model of {settings.model.dtype}: master weights are float32',
@@ -66,14 +66,14 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
     is_mixed = own.rounds_when_gathered
     # the rule reads parameter, gradient and its arrays, and writes all but the gradient, which
     # clipping reads once more; a mixed run also rounds the parameter
-    clips = settings.optimizer.max_gradient_norm > 0
+    clips = settings.optimizer.max_gradient_norm is not None
     update_bytes = (3 + 2 * arrays + clips) * item + 6 * is_mixed
     software = replace(
         own,
         state_bytes=(arrays + is_mixed) * item,
         update_bytes=update_bytes,
         gradient_bytes=item,
-        wire_bytes=item if settings.parallel.gradient_compression == "none" else 2,
+        wire_bytes=item if settings.parallel.gradient_compression is None else 2,
         accumulation_bytes=3 * item,
         merges_below=settings.parallel.minimum_parameter_group_size,
     )
@@ -95,17 +95,17 @@ def left_out(
 
     chosen   {"section.key": value} of the layout
     """
-    values = {name: attrgetter(name)(settings) for name in configuration_keys()}
+    values = {name: attrgetter(name)(settings) for name in RunConfiguration.keys()}
     lines = [
         f"{name} = {values[name]!r} is searched for: here {value!r}"
         for name, value in chosen.items()
-        if values[name] not in (value, configuration_keys()[name][0])
+        if values[name] not in (value, RunConfiguration.keys()[name].default)
     ]
     if software.name not in {own.name for own in OWN.values()}:
         return lines + [
             f"{name} = {values[name]!r} is not counted: {software.name} has its own values"
             for name in _COUNTED
-            if values[name] != configuration_keys()[name][0]
+            if values[name] != RunConfiguration.keys()[name].default
         ]
     lines += [
         f"{name} = {values[name]!r} is not counted: {what}"

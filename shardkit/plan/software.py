@@ -136,7 +136,7 @@ MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
 SOFTWARE = {program.name: program for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED)}
 
 # {parallel.compute_dtype of a run: shardkit}
-OWN = {"model": SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
+OWN = {None: SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}
 
 
 def software_named(name: str) -> Software:

@@ -1,6 +1,6 @@
 """A job script for a layout that the planner recommends."""
 
-from ..config import RunConfiguration
+from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.hardware import Cluster
 from ..plan.layouts import RunLayout

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ..config import RunConfiguration, parse_override
+from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..train.loop import check_batch
 
@@ -204,7 +204,9 @@ def _sweep_lines(plan, settings) -> list[str]:
     for values in product(*(values for _, values in plan.sweep)):
         chosen = dict(zip((key for key, _ in plan.sweep), values))
         check_batch(
-            settings.replace({key: parse_override(key, text) for key, text in chosen.items()}),
+            settings.replace(
+                {key: RunConfiguration.parse(key, text) for key, text in chosen.items()}
+            ),
             plan.ranks,
         )
         lines.append(" ".join(f"--{key}={text}" for key, text in chosen.items()))

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..array import products
 from ..array.blas import library_named
 from ..comm import CommunicationBackend, collectively
-from ..config import RunConfiguration
+from .settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..parallel import ShardedModel, StepProfile, profile_steps
 from ..parallel.step.profile import least_parts
@@ -100,7 +100,7 @@ def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[s
     tiny = settings.replace(
         {
             "model.width": 2 * settings.model.heads,
-            "model.hidden": 0,
+            "model.hidden": None,
             "model.sequence_length": max(settings.mesh.tensor, 2),
             "batch.sequences": settings.batch.sequences // settings.batch.micro_batch,
             "batch.micro_batch": 1,

@@ -18,6 +18,7 @@ import numpy
 
 from ..array.random import integers, key_of
 from ..errors import CorpusError
+from ..settings import fixed
 
 VOCABULARY_SIZE = 256  # a token is a byte
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -31,6 +32,25 @@ _SKIPPED_FOLDERS = {
     "__pycache__",
     "encodings",
 }  # a hundred tables, most of them nearly copies of each other
+
+
+_KEPT = "it keeps its own copy of the text that it was started on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text:
+    """The text of a run."""
+
+    path: tuple[str, ...] = fixed(
+        _KEPT,
+        (),
+        "files or folders of text; none: the sources of Python's standard library",
+        is_path=True,
+    )
+    validation_percent: float = fixed(
+        _KEPT, 5.0, "part of the text held out for validation", "percent", above=0.0, below=100.0
+    )
+    maximum_bytes: int = fixed(_KEPT, 64 * 2**20, "most text to read", "bytes", minimum=1)
 
 
 def find_files(paths: list[str]) -> list[Path]:

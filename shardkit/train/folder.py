@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 
 from ..checkpoint import CheckpointStore
-from ..config import RunConfiguration
+from .settings import RunConfiguration
 from ..errors import ConfigurationError
 from .data import write_whole
 

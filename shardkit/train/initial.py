@@ -7,7 +7,7 @@ weights, box by box
 
 from typing import Any
 
-from ..config import FIXED_IN_A_RUN, RunConfiguration
+from .settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..nn.models import GPT
 from ..parallel import ShardedModel
@@ -34,12 +34,9 @@ def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
         )
     names = [f"model.{name}" for name in settings.to_dict()["model"] if name != "initial"]
     sizes = {name: getattr(stored, name.removeprefix("model.")) for name in names}
-    sizes = {
-        name: type(settings.value(name))() if value is None else value
-        for name, value in sizes.items()
-    }
-    for name in given.keys() & sizes.keys() & FIXED_IN_A_RUN.keys():
-        if settings.value(name) != sizes[name]:
+    for name in given.keys() & sizes.keys():
+        is_fixed = "fixed" in RunConfiguration.key(name).metadata
+        if is_fixed and settings.value(name) != sizes[name]:
             raise ConfigurationError(
                 f"{name} = {settings.value(name)!r}, but the model in {path} has {sizes[name]!r}; leave it "
                 "out, since model.initial says the sizes"

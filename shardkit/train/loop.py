@@ -21,19 +21,18 @@ from ..checkpoint import PendingCheckpoint
 from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure.program import Program
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
-from ..config import OVERLAPS, RunConfiguration, ShardingConfiguration, settled
 from ..environment import slurm_node
 from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
-from ..optim import RULES
-from ..optim.schedules import SCHEDULES
 from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
+from ..parallel.settings import ShardingConfiguration
 from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint, has_corpus
 from .folder import check_folder, store_settings
 from .initial import load_weights
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
 from .sample import fill_parameters, generate_text
+from .settings import RunConfiguration, settled
 from .stopping import Clock, Patience, StopSignals
 
 
@@ -383,7 +382,7 @@ class TrainingRun:
             return
         how = {
             "keep": run.keep_checkpoints,
-            "keep_every": run.keep_every or None,
+            "keep_every": run.keep_every,
             "data_position": {"corpus_sha256": self.fingerprint, "next_step": step},
         }
         if run.asynchronous_checkpoints:
@@ -439,14 +438,14 @@ def make_gpt(settings: RunConfiguration) -> GPT:
         width=m.width,
         layers=m.layers,
         heads=m.heads,
-        kv_heads=m.kv_heads or None,
+        kv_heads=m.kv_heads,
         style=m.style,
         tied=m.tied,
         dropout=m.dropout,
         seed=settings.run.seed,
         dtype=m.dtype,
-        hidden=m.hidden or None,
-        norm_eps=m.norm_eps or None,
+        hidden=m.hidden,
+        norm_eps=m.norm_eps,
         rotary_base=m.rotary_base,
     )
 
@@ -464,31 +463,13 @@ def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> Sha
     with collectively(backend):
         config = ShardingConfiguration(
             backend,
-            optimizer=make_rule(settings),
-            max_gradient_norm=optimizer.max_gradient_norm or None,
+            optimizer=optimizer.rule(),
+            max_gradient_norm=optimizer.max_gradient_norm,
             micro_batches=settings.batch.sequences
             // settings.batch.micro_batch
             // num_replicas(settings, backend.world_size),
-            schedule=parallel.schedule,
-            virtual_stages=parallel.virtual_stages or None,
-            stage_balance=balance,
-            blocks_per_stage=tuple(parallel.blocks_per_stage) or None,
-            sequence_parallel=parallel.sequence_parallel,
-            activation_checkpointing=parallel.activation_checkpointing,
-            minimum_parameter_group_size=parallel.minimum_parameter_group_size,
-            deterministic=parallel.deterministic,
-            gradient_compression=None
-            if parallel.gradient_compression == "none"
-            else parallel.gradient_compression,
-            device=parallel.device,
-            compute_dtype=None if parallel.compute_dtype == "model" else parallel.compute_dtype,
-            initial_loss_scale=parallel.initial_loss_scale or None,
-            loss_scale_interval=parallel.loss_scale_interval or None,
-            matmul_precision=parallel.matmul_precision,
-            blas=parallel.blas,
-            gpu_transport=parallel.gpu_transport,
-            overlap=OVERLAPS[parallel.overlap],
             seed=settings.run.seed,
+            **{**parallel.shared(), "stage_balance": balance},
         )
     model = HybridShardedModel(
         gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy
@@ -504,14 +485,6 @@ def _measured(
     """Seconds of each block on one micro-batch. Collective."""
     tokens = numpy.zeros((settings.batch.micro_batch, settings.model.sequence_length), numpy.int64)
     return measure_blocks(gpt, tokens, tokens, backend)
-
-
-def make_rule(settings: RunConfiguration):
-    """The optimizer rule of these settings, with its learning-rate schedule."""
-    o = settings.optimizer
-    rate = SCHEDULES[o.decay].of_settings(o.learning_rate, o.warmup_steps, o.decay_steps, o.floor)
-    cls = RULES[o.name]
-    return cls(lr=rate, **{name: getattr(o, key) for name, key in cls.settings.items()})
 
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
@@ -531,7 +504,7 @@ def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
     num = settings.batch.sequences // settings.batch.micro_batch // replicas
     if not parallel.deterministic:
         return "bits of this run only: parallel.deterministic=false"
-    if parallel.gradient_compression != "none":
+    if parallel.gradient_compression is not None:
         return f"bits of {_counted(replicas, 'data rank')} only: gradients travel as {parallel.gradient_compression}"
     if replicas > 1 and num & (num - 1):
         return f"bits of {_counted(replicas, 'data rank')} only: {num} micro-batches per rank are no power of two"

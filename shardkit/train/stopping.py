@@ -17,9 +17,9 @@ from collections import deque
 from math import inf
 
 from ..comm.failure.program import INTERRUPTED_CODE
-from ..config import Run
 from ..environment import allocation_end, launcher, slurm_job
 from .log import duration_text
+from .settings import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _FIRST_INTERRUPT = b"""
@@ -164,11 +164,11 @@ def end_of_slurm_job() -> float | None:
 class Patience:
     """Whether the validation loss has not fallen for too long.
 
-    patience  validations without a lower loss than all before; 0: endless
+    patience  validations without a lower loss than all before; None: endless
     losses    of validations so far
     """
 
-    def __init__(self, patience: int, losses=()):
+    def __init__(self, patience: int | None, losses=()):
         self._patience, self._best, self._waited = patience, inf, 0
         for loss in losses:
             self.note(loss)
@@ -180,4 +180,4 @@ class Patience:
 
     def is_over(self) -> bool:
         """True if it is time to end."""
-        return 0 < self._patience <= self._waited
+        return bool(self._patience) and self._patience <= self._waited

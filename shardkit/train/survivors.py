@@ -5,7 +5,7 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from ..config import RunConfiguration, settled
+from .settings import RunConfiguration, settled
 from ..errors import ConfigurationError
 from .elastic import ElasticTraining
 from .log import RankLog
@@ -87,7 +87,7 @@ class SurvivingRun:
     def _left(self) -> RunConfiguration:
         """The settings, with the part of the run's own time limit that is left."""
         limit = self._settings.run.time_limit_seconds
-        left = max(limit - (time.monotonic() - self._began), 1.0) if limit else 0.0
+        left = limit and max(limit - (time.monotonic() - self._began), 1.0)
         return self._settings.replace({"run.time_limit_seconds": left})
 
     def _doing(self) -> str:

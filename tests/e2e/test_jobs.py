@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import hear_ctrl_c
 
-from shardkit.config import RunConfiguration
+from shardkit.train.settings import RunConfiguration
 from shardkit.errors import ConfigurationError, MeshError
 from shardkit.slurm import TEMPLATES, JobPlan, render
 

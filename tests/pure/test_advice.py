@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shardkit.config import RunConfiguration
+from shardkit.train.settings import RunConfiguration
 from shardkit.train.advice import advise
 
 

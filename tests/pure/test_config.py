@@ -1,33 +1,29 @@
 """Settings: where they come from, and what is refused."""
 
 import dataclasses
+import json
 import math
+import re
+import typing
 
 import numpy
 import pytest
 
 import shardkit as sk
-from shardkit.config import (
-    FIXED_IN_A_RUN,
-    TAKEN_WHEN_A_RUN_GOES_ON,
-    RunConfiguration,
-    ShardingConfiguration,
-    configuration_keys,
-    help_text,
-    parse_override,
-    read_toml,
-    resumed,
-    settled,
-)
 from shardkit.environment import gpu_aware_mpi, launched_ranks
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
+from shardkit.nn.settings import Model
+from shardkit.parallel.settings import ShardingConfiguration
+from shardkit.settings import read_toml
+from shardkit.train.data import Text
+from shardkit.train.settings import RunConfiguration, resumed, settled
 
 
 def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
-    for name, (default, f) in configuration_keys().items():
+    for name, f in RunConfiguration.keys().items():
         assert f.metadata["text"], name
-        assert RunConfiguration().replace({name: default}) == RunConfiguration()
+        assert RunConfiguration().replace({name: f.default}) == RunConfiguration()
 
 
 @pytest.mark.parametrize(
@@ -48,8 +44,8 @@ def test_no_name_is_offered_for_a_key_that_is_near_none(unrelated):
 
 
 def test_help_names_every_key_with_its_default():
-    lines = help_text().splitlines()
-    assert len(lines) == len(configuration_keys())
+    lines = RunConfiguration.help_text().splitlines()
+    assert len(lines) == len(RunConfiguration.keys())
     assert any("run.steps" in line and "300 steps" in line for line in lines)
 
 
@@ -106,13 +102,13 @@ def test_a_value_of_wrong_type_or_range_is_refused_by_name(settings):
     ],
 )
 def test_overrides_take_the_type_of_their_key(name, text, value):
-    assert parse_override(name, text) == value
+    assert RunConfiguration.parse(name, text) == value
 
 
 def test_toml_tables_become_dotted_keys(tmp_path):
     (tmp_path / "run.toml").write_text('[model]\nwidth = 64\n[data]\npath = "text.txt"\n')
     settings = RunConfiguration().replace(read_toml(tmp_path / "run.toml"))
-    assert settings.model.width == 64 and settings.data.path == ["text.txt"]
+    assert settings.model.width == 64 and settings.data.path == ("text.txt",)
 
 
 @pytest.mark.parametrize("text", ["width = 64", "[model\n", "[model]\nwidth = "])
@@ -302,31 +298,45 @@ def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(
         sk.ElasticTraining(**given)
 
 
+FIXED = {
+    "run.seed",
+    *(f"model.{f.name}" for f in dataclasses.fields(Model)),
+    *(f"data.{f.name}" for f in dataclasses.fields(Text)),
+    "optimizer.name",
+    "parallel.initial_loss_scale",
+} - {"model.sequence_length", "model.dropout"}
+
+
 def test_every_setting_declares_whether_a_run_that_goes_on_takes_it():
-    assert not TAKEN_WHEN_A_RUN_GOES_ON & FIXED_IN_A_RUN.keys()
-    assert TAKEN_WHEN_A_RUN_GOES_ON | FIXED_IN_A_RUN.keys() == configuration_keys().keys()
+    fixed = {name for name, f in RunConfiguration.keys().items() if "fixed" in f.metadata}
+    assert fixed == FIXED
+    assert all(RunConfiguration.key(name).metadata["fixed"] for name in fixed)
 
 
 def changed(name):
     """A value of this setting that is not its default."""
-    default, f = configuration_keys()[name]
-    if "among" in f.metadata:
-        return next(value for value in f.metadata["among"] if value != default)
+    f = RunConfiguration.key(name)
+    names = f.metadata.get("among", f.metadata.get("known", ()))
+    others = [value for value in names if value != f.default]
+    if others:
+        return others[0]
+    kinds = [f.type] if typing.get_origin(f.type) is tuple else typing.get_args(f.type) or [f.type]
     by_type = {
-        bool: not default,
+        bool: not f.default,
         int: 7,
         float: 0.5,
         str: "another",
-        list: [f.metadata.get("of", str)(3)],
+        tuple[int, ...]: (3,),
+        tuple[str, ...]: ("3",),
     }
-    return by_type[type(default)]
+    return by_type[kinds[0]]
 
 
-@pytest.mark.parametrize("name", configuration_keys())
+@pytest.mark.parametrize("name", RunConfiguration.keys())
 def test_a_run_that_goes_on_takes_a_setting_or_refuses_it_with_both_values(name):
     stored, value = settled(RunConfiguration()), changed(name)
     assert resumed(stored, {name: stored.value(name)}) == stored
-    if name in TAKEN_WHEN_A_RUN_GOES_ON:
+    if name not in FIXED:
         assert resumed(stored, {name: value}).value(name) == value
     else:
         with pytest.raises(ConfigurationError) as error:
@@ -341,7 +351,7 @@ def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypat
     stored = settled(
         RunConfiguration().replace({"data.path": "text.txt", "model.initial": "start"})
     )
-    assert stored.data.path == [str(tmp_path / "text.txt")]
+    assert stored.data.path == (str(tmp_path / "text.txt"),)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     resumed(stored, {"data.path": "../text.txt", "model.initial": str(tmp_path / "start")})
@@ -354,3 +364,34 @@ def test_no_decay_steps_means_the_steps_of_the_first_start_in_a_longer_run_too()
     assert (
         resumed(stored, {"run.steps": 80, "optimizer.decay_steps": 0}).optimizer.decay_steps == 40
     )
+
+
+@pytest.mark.parametrize(
+    "name, spelled",
+    [
+        ("model.kv_heads", 0),
+        ("model.norm_eps", 0.0),
+        ("model.initial", ""),
+        ("optimizer.max_gradient_norm", 0),
+        ("parallel.blocks_per_stage", []),
+        ("parallel.virtual_stages", "none"),
+        ("parallel.compute_dtype", "model"),
+        ("parallel.gradient_compression", "none"),
+        ("run.time_limit_seconds", 0.0),
+    ],
+)
+def test_an_open_choice_is_none_however_a_file_spells_it(name, spelled):
+    assert RunConfiguration().replace({name: spelled}).value(name) is None
+    assert RunConfiguration().replace({name: None}).value(name) is None
+
+
+def test_a_stored_configuration_is_read_back_equal():
+    settings = settled(RunConfiguration().replace({"parallel.overlap": "on", "data.path": "a"}))
+    stored = json.loads(json.dumps(settings.to_dict()))
+    flat = {f"{section}.{key}": v for section, table in stored.items() for key, v in table.items()}
+    assert RunConfiguration().replace(flat) == settings and settings.parallel.overlap is True
+
+
+@pytest.mark.parametrize("name", [f.name for f in dataclasses.fields(ShardingConfiguration)])
+def test_the_help_of_the_configuration_names_every_setting(name):
+    assert re.search(rf"^    {name} ", ShardingConfiguration.__doc__, re.M)

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from shardkit.cli import main
-from shardkit.config import RunConfiguration, configuration_keys, parse_override
+from shardkit.train.settings import RunConfiguration
 from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
 from shardkit.plan.settings import left_out, settings_of, software_of
@@ -56,7 +56,7 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
         assert words[:6] == ["mpiexec", "-n", str(devices), "shardkit", "train", "model.toml"]
         given = dict(word[2:].split("=", 1) for word in words[6:])
         settings = RunConfiguration().replace(
-            {key: parse_override(key, text) for key, text in given.items()}
+            {key: RunConfiguration.parse(key, text) for key, text in given.items()}
         )
         check_batch(settings, devices)
         assert settings.batch.sequences == 16
@@ -195,7 +195,7 @@ def test_a_rule_tells_the_plan_how_much_state_it_has(capsys, monkeypatch):
 
 
 def test_every_optimizer_of_the_settings_is_a_rule_and_the_other_way_round():
-    _, field = configuration_keys()["optimizer.name"]
+    field = RunConfiguration.key("optimizer.name")
     assert set(field.metadata["among"]) == set(RULES)
 
 
@@ -244,10 +244,10 @@ SEARCHED = {
     "batch.micro_batch": 3,
 }
 SAID = {
-    "parallel.overlap": "on",
+    "parallel.overlap": True,
     "parallel.deterministic": False,
     "parallel.stage_balance": "uniform",
-    "parallel.blocks_per_stage": [4, 4],
+    "parallel.blocks_per_stage": (4, 4),
     "parallel.compile": True,
     "parallel.gpu_transport": "nccl",
     "run.elastic": True,
@@ -274,7 +274,7 @@ WITHOUT_EFFECT = {
 
 def test_every_setting_of_how_a_run_computes_is_counted_searched_for_or_said():
     sections = ("parallel.", "optimizer.", "mesh.", "batch.")
-    assert {name for name in configuration_keys() if name.startswith(sections)} == {
+    assert {name for name in RunConfiguration.keys() if name.startswith(sections)} == {
         name for name in {*COUNTED, *SEARCHED, *SAID, *WITHOUT_EFFECT} if name.startswith(sections)
     }
     layout, shape = RunLayout(data=4, policy="fsdp", micro_batch=2), ModelShape(6, 64, 4, 256, 32)
@@ -334,7 +334,7 @@ def test_half_floats_of_the_settings_are_planned_for(capsys):
     _, said, _ = plan(
         capsys, "--devices", 8, "--parallel.compute_dtype=bfloat16", "--software", "shardkit"
     )
-    assert "--parallel.compute_dtype=model" in said
+    assert "--parallel.compute_dtype=none" in said
     code, _, said = plan(capsys, "--devices", 8, "--software", "shardkit-bf16")
     assert code == 2 and "no peak for bfloat16" in said
 

@@ -7,7 +7,7 @@ import pytest
 from planned import gpt_of
 from published_runs import MEGATRON_2022
 
-from shardkit.config import configuration_keys
+from shardkit.train.settings import RunConfiguration
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
@@ -146,8 +146,8 @@ def test_shards_are_padded_as_those_of_the_runtime():
 
 
 def test_every_schedule_is_planned_and_may_be_set():
-    _, field = configuration_keys()["parallel.schedule"]
-    assert set(field.metadata["among"]) == set(ORDERS) == set(SHARDKIT.schedules)
+    field = RunConfiguration.key("parallel.schedule")
+    assert set(field.metadata["known"]) == set(ORDERS) == set(SHARDKIT.schedules)
 
 
 # ---- how the parts move --------------------------------------------------------------------------

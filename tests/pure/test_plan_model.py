@@ -110,7 +110,7 @@ def test_a_settings_file_of_train_is_a_model(tmp_path):
     "text, message",
     [
         ("[model]\nwidht = 3", "did you mean model.width"),
-        ("[model]\nhidden = -1", "minimum 0"),
+        ("[model]\nhidden = -1", "at least 1"),
         ("[model]\nheads = 3", "heads"),
     ],
 )

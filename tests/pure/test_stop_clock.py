@@ -8,7 +8,7 @@ from math import inf, nan
 
 import pytest
 
-from shardkit.config import Run
+from shardkit.train.settings import Run
 from shardkit.environment import allocation_end
 from shardkit.train import stopping
 from shardkit.train.stopping import Clock, Patience, StopSignals, end_of_slurm_job

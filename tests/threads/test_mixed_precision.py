@@ -15,7 +15,7 @@ from hybrids import POLICIES, SCHEDULES, gpt, hybrid, meshes, step_once, trained
 from sabotage import sabotage
 
 import shardkit as sk
-from shardkit.config import RunConfiguration
+from shardkit.train.settings import RunConfiguration
 from shardkit.errors import ConfigurationError
 from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
 from shardkit.train.loop import make_model, train_run

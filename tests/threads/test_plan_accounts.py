@@ -6,7 +6,7 @@ import pytest
 from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
-from shardkit.config import RunConfiguration
+from shardkit.train.settings import RunConfiguration
 from shardkit.optim import RULES
 from shardkit.plan import (
     SHARDKIT,

@@ -18,7 +18,7 @@ from builders import sha256
 from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
 
 import shardkit as sk
-from shardkit.config import Parallel, RunConfiguration
+from shardkit.train.settings import Parallel, RunConfiguration
 from shardkit.train.loop import make_model
 
 MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
@@ -127,7 +127,7 @@ def test_a_step_in_one_go_has_the_bits_of_one_whose_gradients_somebody_looked_at
     assert all(sk.run_ranks(2, on_rank))
 
 
-# ---- what the settings say: config.Parallel, and docs/determinism.md ---------------
+# ---- what the settings say: train.settings.Parallel, and docs/determinism.md ---------------
 
 SMALL = {
     "model.width": 24,

@@ -1,20 +1,58 @@
-"""The GPU transports that a configuration can name, beside the staged one (../transport.py)."""
+"""The registry of transports of GPU arrays. What a transport does not take is staged.
 
-from .ipc import open_gpu_ipc
-from .mpi import open_gpu_mpi
-from .nccl import open_nccl
+A transport is imported when a model asks for it: runs on NumPy need nothing of it.
+"""
+
+from dataclasses import dataclass
+
+from ...settings import setting
+
+
+def _staged(world, groups: dict, deterministic: bool) -> None:
+    """Open nothing: every group stages arrays through page-locked host memory."""
+
+
+def _mpi(world, groups: dict, deterministic: bool) -> None:
+    from .mpi import open_gpu_mpi
+
+    open_gpu_mpi(world, groups.values())
+
+
+def _ipc(world, groups: dict, deterministic: bool) -> None:
+    from .ipc import open_gpu_ipc
+
+    open_gpu_ipc(world, groups.values())
+
+
+def _nccl(world, groups: dict, deterministic: bool) -> None:
+    from .nccl import open_nccl
+
+    open_nccl(world, [groups["data"], groups["tensor"]], fixed_order=deterministic)
+
+
+TRANSPORTS = {"staged": _staged, "mpi": _mpi, "ipc": _ipc, "nccl": _nccl}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransportSettings:
+    """How GPU arrays reach other ranks; the bits are the same.
+
+    "staged" goes through page-locked host memory and is always right. "nccl" takes one GPU per
+    rank. With "ipc", ranks of a node copy in each other's GPU memory. "mpi" passes GPU arrays to
+    MPI calls where a probe shows that the library takes them (SHARDKIT_GPU_AWARE_MPI).
+    """
+
+    gpu_transport: str = setting(
+        "staged",
+        "how GPU arrays reach other ranks; staged: through host memory, always right",
+        among=TRANSPORTS,
+    )
 
 
 def open_transport(name: str, world, groups: dict, *, deterministic: bool) -> None:
-    """Give the groups {axis: group} of a mesh this transport, where it can be had.
+    """Open this transport in the groups {axis: group} of a mesh. Collective over the world.
 
-    Collective over the world.
-    name   one of GPU_TRANSPORTS
+    name   one of TRANSPORTS
     Errors, on all ranks: DeviceError if it is "nccl" and a rank has no NCCL or no GPU of its own.
     """
-    if name == "mpi":
-        open_gpu_mpi(world, groups.values())
-    elif name == "ipc":
-        open_gpu_ipc(world, groups.values())
-    elif name == "nccl":
-        open_nccl(world, [groups["data"], groups["tensor"]], fixed_order=deterministic)
+    TRANSPORTS[name](world, groups, deterministic)

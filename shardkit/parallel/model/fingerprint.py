@@ -15,7 +15,7 @@ from functools import partial
 import numpy
 
 from ...array.backend import is_device_array, to_host
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...layout.policy import Policy
 from ...nn.module import Module, Parameter, blocks_of, configuration_of
 

@@ -12,9 +12,9 @@ from dataclasses import fields, replace
 
 from ...arguments import is_integer, is_number, require
 from ...comm import agree, check_same, collectively
-from ...config import ShardingConfiguration
 from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
+from ..settings import ShardingConfiguration
 from ...nn.module import Module
 from ...optim import Rule
 from .epochs import BestEpoch, Epochs, epochs_since_improvement

@@ -1,6 +1,6 @@
 """The sharded optimizers, by the sharded model that each trains."""
 
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...errors import MeshError, ShardingError
 from ...layout.mesh_shape import AXES, MeshShape
 from ...layout.policy import policy_named

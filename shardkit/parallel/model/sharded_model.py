@@ -22,7 +22,7 @@ from ...checkpoint import PendingCheckpoint, Saver
 from ...checkpoint.fit import check_only
 from ...checkpoint.store import warn_of_skipped
 from ...comm import Mesh, check_same, collectively
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
 from ...nn.module import Module

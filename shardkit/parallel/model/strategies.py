@@ -5,7 +5,7 @@ of data ranks alone; HybridShardedModel combines any row with pipeline stages an
 """
 
 from ...comm import Mesh
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...layout.mesh_shape import AXES
 from ...layout.policy import POLICIES, policy_named
 from ...nn.module import Module

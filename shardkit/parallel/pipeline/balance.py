@@ -22,8 +22,7 @@ from ...nn.init import Fill
 from ...nn.loss import as_loss
 from ...nn.module import Module, blocks_of, members_of
 from ..data.partition import UnitPlan
-
-BALANCES = ("compute", "parameters", "uniform")
+from .settings import BALANCES
 
 
 def stage_ranges(

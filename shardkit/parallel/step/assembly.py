@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...array.device import Device
 from ...comm import Mesh, check_same, collectively
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...layout.policy import Policy
 from ...nn.module import Module
 from ...optim import SGD

@@ -16,7 +16,6 @@ import numpy
 
 from ...array.backend import host_array
 from ...comm import Ballot, Mesh, agree, raise_together
-from ...config import ShardingConfiguration
 from ...errors import ShapeError, ShardingError
 from ...layout.policy import Policy
 from ...nn.context import ForwardContext
@@ -25,6 +24,7 @@ from ...optim import clip_factor
 from ...schedule import Action, unit_timeline
 from ..data.overlap import Exposure, Overlap
 from ..data.unit import Unit
+from ..settings import ShardingConfiguration
 from .assembly import Assembly
 from .batch import Batch, Batches
 from .cuda_graphs import Compilation

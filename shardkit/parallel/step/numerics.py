@@ -34,7 +34,7 @@ from ...array import products
 from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import rounded
-from ...config import ShardingConfiguration
+from ..settings import ShardingConfiguration
 from ...errors import ConfigurationError
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000

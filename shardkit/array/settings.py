@@ -1,0 +1,45 @@
+"""Settings of what arrays live on, and of what multiplies them."""
+
+from dataclasses import dataclass
+
+from ..arguments import require
+from ..settings import setting
+from .blas import LIBRARIES
+from .products import PRECISIONS
+
+DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArraySettings:
+    """Where arrays live, and who multiplies matrices; all of it changes bits."""
+
+    device: str = setting("cpu", "where arrays live", among=DEVICES)
+    matmul_precision: str = setting(
+        "highest",
+        "precision of float32 products; tf32: on cuda, reads 10 bits of the mantissa",
+        among=PRECISIONS,
+    )
+    blas: str = setting(
+        "numpy",
+        "library that multiplies matrices on the CPU; mkl: Intel's, if it is installed",
+        among=LIBRARIES,
+    )
+
+
+def check_device(settings: ArraySettings) -> None:
+    """Raise ConfigurationError on a choice that the device does not have."""
+    if settings.device != "cuda":
+        require(
+            settings.matmul_precision == "highest",
+            "matmul_precision",
+            settings.matmul_precision,
+            '"highest": TF32 is arithmetic of GPUs (device = "cuda")',
+        )
+    if settings.device != "cpu":
+        require(
+            settings.blas == "numpy",
+            "blas",
+            settings.blas,
+            '"numpy": on "cuda" cuBLAS multiplies',
+        )

@@ -1,0 +1,51 @@
+"""The section `model`: the sizes of a GPT."""
+
+from dataclasses import dataclass
+
+from ..settings import fixed, setting
+from .layers import DTYPES
+from .transformer import ROTARY_BASE, STYLES
+
+_KEPT = "its weights were trained as those of this model"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Sizes of the GPT; the names are those of its arguments."""
+
+    style: str = fixed(_KEPT, "llama", "style of the transformer block", among=STYLES)
+    width: int = fixed(_KEPT, 128, "width of the residual stream", "elements", minimum=1)
+    layers: int = fixed(_KEPT, 4, "transformer blocks", "blocks", minimum=1)
+    heads: int = fixed(_KEPT, 4, "attention heads", "heads", minimum=1)
+    kv_heads: int | None = fixed(
+        _KEPT, None, "heads of keys and values; none: as many as heads", "heads", minimum=1
+    )
+    sequence_length: int = setting(
+        128, "tokens in a sequence, the longest context", "tokens", minimum=1
+    )
+    tied: bool = fixed(_KEPT, False, "the output layer uses the embedding's weight")
+    dropout: float = setting(
+        0.0, "probability that an activation is dropped in training", minimum=0.0, below=1.0
+    )
+    dtype: str = fixed(_KEPT, "float32", "dtype of parameters and activations", among=DTYPES)
+    hidden: int | None = fixed(
+        _KEPT,
+        None,
+        "units of each feed-forward; none: 4 x width, or near 8/3 x width for llama",
+        "elements",
+        minimum=1,
+    )
+    norm_eps: float | None = fixed(
+        _KEPT,
+        None,
+        "added to the variance in all norms; none: 1e-5, or 1e-6 for llama",
+        above=0.0,
+    )
+    rotary_base: float = fixed(_KEPT, ROTARY_BASE, "base of llama's rotary angles", above=0.0)
+    initial: str | None = fixed(
+        "it began with other weights",
+        None,
+        "weights to begin with: a run folder or a checkpoint of a GPT of bytes, which also gives "
+        "the sizes; none: drawn from the seed",
+        is_path=True,
+    )

@@ -1,0 +1,44 @@
+"""The section `optimizer`, and the rule that it describes."""
+
+from dataclasses import dataclass
+
+from ..settings import fixed, setting
+from .rules import RULES
+from .schedules import SCHEDULES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """The update rule and its learning rate."""
+
+    name: str = fixed(
+        "its checkpoints hold the state of that rule", "adamw", "update rule", among=RULES
+    )
+    learning_rate: float = setting(3e-3, "highest learning rate, after the warm-up", above=0.0)
+    warmup_steps: int = setting(20, "the learning rate grows linearly", "steps", minimum=0)
+    decay: str = setting("cosine", "how the learning rate falls after the warm-up", among=SCHEDULES)
+    decay_steps: int | None = setting(
+        None,
+        "when the learning rate reaches its floor; none: run.steps of the first start",
+        "steps",
+        minimum=1,
+    )
+    floor: float = setting(
+        0.1, "last learning rate as a part of the highest", minimum=0.0, maximum=1.0
+    )
+    weight_decay: float = setting(0.01, "weight decay; decoupled for adamw", minimum=0.0)
+    momentum: float = setting(0.9, "beta of the momentum rule", minimum=0.0, below=1.0)
+    beta1: float = setting(0.9, "beta1 of adam and adamw", minimum=0.0, below=1.0)
+    beta2: float = setting(0.95, "beta2 of adam and adamw", minimum=0.0, below=1.0)
+    max_gradient_norm: float | None = setting(
+        1.0, "the gradient is scaled down to this norm; none: never", above=0.0
+    )
+
+    def rule(self):
+        """Return the rule with its learning-rate schedule."""
+        schedule = SCHEDULES[self.decay]
+        rate = schedule.of_settings(
+            self.learning_rate, self.warmup_steps, self.decay_steps, self.floor
+        )
+        cls = RULES[self.name]
+        return cls(lr=rate, **{name: getattr(self, key) for name, key in cls.settings.items()})

@@ -1,0 +1,33 @@
+"""Settings of the pipeline axis: the order of micro-batches, and where stages begin."""
+
+from dataclasses import dataclass
+
+from ...schedule import ORDERS
+from ...settings import setting
+
+BALANCES = ("compute", "parameters", "uniform")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    """How a model is cut into stages, and in which order they take micro-batches.
+
+    stage_balance   in Python also the cost of each block, in any unit (balance.py)
+    """
+
+    schedule: str = setting("1f1b", "order of micro-batches", known=ORDERS)
+    virtual_stages: int | None = setting(
+        None, "stages on each pipeline rank; none: what the schedule runs", "stages", minimum=1
+    )
+    stage_balance: str | tuple[float, ...] = setting(
+        "compute",
+        "what makes pipeline stages equal; measured: seconds of each block, tried on rank 0",
+        known=(*BALANCES, "measured"),
+        minimum=0,
+    )
+    blocks_per_stage: tuple[int, ...] | None = setting(
+        None,
+        "blocks of each pipeline stage, such as [2,2,1,1]; none: balanced",
+        "blocks",
+        minimum=1,
+    )

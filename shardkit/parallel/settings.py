@@ -1,0 +1,120 @@
+"""How a model is sharded and trained: the settings of all wings, and the live objects beside them."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..array.settings import ArraySettings, check_device
+from ..comm.gpu.transports import TransportSettings
+from ..environment import checked_mode
+from ..settings import check_fields, setting
+from .data.settings import DataSettings
+from .pipeline.settings import PipelineSettings
+from .step.settings import StepSettings
+from .tensor.settings import TensorSettings
+
+
+def _is_rule(value) -> bool:
+    return (
+        not isinstance(value, type) and hasattr(value, "update") and hasattr(value, "state_names")
+    )
+
+
+def _is_loss(value) -> bool:
+    return not isinstance(value, type) and callable(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings(
+    TransportSettings, ArraySettings, StepSettings, DataSettings, TensorSettings, PipelineSettings
+):
+    """The settings that a file and Python have in common; each wing declares its own."""
+
+    def shared(self) -> dict[str, Any]:
+        """Return {name: value} of these settings."""
+        return {field.name: getattr(self, field.name) for field in fields(ParallelSettings)}
+
+
+@dataclass(frozen=True)
+class ShardingConfiguration(ParallelSettings):
+    """How a model is sharded and trained; every setting is read by the sharded models.
+
+    backend     a CommunicationBackend, initialized or not; all its ranks take part
+
+    Errors: ConfigurationError on a bad value, TypeError without a backend.
+    """
+
+    backend: Any
+    learning_rate: float = setting(
+        0.01, "learning rate of plain SGD, where no optimizer is given", above=0
+    )
+    optimizer: Any = setting(
+        None,
+        "a rule such as AdamW(lr=1e-3); None: SGD(lr=learning_rate)",
+        holds=_is_rule,
+        wanted="a rule such as AdamW(lr=1e-3), or None: SGD(lr=learning_rate)",
+    )
+    loss: Any = setting(
+        None,
+        "function (prediction, y) -> mean loss, or a Loss object; None: the model's own",
+        holds=_is_loss,
+        wanted="a function (prediction, y) -> mean loss, a Loss such as CrossEntropy(), or None: "
+        "the model's own",
+    )
+    max_gradient_norm: float | None = setting(
+        None, "clip the global norm of the mean gradient to this; None: no clipping", above=0
+    )
+    auto_synchronize_gradients: bool = setting(
+        True, "False: train() accumulates local gradients until synchronize_gradients()"
+    )
+    micro_batches: int = setting(
+        1, "number of micro-batches that each data rank cuts its part of a batch into", minimum=1
+    )
+    tensor_plan: dict | None = setting(
+        None,
+        "{name pattern: style} for the tensor axis (parallel/tensor/plan.py); None: the default of "
+        "GPT and MLP",
+        holds=bool,
+        wanted="{name pattern: style} with at least one pattern, or None: the default of GPT and "
+        "MLP",
+    )
+    check: bool | None = setting(
+        None, "checked mode compares what ranks pass before they use it; None: as SHARDKIT_CHECK"
+    )
+    seed: int = setting(
+        0, "seed of dropout, and of the initial weights of a model that has none of its own"
+    )
+
+    def __post_init__(self):
+        if self.backend is None or isinstance(self.backend, (type, str)):
+            raise TypeError(
+                "ShardingConfiguration needs a backend, for example MPICommunicationBackend(); got "
+                f"{self.backend!r}"
+            )
+        check_fields(self)
+        check_device(self)
+
+    @property
+    def is_checked(self) -> bool:
+        """True in checked mode."""
+        return checked_mode() if self.check is None else self.check
+
+    @classmethod
+    def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+        """Return settings for one node or a fast fabric: small units, which gather little memory."""
+        return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
+
+    @classmethod
+    def for_low_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
+        """Return settings for slow networks: few large messages, gradients as half floats.
+
+        The trained bits differ from those of other settings.
+        """
+        slow = {"minimum_parameter_group_size": 262144, "gradient_compression": "float16"}
+        return cls(backend, **{**slow, **settings})
+
+
+ShardingConfiguration.__doc__ += "\n\n" + "\n".join(
+    f"    {field.name:<30}{field.metadata['text']}"
+    for field in fields(ShardingConfiguration)
+    if "text" in field.metadata
+)

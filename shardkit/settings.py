@@ -1,0 +1,232 @@
+"""Declare settings: one line holds a setting's default, meaning, limits and unit.
+
+    @dataclass(frozen=True, kw_only=True)
+    class MeshAxes:
+        tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
+
+The code that reads a setting stands in the same room. `Sections` composes such dataclasses into the
+tables of a TOML file; an object in Python checks its own fields with `check_fields`. None is the one
+value that leaves a choice open. In a file and on the command line it is written "none", and so are
+0, "" and [] where the setting takes None.
+"""
+
+import dataclasses
+import json
+import tomllib
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+from .arguments import is_integer, is_number, nearest, require
+from .errors import ConfigurationError
+
+_WANTED = {NoneType: "None", bool: "True or False", int: "an integer", float: "a finite number"}
+
+
+def setting(default, text: str, unit: str = "", **rules):
+    """Declare a setting that a continued run may change.
+
+    text       what it means, for --help
+    minimum, maximum, above, below    limits of a number, or of each element
+    among      the names that it takes, or a registry of them
+    known      the names that files take; in Python its reader refuses others
+    holds      function (value) -> bool, a further condition on what is not None; wanted describes it
+    spelled    {spelling in files: value}
+    is_path    relative paths are made absolute when a run starts
+    fixed      why a run keeps it from its start to its end; see `fixed`
+    """
+    return dataclasses.field(default=default, metadata={"text": text, "unit": unit, **rules})
+
+
+def fixed(reason: str, default, text: str, unit: str = "", **rules):
+    """Declare a setting that a run keeps from its start to its end, for this reason."""
+    return setting(default, text, unit, fixed=reason, **rules)
+
+
+# ---- one value -----------------------------------------------------------------------------------
+
+
+def _kinds(field) -> tuple:
+    """Return the types that the annotation joins by |."""
+    is_union = get_origin(field.type) not in (None, tuple)
+    return get_args(field.type) if is_union else (field.type,)
+
+
+def _is_kind(value, kind, field) -> bool:
+    rules = field.metadata
+    if kind is Any:
+        return True
+    if get_origin(kind) is tuple:
+        elements = isinstance(value, (list, tuple)) and (len(value) > 0 or field.default == ())
+        return elements and all(_is_kind(element, get_args(kind)[0], field) for element in value)
+    if kind is int:
+        return is_integer(value) and _is_within(value, rules)
+    if kind is float:
+        return is_number(value) and _is_within(value, rules)
+    if kind is str:
+        return isinstance(value, str) and value in rules.get("among", (value,))
+    return isinstance(value, kind)
+
+
+def _is_within(number, rules) -> bool:
+    return (
+        number >= rules.get("minimum", number)
+        and number <= rules.get("maximum", number)
+        and ("above" not in rules or number > rules["above"])
+        and ("below" not in rules or number < rules["below"])
+    )
+
+
+def _is_valid(value, field) -> bool:
+    if not any(_is_kind(value, kind, field) for kind in _kinds(field)):
+        return False
+    return value is None or field.metadata.get("holds", lambda value: True)(value)
+
+
+def _wanted(field) -> str:
+    """Return what the setting takes, in words."""
+    rules = field.metadata
+    if "wanted" in rules:
+        return rules["wanted"]
+    words = []
+    for kind in _kinds(field):
+        if get_origin(kind) is tuple:
+            words.append(f"a list, each {_WANTED.get(get_args(kind)[0], 'text')}")
+        elif kind is str:
+            words += rules.get("among", rules.get("known", ("text",)))
+        else:
+            words.append(_WANTED[kind])
+    if {int, float}.intersection(_kinds(field)):
+        limits = {"minimum": "at least", "maximum": "at most", "above": "above", "below": "below"}
+        words[0] += "".join(f", {word} {rules[r]}" for r, word in limits.items() if r in rules)
+    return " or ".join(words)
+
+
+def check_fields(settings) -> None:
+    """Raise ConfigurationError unless each declared setting of this object is valid."""
+    for field in dataclasses.fields(settings):
+        if "text" in field.metadata:
+            value = getattr(settings, field.name)
+            require(_is_valid(value, field), field.name, value, _wanted(field))
+
+
+def _from_file(name: str, value, field):
+    """Return a value of a file as Python has it. Errors: ConfigurationError."""
+    kinds = _kinds(field)
+    spelled = field.metadata.get("spelled", {})
+    sequence = next((kind for kind in kinds if get_origin(kind) is tuple), None)
+    meant = value
+    if isinstance(value, str) and value in spelled:
+        meant = spelled[value]
+    elif NoneType in kinds and (value == "none" or not value and not isinstance(value, bool)):
+        meant = None
+    elif isinstance(value, str) and str not in kinds and sequence is not None:
+        meant = (value,)
+    elif isinstance(value, list):
+        meant = tuple(value)
+    elif is_integer(value) and float in kinds:
+        meant = float(value)
+    known = field.metadata.get("known", (meant,))
+    is_known = not isinstance(meant, str) or meant in known
+    require(_is_valid(meant, field) and is_known, name, value, _wanted(field))
+    return meant
+
+
+# ---- sections ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Sections:
+    """A configuration made of sections, each a dataclass of settings."""
+
+    @classmethod
+    @cache
+    def keys(cls) -> dict[str, dataclasses.Field]:
+        """Return {"section.key": field} in the order of declaration."""
+        return {
+            f"{section.name}.{field.name}": field
+            for section in dataclasses.fields(cls)
+            for field in dataclasses.fields(section.type)
+        }
+
+    @classmethod
+    def key(cls, name: str) -> dataclasses.Field:
+        """Return the field of "section.key". Errors: ConfigurationError with the nearest name."""
+        if name not in cls.keys():
+            near = nearest(name, cls.keys())
+            hint = f"; did you mean {near}?" if near else "; --help lists every key"
+            raise ConfigurationError(f"unknown configuration key {name}{hint}")
+        return cls.keys()[name]
+
+    @classmethod
+    def parse(cls, name: str, text: str):
+        """Return the value of `--section.key=text`; `replace` checks it."""
+        kinds = _kinds(cls.key(name))
+        if text.startswith("[") and any(get_origin(kind) is tuple for kind in kinds):
+            return json.loads(text)
+        if set(kinds) <= {str, NoneType}:
+            return text
+        if kinds == (tuple[str, ...],):
+            return [text]
+        try:
+            return json.loads(text.lower() if bool in kinds else text)
+        except json.JSONDecodeError:
+            return text
+
+    @classmethod
+    def help_text(cls) -> str:
+        """Return one line for each key: default, unit and meaning."""
+        lines = []
+        for name, field in cls.keys().items():
+            rules = field.metadata
+            shown = f"{json.dumps(field.default)} {rules['unit']}".rstrip()
+            default = "none" if field.default is None else shown
+            names = rules.get("among", rules.get("known", ()))
+            choices = f" ({' | '.join(names)})" if names else ""
+            lines.append(f"  --{name:<40} {default}: {rules['text']}{choices}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict:
+        """Return {section: {key: value}}, which JSON can hold."""
+        return dataclasses.asdict(self)
+
+    def value(self, name: str):
+        """Return the value of "section.key"."""
+        self.key(name)
+        section, _, key = name.partition(".")
+        return getattr(getattr(self, section), key)
+
+    def replace(self, settings: dict[str, Any]):
+        """Return this configuration with {"section.key": value} replaced and checked.
+
+        Errors: ConfigurationError on an unknown key, a wrong type or a value out of range.
+        """
+        changed: dict[str, dict] = {}
+        for name, value in settings.items():
+            meant = _from_file(name, value, self.key(name))
+            section, _, key = name.partition(".")
+            changed.setdefault(section, {})[key] = meant
+        sections = {
+            name: dataclasses.replace(getattr(self, name), **values)
+            for name, values in changed.items()
+        }
+        return dataclasses.replace(self, **sections)
+
+
+def read_toml(path) -> dict[str, Any]:
+    """Return the settings of the file as {"section.key": value}. Errors: ConfigurationError."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from None
+    settings = {}
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigurationError(
+                f"{path}: {section} = {table!r} is outside of a [section]; --help lists the sections"
+            )
+        settings.update({f"{section}.{name}": value for name, value in table.items()})
+    return settings
