@@ -81,7 +81,7 @@ def held_bytes(what, without):
             coming += [cell.cell_contents for cell in found.__closure__ or ()]
         elif isinstance(found, (list, tuple)):
             coming += found
-        elif type(found).__name__ == "Node":
+        elif type(found).__name__ == "TapeNode":
             coming += [found.backward, found.sources, [holder for holder, _ in found.saved]]
     return sum(array.nbytes for key, array in arrays.items() if key not in without)
 
