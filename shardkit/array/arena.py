@@ -2,18 +2,17 @@
 
     with arena.in_use():                    in this thread: ranks may be threads
         a = empty((4096, 128), "float32")   a block of the arena
-        b = a[1:]; del a                    still lent out: b is a view of it
+        b = a[1:]; del a                    still used: b is a view of it
         del b                               free again
 
-    segment   | lent | free |   lent   |            free             |
+    segment   | used | free |   used   |            free             |
 
 A segment is one mapping of memory, in huge pages where the system has them. An array gets the block
-of one of its size that came back last, and is still in the cache. If there is none, all that came
-back is free, neighbors as one block, and the array gets the smallest block that is large enough;
-what it does not need of it stays free. If nothing is large enough, the arena grows by a segment. A
-step lets go of all that it took, so after the first one, whose segments become one, nothing is
-asked of the operating system any more. Small arrays are left to NumPy, which keeps them in the
-cache.
+of its size that came back last, which is still in the cache. If there is none, all that came back
+becomes free, neighbors as one block, and the array gets the smallest block that is large enough;
+the rest of that block stays free. If no block is large enough, the arena grows by a segment. A
+step gives back everything that it took, so after the first step, whose segments become one, the
+operating system is not asked again. Small arrays are left to NumPy, which keeps them in the cache.
 """
 
 import mmap
@@ -49,7 +48,7 @@ class Arena:
     """Host memory of one rank; on a GPU CuPy's pool does the same work, and this only counts.
 
     device    a Device
-    purpose   what the bytes are counted under in device.accounts, lent out or free
+    purpose   what the bytes are counted under in device.accounts, used or free
     """
 
     def __init__(self, device, *, purpose: str):
@@ -66,13 +65,13 @@ class Arena:
         self._size_at: dict[int, int] = {}  # start of a free block -> its size
         self._start_of: dict[int, int] = {}  # stop of a free block -> its start
         # id of the weak reference to an array -> (the reference, its block)
-        self._lent: dict[int, tuple] = {}
+        self._used: dict[int, tuple] = {}
         # Blocks (start, size, mapping, where the start is in it) of arrays that are gone.
         self._came_back: list[tuple] = []
         # size -> blocks that came back and are not joined to free ones.
         self._idle: dict[int, list[tuple]] = {}
         self._next_start = 0  # of the next segment
-        self.num_bytes = 0  # lent out and free
+        self.num_bytes = 0  # used and free
 
     @contextmanager
     def in_use(self):
@@ -95,18 +94,18 @@ class Arena:
         block = self._block(-(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES)
         array = numpy.ndarray(shape, dtype, block[2], block[3])
         reference = weakref.ref(array, self._come_back)
-        self._lent[id(reference)] = reference, block
+        self._used[id(reference)] = reference, block
         return array
 
     def _come_back(self, reference):
         """Note that an array is gone, in any thread and at any time; leave free blocks alone."""
         came_back = self._came_back  # before the array is off the list: clear() makes a new one
-        lent = self._lent.pop(id(reference), None)
-        if lent is not None:
-            came_back.append(lent[1])
+        used = self._used.pop(id(reference), None)
+        if used is not None:
+            came_back.append(used[1])
 
     @property
-    def lent_bytes(self) -> int:
+    def used_bytes(self) -> int:
         """The bytes of blocks that arrays use."""
         self._join_idle()
         return self.num_bytes - sum(self._size_at.values())
@@ -194,14 +193,14 @@ class Arena:
         The next step then finds one block instead of many.
         """
         self._join_idle()
-        if len(self._segments) > 1 and not self._lent:
+        if len(self._segments) > 1 and not self._used:
             num_bytes = self.num_bytes
             self.clear()
             self._grow(num_bytes)
 
 
 def _mapping(num_bytes: int) -> mmap.mmap:
-    """Return memory that is no ndarray, so that views of views refer to the array that was lent."""
+    """Return memory that is no ndarray, so that views of views refer to the array."""
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:

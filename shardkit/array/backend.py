@@ -32,7 +32,7 @@ def xp_of(*arrays):
         if type(array) is not numpy.ndarray:
             break
     else:
-        return numpy  # at once: this is asked for every operation
+        return numpy  # fast, since every operation asks
     on_device = [
         is_device_array(a)
         for a in arrays
@@ -45,7 +45,7 @@ def xp_of(*arrays):
             "arrays of two devices in one operation: some are NumPy, some are on the GPU; move "
             "them first with Device.from_host or to_host"
         )
-    return sys.modules["cupy"]  # whoever made the array has imported it
+    return sys.modules["cupy"]  # imported by the maker of the array
 
 
 def to_host(array):

@@ -45,7 +45,7 @@ def dtype_named(name: str, xp=numpy):
 
 def _check_bfloat16(xp):
     try:
-        import ml_dtypes  # noqa: F401  tells NumPy of the name "bfloat16"
+        import ml_dtypes  # noqa: F401  registers "bfloat16" with NumPy
     except ImportError:
         raise ConfigurationError(
             'compute_dtype = "bfloat16" needs the package ml_dtypes, which is not installed; run '

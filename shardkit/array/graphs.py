@@ -1,4 +1,4 @@
-"""CUDA graphs of what a thread computes on a GPU: one launch instead of all that leads to kernels.
+"""CUDA graphs of what a thread computes on a GPU: one launch instead of many kernels.
 
     recorder = GraphRecorder(memory, buffers)
     y = recorder.captured(work)         nothing is computed: what work() launches is noted, y and

@@ -1,4 +1,4 @@
-"""The registry of kernels: one name and one signature each, whoever computes them.
+"""The registry of kernels: one name and one signature for all implementations.
 
     reference/rules.py    @kernel()                       the definition of right, in plain NumPy
                           def sgd(parameters, ...): ...
@@ -7,8 +7,8 @@
     cuda/rules.py         @on_cuda(dtypes=NUMBERS)        CUDA C++ for CuPy arrays
                           def sgd(parameters, ...): ...
 
-A kernel's implementations stand in files of the same name in three folders; those in cpu/ and
-cuda/ are imported by the first call that needs them, and so is Numba. Where Numba is missing or
+A kernel's implementations are in files of the same name in three folders; those in cpu/ and cuda/
+are imported by the first call that needs them, and so is Numba. Where Numba is missing or
 turned off (NUMBA_DISABLE_JIT), the definition computes for NumPy arrays too. Which implementation
 computes depends on the kind and dtype of the arrays alone, so ranks never differ in it.
 """
@@ -60,7 +60,7 @@ class Kernel:
         return x.dtype.name in self.cuda_dtypes and (self.fits is None or self.fits(x))
 
     def _first_on_cpu(self, *args, **kwargs):
-        """Call the implementation, which stands in the place of this method from now on."""
+        """Load the implementation, which replaces this method, and call it."""
         self.load("cpu")
         return self.cpu(*args, **kwargs)
 
@@ -138,8 +138,8 @@ def on_cuda(*, dtypes=ACTIVATIONS, fits=None):
 def wrapped_kernels(wrap):
     """Inside, wrap(implementation, name) computes wherever an implementation did, in all threads.
 
-    The seam for stopwatches: the dispatcher finds implementations in the registry, so a call that
-    nobody times pays nothing for it. See also products.wrapped_products.
+    The seam for stopwatches: the dispatcher finds implementations in the registry, so a call pays
+    nothing for it otherwise. See also products.wrapped_products.
     """
     before = []
     for entry in KERNELS.values():

@@ -3,7 +3,7 @@
     ids [batch, sequence] -> embedding -> blocks.0 -> blocks.1 -> ... -> head -> logits [batch,
     sequence, vocabulary]
 
-Each arrow enters a block of `blocks()`: the piece that is gathered at once, or sent to a pipeline
+Each arrow enters a block of `blocks()`: what is gathered together, or sent to a pipeline
 stage.
 """
 

@@ -1,15 +1,15 @@
 """Parameters, whose arrays are made late or never.
 
-A parameter of a sharded model lives in somebody else's flat buffer, so it does not own its array,
-it is lent one:
+A parameter of a sharded model does not own its array: it is a view of a unit's flat buffer, bound
+when the unit is gathered:
 
     fresh --first access to .array--> bound --release()--> released
       |                                 ^                     |
       +----------bind(view)-------------+------bind(view)-----+
 
-What is lent may hold half floats: the parameter is of their dtype then, which operations see, while
-its gradient stays float32, since it is a sum. Whoever lends them keeps the values that are trained,
-in the dtype that the parameter was made with.
+A bound view may hold half floats: operations see a parameter of their dtype, while its gradient,
+being a sum, stays float32. The owner of the view keeps the master weights, in the dtype that the
+parameter was made with.
 
 Initial values are a function of (seed, name, element index), so ranks can fill the parts that they
 own from a parameter that stays fresh: a model larger than the memory of one node can be made on
@@ -44,7 +44,7 @@ class Parameter(Tensor):
     shape   of the whole parameter; dtype a floating point one, that of its initial values
     init    its values, as a function of seed, name and element index
     name, seed   set by Module.finish; without them there are no initial values
-    claim   how ranks share it, for whoever puts the model on a mesh; None: nobody has said
+    claim   how ranks share it on a mesh; None: not decided
     requires_grad   False: frozen; not for parameters of a sharded model, which trains all of them
     """
 
@@ -88,8 +88,8 @@ class Parameter(Tensor):
     def requires_grad(self, value):
         if not value and self._is_sharded:
             raise ShardingError(
-                f"{_name_of(self)} cannot be frozen: it belongs to a sharded model, which trains all "
-                f"of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
+                f"{_name_of(self)} cannot be frozen: it belongs to a sharded model, which trains "
+                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
             )
         self._requires_grad = value
 
@@ -142,7 +142,7 @@ class Parameter(Tensor):
 
     @property
     def is_released(self) -> bool:
-        """True while it has given up its memory: nobody can read its values here."""
+        """True while it has given up its memory, and its values cannot be read."""
         return self._is_released
 
     # The array.
@@ -159,7 +159,7 @@ class Parameter(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into the array that it has (its own or a lent one).
+        """Copy the values into its array, whoever owns that.
 
         Errors: ShapeError on another shape.
         """
@@ -182,15 +182,15 @@ class Parameter(Tensor):
         """
         if self._is_released:
             raise ShardingError(
-                f"{_name_of(self)} was released: its values live in the shards of its ranks. Gather "
-                "its unit first, or use the sharded model (predict, gather_full_parameters)"
+                f"{_name_of(self)} was released: its values live in the shards of its ranks. "
+                "Gather its unit first, or use the sharded model (predict, gather_full_parameters)"
             )
         if self._array is not None:
             return self._array.reshape(-1)[start:stop]
         if self.name is None or self.seed is None:
             raise ShardingError(
-                f"{_name_of(self)} has no name and seed yet, and its initial values depend on both; "
-                "call finish(seed) on the model that it belongs to"
+                f"{_name_of(self)} has no name and seed yet, and its initial values depend on "
+                "both; call finish(seed) on the model that it belongs to"
             )
         return self._initial_values(start, stop)
 

@@ -4,8 +4,8 @@
                                                               --source--> None    takes no gradient
 
 A TapeNode is one operation: it knows where gradients go (its sources) and how to make them
-(`backward`), and owns no array itself. Nodes point to older nodes only, never back, so a tape that
-nobody holds is freed by reference counting alone.
+(`backward`), and owns no array itself. Nodes point to older nodes only, never back, so an unused
+tape is freed by reference counting alone.
 
 The walk visits nodes from the newest to the oldest, by a sequence number that each node took when
 it was made. This is a legal order (what uses a tensor is younger than what made it), it needs no

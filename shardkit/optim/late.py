@@ -13,7 +13,7 @@ from .rules import Rule
 
 @runtime_checkable
 class RatedRule(Rule, Protocol):
-    """A rule that tells its learning rate apart from the age of its state."""
+    """A rule whose learning rate does not depend on the age of its state."""
 
     def rate(self, step: int, override: float | None = None) -> float:
         """Return the learning rate of step number `step`, from 1 on, or `override` if given."""

@@ -59,10 +59,10 @@ def test_two_arrays_that_are_alive_never_share_memory_and_all_comes_back(arena):
             number, array = alive.pop(rng.integers(len(alive)))
             assert (array == number).all()
     assert all((array == number).all() for number, array in alive)
-    assert arena.lent_bytes >= sum(array.nbytes for _, array in alive)
+    assert arena.used_bytes >= sum(array.nbytes for _, array in alive)
     del array
     alive.clear()
-    assert arena.lent_bytes == 0
+    assert arena.used_bytes == 0
     assert len(arena._free) == len(arena._segments), "free neighbors are not one block"
 
 
@@ -96,13 +96,13 @@ def test_bytes_are_counted_lent_out_or_free_until_they_are_cleared(arena, device
     array = arena.empty(1 << 18, "float32")
     array[...] = 3
     assert device.bytes_in_use("activations") == arena.num_bytes == HUGE_PAGE_BYTES
-    assert arena.lent_bytes == 1 << 20
+    assert arena.used_bytes == 1 << 20
     arena.clear()
     assert device.bytes_in_use("activations") == arena.num_bytes == 0
     assert (array == 3).all()  # who uses it still has it
     other = arena.empty(1 << 18, "float32")
     del array  # and it does not come back to an arena that begins anew
-    assert arena.lent_bytes == 1 << 20 and other.size == 1 << 18
+    assert arena.used_bytes == 1 << 20 and other.size == 1 << 18
 
 
 def test_segments_become_one_when_nothing_is_in_use(arena):
@@ -127,7 +127,7 @@ def test_no_memory_is_a_memory_error(arena):
 def test_it_is_used_inside_of_its_block_and_in_its_thread_only(arena):
     def lent():
         array = empty(LARGE, "float32")
-        return arena.lent_bytes > 0 and array.size == LARGE
+        return arena.used_bytes > 0 and array.size == LARGE
 
     found = []
     with arena.in_use():
@@ -166,7 +166,7 @@ def test_results_in_the_arena_are_those_of_the_plain_operation(arena, case, monk
     plain = cases[case]()
     with arena.in_use():
         result = cases[case]()
-        assert (arena.lent_bytes > 0) == (
+        assert (arena.used_bytes > 0) == (
             case not in ("two dtypes", "integers", "total of a transposed one")
         )
     assert type(result) is type(plain)

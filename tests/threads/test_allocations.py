@@ -84,7 +84,7 @@ def large_allocations(num_ranks, make_model):
         if barrier.wait() == 0:
             watch.__exit__()
         grown[backend.rank] = arena.num_bytes - before
-        assert before > 0 and arena.lent_bytes == 0, "something of a step outlives it"
+        assert before > 0 and arena.used_bytes == 0, "something of a step outlives it"
 
     sk.run_ranks(num_ranks, run)
     return watch.found, grown
@@ -151,7 +151,7 @@ def test_the_arena_holds_little_more_than_what_is_in_use_at_once(style, monkeypa
 
     def counted(arena, *rest):
         array = empty(arena, *rest)
-        most[0] = max(most[0], arena.lent_bytes)
+        most[0] = max(most[0], arena.used_bytes)
         return array
 
     monkeypatch.setattr(Arena, "empty", counted)

@@ -1,4 +1,4 @@
-"""Kernels for NumPy arrays of float32 and float64: loops compiled by Numba, one read of each array.
+"""Kernels for NumPy arrays of float32 and float64: loops compiled by Numba.
 
 Signatures and meaning are those of the reference. The bits may differ from it, but follow the same
 rules: what is computed element by element has the bits it would have anywhere else, sums along a

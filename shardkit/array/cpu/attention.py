@@ -1,5 +1,4 @@
-r"""Causal attention by tiles: only scores that some query sees are computed, and only a tile of
-them exists at a time.
+r"""Causal attention by tiles: only a tile of the visible scores exists at a time.
 
     queries
       |####\            |    a tile: 64 or 128 rows x up to KEYS columns of scores of some heads,

@@ -3,7 +3,7 @@
     @compiled                   a loop that Python calls: kept in a file
     @inlined                    a formula that loops call
 
-Both compile to exact IEEE arithmetic: nothing is reordered or contracted behind our back (no
+Both compile to exact IEEE arithmetic: nothing is reordered or contracted (no
 fastmath), so an element has the same bits wherever it stands, whether it was computed in a vector
 or alone. What may be reordered says so (`plus` in scalar.py). Loops get C-contiguous, writable
 arrays only: one machine code per kernel and dtype.

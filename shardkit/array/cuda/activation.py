@@ -62,8 +62,8 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
 
 
 def _grid(x):
-    """Return blocks of THREADS packs of columns and ROWS rows; beyond a grid's limit they take
-    more.
+    """Return blocks of THREADS packs of columns and ROWS rows; they take more beyond a grid's
+    limit.
     """
     return *spread(x.shape[1], THREADS * pack(x)), min(-(-x.shape[0] // ROWS), MAX_GRID_Y)
 

@@ -1,6 +1,4 @@
-"""Layer norm and RMS norm over the rows of a matrix, each with its gradient and with the addition
-before it.
-"""
+"""Layer norm and RMS norm over rows, each with its gradient and with the addition before it."""
 
 from ..registry import on_cuda
 from .arrays import alike, by_rows, new, new_like, pack, plain, real, real_dtype, sum_pieces

@@ -1,4 +1,4 @@
-"""Definitions of the kernels, on NumPy or CuPy arrays: obvious first, in pieces that fit in cache.
+"""Definitions of the kernels, on NumPy or CuPy arrays: obvious first, fast second.
 
 Inputs may be strided or read-only and are never written to, except where a rule says "in place".
 Results are in the dtype of the inputs; nothing is widened to float64 unless the docstring says so.

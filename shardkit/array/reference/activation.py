@@ -12,7 +12,7 @@ CUBIC = 0.044715
 
 @kernel(rounded=(True,))
 def gelu(x, out=None):
-    """x [...] -> x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3)."""
+    """Return x/2 (1 + tanh u) for x [...], with u = sqrt(2/pi) (x + 0.044715 x^3)."""
     tanh = xp_of(x).tanh
 
     def rule(x):
@@ -23,7 +23,7 @@ def gelu(x, out=None):
 
 @kernel(rounded=(True,))
 def gelu_backward(gradient, x, out=None):
-    """gradient [...], x [...] -> gradient (1/2 (1 + tanh u) + x/2 (1 - tanh^2 u) u')."""
+    """Return gradient (1/2 (1 + tanh u) + x/2 (1 - tanh^2 u) u') for gradient and x [...]."""
     tanh = xp_of(x).tanh
 
     def rule(gradient, x):
@@ -37,7 +37,7 @@ def gelu_backward(gradient, x, out=None):
 
 @kernel(rounded=(True,))
 def bias_gelu(x, bias, out=None):
-    """x [N, D], bias [D] -> gelu(x + bias) [N, D]."""
+    """Return gelu(x + bias) [N, D] for x [N, D], bias [D]."""
     out = empty_like(x, out)
     for rows in spans(x, x.shape[1]):
         gelu(x[rows] + bias, out=out[rows])
@@ -46,8 +46,9 @@ def bias_gelu(x, bias, out=None):
 
 @kernel(rounded=(True, False))
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
-    """gradient [N, D], x [N, D], bias [D] -> gradients of x [N, D] and bias [D], the sum of the
-    former over N in order.
+    """Return the gradients of x [N, D] and bias [D], for gradient and x [N, D], bias [D].
+
+    The gradient of the bias is that of x, summed over N in order.
 
     wanted  which of the two to compute; the other is None
     """
@@ -65,21 +66,21 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
 
 @kernel(rounded=(True,))
 def sigmoid(x, out=None):
-    """x [...] -> 1 / (1 + exp(-x)), as (1 + tanh(x/2)) / 2, which cannot overflow."""
+    """Return 1 / (1 + exp(-x)) for x [...], as (1 + tanh(x/2)) / 2, which cannot overflow."""
     tanh = xp_of(x).tanh
     return elementwise(lambda x: 0.5 * tanh(0.5 * x) + 0.5, x, out=out)
 
 
 @kernel(rounded=(True,))
 def silu(x, out=None):
-    """x [...] -> x sigmoid(x)."""
+    """Return x sigmoid(x) for x [...]."""
     tanh = xp_of(x).tanh
     return elementwise(lambda x: x * (0.5 * tanh(0.5 * x) + 0.5), x, out=out)
 
 
 @kernel(rounded=(True,))
 def silu_backward(gradient, x, out=None):
-    """gradient [...], x [...] -> gradient s (1 + x (1 - s)) with s = sigmoid(x)."""
+    """Return gradient s (1 + x (1 - s)) for gradient and x [...], with s = sigmoid(x)."""
     tanh = xp_of(x).tanh
 
     def rule(gradient, x):
@@ -91,13 +92,13 @@ def silu_backward(gradient, x, out=None):
 
 @kernel(rounded=(True,))
 def swiglu(gate, up, out=None):
-    """gate [...], up [...] -> silu(gate) up."""
+    """Return silu(gate) up for gate and up [...]."""
     return elementwise(lambda gate, up: silu(gate) * up, gate, up, out=out)
 
 
 @kernel(rounded=(True, True))
 def swiglu_backward(gradient, gate, up, out=(None, None)):
-    """gradient [...], gate [...], up [...] -> gradients of gate and up, both [...].
+    """Return the gradients of gate and up, for gradient, gate and up [...].
 
     out  two buffers, or None for new ones; they may be gradient, gate or up, but not one array
          twice
@@ -111,7 +112,7 @@ def swiglu_backward(gradient, gate, up, out=(None, None)):
 
 @kernel(rounded=(True,))
 def softmax(x, dim=-1, out=None):
-    """x [...] -> exp(x) / its sum over dim; the maximum is taken off first."""
+    """Return exp(x) / its sum over dim, for x [...]; the maximum is subtracted first."""
     xp = xp_of(x)
     out = empty_like(x, out)
     if x.size == 0:
@@ -124,7 +125,7 @@ def softmax(x, dim=-1, out=None):
 
 @kernel(rounded=(True,))
 def softmax_backward(gradient, y, dim=-1, out=None):
-    """gradient [...], y = softmax [...] -> y (gradient - sum of gradient y over dim)."""
+    """Return y (gradient - sum of gradient y over dim), for gradient and y = softmax [...]."""
     product = gradient * y
     product -= y * product.sum(axis=dim, keepdims=True)
     return _into(out, product)

@@ -10,10 +10,14 @@ from .chunks import empty_like
 
 @kernel(rounded=(True, False))
 def causal_attention(q, k, v, scale, first_query, out=None):
-    """q [B, H, S, D], k and v [B, KV, T, D] -> y [B, H, S, D], log_sums [B, H, S].
+    """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
     The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax
     denominators: with them the backward computes the probabilities again. The scores of one sample
+    exist at a time.
+
+    out   of y, none of the inputs; it may be strided if its rows [D] are contiguous
+
     exist at a time. out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
@@ -35,9 +39,13 @@ def causal_attention(q, k, v, scale, first_query, out=None):
 def causal_attention_backward(
     gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
 ):
-    """gradient [B, H, S, D] and what the forward took and returned -> gradients of q, k, v.
+    """Return the gradients of q, k, v, for gradient [B, H, S, D] and the forward's values.
 
     With P the probabilities and dP = gradient v^T, the gradient of the scores is P (dP - sum of
+    gradient y).
+
+    out   three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
+
     gradient y). out  three buffers, of the gradients of q, k, v, as in causal_attention, or None
     for new ones
     """
@@ -96,9 +104,10 @@ def _hidden(q, k, first_query):
 
 @kernel()
 def rotary_tables(positions, head_dim, base, dtype):
-    """positions [S] -> cos, sin [S, head_dim / 2] of the angles position * base^(-2i / head_dim).
+    """Return cos, sin [S, head_dim / 2] of the angles position * base^(-2i / head_dim).
 
-    The angles are computed in float64: in float32 an angle of 100000 radians is off by 0.004.
+    Positions are [S]. The angles are computed in float64: in float32 an angle of 100000 radians is
+    off by 0.004.
     """
     xp = xp_of(positions)
     rates = base ** (xp.arange(0, head_dim, 2, dtype=numpy.float64) / -head_dim)
@@ -108,9 +117,10 @@ def rotary_tables(positions, head_dim, base, dtype):
 
 @kernel(rounded=(True,))
 def rotary(x, cos, sin, out=None):
-    """x [B, H, S, D], cos and sin [S, D/2] -> each pair (x[i], x[i + D/2]) turned by its angle.
+    """Return x [B, H, S, D] with each pair (x[i], x[i + D/2]) turned by its angle.
 
-    -sin turns back.
+    cos and sin are [S, D/2]; -sin turns back.
+
     out  not x; it may be strided if its rows [D] are contiguous
     """
     half = x.shape[-1] // 2

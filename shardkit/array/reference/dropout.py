@@ -10,7 +10,7 @@ from .chunks import empty_like, spans
 
 @kernel(rounded=(True,))
 def dropout(x, key, start, p, out=None):
-    """x [...] with what the mask of this key drops set to 0, the rest times 1 / (1 - p).
+    """Return x [...] with what the mask of this key drops set to 0, the rest times 1 / (1 - p).
 
     key    64 bits: an integer, or on the CPU also an array [1] uint64
     start  the number in the mask of the first element of x
@@ -27,8 +27,9 @@ def dropout(x, key, start, p, out=None):
 
 @kernel()
 def dropout_mask(key, start, stop, p, xp=numpy):
-    """Elements [start, stop) of the mask of this key -> [stop - start] bool, True (keep) with
-    probability 1 - p.
+    """Return elements [start, stop) of the mask of this key: [stop - start] bool, True to keep.
+
+    An element is kept with probability 1 - p.
     """
     return random_bits(key, start, stop, xp) >= dropped_numbers(p)
 

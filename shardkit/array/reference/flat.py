@@ -30,12 +30,11 @@ def tree_sum(buffers, out=None):
 
 @kernel()
 def block_squares(x, block=256):
-    """x [n] -> [ceil(n / block)] float64: the sum of squares of each block.
+    """Return the sum of squares of each block of x [n]: [ceil(n / block)] float64.
 
-    What is missing in the last one is zero.
-
-    In float64, since the square of a large gradient does not fit into float32. A span that starts
-    at a multiple of `block` gives the same bits as the same blocks of the whole.
+    What is missing in the last block is zero. float64, since the square of a large gradient does
+    not fit into float32. A span that starts at a multiple of `block` gives the same bits as the
+    same blocks of the whole.
     """
     xp = xp_of(x)
     sums = xp.zeros(-(-x.size // block), numpy.float64)

@@ -9,9 +9,9 @@ from .chunks import spans
 
 @kernel()
 def to_half(x, scale=1.0, out=None):
-    """x [n] times scale -> [n] float16, rounded to the nearest; infinity beyond 65504.
+    """Return x [n] times scale as [n] float16, rounded to nearest; infinity beyond 65504.
 
-    On CPUs also bfloat16, that of `out`.
+    On CPUs also as bfloat16, if `out` is.
     """
     out = xp_of(x).empty(x.shape, numpy.float16) if out is None else out
     with numpy.errstate(over="ignore"):
@@ -22,7 +22,7 @@ def to_half(x, scale=1.0, out=None):
 
 @kernel(kinds="eE")
 def from_half(x, dtype, out=None):
-    """x [n] float16, on CPUs also bfloat16 -> [n] of dtype, exact."""
+    """Return x [n] float16, on CPUs also bfloat16, as [n] of dtype, exactly."""
     out = xp_of(x).empty(x.shape, dtype) if out is None else out
     out[...] = x
     return out

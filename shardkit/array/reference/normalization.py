@@ -12,9 +12,9 @@ from .chunks import empty_like, spans
 
 @kernel(rounded=(True, False, False))
 def layer_norm(x, weight, bias, eps, out=None):
-    """x [N, D], weight [D], bias [D] -> y [N, D], mean [N], inverse [N].
+    """Return y [N, D], mean [N], inverse [N] for x [N, D], weight [D], bias [D].
 
-    inverse = 1 / sqrt(variance + eps)
+    The inverse is 1 / sqrt(variance + eps).
     """
     xp = xp_of(x)
     width = x.shape[1]
@@ -32,8 +32,7 @@ def layer_norm(x, weight, bias, eps, out=None):
 
 @kernel(after_adding="layer_norm")
 def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
-    """x [N, D], branch [N, D] -> total = x + branch [N, D], and layer_norm(total): y, mean,
-    inverse.
+    """Return total = x + branch [N, D], and layer_norm(total): y, mean, inverse.
 
     out  two buffers, of total and y, or None for new ones; total may be x or branch
     """
@@ -43,8 +42,10 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 
 @kernel(rounded=(True, False, False))
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
-    """gradient [N, D], x [N, D] and what layer_norm returned -> gradients of x [N, D], weight [D],
-    bias [D].
+    """Return the gradients of x [N, D], weight [D], bias [D].
+
+    Takes gradient [N, D], x and what layer_norm returned. With n the normalized row and h =
+    gradient weight:  inverse (h - mean(h) - n mean(h n)).
 
     With n the normalized row and h = gradient weight:  inverse (h - mean(h) - n mean(h n)).
     wanted  which of the three to compute; the others are None
@@ -70,7 +71,7 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
 
 @kernel(rounded=(True, False))
 def rms_norm(x, weight, eps, out=None):
-    """x [N, D], weight [D] -> y [N, D], inverse [N] = 1 / sqrt(mean of squares + eps)."""
+    """Return y [N, D], inverse [N] = 1 / sqrt(mean of squares + eps) for x [N, D], weight [D]."""
     xp = xp_of(x)
     width = x.shape[1]
     y = empty_like(x, out)
@@ -83,7 +84,7 @@ def rms_norm(x, weight, eps, out=None):
 
 @kernel(after_adding="rms_norm")
 def add_rms_norm(x, branch, weight, eps, out=(None, None)):
-    """x [N, D], branch [N, D] -> total = x + branch [N, D], and rms_norm(total): y, inverse.
+    """Return total = x + branch [N, D], and rms_norm(total): y, inverse.
 
     out  two buffers, of total and y, or None for new ones; total may be x or branch
     """
@@ -93,8 +94,10 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 
 @kernel(rounded=(True, False))
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
-    """gradient [N, D], x [N, D] and what rms_norm returned -> gradients of x [N, D] and weight [D]
-    (None if not wanted).
+    """Return the gradients of x [N, D] and weight [D], None if not wanted.
+
+    Takes gradient [N, D], x and what rms_norm returned. With n the normalized row and h = gradient
+    weight:  inverse (h - n mean(h n)).
 
     With n the normalized row and h = gradient weight:  inverse (h - n mean(h n)).
     """

@@ -15,7 +15,7 @@ from .chunks import spans
 
 @kernel()
 def sgd(parameters, gradients, *, lr, weight_decay=0.0, gradient_scale=1.0):
-    """parameters -= lr (gradients + weight_decay parameters)."""
+    """Compute parameters -= lr (gradients + weight_decay parameters)."""
     for span in spans(parameters):
         p = parameters[span]
         p -= lr * _decayed(gradients[span] * gradient_scale, p, weight_decay)
@@ -33,9 +33,10 @@ def momentum(
     weight_decay=0.0,
     gradient_scale=1.0,
 ):
-    """velocity = beta velocity + g; parameters -= lr velocity (nesterov: lr (g + beta velocity)).
+    """Compute velocity = beta velocity + g, and parameters -= lr velocity.
 
-    velocity starts at zero, which makes the first one g, as in torch.optim.SGD with dampening 0.
+    With nesterov: parameters -= lr (g + beta velocity). velocity starts at zero, which makes the
+    first one g, as in torch.optim.SGD with dampening 0.
     """
     for span in spans(parameters):
         p, v = parameters[span], velocity[span]
@@ -61,7 +62,7 @@ def adam(
     decoupled,
     gradient_scale=1.0,
 ):
-    """Adam (arXiv 1412.6980) or, decoupled, AdamW (arXiv 1711.05101).
+    """Apply Adam (arXiv 1412.6980) or, decoupled, AdamW (arXiv 1711.05101).
 
     step  1 for the first update; m and v start at zero
     """

@@ -9,8 +9,9 @@ from .chunks import empty_like, spans
 
 @kernel(rounded=(False, False))
 def cross_entropy(logits, targets, counts=None):
-    """logits [N, V], targets [N] integers -> losses [N], log_sums [N] (the logarithm of the sum of
-    exp over V).
+    """Return losses [N] and log_sums [N] for logits [N, V], targets [N] integers.
+
+    A log_sum is the logarithm of the sum of exp over V.
 
     targets  one that is not in [0, V) stands in columns that others hold: its logit is taken as 0
     counts   [N] bool or None (all): rows that do not count have loss 0, whatever their target
@@ -32,11 +33,10 @@ def cross_entropy(logits, targets, counts=None):
 
 @kernel(deciding=itemgetter(1), rounded=(True,))
 def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out=None):
-    """gradient (one number) and what the forward took and returned -> gradient [N, V]: (softmax -
-    one-hot) gradient.
+    """Return the gradient [N, V]: (softmax - one-hot) gradient.
 
-    A row whose target is not in [0, V) has no one-hot; log_sums may be those of more columns than
-    are here.
+    Takes the gradient, one number, and what the forward took and returned. A row whose target is
+    not in [0, V) has no one-hot; log_sums may be those of more columns than are here.
     """
     xp = xp_of(logits)
     width = logits.shape[1]
@@ -59,11 +59,10 @@ def _chosen(targets, width):
 
 @kernel(rounded=(False,))
 def embedding_backward(gradient, ids, num_rows, out=None):
-    """gradient [N, D], ids [N] in [0, num_rows) -> [num_rows, D]: row v is the sum of the gradients
-    whose id is v.
+    """Return [num_rows, D]: row v sums the rows of gradient [N, D] whose id is v.
 
-    Each row is summed in the order of N, so its bits depend on nothing but its own gradients. out
-    is overwritten.
+    ids [N] are in [0, num_rows). Each row is summed in the order of N, so its bits depend on
+    nothing but its own gradients. `out` is overwritten.
     """
     xp = xp_of(gradient)
     out = xp.empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out

@@ -62,8 +62,9 @@ def _check_attention(q, k, v, first_query):
 
 
 def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
-    """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D) (arXiv
-    2104.09864).
+    """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
+
+    Source: arXiv 2104.09864.
 
     x          [batch, heads, S, D], D even; positions [S] integers, an array or Tensor
     gradient: the same, turned back

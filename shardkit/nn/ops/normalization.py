@@ -8,9 +8,7 @@ from ..context import ForwardContext
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
-    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dim (arXiv
-    1607.06450).
-    """
+    """Return (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
     rows = _rows("layer_norm", x, weight, bias)
     return _layer_norm(x, weight, bias, *kernels.layer_norm(rows, weight.array, bias.array, eps))
 
