@@ -137,7 +137,8 @@ class Shard:
     is_released_after_use = gathers_by_messages = True
 
     def __init__(self, site: Site, array=None):
-        self._site, self.array, self.whole = site, array, None
+        self._site, self.array = site, array
+        self.whole = None
         self._gathering = None  # the handle of begin_gather(), until gather()
 
     @classmethod
@@ -305,8 +306,11 @@ class Rounded:
         self.is_whole, self.is_common = masters.is_whole, lent.is_common
         self.is_released_after_use = lent.is_released_after_use
         self.gathers_by_messages = lent.gathers_by_messages and not masters.is_whole
-        self.array, self.shard, self.kept = masters.array, masters.shard, masters.kept
-        self.part, self.everyones = masters.part, masters.everyones
+        self.array = masters.array
+        self.shard = masters.shard
+        self.kept = masters.kept
+        self.part = masters.part
+        self.everyones = masters.everyones
         self.spread = masters.spread
         self.release, self.give_up = lent.release, lent.give_up
 

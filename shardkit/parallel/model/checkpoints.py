@@ -42,7 +42,8 @@ class Checkpoints:
     def __init__(self, engine: Engine, strategy: str, history: History, saver: Saver):
         self.companions: dict[str, bytes] = {}
         self.saver = saver
-        self._engine, self._strategy, self._history = engine, strategy, history
+        self._engine, self._strategy = engine, strategy
+        self._history = history
         self._world = engine.mesh.world
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -82,7 +83,8 @@ class Checkpoints:
 
     def describe(self, data_position: dict | None = None) -> dict:
         """Return what a checkpoint stores beside the tensors. No communication."""
-        engine, state, loss = self._engine, self._engine.state, self._history.last_loss
+        engine, state = self._engine, self._engine.state
+        loss = self._history.last_loss
         features = input_features(engine.model)
         return {
             "step": state.step_number,

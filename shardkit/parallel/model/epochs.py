@@ -16,7 +16,8 @@ class Epochs:
     """
 
     def __init__(self, model: ShardedModel, given: OptimizationInputData, step: Callable):
-        self._model, self._given, self._step = model, given, step
+        self._model, self._given = model, given
+        self._step = step
         self._first_step = model.step_number
         # equal parts that a global batch is cut into, over all data ranks
         config = model.sharding_configuration
@@ -36,7 +37,8 @@ class Epochs:
 
     def _train(self, epoch: int) -> float:
         """Take a step per batch; return the mean loss of their samples, each before its step."""
-        (x, y), total, count = self._given.samples("train"), 0.0, 0
+        x, y = self._given.samples("train")
+        total, count = 0.0, 0
         for batch in self._given.batches(epoch, self._num_parts):
             (mine,) = split_batch(self._model.mesh, batch)
             total += len(batch) * self._model.train(x[mine], y[mine])

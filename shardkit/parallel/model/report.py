@@ -9,8 +9,10 @@ def metadata_of(model) -> dict:
 
     A fresh dict; no communication.
     """
-    engine, mesh, config = model.engine, model.mesh, model.sharding_configuration
-    numerics, state, history = engine.numerics, engine.state, model.history
+    engine, mesh = model.engine, model.mesh
+    config = model.sharding_configuration
+    numerics, state = engine.numerics, engine.state
+    history = model.history
     live = engine.device.bytes_in_use
     return {
         "strategy": model.strategy,

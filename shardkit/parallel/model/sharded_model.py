@@ -79,7 +79,8 @@ class ShardedModel:
         return Mesh(backend)
 
     def _assemble(self, wrapped_model, config, mesh):
-        self.wrapped_model, self.sharding_configuration, self.mesh = wrapped_model, config, mesh
+        self.wrapped_model, self.sharding_configuration = wrapped_model, config
+        self.mesh = mesh
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
         self.history = History()
         saver = Saver(mesh.world, self.engine.device)

@@ -35,7 +35,8 @@ class State:
         rule,
         loss_scale: LossScale,
     ):
-        self.weights, self.rule, self.loss_scale = weights, rule, loss_scale
+        self.weights, self.rule = weights, rule
+        self.loss_scale = loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
         self._model, self._world = model, world

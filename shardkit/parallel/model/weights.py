@@ -44,7 +44,8 @@ class Weights:
     ):
         self.units = list(units.values())
         self.is_initial, self.awaits_values = is_initial, awaits_values
-        self._model, self._mesh, self._device = model, mesh, device
+        self._model, self._mesh = model, mesh
+        self._device = device
         self._stages, self._units_by_place = stages, units
         self._own_units = [unit for unit in self.units if not unit.plan.is_copy]
         boxes = {name: parameter.box for name, parameter in model.named_parameters().items()}
