@@ -1,5 +1,6 @@
 """Paths and names in the documentation exist."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -30,3 +31,30 @@ def test_every_public_name_in_a_page_exists(page):
 def test_the_pages_name_many_paths():
     found = [path for page in PAGES for path in re.findall(rf"`(?:{ROOMS})/", page.read_text())]
     assert len(found) > 60
+
+
+def definitions_of(path):
+    """Return the names of all functions, classes and assignments of a file, with their classes."""
+    names = set()
+
+    def note(body, prefix):
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                names.add(prefix + node.name)
+                note(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names.update(prefix + ast.unparse(target) for target in targets)
+
+    note(ast.parse(path.read_text()).body, "")
+    return names
+
+
+def test_every_definition_on_a_road_exists():
+    roads = re.findall(r"- `(shardkit/[\w/.]+)`: (.*)", (ROOT / "docs/hops.md").read_text())
+    missing = [
+        f"{path} {name}"
+        for path, names in roads
+        for name in sorted(set(re.findall(r"`([\w.]+)`", names)) - definitions_of(ROOT / path))
+    ]
+    assert len(roads) > 20 and not missing

@@ -55,3 +55,16 @@ def test_no_policy_is_asked_after_construction(package):
 
 def test_code_is_not_packed(package):
     assert package.nodes_per_line <= 10
+
+
+def test_no_modules_import_each_other(package):
+    assert not package.cycles
+
+
+def test_inheritance_is_shallow(package):
+    depth, _ = package.deepest_class
+    assert depth <= 3
+
+
+def test_no_frame_is_counted(package):
+    assert not package.counted_frames()
