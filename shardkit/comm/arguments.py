@@ -5,7 +5,7 @@ import numpy
 from . import checks
 from .operations import ReductionOperation
 from .ports import NoPort, open_port
-from .staging import Part
+from .staging import Pieces
 
 PLAIN_DTYPES = frozenset(
     map(
@@ -66,7 +66,7 @@ class Arguments:
         group.progress.describe(port.dtype, port.size)
         return port
 
-    def all_gather(self, send, receive, counts) -> tuple[Part, Part]:
+    def all_gather(self, send, receive, counts) -> tuple[Pieces, Pieces]:
         """Return this rank's slice and all slices."""
         own = self.port("send", send)
         whole = self.port("receive", receive, writes=True)
@@ -76,9 +76,9 @@ class Arguments:
         checks.check_own_count("send", own.size, counts, rank)
         starts = checks.starts_of(counts)
         checks.check_apart(own, whole, starts[rank])
-        return one_part(own), Part(whole, counts, starts)
+        return one_part(own), Pieces(whole, counts, starts)
 
-    def reduce_scatter(self, send, receive, counts, op, in_place=False) -> tuple[Part, Part]:
+    def reduce_scatter(self, send, receive, counts, op, in_place=False) -> tuple[Pieces, Pieces]:
         """Return all slices and this rank's slice; in_place: that may be its own of all slices."""
         whole = self.reduction("send", send, op)
         own = self.reduction("receive", receive, op, writes=True)
@@ -88,15 +88,15 @@ class Arguments:
         checks.check_own_count("receive", own.size, counts, rank)
         starts = checks.starts_of(counts)
         checks.check_apart(own, whole, starts[rank] if in_place else None)
-        return Part(whole, counts, starts), one_part(own)
+        return Pieces(whole, counts, starts), one_part(own)
 
-    def scatter(self, send, receive, root, counts) -> tuple[Part, Part]:
+    def scatter(self, send, receive, root, counts) -> tuple[Pieces, Pieces]:
         """Return all slices, which only the root has, and this rank's slice."""
         own = self.port("receive", receive, writes=True)
         whole = self.port("send", send) if self._group.rank == root else NoPort(own)
         return self._rooted("send", whole, "receive", own, root, counts)
 
-    def gather(self, send, receive, root, counts) -> tuple[Part, Part]:
+    def gather(self, send, receive, root, counts) -> tuple[Pieces, Pieces]:
         """Return all slices, which only the root has, and this rank's slice."""
         own = self.port("send", send)
         is_root = self._group.rank == root
@@ -112,21 +112,21 @@ class Arguments:
         checks.check_same_dtype(whole, own)
         starts = checks.starts_of(counts)
         checks.check_apart(own, whole, starts[rank])
-        return Part(whole, counts, starts), one_part(own)
+        return Pieces(whole, counts, starts), one_part(own)
 
     def all_to_all(
         self, send, receive, send_counts, receive_counts, send_displacements, receive_displacements
-    ) -> tuple[Part, Part]:
+    ) -> tuple[Pieces, Pieces]:
         """Return what goes to each rank and what comes from each rank."""
         source = self.port("send", send)
         target = self.port("receive", receive, writes=True)
         checks.check_same_dtype(source, target)
         checks.check_apart(source, target)
         n, me = self._group.world_size, self._group.rank
-        outgoing = Part(
+        outgoing = Pieces(
             source, *checks.check_pieces("send", send_counts, send_displacements, source.size, n)
         )
-        incoming = Part(
+        incoming = Pieces(
             target,
             *checks.check_pieces("receive", receive_counts, receive_displacements, target.size, n),
         )
@@ -138,6 +138,6 @@ class Arguments:
         return outgoing, incoming
 
 
-def one_part(port) -> Part:
+def one_part(port) -> Pieces:
     """Return the whole array as one piece."""
-    return Part(port, [port.size], [0])
+    return Pieces(port, [port.size], [0])

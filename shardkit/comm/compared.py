@@ -91,7 +91,7 @@ class ComparedChannel(WrappedChannel):
     ireduce_scatter = _compared("ireduce_scatter")
 
 
-class Comparison:
+class CallComparison:
     """Checked mode: what the ranks of a group are about to call, compared on all of them.
 
     exchange   function (object) -> the objects of all ranks; collective over the group
@@ -137,7 +137,7 @@ class Comparison:
 class ComparedUnderWay(UnderWay):
     """Around a collective verb in checked mode: other ranks hear of refused arguments."""
 
-    def __init__(self, progress, comparison: Comparison):
+    def __init__(self, progress, comparison: CallComparison):
         super().__init__(progress)
         self._comparison = comparison
         self._num_before = 0

@@ -30,7 +30,7 @@ _IN_FLIGHT = 3  # windows: one is loaded, one is in the verb, one is stored
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Pieces:
     """Pieces of one array, one per rank that it is exchanged with: piece k is [starts[k], starts[k]
     + counts[k]).
     """
@@ -39,10 +39,10 @@ class Part:
     counts: list[int]
     starts: list[int]
 
-    def window(self, first: int, length: int) -> "Part":
+    def window(self, first: int, length: int) -> "Pieces":
         """Return the elements [first, first + length) of every piece, clipped to the piece."""
         counts = [min(max(count - first, 0), length) for count in self.counts]
-        return Part(self.port, counts, [start + first for start in self.starts])
+        return Pieces(self.port, counts, [start + first for start in self.starts])
 
     def begin_load(self, scratch):
         """Load the pieces, one after the other, into scratch [sum of counts].
@@ -67,7 +67,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class StagedWindow:
     """What is done with one window. `load` and `store` begin copies and return a function that
     waits for them.
     """
@@ -122,16 +122,16 @@ class Staging:
         ]  # an empty array takes part, once
         _flow(windows)
 
-    def _one_array(self, port, first, size, run, slot, loads, stores) -> Window:
+    def _one_array(self, port, first, size, run, slot, loads, stores) -> StagedWindow:
         scratch = self.scratch(slot, size, port.wire)
         piece = [(first, scratch)] if size else []
-        return Window(
+        return StagedWindow(
             lambda: port.begin_load(piece if loads else []),
             lambda: run(scratch),
             lambda: port.begin_store(piece if stores else []),
         )
 
-    def exchange(self, send: Part, receive: Part, run, *, num_ranks: int, longest: int) -> None:
+    def exchange(self, send: Pieces, receive: Pieces, run, *, num_ranks: int, longest: int) -> None:
         """Call run(send, receive, send_part, receive_part) on host arrays.
 
         Directly, or a window of every piece at a time.
@@ -152,10 +152,10 @@ class Staging:
             ]
         )
 
-    def _two_arrays(self, send, receive, run, turn) -> Window:
+    def _two_arrays(self, send, receive, run, turn) -> StagedWindow:
         outgoing = self.scratch(turn, sum(send.counts), send.port.wire)
         incoming = self.scratch(2 + turn, sum(receive.counts), receive.port.wire)
-        return Window(
+        return StagedWindow(
             lambda: send.begin_load(outgoing),
             lambda: run(outgoing, incoming, packed(send), packed(receive)),
             lambda: receive.begin_store(incoming),
@@ -193,7 +193,7 @@ class Staging:
         return self._copies.pinned(num_bytes, numpy.dtype(numpy.uint8))
 
 
-def _flow(windows: list[Window]) -> None:
+def _flow(windows: list[StagedWindow]) -> None:
     """Run the windows in order; each loads while the one before runs, stores while the next does.
 
     When window k runs, window k - 2 is stored: scratch can be used again by the third window after
@@ -216,10 +216,10 @@ def _flow(windows: list[Window]) -> None:
             wait()
 
 
-def packed(part: Part) -> Part:
+def packed(part: Pieces) -> Pieces:
     """Return the same counts, one after the other from 0."""
     starts, offset = [], 0
     for count in part.counts:
         starts.append(offset)
         offset += count
-    return Part(part.port, part.counts, starts)
+    return Pieces(part.port, part.counts, starts)

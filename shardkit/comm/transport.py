@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy
 
 from .operations import CompleteHandle, Handle, ReductionOperation, together
-from .staging import Part
+from .staging import Pieces
 
 _COMPLETE = CompleteHandle()
 _LONGEST = ReductionOperation.MAX
@@ -42,11 +42,11 @@ class GpuTransport(Protocol):
 
     def broadcast(self, port, root) -> Handle: ...
 
-    def all_gather(self, own: Part, whole: Part) -> Handle: ...
+    def all_gather(self, own: Pieces, whole: Pieces) -> Handle: ...
 
-    def reduce_scatter(self, whole: Part, own: Part, op) -> Handle: ...
+    def reduce_scatter(self, whole: Pieces, own: Pieces, op) -> Handle: ...
 
-    def all_to_all(self, outgoing: Part, incoming: Part) -> Handle: ...
+    def all_to_all(self, outgoing: Pieces, incoming: Pieces) -> Handle: ...
 
     def close(self) -> None:
         """Free what it holds. Collective over the group."""
@@ -81,7 +81,7 @@ class StagedTransport:
         )
         return _COMPLETE
 
-    def all_gather(self, own: Part, whole: Part) -> Handle:
+    def all_gather(self, own: Pieces, whole: Pieces) -> Handle:
         channel = self._group.channel
 
         def run(send, receive, _, part):
@@ -89,7 +89,7 @@ class StagedTransport:
 
         return self._exchange(own, whole, run, max(whole.counts))
 
-    def reduce_scatter(self, whole: Part, own: Part, op) -> Handle:
+    def reduce_scatter(self, whole: Pieces, own: Pieces, op) -> Handle:
         channel = self._group.channel
 
         def run(send, receive, part, _):
@@ -98,7 +98,7 @@ class StagedTransport:
 
         return self._exchange(whole, own, run, max(whole.counts))
 
-    def scatter(self, whole: Part, own: Part, root) -> Handle:
+    def scatter(self, whole: Pieces, own: Pieces, root) -> Handle:
         channel = self._group.channel
 
         def run(send, receive, part, _):
@@ -106,7 +106,7 @@ class StagedTransport:
 
         return self._exchange(whole, own, run, max(whole.counts))
 
-    def gather(self, own: Part, whole: Part, root) -> Handle:
+    def gather(self, own: Pieces, whole: Pieces, root) -> Handle:
         channel = self._group.channel
 
         def run(send, receive, _, part):
@@ -114,12 +114,16 @@ class StagedTransport:
 
         return self._exchange(own, whole, run, max(whole.counts))
 
-    def all_to_all(self, outgoing: Part, incoming: Part) -> Handle:
+    def all_to_all(self, outgoing: Pieces, incoming: Pieces) -> Handle:
         channel = self._group.channel
 
         def run(send, receive, out, into):
             channel.all_to_all(send, receive, out.counts, into.counts, out.starts, into.starts)
 
+        source, target = outgoing.port.host, incoming.port.host
+        if source is not None and target is not None:
+            run(source, target, outgoing, incoming)
+            return _COMPLETE
         return self._exchange(outgoing, incoming, run, self._longest_anywhere(outgoing, incoming))
 
     def send(self, port, destination, tag) -> Handle:
@@ -143,14 +147,8 @@ class StagedTransport:
         return _COMPLETE
 
     def _longest_anywhere(self, outgoing, incoming) -> int:
-        """Return the longest piece of any rank if pieces go through windows, else of this one.
-
-        All ranks must go through the same number of windows.
-        """
-        longest = max(outgoing.counts + incoming.counts)
-        if outgoing.port.host is not None and incoming.port.host is not None:
-            return longest
-        agreed = numpy.array([longest], numpy.int64)
+        """Return the longest piece of any rank: all go through the same number of windows."""
+        agreed = numpy.array([max(outgoing.counts + incoming.counts)], numpy.int64)
         self._group.channel.all_reduce(agreed, _LONGEST)
         return int(agreed[0])
 
@@ -181,14 +179,14 @@ class StagedTransport:
 
         return self._group.channel.iall_reduce(host, op), finish
 
-    def iall_gather(self, own: Part, whole: Part):
+    def iall_gather(self, own: Pieces, whole: Pieces):
         staging = self._group.staging
         source = staging.whole(own.port, load=True)
         target = staging.whole(whole.port, load=False)
         handle = self._group.channel.iall_gather(source, target, whole.counts)
         return handle, lambda: unstage(whole.port, target)
 
-    def ireduce_scatter(self, whole: Part, own: Part, op):
+    def ireduce_scatter(self, whole: Pieces, own: Pieces, op):
         staging = self._group.staging
         source = staging.whole(whole.port, load=True)
         target = staging.whole(own.port, load=False)

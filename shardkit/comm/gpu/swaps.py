@@ -16,7 +16,7 @@ from ..checks import shares_of, starts_of
 from ..collectives.ordered import reduce_to_owners
 from ..operations import CompleteHandle, Handle, ReductionOperation
 from ..wire import HALF_FLOATS
-from ..staging import Part
+from ..staging import Pieces
 
 SUM = ReductionOperation.SUM
 SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added
@@ -147,7 +147,7 @@ class HostSwapTransport(SwapTransport):
         return CompleteHandle()
 
 
-def spans(part: Part) -> list[tuple[int, int]]:
+def spans(part: Pieces) -> list[tuple[int, int]]:
     """Return (address, bytes) of each piece."""
     return _spans(part.port.address, part.starts, part.counts, part.port.dtype.itemsize)
 

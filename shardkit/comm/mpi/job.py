@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from ...environment import checked_mode
 from ...errors import CommunicationError
-from ..compared import ComparedChannel, ComparedUnderWay, Comparison, Members
+from ..compared import ComparedChannel, ComparedUnderWay, CallComparison, Members
 from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node
@@ -122,7 +122,7 @@ class Job:
 def compare_calls(group, messages: MPIChannel, carrier) -> None:
     """Let the group's calls be compared: all of them in checked mode, else the first ones."""
     if checked_mode():
-        comparison = Comparison(messages.members, messages.communicator.allgather)
+        comparison = CallComparison(messages.members, messages.communicator.allgather)
         group.under_way = ComparedUnderWay(group.progress, comparison)
         group.use(ComparedChannel(carrier, comparison.compare))
     else:
