@@ -1,10 +1,10 @@
 """Save beside the training: copy what is owned, and write it in a thread of each rank.
 
-    start      owned arrays are copied to host memory, from a GPU beside the computation    collective
+    start      copy owned arrays to host memory, from a GPU beside the computation     collective
     thread     lay out, write
-    poll       at the next step: have all ranks written?                                    collective
+    poll       at the next step: have all ranks written?                               collective
     thread     rank 0: index, publish
-    poll       at a later step: is it published?                                            collective
+    poll       at a later step: is it published?                                       collective
 
 The thread communicates with nobody. The ranks vote on whether all have written where all of them
 are anyway: at a step.

@@ -21,7 +21,7 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a model takes from a checkpoint.
+    """The part of a checkpoint that a model takes.
 
     shapes        {path: global shape} of its parameters, and of all state that its rule keeps
     dtype         of all these
@@ -82,7 +82,7 @@ class Wanted:
             )
 
     def _check_age(self, fit: "Fit", found: list[str]) -> None:
-        """Raise CheckpointError unless all state of the rule has one age, which the rule can use."""
+        """Raise CheckpointError unless all state of the rule has one age that it can use."""
         if found:
             reason = (
                 f"it holds {', '.join(found)} but no {', '.join(fit.missing_state)}, "
@@ -182,7 +182,7 @@ class Fit:
         return f"other settings of the model: {', '.join(different)}" if different else ""
 
     def _rule_difference(self) -> str:
-        """Name optimizer state that is missing or unused; none is expected with parameters alone."""
+        """Name optimizer state that is missing or unused, but for parameters alone."""
         if self.only is not None or self.description["optimizer"] is None:
             return ""
         notes = []

@@ -29,8 +29,8 @@ def from_checkpoint(cls: type[Module], path) -> Module:
     described = checkpoint.manifest["model"]
     if not described["configuration"]:
         raise CheckpointError(
-            f"{checkpoint.folder} does not say how to build its {described['class']}: its class has "
-            "no configuration()"
+            f"{checkpoint.folder} does not say how to build its {described['class']}: its class "
+            "has no configuration()"
         )
     if described["class"] != cls.__name__:
         raise CheckpointError(

@@ -37,7 +37,7 @@ from .load import Checkpoint
 
 @dataclass(frozen=True)
 class Retention:
-    """Which older checkpoints stay when a new one is there.
+    """A rule for which older checkpoints stay when a new one is there.
 
     keep        the newest ones, the new one counted; None: all
     every       and those whose step it divides; None: none besides

@@ -1,1 +1,1 @@
-"""What is on disk: manifest, boxes, segments and files. FORMAT.md says it for other programs."""
+"""The files on disk: manifest, boxes and segments. FORMAT.md explains them to other programs."""

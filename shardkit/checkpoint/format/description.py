@@ -37,7 +37,7 @@ def _is_model(value) -> bool:
 
 
 def _is_optimizer(value) -> bool:
-    """Return True for what shardkit.optim.description tells of a rule; only its name must be there."""
+    """Return True for what optim/description.py tells of a rule; only the name is required."""
     if value is None:
         return True
     if not isinstance(value, dict):
@@ -73,7 +73,8 @@ _REQUIRED = {
     "model": (_is_model, '{"class": ..., "configuration": {...}}'),
     "optimizer": (
         _is_optimizer,
-        '{"rule": name, "state": [names], "settings": {...}, "state_since": an integer >= 0}, or null',
+        '{"rule": name, "state": [names], "settings": {...}, "state_since": an integer >= 0} '
+        "or null",
     ),
 }
 _OPTIONAL = {
@@ -86,7 +87,7 @@ _OPTIONAL = {
 
 
 def check_description(description) -> None:
-    """Raise CheckpointError unless this says all that a model needs to go on, in the right types."""
+    """Raise CheckpointError unless this has all that a model needs to go on, in the right types."""
     if not isinstance(description, dict):
         raise CheckpointError(
             f"the description of a checkpoint is a {type(description).__name__}; wanted a dict"

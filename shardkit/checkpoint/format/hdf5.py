@@ -1,11 +1,11 @@
 """Lay out HDF5 files of boxes, the index and images; the only file that imports h5py.
 
-    rank-00002.h5                               index.h5
-      model/                                      model/
-        blocks.0.mlp.up.weight/                     blocks.0.mlp.up.weight   virtual, the whole tensor
-          0    dataset, offset = [40, 0]          optimizer/
-          1    dataset, offset = [96, 0]            first_moment/
-        attribute of the group: global_shape          blocks.0.mlp.up.weight
+    rank-00002.h5                             index.h5
+      model/                                    model/
+        blocks.0.mlp.up.weight/                   blocks.0.mlp.up.weight   virtual, the whole tensor
+          0    dataset, offset = [40, 0]        optimizer/
+          1    dataset, offset = [96, 0]          first_moment/
+        attribute of the group: global_shape        blocks.0.mlp.up.weight
 
 A box is a plain contiguous dataset: h5py, h5dump and any other HDF5 program read it. HDF5 lays the
 file out and says at which byte each box begins; the values are then written, and later read, as
@@ -100,7 +100,7 @@ class _Pages(io.RawIOBase):
         return len(view)
 
     def _split(self, num_bytes):
-        """Return (byte of the transfer, byte of the page, page) where a transfer meets each page."""
+        """Return (byte of the transfer, byte of the page, page) for each page of a transfer."""
         first = self._at % PAGE_BYTES
         return [
             (start, 0 if start else first, (self._at + start) // PAGE_BYTES)

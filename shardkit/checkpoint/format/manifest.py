@@ -89,7 +89,7 @@ def tensor_table(boxes: list[StoredBox]) -> dict:
 
 
 def read_manifest(folder: Path) -> dict:
-    """Return the manifest of a checkpoint folder, checked against itself and the sizes of the files.
+    """Return the manifest of a checkpoint folder, checked against itself and the sizes of files.
 
     Contents of the other files are not read (load.py does that).
     Errors: CheckpointError saying what is wrong, PermissionError.

@@ -1,8 +1,8 @@
 """Read the intersection of stored and wanted boxes, in parts that fit a window, on a few threads.
 
-    stored box, by rows            wanted: columns 2 and 3       one part: rows 0 and 1 through the window
-    in the file  a b c d           . . c d                       |a b c d e f g h|  ->  c d g h
-                 e f g h           . . g h
+    stored box, by rows     wanted: columns 2 and 3     one part: rows 0 and 1 through the window
+    in the file  a b c d    . . c d                     |a b c d e f g h|  ->  c d g h
+                 e f g h    . . g h
 
 reads_of() plans tasks; read_all() calls each with a Reader. A task reads a run of bytes that is
 contiguous in the file and in memory (RunRead), or a part that is not (PartRead), or only compares

@@ -1,1 +1,1 @@
-"""What commands do with checkpoints: convert, compare and describe them."""
+"""The work of commands: convert, compare and describe checkpoints."""

@@ -1,15 +1,12 @@
-"""Checkpoints to and from folders of transformers: config.json and safetensors files, one tensor in
-memory at a time.
+"""Convert checkpoints to and from folders of transformers: config.json and safetensors files.
 
     model.save_pretrained("llama")                      # transformers
-    shardkit convert --to shardkit llama start          # a folder of checkpoints that holds step 0,
-                                                        parameters only
-    shardkit convert --to safetensors runs/x back       # the newest valid checkpoint of a run,
-                                                        without optimizer state
+    shardkit convert --to shardkit llama start          # a checkpoint of step 0, parameters only
+    shardkit convert --to safetensors runs/x back       # the newest valid one, no optimizer state
     LlamaForCausalLM.from_pretrained("back")
 
-Token ids, generation settings and the files of a tokenizer travel in the checkpoints, through
-training too (companions.py).
+One tensor is in memory at a time. Token ids, generation settings and the files of a tokenizer
+travel in the checkpoints, through training too (format/companions.py).
 """
 
 import json
@@ -39,12 +36,16 @@ _CHUNK = 1 << 20  # elements
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written."""
+    """A report of what was written.
+
+    model    without weights, for its settings
+    notes    what could not be taken along
+    """
 
     folder: str
-    model: GPT  # with initial weights; it tells the settings
+    model: GPT
     num_tensors: int
-    notes: list[str]  # what could not be taken along
+    notes: list[str]
 
     def __str__(self):
         lines = [
@@ -69,17 +70,13 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
     folder = Path(folder)
     checkpoint, skipped = find_checkpoint(path)
     companions = checkpoint.companions()
-    _check_free(
-        folder,
-        [folder / name for name in (CONFIGURATION_NAME, TENSORS_NAME, _INDEX_NAME, *companions)],
-    )
-    said_before = companions.pop(CONFIGURATION_NAME, b"{}")
+    names = (CONFIGURATION_NAME, TENSORS_NAME, _INDEX_NAME, *companions)
+    _check_free(folder, [folder / name for name in names])
+    original = companions.pop(CONFIGURATION_NAME, b"{}")
     model = gpt_of(checkpoint, "has a counterpart in transformers")
     dtype = dtype or model.settings.dtype
     configuration, notes = configuration_of(model.settings, dtype)
-    configuration = _with_what_was_said(
-        configuration, said_before, checkpoint.folder / CONFIGURATION_NAME
-    )
+    configuration = _with_original(configuration, original, checkpoint.folder / CONFIGURATION_NAME)
     parts: dict[str, list[Link]] = {}
     for link in sorted(links(model), key=lambda link: link.part):
         parts.setdefault(link.theirs, []).append(link)
@@ -88,43 +85,33 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
         theirs: some[0].shape_in_theirs(parameters[some[0].ours].shape)
         for theirs, some in parts.items()
     }
+    arrays = (_assembled(checkpoint, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
-    _write_whole(
-        folder / TENSORS_NAME,
-        lambda file: write_tensors(
-            file, shapes, dtype, (_assembled(checkpoint, some) for some in parts.values())
-        ),
-    )
+    _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(file, shapes, dtype, arrays))
     for name, content in companions.items():
         _write_whole(folder / name, lambda file: file.write_bytes(content))
-    notes = notes + ([f"brought back: {', '.join(companions)}"] if companions else [])
-    _write_whole(
-        folder / CONFIGURATION_NAME,
-        lambda file: file.write_text(json.dumps(configuration, indent=2) + "\n", "utf-8"),
-    )
-    return Conversion(
-        str(folder), model, len(shapes), [f"skipped: {reason}" for reason in skipped] + notes
-    )
+    text = json.dumps(configuration, indent=2) + "\n"
+    _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(text, "utf-8"))
+    notes = [f"skipped: {reason}" for reason in skipped] + notes
+    if companions:
+        notes.append(f"brought back: {', '.join(companions)}")
+    return Conversion(str(folder), model, len(shapes), notes)
 
 
-def _with_what_was_said(configuration: dict, before: bytes, where: Path) -> dict:
-    """The config.json of the model, and what the one that it came from said beyond it; dtypes are
-    those of now.
-    """
-    said = {
-        name: value
-        for name, value in _parsed_json(where, before).items()
-        if name not in ("dtype", "torch_dtype")
-    }
-    return {"bos_token_id": None, "eos_token_id": None, **said, **configuration}
+def _with_original(configuration: dict, original: bytes, where: Path) -> dict:
+    """Return the config.json of the model with what its original had beyond it, but for dtypes."""
+    more = _parsed_json(where, original)
+    more = {name: more[name] for name in more if name not in ("dtype", "torch_dtype")}
+    return {"bos_token_id": None, "eos_token_id": None, **more, **configuration}
 
 
 def _assembled(checkpoint: Checkpoint, some: list[Link]):
-    """Their tensor, from the parameters of ours that it is made of."""
-    ours = [checkpoint.read_whole(f"model/{link.ours}") for link in some]
-    return numpy.concatenate(
-        [array.T if link.is_transposed else array for link, array in zip(some, ours)], axis=-1
-    )
+    """Return one tensor of theirs, made of these parameters of ours."""
+    arrays = []
+    for link in some:
+        array = checkpoint.read_whole(f"model/{link.ours}")
+        arrays.append(array.T if link.is_transposed else array)
+    return numpy.concatenate(arrays, axis=-1)
 
 
 def _write_whole(path: Path, write) -> None:
@@ -186,8 +173,7 @@ def from_safetensors(path, folder, *, dtype: str = "float32") -> Conversion:
 
 
 class _StoredParameters:
-    """(tensor path, piece, 1-D array) of every parameter, as CheckpointStore.save takes them; read
-    when their turn comes.
+    """Every parameter as CheckpointStore.save takes it, read when its turn comes.
 
     Errors, when it is made: CheckpointError unless the files hold what the model needs, and nothing
     else.
@@ -206,16 +192,15 @@ class _StoredParameters:
         self._check()
 
     def _drop_tied_head(self, embedding: str):
-        """Older files repeat the embedding as lm_head.weight."""
+        """Drop lm_head.weight, in which older files repeat the embedding."""
         head = self._tensors.pop("lm_head.weight", None)
-        if (
-            head is not None
-            and embedding in self._tensors
-            and not _are_equal(head, self._tensors[embedding])
-        ):
+        if head is None or embedding not in self._tensors:
+            return
+        if not _are_equal(head, self._tensors[embedding]):
             raise CheckpointError(
-                f"{head.path}: lm_head.weight differs from the embedding, though {CONFIGURATION_NAME} says "
-                "that the two are tied; set tie_word_embeddings to false there"
+                f"{head.path}: lm_head.weight differs from the embedding, though "
+                f"{CONFIGURATION_NAME} says that the two are tied; set tie_word_embeddings to "
+                "false there"
             )
 
     def _check(self):
@@ -229,19 +214,19 @@ class _StoredParameters:
             found = self._tensors[link.theirs]
             if found.dtype not in READABLE:
                 raise CheckpointError(
-                    f"{found.path}: {found.name} is of type {found.dtype}; wanted {', '.join(READABLE)}. "
-                    "Quantized models cannot be converted"
+                    f"{found.path}: {found.name} is of type {found.dtype}; wanted "
+                    f"{', '.join(READABLE)}. Quantized models cannot be converted"
                 )
             if found.shape != wanted:
                 raise CheckpointError(
-                    f"{found.path}: {found.name} has shape {list(found.shape)}; {CONFIGURATION_NAME} means "
-                    f"{list(wanted)}"
+                    f"{found.path}: {found.name} has shape {list(found.shape)}; "
+                    f"{CONFIGURATION_NAME} means {list(wanted)}"
                 )
         unknown = sorted(self._tensors.keys() - {link.theirs for link in self._links})
         if unknown:
             raise CheckpointError(
-                f"{self._tensors[unknown[0]].path} holds {unknown[0]}, which has no place in this model: it "
-                "computes something that GPT here does not"
+                f"{self._tensors[unknown[0]].path} holds {unknown[0]}, which has no place in this "
+                "model: it computes something that GPT here does not"
             )
 
     def __iter__(self):
@@ -249,42 +234,42 @@ class _StoredParameters:
             shape = self._shapes[link.ours]
             array = self._tensors[link.theirs].read(self._dtype, link.index(shape))
             array = array.T if link.is_transposed else array
-            yield (
-                f"model/{link.ours}",
-                Piece(link.ours, Box.whole(shape), 0, array.size, shape),
-                array.reshape(-1),
-            )
+            piece = Piece(link.ours, Box.whole(shape), 0, array.size, shape)
+            yield f"model/{link.ours}", piece, array.reshape(-1)
 
 
 def _are_equal(a: StoredTensor, b: StoredTensor) -> bool:
-    """A few rows at a time."""
-    rows = max(_CHUNK // max(a.shape[-1], 1), 1)
-    return a.shape == b.shape and all(
-        numpy.array_equal(
-            a.read("float64", slice(at, at + rows)), b.read("float64", slice(at, at + rows))
-        )
-        for at in range(0, a.shape[0], rows)
+    """Compare a few rows at a time."""
+    if a.shape != b.shape:
+        return False
+    num_rows = max(_CHUNK // max(a.shape[-1], 1), 1)
+    parts = [slice(at, at + num_rows) for at in range(0, a.shape[0], num_rows)]
+    return all(
+        numpy.array_equal(a.read("float64", part), b.read("float64", part)) for part in parts
     )
 
 
 def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """{name in the files: where it is}. Errors: FileNotFoundError, CheckpointError."""
+    """Return {name in the files: where it is}. Errors: FileNotFoundError, CheckpointError."""
     if (folder / _INDEX_NAME).exists():
         return _indexed_tensors(folder, _read_json(folder / _INDEX_NAME))
     if not (folder / TENSORS_NAME).exists():
-        advice = "; its .bin files are pickles, which are never opened here: save_pretrained() of transformers writes safetensors"
-        raise FileNotFoundError(
-            f"{folder} holds neither {TENSORS_NAME} nor {_INDEX_NAME}"
-            f"{advice if any(folder.glob('*.bin')) else ''}"
-        )
+        advice = ""
+        if any(folder.glob("*.bin")):
+            advice = (
+                "; its .bin files are pickles, which are never opened here: save_pretrained() of "
+                "transformers writes safetensors"
+            )
+        raise FileNotFoundError(f"{folder} holds neither {TENSORS_NAME} nor {_INDEX_NAME}{advice}")
     return read_header(folder / TENSORS_NAME)
 
 
 def _indexed_tensors(folder: Path, index: dict) -> dict[str, StoredTensor]:
     files = index.get("weight_map")
-    if not isinstance(files, dict) or not all(
-        isinstance(f, str) and Path(f).name == f for f in files.values()
-    ):
+    is_right = isinstance(files, dict) and all(
+        isinstance(file, str) and Path(file).name == file for file in files.values()
+    )
+    if not is_right:
         raise CheckpointError(
             f"{folder / _INDEX_NAME} has no weight_map of names of files beside it"
         )

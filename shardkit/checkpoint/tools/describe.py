@@ -1,4 +1,4 @@
-"""What is in a checkpoint, as text for people."""
+"""Describe what is in a checkpoint, as text for people."""
 
 from dataclasses import dataclass
 from math import prod
@@ -23,7 +23,7 @@ class Description:
 
 
 def describe(path, *, verify: bool = False) -> Description:
-    """One checkpoint with all its tensors, or a list of the checkpoints in a store or run folder.
+    """Describe one checkpoint with all its tensors, or list those of a store or run folder.
 
     verify  read every file and compare checksums
     Errors: FileNotFoundError, CheckpointError if `path` is a checkpoint that is damaged.
@@ -53,8 +53,9 @@ def describe(path, *, verify: bool = False) -> Description:
 
 
 def _described(folder: Path, verify: bool, form) -> str:
-    """The text of `form` about one checkpoint. Errors: CheckpointError if it is damaged, or its
-    manifest leaves out something.
+    """Return the text of `form` about one checkpoint.
+
+    Errors: CheckpointError if it is damaged, or its manifest leaves out something.
     """
     checkpoint = Checkpoint(folder)
     if verify:
@@ -69,19 +70,17 @@ def _described(folder: Path, verify: bool, form) -> str:
 
 def _line(folder: Path, manifest: dict) -> str:
     return (
-        f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, {_mesh(manifest)}, "
-        f"{_loss(manifest)}, {_files(manifest)}"
+        f"{folder.name}  {manifest['model']['class']} of {_num_parameters(manifest):,} parameters, "
+        f"{_mesh(manifest)}, {_loss(manifest)}, {_files(manifest)}"
     )
 
 
 def _page(folder: Path, manifest: dict) -> str:
     model, optimizer = manifest["model"], manifest["optimizer"]
     arguments = ", ".join(f"{name}={value!r}" for name, value in model["configuration"].items())
-    state = (
-        "parameters only, no optimizer state"
-        if optimizer is None
-        else f"optimizer {rule_text(optimizer)}"
-    )
+    state = "parameters only, no optimizer state"
+    if optimizer is not None:
+        state = f"optimizer {rule_text(optimizer)}"
     return "\n".join(
         [
             f"{folder}",
@@ -106,10 +105,8 @@ def _num_parameters(manifest) -> int:
 
 
 def _mesh(manifest) -> str:
-    return (
-        " x ".join(f"{axis} {size}" for axis, size in manifest["mesh"].items())
-        + f", {manifest['strategy']}"
-    )
+    sizes = " x ".join(f"{axis} {size}" for axis, size in manifest["mesh"].items())
+    return f"{sizes}, {manifest['strategy']}"
 
 
 def _loss(manifest) -> str:
@@ -117,4 +114,5 @@ def _loss(manifest) -> str:
 
 
 def _files(manifest) -> str:
-    return f"{len(manifest['files'])} files, {sum(record['bytes'] for record in manifest['files'].values()):,} bytes"
+    num_bytes = sum(record["bytes"] for record in manifest["files"].values())
+    return f"{len(manifest['files'])} files, {num_bytes:,} bytes"

@@ -1,4 +1,4 @@
-"""Two checkpoints, number by number: what differs, where first, and by how much.
+"""Compare two checkpoints number by number: what differs, where first, and by how much.
 
 Tensors are read in windows of a few boxes, from whatever files and boxes they were written to: a
 model of any size is compared in the same memory, and the meshes that wrote the two do not matter.
@@ -14,13 +14,13 @@ from ..format.description import state_since
 from .tree import in_order, shape_text
 from ..load import Checkpoint
 
-WINDOW = 1 << 18  # elements read at once of each checkpoint
+WINDOW = 1 << 18  # elements of each checkpoint that are in memory
 _ABSENT = "absent"
 
 
 @dataclass(frozen=True)
 class Spot:
-    """One element: where, and its two values."""
+    """One element: its index and its two values."""
 
     index: tuple[int, ...]
     a: float
@@ -71,8 +71,7 @@ class Comparison:
 def compare(
     a: Checkpoint, b: Checkpoint, *, tolerance: float = 0.0, model_only: bool = False
 ) -> Comparison:
-    """What differs between two checkpoints. No communication; memory for a few windows, not for
-    tensors.
+    """Compare two checkpoints, in memory for a few windows. No communication.
 
     tolerance   differences up to this part of a tensor's largest magnitude count as equal
     model_only  leave out optimizer state, step, seeds and whatever else a run goes on from
@@ -125,24 +124,22 @@ def _different_descriptions(a, b, model_only) -> list[tuple[str, object, object]
 
 
 def _description(manifest: dict, model_only: bool) -> dict:
-    """What two checkpoints should agree on beside their tensors. The seed of a model says how its
-    weights began.
+    """Return what two checkpoints should agree on beside their tensors.
+
+    The seed of a model only says how its weights began.
     """
-    model = {
-        "model": manifest["model"]["class"],
-        **{
-            f"model.{name}": value
-            for name, value in manifest["model"]["configuration"].items()
-            if not (model_only and name == "seed")
-        },
-    }
+    model = {"model": manifest["model"]["class"]}
+    for name, value in manifest["model"]["configuration"].items():
+        if not (model_only and name == "seed"):
+            model[f"model.{name}"] = value
     model["active_features"] = manifest["active_features"]
     return model if model_only else {**_description_of_run(manifest), **model}
 
 
 def _description_of_run(manifest: dict) -> dict:
-    """What a run goes on from, beside its tensors; some of it is missing in older checkpoints,
-    which means its first value.
+    """Return what a run goes on from, beside its tensors.
+
+    Some of it may be missing, which means its first value.
     """
     optimizer = manifest["optimizer"]
     return {
@@ -163,7 +160,7 @@ def _description_of_run(manifest: dict) -> dict:
 def compare_tensor(
     a: Checkpoint, b: Checkpoint, tensor: str, tolerance: float = 0.0
 ) -> TensorDifference:
-    """How the values of one tensor, of the same shape in both, differ.
+    """Compare the values of one tensor, of the same shape in both.
 
     Numbers that are NaN in both are equal, and so are zeros of both signs.
     """
@@ -171,30 +168,27 @@ def compare_tensor(
     for window in _windows(a, b, tensor):
         _measure(found, *window, is_final=tolerance == 0)
     limit = tolerance * found.magnitude
-    if (
-        tolerance and found.absolute > limit
-    ):  # now that the magnitude is known, count what goes beyond it
+    if tolerance and found.absolute > limit:  # the magnitude was not known before
         for box, x, y in _windows(a, b, tensor):
             _count(found, box, x, y, _distances(x, y) > limit)
     return found
 
 
 def _windows(a, b, tensor):
-    """(box, values in a, values in b) in C order; the boxes tile the tensor. A scalar comes as an
-    array of one element.
+    """Yield (box, values in a, values in b) in C order; the boxes tile the tensor.
+
+    A scalar becomes an array of one element.
     """
     shape = tuple(a.manifest["tensors"][tensor]["shape"])
     size = prod(shape)
     for start in range(0, size, WINDOW):
         for box in flat_range_to_boxes(shape, start, min(start + WINDOW, size)):
-            yield (
-                box,
-                *(numpy.atleast_1d(checkpoint.read_box(tensor, box)) for checkpoint in (a, b)),
-            )
+            x, y = (numpy.atleast_1d(each.read_box(tensor, box)) for each in (a, b))
+            yield box, x, y
 
 
 def _distances(x, y):
-    """|x - y| in float64, 0 where they are equal or both NaN, infinite where one is not finite."""
+    """Return |x - y| in float64: 0 if equal or both NaN, infinite if one is not finite."""
     is_same = (x == y) | ((x != x) & (y != y))
     with numpy.errstate(invalid="ignore"):
         distances = numpy.abs(x.astype(numpy.float64) - y)
@@ -225,20 +219,19 @@ def _measure(found: TensorDifference, box, x, y, is_final: bool) -> None:
 def _count(found, box, x, y, is_different) -> None:
     found.num_different += int(is_different.sum())
     if found.first is None and is_different.any():
-        found.first = _spot(
-            box, x, y, numpy.unravel_index(is_different.argmax(), is_different.shape)
-        )
+        first = numpy.unravel_index(is_different.argmax(), is_different.shape)
+        found.first = _spot(box, x, y, first)
 
 
 def _spot(box, x, y, index) -> Spot:
     return Spot(tuple(int(i) + start for i, start in zip(index, box.offset)), x[index], y[index])
 
 
-# ---- words ---------------------------------------------------------------------------------------
+# ---- text ----------------------------------------------------------------------------------------
 
 
 def comparison_text(found: Comparison) -> str:
-    """The comparison for people: what differs beside the numbers, then the numbers."""
+    """Return the comparison as text: what differs beside the numbers, then the numbers."""
     lines = [f"{name}: {a} and {b}" for name, a, b in found.descriptions]
     lines += _list("only in the first", found.only_a) + _list("only in the second", found.only_b)
     lines += [f"{tensor}: {a} and {b}" for tensor, a, b in found.forms]
@@ -246,12 +239,10 @@ def comparison_text(found: Comparison) -> str:
 
 
 def _list(title, tensors, most=8) -> list[str]:
+    if not tensors:
+        return []
     rest = [f"  ... and {len(tensors) - most} more"] if len(tensors) > most else []
-    return (
-        [f"{title}: {len(tensors)} tensors", *(f"  {tensor}" for tensor in tensors[:most]), *rest]
-        if tensors
-        else []
-    )
+    return [f"{title}: {len(tensors)} tensors", *(f"  {name}" for name in tensors[:most]), *rest]
 
 
 def _values_text(found: Comparison) -> list[str]:
@@ -268,8 +259,9 @@ def _values_text(found: Comparison) -> list[str]:
 def _within_text(found: Comparison) -> str:
     num_unequal = sum(difference.num_unequal for difference in found.within)
     return (
-        f"{found.num_compared} tensors: equal within {found.tolerance:g} of each tensor's largest magnitude; "
-        f"{len(found.within)} differ, in {num_unequal:,} of {found.num_elements:,} elements"
+        f"{found.num_compared} tensors: equal within {found.tolerance:g} of each tensor's largest "
+        f"magnitude; {len(found.within)} differ, in {num_unequal:,} of {found.num_elements:,} "
+        "elements"
     )
 
 
@@ -278,8 +270,8 @@ def _beyond_text(found: Comparison) -> list[str]:
     beyond = f" beyond {found.tolerance:g} of its largest magnitude" if found.tolerance else ""
     others = [f"{len(found.within)} more tensors differ within it"] if found.within else []
     return [
-        f"{len(found.tensors)} of {found.num_compared} tensors differ{beyond}, in {num_different:,} of "
-        f"{found.num_elements:,} elements",
+        f"{len(found.tensors)} of {found.num_compared} tensors differ{beyond}, "
+        f"in {num_different:,} of {found.num_elements:,} elements",
         *others,
         f"first difference    {found.tensors[0].tensor}{found.tensors[0].first}",
     ]

@@ -1,17 +1,19 @@
-"""GPT models under the names of Hugging Face's transformers: which tensor is which, and what
-config.json says.
+"""Map GPT models to Hugging Face's transformers: the names of tensors, and config.json.
 
-    here                                   GPT2LMHeadModel                          LlamaForCausalLM
-    embedding.tokens.weight                transformer.wte.weight                   model.embed_tokens.weight
-    embedding.positions.weight             transformer.wpe.weight                   -
-    blocks.0.attention_norm.weight         transformer.h.0.ln_1.weight              model.layers.0.input_layernorm.weight
-    blocks.0.attention.{query,key,value}   transformer.h.0.attn.c_attn, one after   model.layers.0.self_attn.{q,k,v}_proj
-                                           the other, transposed
-    blocks.0.attention.output              transformer.h.0.attn.c_proj, transposed  model.layers.0.self_attn.o_proj
-    blocks.0.mlp_norm.weight               transformer.h.0.ln_2.weight              model.layers.0.post_attention_layernorm.weight
-    blocks.0.mlp.{gate,up,down}            -, c_fc, c_proj, transposed              model.layers.0.mlp.{gate,up,down}_proj
-    head.norm.weight                       transformer.ln_f.weight                  model.norm.weight
-    head.output.weight (if not tied)       lm_head.weight                           lm_head.weight
+    here                               GPT2LMHeadModel           LlamaForCausalLM
+    embedding.tokens.weight            transformer.wte.weight    model.embed_tokens.weight
+    embedding.positions.weight         transformer.wpe.weight    -
+    head.norm.weight                   transformer.ln_f.weight   model.norm.weight
+    head.output.weight (if not tied)   lm_head.weight            lm_head.weight
+
+    blocks.0.                          transformer.h.0.          model.layers.0.
+      attention_norm.weight              ln_1.weight               input_layernorm.weight
+      attention.{query,key,value}        attn.c_attn *             self_attn.{q,k,v}_proj
+      attention.output                   attn.c_proj *             self_attn.o_proj
+      mlp_norm.weight                    ln_2.weight               post_attention_layernorm.weight
+      mlp.{gate,up,down}                 -, mlp.c_fc *, c_proj *   mlp.{gate,up,down}_proj
+
+    * transposed; c_attn holds the three one after the other
 
 Both sides turn the pairs (x[i], x[i + D/2]) of queries and keys, so rotary models need no
 permutation.
@@ -24,15 +26,12 @@ from ...errors import CheckpointError
 from ...nn.gpt import GPT, GPTSettings
 from ...nn.transformer import ROTARY_BASE, STYLES, hidden_width
 
-_DEFAULT_EPS = {
-    "gpt2": 1e-5,
-    "llama": 1e-6,
-}  # of the styles here, and of a config.json that does not say
+# of the styles here, and of a config.json that does not say
+_DEFAULT_EPS = {"gpt2": 1e-5, "llama": 1e-6}
 _CLASSES = {"gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM"}
 _BASE_PREFIX = {"gpt2": "transformer.", "llama": "model."}
-_BUFFERS = re.compile(
-    r".*\.(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)"
-)  # constants that older files repeat
+# constants that older files repeat
+_BUFFERS = re.compile(r".*\.(attn\.(bias|masked_bias)|rotary_emb\.inv_freq)")
 
 _NAMES = {
     "gpt2": {
@@ -66,11 +65,8 @@ _NAMES = {
         "blocks": "model.layers",
     },
 }
-_FUSED = {
-    "attention.query": 0,
-    "attention.key": 1,
-    "attention.value": 2,
-}  # in GPT-2: parts of c_attn
+# in GPT-2: parts of c_attn
+_FUSED = {"attention.query": 0, "attention.key": 1, "attention.value": 2}
 
 
 @dataclass(frozen=True)
@@ -89,13 +85,13 @@ class Link:
         return (*shape[:-1], shape[-1] * self.num_parts)
 
     def index(self, shape) -> tuple:
-        """Where ours, of this shape, is in their tensor."""
+        """Return where ours, of this shape, is in their tensor."""
         size = self.shape_in_theirs(shape)[-1] // self.num_parts
         return (..., slice(self.part * size, (self.part + 1) * size))
 
 
 def links(model: GPT) -> list[Link]:
-    """Where each parameter of the model is, in canonical order."""
+    """Return where each parameter of the model is, in canonical order."""
     return [_link(name, model.settings.style) for name in model.named_parameters()]
 
 
@@ -108,15 +104,15 @@ def _link(ours: str, style: str) -> Link:
     theirs = f"{_NAMES[style]['blocks']}.{index}.{_NAMES[style][module]}.{kind}"
     if style != "gpt2":
         return Link(ours, theirs)
-    is_transposed = kind == "weight" and not module.endswith(
-        "norm"
-    )  # GPT-2 keeps [in, out], as 1-D convolutions do
+    # GPT-2 keeps [in, out], as 1-D convolutions do
+    is_transposed = kind == "weight" and not module.endswith("norm")
     return Link(ours, theirs, is_transposed, _FUSED.get(module, 0), 3 if module in _FUSED else 1)
 
 
 def found_names(tensors, style: str) -> dict[str, str]:
-    """{full name: name in the file}: files of a bare GPT2Model or LlamaModel leave out the first
-    part; constants are left out.
+    """Return {full name: name in the file}, without constants.
+
+    Files of a bare GPT2Model or LlamaModel leave out the first part of names.
     """
     prefix = _BASE_PREFIX[style]
     is_bare = not any(name.startswith(prefix) for name in tensors)
@@ -141,8 +137,9 @@ class Configuration:
         self.notes: list[str] = []
 
     def get(self, name: str, default=None):
-        """Its value, or the default if it is absent or null. Errors: CheckpointError if both
-        are.
+        """Return its value, or the default if it is absent or null.
+
+        Errors: CheckpointError if there is neither.
         """
         value = self._entries.get(name)
         value = default if value is None else value
@@ -153,8 +150,9 @@ class Configuration:
         return value
 
     def require(self, name: str, *wanted):
-        """Its value, or the first of these if it is absent or null. Errors: CheckpointError unless
-        it is one of these.
+        """Return its value, or the first of these if it is absent or null.
+
+        Errors: CheckpointError unless it is one of these.
         """
         value = self.get(name, wanted[0])
         if value not in wanted:
@@ -165,17 +163,18 @@ class Configuration:
         return value
 
     def leave_out(self, name: str, default: float) -> None:
-        """A dropout of attention weights, which changes training and no prediction."""
-        if self.get(name, default):
+        """Note a dropout of attention weights, which changes training and no prediction."""
+        dropout = self.get(name, default)
+        if dropout:
             self.notes.append(
-                f"{name} = {self.get(name, default)} is left out: attention weights are not dropped here"
+                f"{name} = {dropout} is left out: attention weights are not dropped here"
             )
 
 
 def read_configuration(entries: dict, where: str, dtype: str) -> tuple[GPT, list[str]]:
-    """The model that a config.json describes, with initial weights that are not made before
-    somebody asks; and notes.
+    """Return the model that a config.json describes, with initial weights, and notes.
 
+    The weights are not made before they are used.
     dtype   of our parameters
     Errors: CheckpointError, with the reason, if GPT cannot compute what it describes.
     """
@@ -202,10 +201,11 @@ def _read_gpt2(config: Configuration) -> dict:
     config.require("scale_attn_by_inverse_layer_idx", False)
     config.require("add_cross_attention", False)
     dropout = config.get("resid_pdrop", 0.1)
-    if config.get("embd_pdrop", 0.1) != dropout:
+    embedding_dropout = config.get("embd_pdrop", 0.1)
+    if embedding_dropout != dropout:
         config.notes.append(
-            f"embd_pdrop = {config.get('embd_pdrop', 0.1)} becomes resid_pdrop = {dropout}: there is one dropout "
-            "here"
+            f"embd_pdrop = {embedding_dropout} becomes resid_pdrop = {dropout}: "
+            "there is one dropout here"
         )
     config.leave_out("attn_pdrop", default=0.1)
     width = config.get("n_embd")
@@ -247,7 +247,7 @@ def _read_llama(config: Configuration) -> dict:
 
 
 def _rotary_base(config: Configuration) -> float:
-    """From rope_parameters, or rope_theta and rope_scaling of older files.
+    """Return the base from rope_parameters, or rope_theta and rope_scaling of older files.
 
     Errors: CheckpointError on scaled positions, or two bases.
     """
@@ -261,28 +261,27 @@ def _rotary_base(config: Configuration) -> float:
     inside = rope.get("rope_theta", outside)
     if inside != outside:
         raise CheckpointError(
-            f"{config.where} has rope_theta = {outside} and, in its rope parameters, {inside}; remove the "
-            "wrong one"
+            f"{config.where} has rope_theta = {outside} and, in its rope parameters, {inside}; "
+            "remove the wrong one"
         )
     return float(inside)
 
 
 def _unless_default(style: str, width: int, hidden: int, eps: float) -> dict:
-    """The two as arguments of GPT, absent where they are what the style means anyway."""
+    """Return the two as arguments of GPT, without those that are the defaults of the style."""
     arguments = {} if hidden == hidden_width(width, STYLES[style]) else {"hidden": hidden}
     return arguments if eps == _DEFAULT_EPS[style] else {**arguments, "norm_eps": eps}
 
 
 def configuration_of(settings: GPTSettings, dtype: str) -> tuple[dict, list[str]]:
-    """The config.json of a model, and notes on what it cannot say. Errors: CheckpointError if there
-    is no such model there.
+    """Return the config.json of a model, and notes on what it cannot express.
+
+    Errors: CheckpointError if transformers has no such model.
     """
     writer = {"gpt2": _gpt2_configuration, "llama": _llama_configuration}[settings.style]
-    hidden = (
-        hidden_width(settings.width, settings.choices)
-        if settings.hidden is None
-        else settings.hidden
-    )
+    hidden = settings.hidden
+    if hidden is None:
+        hidden = hidden_width(settings.width, settings.choices)
     eps = _DEFAULT_EPS[settings.style] if settings.norm_eps is None else settings.norm_eps
     config, notes = writer(settings, hidden, eps)
     return {
@@ -298,8 +297,8 @@ def configuration_of(settings: GPTSettings, dtype: str) -> tuple[dict, list[str]
 def _gpt2_configuration(settings, hidden, eps):
     if settings.kv_heads not in (None, settings.heads):
         raise CheckpointError(
-            f"GPT2LMHeadModel has as many key heads as heads, and this model has {settings.kv_heads} of "
-            f"{settings.heads}; it cannot be written as one"
+            f"GPT2LMHeadModel has as many key heads as heads, and this model has "
+            f"{settings.kv_heads} of {settings.heads}; it cannot be written as one"
         )
     return {
         "n_embd": settings.width,
@@ -316,11 +315,9 @@ def _gpt2_configuration(settings, hidden, eps):
 
 
 def _llama_configuration(settings, hidden, eps):
-    notes = (
-        [f"dropout = {settings.dropout} is left out: LlamaForCausalLM has none"]
-        if settings.dropout
-        else []
-    )
+    notes = []
+    if settings.dropout:
+        notes.append(f"dropout = {settings.dropout} is left out: LlamaForCausalLM has none")
     return {
         "hidden_size": settings.width,
         "intermediate_size": hidden,

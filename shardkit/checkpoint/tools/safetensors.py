@@ -1,4 +1,4 @@
-"""The safetensors format, one tensor at a time.
+"""Read and write the safetensors format, one tensor at a time.
 
     8 bytes    length of the header, little-endian
     header     JSON: {"__metadata__": {text: text}, name: {"dtype": "F32", "shape": [2, 3],
@@ -6,9 +6,9 @@
     the rest   the numbers, little-endian, in C order; offsets count from the end of the header and
                leave no holes
 
-The package of that name writes only what is in memory all at once, and reads no bfloat16 into
-NumPy; both matter here, and the format is this small. Source: github.com/huggingface/safetensors,
-"Format".
+The package of that name writes only what is in memory together, and reads no bfloat16 into NumPy;
+both matter here, and the format is this small.
+Source: github.com/huggingface/safetensors, "Format".
 """
 
 import json
@@ -21,12 +21,8 @@ import numpy
 
 from ...errors import CheckpointError
 
-_NUMPY_TYPES = {
-    "F64": "<f8",
-    "F32": "<f4",
-    "F16": "<f2",
-    "BF16": "<u2",
-}  # bfloat16: the upper half of a float32
+# bfloat16 is the upper half of a float32
+_NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 READABLE = tuple(_NUMPY_TYPES)
 _NAMES = {"float64": "F64", "float32": "F32"}
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
@@ -34,33 +30,38 @@ _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies in one file."""
+    """The place of one tensor in one file.
+
+    dtype    as the format calls it
+    start    bytes from the beginning of the file
+    """
 
     path: Path
     name: str
-    dtype: str  # as the format calls it
+    dtype: str
     shape: tuple[int, ...]
-    start: int  # bytes from the beginning of the file
+    start: int
 
     def read(self, dtype: str, index=()):
-        """The elements [index] (a tuple of slices; (): all) as a NumPy array of dtype; only these
-        are in memory.
+        """Return the elements [index] as a NumPy array of dtype; only these are in memory.
 
+        index    a tuple of slices; (): all
         float16, bfloat16 and float32 become float32 or float64 exactly; float64 is rounded to
         float32.
         """
         if 0 in self.shape:
             return numpy.empty(self.shape, dtype)[index]
-        stored = numpy.memmap(self.path, _NUMPY_TYPES[self.dtype], "r", self.start, self.shape)[
-            index
-        ]
+        whole = numpy.memmap(self.path, _NUMPY_TYPES[self.dtype], "r", self.start, self.shape)
+        stored = whole[index]
         if self.dtype == "BF16":
             stored = (stored.astype(numpy.uint32) << 16).view(numpy.float32)
         return numpy.array(stored, dtype)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """{name: where it is}, checked against the file's size and each other; no numbers are read.
+    """Return {name: where it is}, checked against the file's size and each other.
+
+    No numbers are read.
 
     Errors: FileNotFoundError, CheckpointError if it is something else or damaged. Tensors of other
     types than READABLE are listed, and cannot be read.
@@ -70,7 +71,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
             raise CheckpointError(
-                f"{path} is no safetensors file, or was cut short: {size} bytes with a header of {length}"
+                f"{path} is no safetensors file, or was cut short: {size} bytes with a header of "
+                f"{length}"
             )
         text = file.read(length)
     try:
@@ -81,29 +83,26 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(
             f"the header of {path} is damaged: {type(error).__name__} {error}"
         ) from None
-    _check_no_holes(
-        path, sorted(tuple(entry["data_offsets"]) for entry in entries.values()), size - 8 - length
-    )
+    spans = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+    _check_no_holes(path, spans, size - 8 - length)
     return tensors
 
 
 def _without_duplicates(pairs) -> dict:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("a name is there twice")
     return found
 
 
 def _checked(path, name, entry, first_byte) -> StoredTensor:
-    """Errors: ValueError, KeyError, TypeError."""
+    """Return the place of one tensor. Errors: ValueError, KeyError, TypeError."""
     dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in [*shape, start, stop]):
         raise ValueError(f"{name} has shape {shape} at {start}, {stop}")
-    if (
-        dtype in READABLE
-        and stop - start != prod(shape) * numpy.dtype(_NUMPY_TYPES[dtype]).itemsize
-    ):
-        raise ValueError(f"{name} of shape {shape} and type {dtype} has {stop - start} bytes")
+    if dtype in READABLE:
+        if stop - start != prod(shape) * numpy.dtype(_NUMPY_TYPES[dtype]).itemsize:
+            raise ValueError(f"{name} of shape {shape} and type {dtype} has {stop - start} bytes")
     return StoredTensor(path, name, dtype, tuple(shape), first_byte + start)
 
 
@@ -112,8 +111,8 @@ def _check_no_holes(path, spans, num_bytes) -> None:
     for start, stop in spans:
         if start != at:
             raise CheckpointError(
-                f"the header of {path} is damaged: a tensor starts at byte {start}, the one before it ends "
-                f"at {at}"
+                f"the header of {path} is damaged: a tensor starts at byte {start}, the one before "
+                f"it ends at {at}"
             )
         at = stop
     if at != num_bytes:
@@ -123,7 +122,7 @@ def _check_no_holes(path, spans, num_bytes) -> None:
 
 
 def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, arrays) -> None:
-    """Write a file that is on disk when this returns.
+    """Write a file of these tensors; it is on disk when this returns.
 
     shapes   {name: shape}
     dtype    "float32" or "float64", of all
@@ -131,16 +130,12 @@ def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, ar
              is asked for
     """
     little = _NUMPY_TYPES[_NAMES[dtype]]
-    entries, at = (
-        {"__metadata__": {"format": "pt"}},
-        0,
-    )  # without it, transformers 4 refuses the file
+    entries = {"__metadata__": {"format": "pt"}}  # without it, transformers 4 refuses the file
+    at = 0
     for name, shape in shapes.items():
         stop = at + prod(shape) * numpy.dtype(little).itemsize
-        entries[name], at = (
-            {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, stop]},
-            stop,
-        )
+        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, stop]}
+        at = stop
     header = json.dumps(entries).encode("utf-8")
     header += b" " * (-len(header) % 8)  # numbers start at a multiple of 8
     with open(path, "wb") as file:

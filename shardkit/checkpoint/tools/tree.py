@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as a tree of modules, with sizes.
+"""Print the tensors of a checkpoint as a tree of modules, with sizes.
 
 tensor                             shape   dtype  elements  bytes  boxes
 model                                                8,912  35,648
@@ -15,23 +15,24 @@ _COLUMNS = ("tensor", "shape", "dtype", "elements", "bytes", "boxes")
 
 
 def in_order(names) -> list[str]:
-    """Names sorted with their numbers as numbers: blocks.2 before blocks.10."""
-    return sorted(
-        names,
-        key=lambda name: [
-            int(part) if i % 2 else part for i, part in enumerate(re.split(r"(\d+)", name))
-        ],
-    )
+    """Sort names with their numbers as numbers: blocks.2 before blocks.10."""
+    return sorted(names, key=_natural_key)
+
+
+def _natural_key(name: str) -> list:
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def shape_text(shape) -> str:
-    """4x6, or scalar."""
+    """Return a shape as text: 4x6, or scalar."""
     return "x".join(map(str, shape)) or "scalar"
 
 
 def tensor_tree(tensors: dict[str, dict]) -> str:
-    """The "tensors" entry of a manifest as aligned text: one line per module with its sum, one per
-    tensor.
+    """Return the "tensors" entry of a manifest as aligned text.
+
+    There is a line for each module with its sum, and one for each tensor.
     """
     root: dict = {}
     for tensor in in_order(tensors):
@@ -48,38 +49,28 @@ class _Leaf:
     """A tensor of the tree."""
 
     def __init__(self, entry: dict):
-        self.shape, self.dtype, self.num_boxes = entry["shape"], entry["dtype"], len(entry["boxes"])
+        self.shape = entry["shape"]
+        self.dtype = entry["dtype"]
+        self.num_boxes = len(entry["boxes"])
         self.elements = prod(self.shape)
         self.bytes = self.elements * numpy.dtype(self.dtype).itemsize
 
 
 def _rows(node: dict, depth: int):
     for name, below in node.items():
-        while (
-            not isinstance(below, _Leaf) and len(below) == 1 and name.endswith(".")
-        ):  # up.weight, where up has no bias
+        # up.weight is one line, where up has no bias
+        while not isinstance(below, _Leaf) and len(below) == 1 and name.endswith("."):
             ((only, below),) = below.items()
             name += only
         label = "  " * depth + name.rstrip("./")
         if isinstance(below, _Leaf):
-            yield (
-                label,
-                shape_text(below.shape),
-                below.dtype,
-                f"{below.elements:,}",
-                f"{below.bytes:,}",
-                f"{below.num_boxes}",
-            )
+            sizes = f"{below.elements:,}", f"{below.bytes:,}", f"{below.num_boxes}"
+            yield label, shape_text(below.shape), below.dtype, *sizes
         else:
             leaves = list(_leaves(below))
-            yield (
-                label,
-                "",
-                "",
-                f"{sum(leaf.elements for leaf in leaves):,}",
-                f"{sum(leaf.bytes for leaf in leaves):,}",
-                "",
-            )
+            num_elements = sum(leaf.elements for leaf in leaves)
+            num_bytes = sum(leaf.bytes for leaf in leaves)
+            yield label, "", "", f"{num_elements:,}", f"{num_bytes:,}", ""
             yield from _rows(below, depth + 1)
 
 
@@ -90,8 +81,5 @@ def _leaves(node):
 
 def _line(row, widths) -> str:
     first, *others = row
-    cells = [
-        f"{first:<{widths[0]}}",
-        *(f"{cell:>{width}}" for cell, width in zip(others, widths[1:])),
-    ]
-    return "  ".join(cells).rstrip()
+    cells = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:])]
+    return "  ".join([f"{first:<{widths[0]}}", *cells]).rstrip()
