@@ -1,7 +1,7 @@
 """The examination: all checks in order, on all ranks.
 
     shardkit doctor                              this node, and whether mpiexec belongs to the MPI
-    mpiexec -n 4 shardkit doctor --folder RUN    also the hosts of the ranks, the folder, the network
+    mpiexec -n 4 shardkit doctor --folder RUN    also hosts of ranks, folder, network
 
 Rank 0 broadcasts what it finds, so all ranks return the same findings.
 """
