@@ -28,7 +28,9 @@ from threadpoolctl import threadpool_info
 from ..errors import ConfigurationError
 from .dtypes import FLOAT32
 
-_BY_ROWS, _AS_IT_IS, _TRANSPOSED = 101, 111, 112  # of the C interface to BLAS
+# numbers of the C interface to BLAS
+_BY_ROWS = 101
+_AS_IT_IS, _TRANSPOSED = 111, 112
 _INTEL_THREADS, _SEQUENTIAL = 0, 1  # MKL_THREADING_...
 _AVX2, _STRICT = 10, 0x10000  # MKL_CBWR_...
 _loading = threading.Lock()
@@ -104,8 +106,8 @@ def _address(array) -> int:
 
 def _multiply_two(function, layout, a, b, out):
     step_a, step_b, step = layout.steps
-    left, right, result = (_address(a), step_a), (_address(b), step_b), (_address(out), step)
-    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, *left, *right, 0.0, *result)
+    operands = _address(a), step_a, _address(b), step_b
+    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, *operands, 0.0, _address(out), step)
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,7 +74,10 @@ def _philox(counter, key_low, key_high, first, second, third, fourth):
             c2 = numpy.uint32(p0 >> HALF) ^ c3 ^ k1
             c3 = numpy.uint32(p0)
             k0, k1 = numpy.uint32(k0 + FIRST_STEP), numpy.uint32(k1 + SECOND_STEP)
-        first[i], second[i], third[i], fourth[i] = c0, c1, c2, c3
+        first[i] = c0
+        second[i] = c1
+        third[i] = c2
+        fourth[i] = c3
 
 
 @inlined
@@ -92,4 +95,7 @@ def _drop_block(x, begin, first, second, third, fourth, dropped, scale, out):
         b = b * times if second[i] >= dropped else zero
         c = c * times if third[i] >= dropped else zero
         d = d * times if fourth[i] >= dropped else zero
-        out[j], out[j + 1], out[j + 2], out[j + 3] = a, b, c, d
+        out[j] = a
+        out[j + 1] = b
+        out[j + 2] = c
+        out[j + 3] = d
