@@ -78,7 +78,7 @@ class GraphMemory:
         return self._cuda.MemoryPointer(memory, 0)
 
     def clear(self) -> None:
-        """Give the memory back, as soon as no array is in it."""
+        """Release the memory, as soon as no array is in it."""
         self._device.accounts.add(self._purpose, -self.num_bytes)
         self._begin()
 

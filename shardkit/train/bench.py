@@ -49,8 +49,7 @@ def bench_run(
     steps: int,
     json_path: str | None = None,
 ) -> dict:
-    """Profile `steps` steps, print where the time goes on rank 0, and return the figures (also
-    written to json_path).
+    """Profile `steps` steps, print where the time goes on rank 0, and return the figures.
 
     Collective over the backend. Each rank must be a process of its own.
     Errors, on all ranks: those of the settings; OSError if the file cannot be written.
@@ -77,7 +76,7 @@ def bench_run(
 
 
 def _batch(settings: RunConfiguration, model: ShardedModel):
-    """This data rank's part of a batch of random bytes: x, y [sequences, length] int64."""
+    """Return this data rank's part of a batch of random bytes: x, y [sequences, length] int64."""
     part = settings.batch.sequences // model.mesh.size("data")
     tokens = numpy.random.default_rng(model.mesh.coordinates.data).integers(
         0, VOCABULARY_SIZE, (part, settings.model.sequence_length + 1)
@@ -86,8 +85,9 @@ def _batch(settings: RunConfiguration, model: ShardedModel):
 
 
 def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[str, float]]:
-    """Seconds of each part of the same step on a model of the same blocks with next to nothing to
-    compute, of each rank.
+    """Return the seconds of each part of the same step with next to nothing to compute.
+
+    One table for each rank, from a model of the same blocks.
 
     Collective. What does not shrink with the sizes is Python: calls, the tape, the runtime, and the
     fixed cost of kernels.
@@ -116,8 +116,9 @@ def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[s
 
 
 def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
-    """{product: seconds of one alone}, and under None the speed of a large one. All ranks at once,
-    as in a step.
+    """Return {product: seconds of one alone}, and under None the speed of a large one.
+
+    All ranks at the same time, as in a step.
     """
     device, dtype = model.engine.device, model.engine.units[0].dtype
     model.mesh.world.barrier()
@@ -129,8 +130,9 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
 
 
 def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float | None:
-    """Of all products of a step, alone, by the library of `parallel.blas` that does not make them;
-    None: it is not there.
+    """Return the seconds of all products of a step, alone, by the other library of `parallel.blas`.
+
+    None if it is not installed.
     """
     device = model.engine.device
     if device.kind != "cpu":
@@ -151,7 +153,7 @@ def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float |
 def _figures(
     settings, model, ranks: list[StepProfile], alone: list[dict], fixed: list[dict]
 ) -> dict:
-    """Everything that is measured, as JSON holds it. Seconds are of one step."""
+    """Return everything that is measured, as JSON holds it. Seconds are of one step."""
     step_seconds = max(profile.seconds for profile in ranks)
     tokens = settings.batch.sequences * settings.model.sequence_length
     parts = [_split_rest(profile.parts, of_tiny) for profile, of_tiny in zip(ranks, fixed)]
@@ -190,7 +192,10 @@ def _figures(
 
 
 def _split_rest(parts: dict, of_tiny: dict) -> dict:
-    """The parts as printed, with the same sum: what each of them costs without work is Python."""
+    """Return the parts as printed, with the same sum.
+
+    What each of them costs without work is Python.
+    """
     split = {"python": 0.0}
     for part, seconds in parts.items():
         fixed = 0.0 if part in ("communication", "idle") else min(of_tiny[part], seconds)
@@ -204,12 +209,12 @@ def _seconds_alone(profile: StepProfile, alone: dict) -> float:
 
 
 def _speed_alone(profile: StepProfile, alone: dict) -> float:
-    """Floating point operations per second of the step's own matrix products, each alone."""
+    """Return the floating point operations per second of the step's own products, each alone."""
     return profile.product_flops / _seconds_alone(profile, alone)
 
 
 def _kernel_rows(ranks: list[StepProfile]) -> dict:
-    """{name: mean seconds and calls per rank}, the longest first."""
+    """Return {name: mean seconds and calls per rank}, the longest first."""
     names = {name for profile in ranks for name in profile.kernels}
     rows = {
         name: [
@@ -225,7 +230,7 @@ def _kernel_rows(ranks: list[StepProfile]) -> dict:
 
 
 def _product_rows(profile: StepProfile, alone: dict[Product, float]) -> list[dict]:
-    """The products of one rank, the longest first."""
+    """Return the products of one rank, the longest first."""
     rows = [
         {
             "product": str(product),
@@ -240,7 +245,7 @@ def _product_rows(profile: StepProfile, alone: dict[Product, float]) -> list[dic
 
 
 def _places(settings, model) -> dict:
-    """Threads and cores of the fullest node. Collective."""
+    """Return the threads and cores of the fullest node. Collective."""
     hosts = model.mesh.world.all_gather_object((platform.node(), sorted(os.sched_getaffinity(0))))
     names = [name for name, _ in hosts]
     fullest = max(names, key=names.count)
@@ -256,15 +261,20 @@ def _places(settings, model) -> dict:
 
 
 def print_figures(figures: dict) -> None:
-    """The figures as tables, and the advice."""
+    """Print the figures as tables, and the advice."""
     console = Console(highlight=False, soft_wrap=True)
+    reached = figures["model_flops_per_second"] / 1e9
+    alone = figures["product_flops_per_second_alone"] / 1e9
+    peaks = [f"{num_bytes / 2**20:.0f}" for num_bytes in figures["peak_bytes_per_rank"][:8]]
     console.print(
-        f"shardkit: {figures['parameter_count']:,} parameters as {figures['strategy']} on {figures['ranks']} ranks "
-        f"({figures['mesh']}), {figures['threads_per_rank']} thread each on {figures['cores_per_node']} cores\n"
-        f"step {figures['step_seconds'] * 1e3:.1f} ms, {figures['tokens_per_second']:,.0f} tokens/s; "
-        f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {figures['model_flops_per_second'] / 1e9:.1f} of "
-        f"{figures['product_flops_per_second_alone'] / 1e9:.1f} GFLOP/s, the speed of its matrix products alone\n"
-        f"peak memory per rank {' '.join(f'{b / 2**20:.0f}' for b in figures['peak_bytes_per_rank'][:8])} MiB",
+        f"shardkit: {figures['parameter_count']:,} parameters as {figures['strategy']} on "
+        f"{figures['ranks']} ranks ({figures['mesh']}), {figures['threads_per_rank']} thread each "
+        f"on {figures['cores_per_node']} cores\n"
+        f"step {figures['step_seconds'] * 1e3:.1f} ms, "
+        f"{figures['tokens_per_second']:,.0f} tokens/s; "
+        f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {reached:.1f} of "
+        f"{alone:.1f} GFLOP/s, the speed of its matrix products alone\n"
+        f"peak memory per rank {' '.join(peaks)} MiB",
         markup=False,
     )
     console.print(_parts_table(figures))
@@ -310,7 +320,7 @@ def _parts_table(figures) -> Table:
 
 
 def _rows_table(what, rows) -> Table:
-    """(name, calls, seconds, operations per second or None), the first few."""
+    """Return a table of the first few (name, calls, seconds, operations per second or None)."""
     table = Table(what, "calls", "ms", "" if rows and rows[0][3] is None else "GFLOP/s", box=None)
     for column in table.columns[1:]:
         column.justify = "right"

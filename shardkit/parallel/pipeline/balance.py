@@ -1,6 +1,6 @@
 """How much work each block of a model is, and where the stages of a pipeline begin.
 
-    "compute"       elements of the weights in matrix products, an estimate of the time   (the default)
+    "compute"       elements of the weights in matrix products: estimates time, the default
     "parameters"    elements of all parameters, an estimate of the memory
     "uniform"       every block counts the same
     (3.1, 9.4, ...) a cost for each block, in any unit: measure_blocks() gives seconds
@@ -31,7 +31,7 @@ def stage_ranges(
     balance: "str | Sequence[float]" = "compute",
     blocks_per_stage: Sequence[int] | None = None,
 ) -> list[range]:
-    """The units of each stage: contiguous, none empty.
+    """Return the units of each stage: contiguous ranges, none empty.
 
     blocks_per_stage   by hand; the balance is not looked at then
     Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
@@ -43,7 +43,7 @@ def stage_ranges(
 
 
 def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[float]:
-    """What each unit costs under this balance."""
+    """Return the cost of each unit under this balance."""
     if balance == "parameters":
         return [unit.num_elements for unit in units]
     if balance == "uniform":
@@ -53,16 +53,17 @@ def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[
     num_blocks = sum(len(unit.blocks) for unit in units)
     if isinstance(balance, str) or len(balance) != num_blocks or any(cost < 0 for cost in balance):
         raise ConfigurationError(
-            f"stage_balance = {balance!r}; wanted {', '.join(map(repr, BALANCES))}, or {num_blocks} costs "
-            ">= 0, one for each block of the model"
+            f"stage_balance = {balance!r}; wanted {', '.join(map(repr, BALANCES))}, or "
+            f"{num_blocks} costs >= 0, one for each block of the model"
         )
     costs = iter(balance)
     return [sum(next(costs) for _ in unit.blocks) for unit in units]
 
 
 def multiplied_elements(block: Module) -> int:
-    """Elements of the matrices that the block multiplies with; tables that are looked up do not
-    count.
+    """Return the elements of the matrices that the block multiplies with.
+
+    Tables that are looked up do not count.
     """
     matrices = [
         member
@@ -77,8 +78,9 @@ def multiplied_elements(block: Module) -> int:
 def measure_blocks(
     model: Module, x, y, backend: CommunicationBackend, *, loss=None, repeats: int = 3
 ) -> tuple[float, ...]:
-    """Seconds of each block's forward and backward on this batch, the median of `repeats`, as rank
-    0 measured them.
+    """Return the seconds of each block's forward and backward on this batch.
+
+    The median of `repeats`, as rank 0 measured them.
 
     Collective over `backend`: the same figures on all ranks, for
     ShardingConfiguration(stage_balance=...).
@@ -90,21 +92,22 @@ def measure_blocks(
     seconds = None
     with collectively(backend):
         if backend.rank == 0:
-            twin, criterion = copy.deepcopy(model).finish(0), as_loss(loss or model.loss)
-            for parameter in twin.parameters():
+            copied = copy.deepcopy(model).finish(0)
+            criterion = as_loss(loss or model.loss)
+            for parameter in copied.parameters():
                 if parameter.awaits_values:  # it takes as long with any others
                     parameter.init = Fill(0.0)
-            runs = [_seconds_per_block(twin, criterion, x, y) for _ in range(repeats + 1)][
-                1:
-            ]  # the first one warms up
-            seconds = tuple(map(median, zip(*runs)))
+            runs = [_seconds_per_block(copied, criterion, x, y) for _ in range(repeats + 1)]
+            seconds = tuple(map(median, zip(*runs[1:])))  # the first one warms up
     return backend.broadcast_object(seconds, 0)
 
 
 def _seconds_per_block(model, criterion, x, y) -> list[float]:
-    """One forward and backward, block by block, on the whole of the model in this process."""
+    """Run one forward and backward, block by block, on the whole model in this process."""
     blocks = [block for _, block in blocks_of(model)]
-    inputs, outputs, seconds = [], [], [0.0] * len(blocks)
+    inputs = []
+    outputs = []
+    seconds = [0.0] * len(blocks)
     with forward_context(ForwardContext(training=True)):
         for number, block in enumerate(blocks):
             began = time.perf_counter()
@@ -132,8 +135,8 @@ def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
     ):
         raise ConfigurationError(
             f"blocks_per_stage = {blocks_per_stage} gives {sum(blocks_per_stage)} blocks to "
-            f"{len(blocks_per_stage)} stages; wanted {num_blocks} blocks for {num_stages} stages, at "
-            "least one each"
+            f"{len(blocks_per_stage)} stages; wanted {num_blocks} blocks for {num_stages} stages, "
+            "at least one each"
         )
     ends = [
         sum(len(unit.blocks) for unit in units[:number]) for number in range(len(units) + 1)
@@ -142,8 +145,8 @@ def _by_hand(units, num_stages, blocks_per_stage) -> list[range]:
     cut = next((start for start in starts if start not in ends), None)
     if cut is not None:
         raise StagesError(
-            f"blocks_per_stage = {blocks_per_stage} begins a stage at block {cut}, inside a unit of merged "
-            f"blocks; units begin at blocks {', '.join(map(str, ends[:-1]))}: use one of these, or a smaller "
-            "minimum_parameter_group_size"
+            f"blocks_per_stage = {blocks_per_stage} begins a stage at block {cut}, inside a unit "
+            f"of merged blocks; units begin at blocks {', '.join(map(str, ends[:-1]))}: use one of "
+            "these, or a smaller minimum_parameter_group_size"
         )
     return [range(ends.index(start), ends.index(stop)) for start, stop in zip(starts, starts[1:])]

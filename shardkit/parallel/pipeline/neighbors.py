@@ -1,8 +1,8 @@
 """Copies of shards at the neighbors, so that the state of a model outlives some of its ranks.
 
     rank            0           1           2           3
-    keeps         own 0       own 1       own 2       own 3         what it owned after the last committed step,
-    and           own 3       own 0       own 1       own 2         and the same of the rank before it
+    keeps         own 0       own 1       own 2       own 3     of the last committed step,
+    and           own 3       own 0       own 1       own 2     of the rank before it
 
     rank 2 dies: its part is at rank 3. It is lost only if rank 3 dies with it; then a checkpoint
     must do.
@@ -42,7 +42,7 @@ class Part:
         return prod(self.box.shape) * numpy.dtype(self.dtype).itemsize
 
     def view(self, data):
-        """The box in these bytes, in its shape."""
+        """Return the box in these bytes, in its shape."""
         return data[self.at : self.at + self.num_bytes].view(self.dtype).reshape(self.box.shape)
 
 
@@ -120,8 +120,9 @@ class Neighbors:
         return Note(self.life, self._rank, self._num_ranks, steps)
 
     def held(self, step: int, is_alone: bool) -> list:
-        """(tensor, Box, array in its shape) of that step. is_alone: the rank before this one is
-        gone, and its part counts too.
+        """Return (tensor, Box, array in its shape) of that step.
+
+        is_alone: the rank before this one is gone, and its part counts too.
         """
         found = next(
             g
@@ -147,8 +148,9 @@ def _end(parts: list[Part]) -> int:
 
 
 def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int | None:
-    """Put the newest state that the living hold together into the model; its step, or None if some
-    of it is lost.
+    """Put the newest state that the living ranks hold together into the model.
+
+    Return its step, or None if some of it is lost.
 
     Collective over the living, which the ranks of the model are the first of.
     copies   that this rank has, perhaps of several lives, perhaps none
@@ -183,9 +185,7 @@ def restore(living: CommunicationBackend, copies: list[Neighbors], model) -> int
 
 
 def _newest_whole(notes: list[Note]) -> tuple[int, int, set[int]] | None:
-    """(life, step, places of that life's ranks that live), or None: what all of them have, and
-    nobody else is needed for.
-    """
+    """Return (life, step, places of its living ranks) of the newest whole state, or None."""
     for life in sorted({note.life for note in notes}, reverse=True):
         of_life = [note for note in notes if note.life == life]
         steps = set.intersection(*(set(note.generations) for note in of_life))
@@ -197,8 +197,9 @@ def _newest_whole(notes: list[Note]) -> tuple[int, int, set[int]] | None:
 
 
 def redistribute(group: CommunicationBackend, held: list, wanted: list) -> None:
-    """Fill what is wanted from what is held anywhere. Collective over the group; each element must
-    be held once.
+    """Fill what is wanted from what is held anywhere. Collective over the group.
+
+    Each element must be held once.
 
     held     (tensor, Box, array in its shape) each
     wanted   (tensor, Box, 1-D view to write into) each
@@ -235,8 +236,9 @@ def redistribute(group: CommunicationBackend, held: list, wanted: list) -> None:
 
 
 def _meeting(mine: list, theirs: list, reverse: bool = False) -> list:
-    """(own array, own box, common box) of all that two ranks have in common, in an order that is
-    the same for both.
+    """Return (own array, own box, common box) of all that two ranks have in common.
+
+    Both get the same order.
 
     reverse   the other one holds, and its order counts
     """

@@ -42,9 +42,13 @@ class Stages:
 
     @classmethod
     def of(cls, units: list[UnitPlan], ranges: list[range], order: Program) -> "Stages":
-        """The stages that hold these ranges of units, on the ranks where the order runs them."""
+        """Return the stages that hold these ranges of units, on the ranks where the order runs
+        them.
+        """
         rank_of = {action.stage: rank for rank, actions in order.items() for action in actions}
-        plans, lenders, at = {}, {}, {}  # at: (unit, rank) -> where its parameters are on that rank
+        plans = {}
+        lenders = {}
+        at = {}  # (unit, rank) -> where its parameters are on that rank
         for stage, here in enumerate(ranges):
             rank, number = rank_of[stage], 0
             for index in here:
@@ -96,22 +100,22 @@ class Stages:
         return self.rank_of[len(self.units_per_stage) - 1]
 
     def after(self, place: Place) -> Place:
-        """The place that the output of `place` goes to."""
+        """Return the place that the output of `place` goes to."""
         is_end = place.unit == self.units_per_stage[place.stage] - 1
         return Place(place.stage + 1, 0) if is_end else Place(place.stage, place.unit + 1)
 
     def before(self, place: Place) -> Place:
-        """The place that the input of `place` comes from."""
+        """Return the place that the input of `place` comes from."""
         if place.unit:
             return Place(place.stage, place.unit - 1)
         return Place(place.stage - 1, self.units_per_stage[place.stage - 1] - 1)
 
     def of_rank(self, rank: int) -> list[Place]:
-        """The places on one pipeline rank, in order."""
+        """Return the places on one pipeline rank, in order."""
         return [place for place in self.places if self.rank_of[place.stage] == rank]
 
     def blocks_of(self, rank: int) -> dict[int, list[Module]]:
-        """{stage: its blocks} of one pipeline rank, in order."""
+        """Return {stage: its blocks} of one pipeline rank, in order."""
         return {
             stage: [
                 block
@@ -124,7 +128,7 @@ class Stages:
         }
 
     def holder_tag(self, place: Place) -> int:
-        """A number that a tied unit shares with its copies and with nothing else."""
+        """Return a number that a tied unit shares with its replicas and with nothing else."""
         names = self.plans[place].parameters.keys()
         return min(
             i for i, other in enumerate(self.places) if self.plans[other].parameters.keys() == names

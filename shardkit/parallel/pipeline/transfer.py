@@ -1,7 +1,7 @@
 """Activations and their gradients on the way between pipeline ranks.
 
     rank of stage s                               rank of stage s + 1
-    SEND_F   isend(activation)      ------>       RECV_F   waits for an irecv that was posted when the last one ended
+    SEND_F   isend(activation)      ------>       RECV_F   waits for an irecv posted before
     RECV_B                          <------       SEND_B   isend(gradient)
     WAIT_F   the activation may be dropped        WAIT_B   the gradient may be dropped
 
@@ -53,11 +53,13 @@ class Transfers:
     def __init__(
         self, group: CommunicationBackend, rank_of: dict[int, int], device: Device, dtype: str
     ):
-        self._group, self._rank_of, self._device, self._dtype = group, rank_of, device, dtype
+        self._group = group
+        self._rank_of = rank_of
+        self._device = device
+        self._dtype = dtype
         self._arrival = None  # makes arrays for what comes in this run
-        self._shapes: dict[
-            tuple, tuple[int, ...]
-        ] = {}  # (stage, shape of the micro-batch) -> of its input
+        # (stage, shape of the micro-batch) -> shape of its input
+        self._shapes: dict[tuple, tuple[int, ...]] = {}
         self._on_the_way: dict[tuple, tuple] = {}  # (kind, stage, micro-batch) -> (handles, arrays)
         self._coming: deque[_Message] = deque()  # of this run, not posted yet
         self._posted: dict[_Message, tuple] = {}  # -> (handle, array)
@@ -68,8 +70,9 @@ class Transfers:
     def begin(
         self, actions: tuple[Action, ...], batch_shapes: list[tuple[int, ...]], arrival
     ) -> None:
-        """A program begins: post its first receive. Messages of a run that failed never match those
-        of this one.
+        """Begin a program: post its first receive.
+
+        Messages of a run that failed never match those of this one.
 
         arrival   (message, shape, dtype) -> an array for what it brings
         """
@@ -87,12 +90,15 @@ class Transfers:
         """Post the activation of `stage` to the next stage. Errors: ShapeError if its shape changes
         between micro-batches.
         """
-        to, handles, arrays = self._rank_of[stage + 1], [], []
+        to = self._rank_of[stage + 1]
+        handles = []
+        arrays = []
         key = stage + 1, self._batch_shapes[micro_batch]
         if self._shapes.get(key, array.shape) != array.shape:
             raise ShapeError(
-                f"stage {stage} made an activation of shape {array.shape} from a micro-batch of shape {key[1]}, "
-                f"but {self._shapes[key]} before; wanted a shape that depends on that of the micro-batch alone"
+                f"stage {stage} made an activation of shape {array.shape} from a micro-batch of "
+                f"shape {key[1]}, but {self._shapes[key]} before; wanted a shape that depends on "
+                "that of the micro-batch alone"
             )
         if key not in self._shapes:
             self._shapes[key] = array.shape
@@ -137,8 +143,9 @@ class Transfers:
     # ---- receiving -------------------------------------------------------------------------------
 
     def receive(self, action: Action):
-        """The array that this RECV waits for: the input of its stage, or the gradient of its
-        stage's output.
+        """Return the array that this RECV waits for.
+
+        It is the input of its stage, or the gradient of its stage's output.
         """
         message = _Message(action.kind, action.stage, action.micro_batch)
         if message not in self._posted:  # the first of its shape, unknown until now
@@ -183,8 +190,10 @@ class Transfers:
         ]
 
     def zeros(self, kind: Kind, stage: int, micro_batch: int):
-        """What this message would carry, filled with zero: for RECV_F the input of `stage`, for
-        RECV_B the gradient of its output. None if its shape is not known yet.
+        """Return what this message would carry, filled with zero; None if its shape is not known
+        yet.
+
+        For RECV_F that is the input of `stage`, for RECV_B the gradient of its output.
         """
         shape = self._shape_of(_Message(kind, stage, micro_batch))
         return None if shape is None else fresh.zeros(shape, self._dtype, self._device.xp)
@@ -192,7 +201,7 @@ class Transfers:
     # ---- tied weights ----------------------------------------------------------------------------
 
     def add_over(self, ranks: tuple[int, ...], array, tag: int) -> None:
-        """Sum `array` over these pipeline ranks, in it, in their order. Collective over them."""
+        """Sum `array` in place over these pipeline ranks, in their order. Collective over them."""
         terms = {
             rank: fresh.copy(array) if rank == self._group.rank else fresh.empty_like(array)
             for rank in ranks
@@ -207,18 +216,19 @@ class Transfers:
             array += terms[rank]
 
     def _tag(self, crossing: int, micro_batch: int, what: int) -> int:
-        """Different for the messages that can be on the way between two ranks at once."""
+        """Return a tag that differs between messages that can be under way between two ranks."""
         return (3 * (crossing * 101 + micro_batch) + what) % _NUM_TAGS * _NUM_RUNS + self._run
 
     def end(self) -> None:
-        """The program has ended."""
+        """End a program that has been executed."""
         assert not (self._coming or self._posted or self._on_the_way), (
             "a program left messages behind"
         )
 
     def give_up(self) -> None:
-        """The program has failed, on all ranks: keep what MPI may still read or write, and begin
-        anew with shapes.
+        """Give up a program that failed on all ranks.
+
+        Arrays that MPI may still read or write are kept, and shapes are exchanged anew.
         """
         self._lost += [*self._on_the_way.values(), *self._posted.values()]
         self._on_the_way.clear()

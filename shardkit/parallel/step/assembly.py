@@ -1,6 +1,6 @@
 """From a model, a configuration, a mesh and a policy to the parts of an engine.
 
-    model --cut over tensor ranks--> layers --merged--> units --balanced--> stages --order--> programs
+    model --cut over tensor ranks--> layers --merged--> units --balanced--> stages --> programs
     units of this rank --> executor of their actions --> runtime of whole programs
 
 Which policy, which schedule, how many ranks is decided here, once.

@@ -1,7 +1,8 @@
-"""The batch of a step: this data rank's part, checked on all ranks at once, with its place in the
+"""The batch of a step: this data rank's part, checked on all ranks together, with its place in the
 global batch.
 
-data rank 0    x [n0, ...] | data rank 1    x [n1, ...] | ...          pipeline and tensor peers pass the same part
+    data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    pipeline and tensor peers pass the
+                                                                 same part
 """
 
 import zlib
@@ -99,8 +100,7 @@ class Batches:
 
 
 def check_peers(mesh: Mesh, *arrays) -> None:
-    """Errors, on all ranks: ShardingError naming ranks that passed other arrays than the first rank
-    of their replica.
+    """Raise ShardingError on all ranks if one passed other arrays than its replica's first rank.
 
     Collective over the mesh; by checksums.
     """
@@ -120,14 +120,14 @@ def check_peers(mesh: Mesh, *arrays) -> None:
     if wrong:
         replica = everyones[wrong[0]][0]
         raise ShardingError(
-            f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, its peer in "
-            f"data replica {replica}; wanted the same part on all pipeline and tensor ranks of a replica: "
-            "take it with split_batch(model.mesh, x, y)"
+            f"rank {', '.join(map(str, wrong))} passed another batch than rank {first[replica]}, "
+            f"its peer in data replica {replica}; wanted the same part on all pipeline and tensor "
+            "ranks of a replica: take it with split_batch(model.mesh, x, y)"
         )
 
 
 def _form(*arrays) -> int:
-    """31 bits for what these arrays are beside their numbers."""
+    """Return 31 bits for shapes, dtypes and memory order."""
     return (
         zlib.crc32(
             repr(
@@ -139,8 +139,7 @@ def _form(*arrays) -> int:
 
 
 def _checked_samples(model: Module, criterion: Loss, x, y):
-    """x and y as arrays of the host, if the model takes the one, and the loss the other. No
-    communication.
+    """Return x and y as arrays of the host, if model and loss take them. No communication.
 
     Errors: ShapeError, DeviceError.
     """
@@ -151,7 +150,8 @@ def _checked_samples(model: Module, criterion: Loss, x, y):
         )
     if 0 in x.shape or 0 in y.shape:
         raise ShapeError(
-            f"x has shape {x.shape} and y {y.shape}: there is nothing in it; wanted a sample or more on every rank"
+            f"x has shape {x.shape} and y {y.shape}: there is nothing in it; wanted a sample or "
+            "more on every rank"
         )
     check_input_of(model, x)
     criterion.check_targets(y, output_shape_of(model, x.shape))
@@ -159,8 +159,9 @@ def _checked_samples(model: Module, criterion: Loss, x, y):
 
 
 def _numbers(what, array):
-    """What a caller passed, as an array of the host. Errors: ShapeError if it holds no real
-    numbers.
+    """Return what a caller passed, as an array of the host.
+
+    Errors: ShapeError if it holds no real numbers.
     """
     array = host_array(what, array)
     if array.dtype.kind not in "biuf" and not is_half(array.dtype):

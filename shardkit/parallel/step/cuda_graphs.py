@@ -1,7 +1,7 @@
 """CUDA graphs of a step, which model.compile() asks for: on a GPU only, and known to nothing but
 the engine.
 
-    steps of one form    1st: plain    2nd: captured    3rd: plain and replayed, compared    4th ...: replayed
+    steps of one form    1st plain, 2nd captured, 3rd plain and replayed and compared, 4th replayed
 
 Only F, B and W are captured, each unit and micro-batch by itself; gathers, messages, reductions and
 the update stay what they are. In the 2nd step each action is computed twice: on a tape, whose
@@ -68,7 +68,7 @@ class Compilation:
         return self._graphs is not None and self.reason is None
 
     def forget(self) -> None:
-        """Give the memory of graphs back."""
+        """Release the memory of graphs."""
         if self._graphs is not None:
             self._graphs.forget()
 
@@ -81,8 +81,8 @@ def _obstacle(device, mesh) -> str | None:
         )
     if mesh.size("tensor") > 1:
         return (
-            f"it has {mesh.size('tensor')} tensor ranks, and CUDA graphs cannot hold the messages of "
-            "tensor parallelism, so they want tensor = 1"
+            f"it has {mesh.size('tensor')} tensor ranks, and CUDA graphs cannot hold the "
+            "messages of tensor parallelism, so they want tensor = 1"
         )
     return None
 

@@ -158,7 +158,8 @@ class _ContextOfGraphs:
     @property
     def step(self):
         raise ShardingError(
-            "dropout has another key in each step, and a graph has the arguments of its kernels in it"
+            "dropout has another key in each step, and a graph has the arguments of its kernels "
+            "in it"
         )
 
 
@@ -199,8 +200,11 @@ class ComparingWork:
     """Computes both ways, and compares the bits. Its results are those of the tapes."""
 
     def __init__(self, work, replaying: ReplayingWork, refuse):
-        self._work, self._replaying, self._refuse = work, replaying, refuse
-        self.arrival, self.owners = replaying.arrival, work.owners
+        self._work = work
+        self._replaying = replaying
+        self._refuse = refuse
+        self.arrival = replaying.arrival
+        self.owners = work.owners
 
     def forward(self, place, m, x, inputs):
         output = self._work.forward(place, m, x, inputs)

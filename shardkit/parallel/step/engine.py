@@ -96,7 +96,7 @@ class Engine:
         self.weights.settle()
 
     def clear_activations(self):
-        """Give memory of activations back to the operating system. No communication."""
+        """Return the memory of activations to the operating system. No communication."""
         self.memory.arena.clear()
         self.compilation.forget()
 

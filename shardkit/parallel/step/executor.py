@@ -1,7 +1,7 @@
 """The executor: one table that says what each kind of action does, and one loop over the actions.
 
-    program (pipeline/programs.py) --> Runtime --> Executor --> flow.py      F, B, W, SEND, RECV, WAIT
-                                                            --> updates.py   GATHER ... REDUCE ... STEP
+    program --> Runtime --> Executor --> flow.py      F, B, W, SEND, RECV, WAIT
+                                     --> updates.py   GATHER, RELEASE, REDUCE, TIE, CLIP, STEP
 
 Nothing here knows a policy or a schedule: the one is in the units, the other in the program. What a
 step has to deal with beside its actions wraps an executor and has its execute(): memory that runs

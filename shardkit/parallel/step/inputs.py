@@ -35,7 +35,7 @@ class Inputs:
     """What goes into one run of a program.
 
     loss            a Loss, or None for predictions
-    form            equal, on all ranks, for batches of the same shapes and dtypes on every data rank
+    form            equal, on all ranks, for batches of the same shapes and dtypes everywhere
     loss_scale      the gradient of the loss to begin with; gradient_scale takes it out again
     gradient_scale  of the sum of gradients when it is reduced: 1 / items of the global batch
     first_gradient  number of micro-batch 0 among all whose gradients are being summed

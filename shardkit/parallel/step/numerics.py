@@ -1,17 +1,18 @@
 """What a model is computed in: the dtype of activations, the precision of products, and the scale
 of float16's loss.
 
-    compute_dtype   masters, moments   lent to blocks   activations   gradients of parameters   messages
-    float32         float32            the masters      float32       float32                   float32
-    bfloat16        float32            rounded copies   bfloat16      float32                   half, but for gradients
-    float16         float32            rounded copies   float16       float32                   half, but for gradients
+    compute_dtype    master weights,  blocks          activations  gradients      messages
+                     moments          read
+    float32          float32          master weights  float32      float32        float32
+    bfloat16         float32          rounded copies  bfloat16     float32        half floats, but
+    float16          float32          rounded copies  float16      float32        float32 gradients
 
 Each rank rounds what it owns and gathers half floats, so a gather moves half the bytes; the rule
-updates the masters, which are what checkpoints hold. A product of half floats is added up in
+updates the master weights, which are what checkpoints hold. A product of half floats is added up in
 float32, and a weight's gradient is written as that float32, straight into the buffer that
 micro-batches and ranks are summed in: so the order of sums, and with it the claim that bits do not
 depend on the mesh, is that of float32. Norms, softmax, cross-entropy and all sums over elements
-compute in float32 and store half floats (array/kernels/wide.py); other losses see the prediction as
+compute in float32 and store half floats (array/half_kernels.py); other losses see the prediction as
 float32.
 
 float16 ends at 65504 and has nothing between 0 and 6e-8, so small gradients would vanish: the loss
@@ -45,8 +46,8 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
 class Numerics:
     """What one model is computed in.
 
-    dtype           of masters, gradients, moments: that of the model
-    compute_dtype   of what is lent to the blocks, and of activations
+    dtype           of master weights, gradients, moments: that of the model
+    compute_dtype   of what blocks read, and of activations
     precision       of products of float32: one of array.products.PRECISIONS
     blas            library of products on the CPU; None: NumPy's
     """
@@ -58,25 +59,26 @@ class Numerics:
 
     @classmethod
     def of(cls, config: ShardingConfiguration, dtype, xp) -> "Numerics":
-        """As the configuration says, for a model of this dtype on arrays of xp. Errors:
-        ConfigurationError.
+        """Read the configuration for a model of this dtype on arrays of xp.
+
+        Errors: ConfigurationError.
         """
         compute = dtype if config.compute_dtype is None else dtype_named(config.compute_dtype, xp)
         if compute != dtype and dtype != numpy.float32:
             raise ConfigurationError(
-                f'compute_dtype = "{compute}" for a model of {dtype}; wanted a model of float32, which is '
-                f"what masters are kept in, or None, to compute in {dtype}"
+                f'compute_dtype = "{compute}" for a model of {dtype}; wanted a model of float32, '
+                f"which is what master weights are kept in, or None, to compute in {dtype}"
             )
         if config.matmul_precision != "highest" and compute != numpy.float32:
             raise ConfigurationError(
-                f'matmul_precision = "{config.matmul_precision}" is for products of float32, but this model '
-                f'computes in {compute}; wanted "highest"'
+                f'matmul_precision = "{config.matmul_precision}" is for products of float32, but '
+                f'this model computes in {compute}; wanted "highest"'
             )
         return cls(dtype, compute, config.matmul_precision, library_named(config.blas))
 
     @property
     def is_mixed(self) -> bool:
-        """True if blocks are lent rounded copies of the masters."""
+        """True if blocks read rounded copies of the master weights."""
         return self.compute_dtype != self.dtype
 
     @property
@@ -85,16 +87,15 @@ class Numerics:
         return self.compute_dtype == numpy.float16
 
     def entering(self, x):
-        """A batch's x as the first block reads it: numbers, but not integers, in the dtype that
-        mixed blocks compute in.
+        """Return a batch's x as the first block reads it.
+
+        Floating numbers are rounded to the dtype that mixed blocks compute in.
         """
         return rounded(x, self.compute_dtype) if self.is_mixed and is_floating(x.dtype) else x
 
     @contextmanager
     def in_use(self):
-        """Around all that computes: how products are made; and numbers that overflow are no
-        surprise if they are voted on.
-        """
+        """Inside, products are computed as chosen; overflow that is voted on gives no warning."""
         ignored = {"over": "ignore", "invalid": "ignore"} if self.is_scaled else {}
         with (
             products.precision(self.precision),
@@ -117,9 +118,7 @@ class LossScale:
 
     @classmethod
     def of(cls, config: ShardingConfiguration, numerics: Numerics) -> "LossScale":
-        """As the configuration says. Errors: ConfigurationError if it sets what nothing would
-        read.
-        """
+        """Read the configuration. Errors: ConfigurationError if it sets what nothing would read."""
         chosen = {
             "initial_loss_scale": config.initial_loss_scale,
             "loss_scale_interval": config.loss_scale_interval,
@@ -132,8 +131,8 @@ class LossScale:
         for name, value in chosen.items():
             if value is not None:
                 raise ConfigurationError(
-                    f'{name} = {value}, but only compute_dtype = "float16" scales its loss; this model '
-                    f"computes in {numerics.compute_dtype}: wanted None"
+                    f'{name} = {value}, but only compute_dtype = "float16" scales its loss; this '
+                    f"model computes in {numerics.compute_dtype}: wanted None"
                 )
         return cls()
 
@@ -142,11 +141,11 @@ class LossScale:
         return self._initial is not None
 
     def reset(self):
-        """As at the beginning."""
+        """Return to the initial scale."""
         self.value, self.good_steps = self._initial or 1.0, 0
 
     def count(self, is_taken: bool) -> None:
-        """One step more: taken, or skipped because something was infinite or NaN."""
+        """Count one step: taken, or skipped because something was infinite or NaN."""
         if not self.is_dynamic:
             return
         self.good_steps = self.good_steps + 1 if is_taken else 0
@@ -156,7 +155,7 @@ class LossScale:
             self.value, self.good_steps = min(self.value * 2, LARGEST_SCALE), 0
 
     def state(self) -> dict | None:
-        """What a checkpoint keeps; None if there is nothing to keep."""
+        """Return what a checkpoint keeps; None if there is nothing to keep."""
         return {"value": self.value, "good_steps": self.good_steps} if self.is_dynamic else None
 
     def restore(self, state: dict | None) -> None:

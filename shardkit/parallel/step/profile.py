@@ -1,12 +1,13 @@
 """Where the time of a training step goes: measured on a sharded model, on every rank, part by part.
 
-    products       matrix products                                idle           waiting for another rank to come
-    kernels        the other inner loops of array/kernels          communication  inside verbs, other ranks being there too
-    optimizer      clipping and the update                         rest           what no timed call claims: Python, and passes
-                                                                                  over arrays that
-                                                                                  are no kernel
+    products        matrix products
+    kernels         the other inner loops of array/kernels.py
+    optimizer       clipping and the update
+    communication   inside verbs, other ranks being there too
+    idle            waiting for another rank to come
+    rest            what no timed call claims: Python, and passes over arrays that are no kernel
 
-Steps are taken in pairs, one as ever and one watched by a stopwatch (stopwatch.py). The parts are
+Steps are taken in pairs, one plain and one watched by a stopwatch (stopwatch.py). The parts are
 those of the watched step in the middle, and add up to it. A collective that this rank came to first
 is idle time until the last rank came: ranks tell each other afterwards when they did, by clocks
 that a barrier has set equal. Waiting for a message is idle time too.
@@ -41,7 +42,7 @@ WARM_UP_STEPS = 2
 class StepProfile:
     """One rank's step.
 
-    seconds          of the step as ever, the median
+    seconds          of the plain step, the median
     watched_seconds  of the step that the parts are of, without what the stopwatch itself took
     parts            {part: seconds}; they add up to watched_seconds, but for what calling the step
                      takes
@@ -62,19 +63,21 @@ class StepProfile:
 
     @property
     def product_flops(self) -> int:
-        """Of all matrix products of the step."""
+        """Floating point operations of all matrix products of the step."""
         return sum(product.flops * calls for product, (_, calls) in self.products.items())
 
 
 def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
-    """The profile of each rank, the same list on all of them, from `steps` pairs of steps on this
-    batch.
+    """Return the profile of each rank, the same list on all, from `steps` pairs of steps.
 
     Collective; the model is trained. Each rank must be a process of its own: kernels are timed in
     all its threads. Errors, on all ranks: ShardingError if the model is compiled.
     """
     _check_uncompiled(model)
-    world, plain, records, traffic = model.mesh.world, [], [], []
+    world = model.mesh.world
+    plain = []
+    records = []
+    traffic = []
     stopwatch = Stopwatch(model.engine.device)
     _warm_up(model, x, y)
     world.barrier()
@@ -101,8 +104,7 @@ def profile_steps(model: ShardedModel, x, y, steps: int) -> list[StepProfile]:
 
 
 def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
-    """{part: the fewest seconds that it took on this rank in any of `steps` steps}: what it costs
-    however quiet it is.
+    """Return {part: the fewest seconds that it took on this rank in any of `steps` steps}.
 
     Collective, as profile_steps is; idle time is not told from communication.
     """
@@ -115,7 +117,7 @@ def least_parts(model: ShardedModel, x, y, steps: int) -> dict[str, float]:
 
 
 def _warm_up(model: ShardedModel, x, y) -> None:
-    """Steps before those that count: until the model has chosen the program that it stays with."""
+    """Train until the model has chosen the program that it stays with."""
     for _ in range(WARM_UP_STEPS):
         model.train(x, y)
     while not model.engine.overlap.is_settled:
@@ -125,8 +127,8 @@ def _warm_up(model: ShardedModel, x, y) -> None:
 def _check_uncompiled(model: ShardedModel):
     if model.engine.compilation.is_on:
         raise ShardingError(
-            "the model is compiled, and a replay does not go through the functions that are timed; profile one "
-            "that is not (parallel.compile = false)"
+            "the model is compiled, and a replay does not go through the functions that are timed; "
+            "profile one that is not (parallel.compile = false)"
         )
 
 
@@ -140,7 +142,7 @@ def _watched_step(stopwatch: Stopwatch, model: ShardedModel, x, y) -> Record:
 
 
 def _traffic(model: ShardedModel) -> tuple[int, int]:
-    """Bytes sent and calls made so far, over all groups."""
+    """Return the bytes sent and the calls made so far, over all groups."""
     mesh = model.mesh
     all_traffic = [
         group.traffic for group in (mesh.world, *(mesh.group(axis) for axis in mesh.shape.order))
@@ -149,7 +151,7 @@ def _traffic(model: ShardedModel) -> tuple[int, int]:
 
 
 def _middle_step(seconds_of_ranks: list[list[float]]) -> int:
-    """The step whose slowest rank is the median: the same one on all ranks."""
+    """Return the step whose slowest rank is the median: the same one on all ranks."""
     slowest = [max(of_step) for of_step in zip(*seconds_of_ranks)]
     return sorted(range(len(slowest)), key=slowest.__getitem__)[len(slowest) // 2]
 
@@ -159,7 +161,7 @@ def _begun(record: Record, origin: float) -> dict:
 
 
 def _idle_seconds(record: Record, begun_of_ranks: list[dict], origin: float) -> float:
-    """How long this rank was inside of collectives that another rank had not come to yet."""
+    """Return how long this rank was in collectives that another rank had not entered yet."""
     latest: dict = defaultdict(float)
     for begun in begun_of_ranks:
         for key, began in begun.items():
@@ -197,7 +199,7 @@ def _profile(
 
 
 def _part(region, call) -> str:
-    """The part that a call's own time belongs to."""
+    """Return the part that a call's own time belongs to."""
     if call == COMMUNICATION:
         return "communication"
     if call == MESSAGE_WAIT:

@@ -1,4 +1,4 @@
-"""Messages that were begun ahead move while a rank computes: before each action and each product."""
+"""Messages that were begun ahead move while a rank computes: before each action and product."""
 
 from collections.abc import Callable, Iterable
 

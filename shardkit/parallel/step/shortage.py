@@ -1,7 +1,7 @@
 """A rank that runs out of memory while it computes, or whose block raises, goes on with zeros.
 
-    rank 0    F  F  F  B  W ...                       all ranks vote at the end of the step (votes.py):
-    rank 1    F  out of memory, zeros, zeros, ...     nobody takes it, and all raise what rank 1 met
+    rank 0    F  F  F  B  W ...                    all ranks vote at the end of the step:
+    rank 1    F  out of memory, zeros, zeros ...   nobody takes it, all raise what rank 1 met
 
 The others wait for its messages, so it goes through the rest of the program without computing.
 """
@@ -82,7 +82,7 @@ class Shortage:
 
 
 def describe_shortage(rank: int, place: str, error: MemoryError, device: Device) -> str:
-    """Return one sentence: which rank, where, the bytes it asked for and those it has, what to do."""
+    """Return one sentence: which rank, where, the bytes it asked for and has, and what to do."""
     if isinstance(error, DeviceMemoryError):
         asked = error.asked
     else:

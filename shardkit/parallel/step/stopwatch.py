@@ -1,11 +1,8 @@
 """A stopwatch inside the training step, for `shardkit bench`: which part of it takes how long on
 this rank.
 
-    step |- F ----------- B ------------------------------ REDUCE ------ CLIP, STEP -|      regions:
-                                                                                            actions
-                                                                                            of the
-                                                                                            program
-             [product][gelu]  [product][gelu_backward]     [all_reduce]  [adam]             calls inside of them
+    step |- F ------------ B -------------------- REDUCE ------ CLIP, STEP -|    regions: actions
+           [product][gelu]  [product][gelu_backward]  [all_reduce]  [adam]        calls inside
 
 A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
 region: Python, and passes over arrays that are no kernel. Inside `watching` kernels, products,
@@ -33,11 +30,9 @@ from .executor import Runtime
 from .inputs import Inputs, Results
 from .pump import Pumped
 
-COMMUNICATION, MESSAGE_WAIT, OWN = (
-    "communication",
-    "waiting for a message",
-    "own",
-)  # beside kernels and products
+COMMUNICATION = "communication"
+MESSAGE_WAIT = "waiting for a message"
+OWN = "own"  # of a region, beside its kernels and products
 OPTIMIZER = "optimizer"  # the region of CLIP and STEP
 _REGIONS = {Kind.CLIP: OPTIMIZER, Kind.STEP: OPTIMIZER}  # other actions: the name of their kind
 
@@ -64,7 +59,7 @@ class Product(NamedTuple):
         return 2 * prod(leading) * prod(self.a_shape[-2:]) * self.b_shape[-1]
 
     def seconds_alone(self, device: Device, *, repeats: int = 3) -> float:
-        """The fastest of a few, with nothing in between."""
+        """Return the seconds of the fastest of a few, with nothing in between."""
         a, b = [
             _alike(device.xp, shape, order, self.dtype)
             for shape, order in ((self.a_shape, self.a_order), (self.b_shape, self.b_order))
@@ -93,7 +88,7 @@ def _order(array) -> tuple[int, ...]:
 
 
 def _alike(xp, shape, order, dtype):
-    """An array of this shape whose memory lies in this order of dims."""
+    """Return an array of this shape whose memory lies in this order of dims."""
     array = xp.ones([shape[dim] for dim in order], dtype)
     return array.transpose([order.index(dim) for dim in range(len(order))])
 
@@ -125,7 +120,7 @@ class Record:
 
     @property
     def num_calls(self) -> int:
-        """Of everything that was timed."""
+        """Number of calls that were timed."""
         return sum(calls for _, calls in self.table.values())
 
 
@@ -141,18 +136,18 @@ class Stopwatch:
         self._calls: list[Call] = []  # verbs under way, innermost last
 
     def now(self) -> float:
-        """Seconds on this rank's clock, once the device has done what was asked of it."""
+        """Return seconds on this rank's clock, once the device has finished its work."""
         self._device.synchronize()
         return time.perf_counter()
 
     def enter(self, call, region: str | None = None) -> None:
-        """A call begins; leave() must follow. region: None for that of the call around it."""
+        """Begin a call; leave() must follow. region: None for that of the call around it."""
         if region is None:
             region = self._stack[-1][0] if self._stack else "step"
         self._stack.append([region, call, self.now(), 0.0])
 
     def leave(self) -> float:
-        """The innermost call is over; returns when it ended."""
+        """End the innermost call; return when it ended."""
         now = self.now()
         region, call, began, inside = self._stack.pop()
         entry = self.record.table[region, call]
@@ -178,7 +173,7 @@ class Stopwatch:
     # ---- verbs of communication ------------------------------------------------------------------
 
     def begin_verb(self, call: Call, is_first: bool) -> None:
-        """A verb, or the wait for one that was begun earlier (is_first False)."""
+        """Begin a verb, or the wait for one that was begun earlier (is_first False)."""
         waits_for_message = call.verb == "receive" or call.verb == "irecv" and not is_first
         self._calls.append(call)
         self.enter(MESSAGE_WAIT if waits_for_message else COMMUNICATION)
@@ -278,7 +273,7 @@ def _watched(executor, stopwatch):
 
 
 def overhead_per_call(device: Device, repeats: int = 2000) -> float:
-    """Seconds that a timed call adds to the call around it."""
+    """Return the seconds that a timed call adds to the call around it."""
     stopwatch = Stopwatch(device)
     timed = stopwatch.timed(lambda: None, "inside")
     stopwatch.enter(OWN, "outside")
@@ -289,6 +284,6 @@ def overhead_per_call(device: Device, repeats: int = 2000) -> float:
 
 
 def large_product_speed(device: Device, dtype: str, size: int = 1024) -> float:
-    """Floating point operations per second of a product of two square matrices."""
+    """Return the floating point operations per second of a product of two square matrices."""
     square = Product((size, size), (0, 1), (size, size), (0, 1), dtype)
     return square.flops / square.seconds_alone(device)

@@ -104,7 +104,7 @@ class Updates:
         return self._norm_over_stages(sums, nan_or_zero)
 
     def _norm_over_stages(self, sums: list[float], nan_or_zero: float) -> float:
-        """Return the norm from sums of squares of this rank's units, over tensor and pipeline ranks."""
+        """Return the norm from sums of squares of this rank's units."""
         of_units = numpy.full(len(self._stages.places), nan_or_zero)
         for (place, unit), total in zip(self.units.items(), sums):
             of_units[self._stages.places.index(place)] += 0.0 if unit.plan.is_copy else total

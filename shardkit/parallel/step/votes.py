@@ -64,7 +64,7 @@ class Skips:
         self.last: SkippedStep | None = None  # None if the last step was taken
 
     def count(self, skip: SkippedStep | None) -> None:
-        """One step more: skipped, or (None) taken."""
+        """Count one step: skipped, or taken if `skip` is None."""
         self.last = skip
         self.total += skip is not None
         self.in_a_row = self.in_a_row + 1 if skip is not None else 0
