@@ -5,8 +5,8 @@
         tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
 
 The code that reads a setting stands in the same room. `Sections` composes such dataclasses into the
-tables of a TOML file; an object in Python checks its own fields with `check_fields`. None is the one
-value that leaves a choice open. In a file and on the command line it is written "none", and so are
+tables of a TOML file; an object in Python checks its own fields with `check_fields`. Only None
+leaves a choice open. In a file and on the command line it is written "none", and so are
 0, "" and [] where the setting takes None.
 """
 
@@ -31,7 +31,7 @@ def setting(default, text: str, unit: str = "", **rules):
     minimum, maximum, above, below    limits of a number, or of each element
     among      the names that it takes, or a registry of them
     known      the names that files take; in Python its reader refuses others
-    holds      function (value) -> bool, a further condition on what is not None; wanted describes it
+    holds      function (value) -> bool, a further condition on what is not None; wanted says what
     spelled    {spelling in files: value}
     is_path    relative paths are made absolute when a run starts
     fixed      why a run keeps it from its start to its end; see `fixed`
@@ -226,7 +226,8 @@ def read_toml(path) -> dict[str, Any]:
     for section, table in tables.items():
         if not isinstance(table, dict):
             raise ConfigurationError(
-                f"{path}: {section} = {table!r} is outside of a [section]; --help lists the sections"
+                f"{path}: {section} = {table!r} is outside of a [section]; --help lists the "
+                "sections"
             )
         settings.update({f"{section}.{name}": value for name, value in table.items()})
     return settings

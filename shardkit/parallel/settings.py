@@ -1,4 +1,4 @@
-"""How a model is sharded and trained: the settings of all wings, and the live objects beside them."""
+"""How a model is sharded and trained: the settings of all wings, and live objects beside them."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -100,7 +100,7 @@ class ShardingConfiguration(ParallelSettings):
 
     @classmethod
     def for_high_bandwidth(cls, backend, **settings) -> "ShardingConfiguration":
-        """Return settings for one node or a fast fabric: small units, which gather little memory."""
+        """Return settings for a node or a fast fabric: small units, which gather little memory."""
         return cls(backend, **{"minimum_parameter_group_size": 1024, **settings})
 
     @classmethod

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
-from ..train.loop import check_batch
+from ..train.model import check_batch
 
 TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
 SCHEDULERS = ("slurm", "pbs", "lsf")

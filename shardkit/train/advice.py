@@ -40,12 +40,14 @@ def _cores(figures, shares):
     )
     if ranks * threads > cores:
         return (
-            f"{ranks} ranks x {threads} threads share {cores} cores: every wait costs much more than on cores of their own; "
+            f"{ranks} ranks x {threads} threads share {cores} cores: every wait costs much more "
+            "than on cores of their own; "
             f"start {max(cores // threads, 1)} ranks, or set run.threads lower"
         )
     if 2 * ranks * threads <= cores:
         return (
-            f"{cores - ranks * threads} of {cores} cores do nothing: start {cores // threads} ranks, or set "
+            f"{cores - ranks * threads} of {cores} cores do nothing: start {cores // threads} "
+            "ranks, or set "
             f"run.threads={cores // ranks}"
         )
     return None
@@ -57,10 +59,14 @@ def _idle(figures, shares):
     parallel, bubble = figures["settings"]["parallel"], figures["bubble_fraction"]
     if figures["settings"]["mesh"]["pipeline"] == 1:
         return (
-            f"{shares['idle']:.0%} of the step a rank waits for others that do more or are slower: other processes on "
+            f"{shares['idle']:.0%} of the step a rank waits for others that do more or are slower: "
+            "other processes on "
             "their cores, or a tensor axis that does not divide the heads evenly"
         )
-    text = f"{shares['idle']:.0%} of the step is waiting, of which the schedule {parallel['schedule']} explains {bubble:.0%}"
+    text = (
+        f"{shares['idle']:.0%} of the step is waiting, of which the schedule "
+        f"{parallel['schedule']} explains {bubble:.0%}"
+    )
     remedy = "more micro-batches (a smaller batch.micro_batch, or more batch.sequences)"
     one_stage = [order for order in ORDERS.values() if order.stages_per_rank == 1]
     if any(o.name == parallel["schedule"] and not o.delays_weights for o in one_stage):
@@ -82,7 +88,8 @@ def _communication(figures, shares):
     if figures["settings"]["mesh"]["tensor"] > 1:
         return (
             text
-            + "fewer tensor ranks (mesh.tensor) send less, and more of them as data replicas send only gradients"
+            + "fewer tensor ranks (mesh.tensor) send less, and more of them as data replicas send "
+            "only gradients"
         )
     if per_call < _SMALL_MESSAGE and figures["settings"]["mesh"]["pipeline"] == 1:
         return text + (
@@ -96,8 +103,8 @@ def _communication(figures, shares):
             "parallel.policy=ddp sends a third less; else more batch.sequences per step"
         )
     return (
-        text
-        + "more batch.sequences per step, or parallel.gradient_compression=float16 on a slow network"
+        text + "more batch.sequences per step, or parallel.gradient_compression=float16 on a slow "
+        "network"
     )
 
 
@@ -105,7 +112,8 @@ def _python(figures, shares):
     if shares["python"] < _SOME:
         return None
     return (
-        f"{shares['python']:.0%} of the step is Python and does not grow with the sizes: a larger batch.micro_batch "
+        f"{shares['python']:.0%} of the step is Python and does not grow with the sizes: a larger "
+        "batch.micro_batch "
         "(fewer, larger pieces), or a wider model"
     )
 
@@ -113,7 +121,10 @@ def _python(figures, shares):
 def _optimizer(figures, shares):
     if shares["optimizer"] < _SOME:
         return None
-    text = f"{shares['optimizer']:.0%} of the step is clipping and the optimizer: more batch.sequences per step"
+    text = (
+        f"{shares['optimizer']:.0%} of the step is clipping and the optimizer: more "
+        "batch.sequences per step"
+    )
     shards = figures["settings"]["parallel"]["policy"] == "ddp" and "data 1 " not in figures["mesh"]
     return text + (
         ", or parallel.policy=zero1, which shards it over the data ranks" if shards else ""
@@ -127,7 +138,8 @@ def _slowed_products(figures, shares):
     if ratio > 0.75:
         return None
     return (
-        f"matrix products run at {ratio:.0%} of their speed alone: something else uses the cores, their caches or the "
+        f"matrix products run at {ratio:.0%} of their speed alone: something else uses the cores, "
+        "their caches or the "
         "memory; look for other processes, and bind ranks to cores"
     )
 
@@ -137,7 +149,8 @@ def _small_products(figures, shares):
     if ratio > 0.6 or shares["products"] < 0.3:
         return None
     return (
-        f"the matrix products of these sizes reach {ratio:.0%} of a large one's speed: a larger model.width or "
+        f"the matrix products of these sizes reach {ratio:.0%} of a large one's speed: a larger "
+        "model.width or "
         "batch.micro_batch makes them larger"
     )
 
@@ -147,4 +160,7 @@ def _other_blas(figures, shares):
     if None in other or sum(other) > _CLEARLY_LESS * own:
         return None
     name = "mkl" if figures["settings"]["parallel"]["blas"] == "numpy" else "numpy"
-    return f"parallel.blas={name} would take {1 - sum(other) / own:.0%} off the time of matrix products here (the bits change)"
+    return (
+        f"parallel.blas={name} would take {1 - sum(other) / own:.0%} off the time of matrix "
+        "products here (the bits change)"
+    )

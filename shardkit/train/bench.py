@@ -28,7 +28,7 @@ from ..parallel.step.profile import least_parts
 from ..parallel.step.stopwatch import Product, large_product_speed
 from .advice import advise
 from .data import VOCABULARY_SIZE
-from .loop import check_batch, make_gpt, make_model
+from .model import check_batch, make_gpt, make_model
 
 PARTS = {
     "products": "matrix products",

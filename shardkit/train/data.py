@@ -82,7 +82,8 @@ def _texts_under(folder: Path) -> list[Path]:
     texts = [path for path in found if _looks_like_text(path)]
     if found and not texts:
         raise CorpusError(
-            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} passed over, which "
+            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} "
+            "passed over, which "
             "are hidden or hold NUL bytes, as no text does; data.path must name text files"
         )
     return texts
@@ -104,11 +105,15 @@ def _check_text(path: Path, text: bytes) -> None:
     elif text.startswith((b"\xff\xfe", b"\xfe\xff")):
         kind = "it is UTF-16, which iconv -t UTF-8 converts"
     elif path.suffix == ".bin":
-        kind = "it holds NUL bytes, like the token numbers that nanoGPT writes; give the text that they were made from"
+        kind = (
+            "it holds NUL bytes, like the token numbers that nanoGPT writes; give the text that "
+            "they were made from"
+        )
     else:
         kind = "it holds NUL bytes"
     raise CorpusError(
-        f"data.path {path} is no text: {kind}. `shardkit train` learns the bytes of text files; other data is "
+        f"data.path {path} is no text: {kind}. `shardkit train` learns the bytes of text files; "
+        "other data is "
         "trained on in Python (sk.FSDPModel and the like)"
     )
 
@@ -134,20 +139,20 @@ def read_texts(paths: list[str], maximum_bytes: int) -> list[bytes]:
         raise CorpusError(f"cannot read text {error.filename}: {error.strerror}") from None
     if not size:
         raise CorpusError(
-            f"no text in {', '.join(paths) or 'the standard library'}; data.path must name text files"
+            f"no text in {', '.join(paths) or 'the standard library'}; data.path must name text "
+            "files"
         )
     return list(texts)
 
 
 def split_corpus(texts: list[bytes], validation_percent: float) -> tuple[list[bytes], list[bytes]]:
-    """(training texts, validation texts): whole texts are held out, as they come due, so that they
-    are from everywhere.
+    """Return (training texts, validation texts); held-out texts come from everywhere.
 
-        sizes   3 4 2 5 1 3 ...     at each text the share of all that has passed is due; a text is held out if it fits into
-                      ^             what is due and not yet held out
+        sizes   3 4 2 5 1 3 ...     At each text the share of all texts so far is due. A text is
+                      ^             held out if it fits into what is due and not yet held out.
 
-    A text that is longer than all that shall be held out is cut instead: its end is held out, one
-    block. A single one is that.
+    A text that is longer than the whole held-out part is cut, and its end is held out. A single
+    text is always cut.
     """
     share = validation_percent / 100
     longest = share * sum(map(len, texts))
@@ -232,7 +237,8 @@ class Windows:
         num_tokens = path.stat().st_size
         if num_tokens < length + 1:
             raise CorpusError(
-                f"{path.name} has {num_tokens} tokens, but a sequence needs model.sequence_length + 1 = "
+                f"{path.name} has {num_tokens} tokens, but a sequence needs model.sequence_length "
+                "+ 1 = "
                 f"{length + 1}; give more text or a shorter sequence"
             )
         return cls(numpy.memmap(path, numpy.uint8, "r"), length, seed, purpose)

@@ -1,15 +1,10 @@
-"""ElasticTraining: training that goes on when ranks die.
+"""ElasticTraining: training that continues when ranks die.
 
-training = sk.ElasticTraining(make_model, work, checkpoints="runs/big/checkpoints")     # mpiexec
-                                                                                        --with-ft
-                                                                                        ulfm -n 8
-                                                                                        ...
-training.run()
+    training = sk.ElasticTraining(make_model, work, checkpoints="runs/big/checkpoints")
+    training.run()                                  # mpiexec --with-ft ulfm -n 8 ...
 
-8 ranks train ... rank 5 dies ... 7 live: 6 make a mesh, 1 is a spare ... the state comes from the
-neighbors' copies
-                                                                        (parallel/neighbors.py), at
-                                                                        most a step old
+8 ranks train, rank 5 dies, 7 live: 6 form a mesh and 1 is a spare. The state comes from the copies
+that neighbors keep (parallel/pipeline/neighbors.py), at most a step old.
 """
 
 import gc
@@ -54,8 +49,10 @@ class Recovery:
             else ""
         )
         return (
-            f"rank{'s' if len(self.died) > 1 else ''} {ranks_text(self.died)} died; {self.num_living} live, "
-            f"{self.num_training} of them train{waiting}; state of step {self.step} from {self.source}; "
+            f"rank{'s' if len(self.died) > 1 else ''} {ranks_text(self.died)} died; "
+            f"{self.num_living} live, "
+            f"{self.num_training} of them train{waiting}; state of step {self.step} from "
+            f"{self.source}; "
             f"{self.seconds:.2f} s"
         )
 
@@ -73,8 +70,8 @@ class ElasticTraining:
     checkpoints   folder for what the copies in memory do not have; None: the job ends then
     every         steps between two copies to the neighbor: so many may be lost
     timeout       seconds that one call may take before the job is ended with a report
-    ledger        folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one where
-                  a death ends the job
+    ledger        folder for the ledgers of all ranks (comm/watch/ledger.py); None: a temporary one
+                  where a death ends the job
     say           function (text), on every rank that trains, about each loss
 
     Making it is collective over all ranks that were started; make no other backend. Where MPI
@@ -180,8 +177,10 @@ class ElasticTraining:
         num = self._num_training(living.world_size)
         if num < 1:
             raise ConfigurationError(
-                f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each data replica; start again on "
-                "another layout (shardkit train --resume --mesh.pipeline=... --mesh.tensor=...): the checkpoints load there"
+                f"{living.world_size} ranks live, too few for a mesh with {self._replica} in each "
+                "data replica; start again on "
+                "another layout (shardkit train --resume --mesh.pipeline=... --mesh.tensor=...): "
+                "the checkpoints load there"
             )
         group = living.split(0 if living.rank < num else None)
         model = None if group is None else self._make_model(group)
@@ -217,7 +216,8 @@ class ElasticTraining:
             return None if model is None else model.load_model(self._checkpoints)["step"]
         except FileNotFoundError as error:
             raise CheckpointError(
-                "ranks died together with the neighbors that had copies of their parts, and there is no "
+                "ranks died together with the neighbors that had copies of their parts, and there "
+                "is no "
                 f"checkpoint: {error}; start again, with checkpoints closer together"
             ) from error
 

@@ -1,12 +1,11 @@
-"""The folder of a run: whether one may start or go on there, and the settings that it was started
-with.
+"""The folder of a run: whether one may start or continue there, and its stored settings.
 
 configuration.json  checkpoints   a start             --resume
--                   -             begins              refused: nothing to go on from
-there               -             begins anew         refused: the same
-there               there         refused: --resume   goes on
--                   there         refused: these are weights (of `shardkit convert`, or save_model) and no run;
-                                  model.initial begins with them
+-                   -             begins              refused: there is nothing to continue
+there               -             begins anew         refused: there is nothing to continue
+there               there         refused: --resume   continues
+-                   there         refused: these are weights (from `shardkit convert` or save_model)
+                                  and no run; model.initial begins with them
 """
 
 import json
@@ -32,7 +31,8 @@ def check_folder(folder: Path, resume: bool) -> None:
     is_run = (folder / _SETTINGS).exists()
     if not is_run and (has_checkpoints(folder) or CheckpointStore(folder).steps()):
         raise ConfigurationError(
-            f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. To begin a run with these "
+            f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. To begin a run with "
+            "these "
             f"weights: shardkit train --model.initial={folder} --run.folder=ANOTHER"
         )
     if resume and not (is_run and has_checkpoints(folder)):
@@ -41,7 +41,8 @@ def check_folder(folder: Path, resume: bool) -> None:
         )
     if not resume and has_checkpoints(folder):
         raise ConfigurationError(
-            f"{folder} already holds a run; add --resume to go on with it, or choose another --run.folder "
+            f"{folder} already holds a run; add --resume to go on with it, or choose another "
+            "--run.folder "
             f"(with --model.initial={folder}, to begin there with the weights of this one)"
         )
 

@@ -28,8 +28,10 @@ def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
     stored = GPT.from_checkpoint(path).settings
     if stored.vocabulary_size != VOCABULARY_SIZE:
         raise ConfigurationError(
-            f"model.initial = {path!r} holds a model of {stored.vocabulary_size:,} tokens; `shardkit train` "
-            f"reads bytes, {VOCABULARY_SIZE} of them. In Python: sk.FSDPModel(sk.models.GPT.from_checkpoint("
+            f"model.initial = {path!r} holds a model of {stored.vocabulary_size:,} tokens; "
+            "`shardkit train` "
+            f"reads bytes, {VOCABULARY_SIZE} of them. In Python: "
+            "sk.FSDPModel(sk.models.GPT.from_checkpoint("
             f"{path!r}), config), load_model({path!r}), and batches of its own tokens"
         )
     names = [f"model.{name}" for name in settings.to_dict()["model"] if name != "initial"]
@@ -38,7 +40,8 @@ def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
         is_fixed = "fixed" in RunConfiguration.key(name).metadata
         if is_fixed and settings.value(name) != sizes[name]:
             raise ConfigurationError(
-                f"{name} = {settings.value(name)!r}, but the model in {path} has {sizes[name]!r}; leave it "
+                f"{name} = {settings.value(name)!r}, but the model in {path} has {sizes[name]!r}; "
+                "leave it "
                 "out, since model.initial says the sizes"
             )
     return RunConfiguration().replace({**sizes, **given})

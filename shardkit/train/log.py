@@ -31,7 +31,8 @@ class RankLog:
         """The text behind date and time."""
         now = time.time()
         self._file.write(
-            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  {text}\n"
+            f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  "
+            f"{text}\n"
         )
 
     def __enter__(self):
@@ -130,6 +131,6 @@ def duration_text(seconds: float) -> str:
     """65.2 -> "1m05s"."""
     minutes, rest = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-    )
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

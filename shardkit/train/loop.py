@@ -22,15 +22,12 @@ from ..comm import Ballot, CommunicationBackend, collectively
 from ..comm.failure.program import Program
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
 from ..environment import slurm_node
-from ..errors import CheckpointError, ConfigurationError, NonFiniteError, StopVoted
-from ..layout.mesh_shape import MeshShape
-from ..nn.models import GPT
-from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
-from ..parallel.settings import ShardingConfiguration
-from .data import VOCABULARY_SIZE, Windows, build_corpus, corpus_fingerprint, has_corpus
+from ..errors import CheckpointError, NonFiniteError, StopVoted
+from .data import Windows, build_corpus, corpus_fingerprint, has_corpus
 from .folder import check_folder, store_settings
 from .initial import load_weights
 from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
+from .model import bits_text, check_batch, make_gpt, make_model
 from .sample import fill_parameters, generate_text
 from .settings import RunConfiguration, settled
 from .stopping import Clock, Patience, StopSignals
@@ -170,7 +167,8 @@ class TrainingRun:
         with collectively(self.backend):
             if manifest["data_position"].get("corpus_sha256") != self.fingerprint:
                 raise CheckpointError(
-                    f"{self.folder / 'data'} is not the text that this run was trained on; restore it, or "
+                    f"{self.folder / 'data'} is not the text that this run was trained on; restore "
+                    "it, or "
                     "start a new run"
                 )
         self.saved_step = self.model.step_number
@@ -244,7 +242,8 @@ class TrainingRun:
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
-                f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit train --resume "
+                f"stopped with a checkpoint of step {self.model.step_number}; to go on: shardkit "
+                "train --resume "
                 f"--run.folder={self.folder}"
             )
         if validation_loss is None and not is_interrupted:
@@ -264,10 +263,12 @@ class TrainingRun:
         )
         mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
         self.reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on {self.backend.world_size} ranks "
+            f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on "
+            f"{self.backend.world_size} ranks "
             f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
-            f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per step; "
+            f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per "
+            "step; "
             f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}"
         )
         seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
@@ -276,8 +277,10 @@ class TrainingRun:
             f", SLURM node {slurm_node()}" if slurm_node() else "",
         )
         self.log.line(
-            f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, data {at.data}, tensor "
-            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores {ranks_text(seat.cores)}, "
+            f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, "
+            f"data {at.data}, tensor "
+            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores "
+            f"{ranks_text(seat.cores)}, "
             f"{seat.threads} BLAS threads"
         )
         for text in [*launch_warnings(self.backend.world_size), *crowding(seats)]:
@@ -287,7 +290,8 @@ class TrainingRun:
         learning_rate = self.model.engine.state.rule.rate(step)
         exposed = sum(self.model.engine.exposure.of_step.values())
         text = (
-            f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed communication  "
+            f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed "
+            "communication  "
             f"{duration_text(seconds_left)} left"
         )
         self.reporter.progress(step, text)
@@ -329,7 +333,8 @@ class TrainingRun:
         self.reporter.record(step=self.model.step_number, skipped_steps=skips.total)
         if skips.in_a_row >= limit:
             raise NonFiniteError(
-                f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters are those "
+                f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters "
+                "are those "
                 f"of step {self.model.step_number - limit}; try a lower optimizer.learning_rate or "
                 "optimizer.max_gradient_norm with --resume, or look at the data of these steps"
             )
@@ -370,7 +375,8 @@ class TrainingRun:
         self.backend.all_gather(numpy.array([peak_mib]), everyones)
         self.reporter.line(
             f"trained for {duration_text(seconds)}; peak memory per rank "
-            f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} MiB"
+            f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} "
+            "MiB"
         )
 
     # ---- what is kept ----------------------------------------------------------------------------
@@ -405,7 +411,8 @@ class TrainingRun:
         self.clock.note_save(checkpoint.pause_seconds + checkpoint.write_seconds)
         self.reporter.line(
             f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
-            f"{checkpoint.write_seconds:.2f} s, training stood still for {checkpoint.pause_seconds:.3f} s"
+            f"{checkpoint.write_seconds:.2f} s, training stood still for "
+            f"{checkpoint.pause_seconds:.3f} s"
         )
 
     def _write_sample(self) -> str:
@@ -424,114 +431,3 @@ class TrainingRun:
                 )
         self.reporter.line(f"sample of generated text:\n{text}")
         return text
-
-
-# ---- from settings to objects --------------------------------------------------------------------
-
-
-def make_gpt(settings: RunConfiguration) -> GPT:
-    """The unsharded model of these settings. Errors: ConfigurationError, ValueError."""
-    m = settings.model
-    return GPT(
-        VOCABULARY_SIZE,
-        m.sequence_length,
-        width=m.width,
-        layers=m.layers,
-        heads=m.heads,
-        kv_heads=m.kv_heads,
-        style=m.style,
-        tied=m.tied,
-        dropout=m.dropout,
-        seed=settings.run.seed,
-        dtype=m.dtype,
-        hidden=m.hidden,
-        norm_eps=m.norm_eps,
-        rotary_base=m.rotary_base,
-    )
-
-
-def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> ShardedModel:
-    """The sharded model of these settings. Collective."""
-    parallel, optimizer = settings.parallel, settings.optimizer
-    with collectively(backend):
-        gpt = make_gpt(settings)
-    balance = (
-        parallel.stage_balance
-        if parallel.stage_balance != "measured"
-        else _measured(gpt, settings, backend)
-    )
-    with collectively(backend):
-        config = ShardingConfiguration(
-            backend,
-            optimizer=optimizer.rule(),
-            max_gradient_norm=optimizer.max_gradient_norm,
-            micro_batches=settings.batch.sequences
-            // settings.batch.micro_batch
-            // num_replicas(settings, backend.world_size),
-            seed=settings.run.seed,
-            **{**parallel.shared(), "stage_balance": balance},
-        )
-    model = HybridShardedModel(
-        gpt, config, settings.mesh.pipeline, settings.mesh.tensor, policy=parallel.policy
-    )
-    if parallel.compile:
-        model.compile()
-    return model
-
-
-def _measured(
-    gpt: GPT, settings: RunConfiguration, backend: CommunicationBackend
-) -> tuple[float, ...]:
-    """Seconds of each block on one micro-batch. Collective."""
-    tokens = numpy.zeros((settings.batch.micro_batch, settings.model.sequence_length), numpy.int64)
-    return measure_blocks(gpt, tokens, tokens, backend)
-
-
-def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
-    """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
-    return MeshShape.infer(
-        num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor
-    ).data
-
-
-def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
-    """On which other meshes a run of these settings has the same trained bits, in words."""
-    parallel, tensor, replicas = (
-        settings.parallel,
-        settings.mesh.tensor,
-        num_replicas(settings, num_ranks),
-    )
-    num = settings.batch.sequences // settings.batch.micro_batch // replicas
-    if not parallel.deterministic:
-        return "bits of this run only: parallel.deterministic=false"
-    if parallel.gradient_compression is not None:
-        return f"bits of {_counted(replicas, 'data rank')} only: gradients travel as {parallel.gradient_compression}"
-    if replicas > 1 and num & (num - 1):
-        return f"bits of {_counted(replicas, 'data rank')} only: {num} micro-batches per rank are no power of two"
-    if tensor > 1:
-        return (
-            f"bits as on any data x pipeline mesh with tensor {tensor}"
-            + " and sequence_parallel" * parallel.sequence_parallel
-        )
-    return "bits as on any data x pipeline mesh"
-
-
-def _counted(num: int, what: str) -> str:
-    return f"{num} {what}{'s' if num > 1 else ''}"
-
-
-def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
-    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the
-    global batch evenly.
-    """
-    sequences, micro_batch, replicas = (
-        settings.batch.sequences,
-        settings.batch.micro_batch,
-        num_replicas(settings, num_ranks),
-    )
-    unit = micro_batch * replicas
-    if sequences % unit:
-        raise ConfigurationError(
-            f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
-            f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}"
-        )

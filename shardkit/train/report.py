@@ -24,7 +24,8 @@ def describe_run(folder) -> str:
     shown = curve[-1::-every][::-1]  # the last one is always among them
     lines = [f"run {folder}: {records[-1]['step']} steps"]
     lines += [
-        f"  step {r['step']:>8}  validation loss {r['validation_loss']:.4f} nats per byte  {r['bits_per_byte']:.3f} bits"
+        f"  step {r['step']:>8}  validation loss {r['validation_loss']:.4f} nats per byte  "
+        f"{r['bits_per_byte']:.3f} bits"
         for r in shown
     ]
     return "\n".join(lines) + "\n"

@@ -42,8 +42,10 @@ def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, 
     """
     if model.settings.vocabulary_size != VOCABULARY_SIZE:
         raise ConfigurationError(
-            f"this model has {model.settings.vocabulary_size:,} tokens, and only its own tokenizer knows what they mean; text is "
-            f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: numbers = the text by its tokenizer, "
+            f"this model has {model.settings.vocabulary_size:,} tokens, and only its own tokenizer "
+            "knows what they mean; text is "
+            f"generated here by models of bytes, which have {VOCABULARY_SIZE}. In Python: numbers "
+            "= the text by its tokenizer, "
             "then model.generate(numbers, 50) gives the numbers that follow"
         )
     prompt_tokens = numpy.frombuffer(prompt.encode("utf-8") or b"\n", numpy.uint8).astype(

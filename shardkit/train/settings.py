@@ -180,7 +180,8 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
         if "fixed" in field.metadata and ours != theirs:
             raise ConfigurationError(
                 f"{name} = {wanted.value(name)!r}, but this run goes on with "
-                f"{stored.value(name)!r}: {field.metadata['fixed']}. Leave it out, or start another "
+                f"{stored.value(name)!r}: {field.metadata['fixed']}. Leave it out, or start "
+                "another "
                 f"run with its weights: --model.initial={wanted.run.folder} --run.folder=ANOTHER"
             )
     if wanted.optimizer.decay_steps is None:  # run.steps of the first start, which is stored

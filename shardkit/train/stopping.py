@@ -1,12 +1,10 @@
-"""Why a run stops before its last step: a signal, the end of its allocation, or a loss that does
-not fall any more.
+"""Why a run stops before its last step: a signal, the end of its allocation, or its patience.
 
-    rank 0   clock is short?  --+
-    rank k   signal raised?   --+--> Ballot, before each step --> all ranks save the same step and end with exit code 75
-    all      patience over?   --+                                 (patience: with 0, the run is done)
+    rank 0   time is short?    --+
+    rank k   signal arrived?   --+--> Ballot, before each step --> all ranks save the same step and
+    all      patience over?    --+    end with exit code 75 (after patience with 0: the run is done)
 
-Every rank answers for itself and all act on the outcome, so it does not matter which of them a
-signal reaches.
+Each rank votes for itself and all act on the outcome, so any rank may receive the signal.
 """
 
 import os

@@ -9,7 +9,8 @@ from .settings import RunConfiguration, settled
 from ..errors import ConfigurationError
 from .elastic import ElasticTraining
 from .log import RankLog
-from .loop import RunResult, TrainingRun, begin_run, check_batch, prepare_run
+from .loop import RunResult, TrainingRun, begin_run, prepare_run
+from .model import check_batch
 from .stopping import StopSignals
 
 
@@ -105,6 +106,7 @@ class SurvivingRun:
             )
         elif training.why_not:
             run.reporter.line(
-                f"run.elastic: {training.why_not}; the job script starts again after a death (jobs/README.md)"
+                f"run.elastic: {training.why_not}; the job script starts again after a death "
+                "(jobs/README.md)"
             )
         return run.go()

@@ -12,7 +12,7 @@ from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
 from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
-from shardkit.train.loop import check_batch
+from shardkit.train.model import check_batch
 
 MODEL = """
 [model]

@@ -18,7 +18,8 @@ import shardkit as sk
 from shardkit.train.settings import RunConfiguration
 from shardkit.errors import ConfigurationError
 from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
-from shardkit.train.loop import make_model, train_run
+from shardkit.train.loop import train_run
+from shardkit.train.model import make_model
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 

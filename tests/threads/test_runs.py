@@ -14,7 +14,7 @@ from shardkit.nn.models import GPT
 from shardkit.train import generate_text, load_for_generation, train_run
 from shardkit.train.folder import stored_settings
 from shardkit.train.initial import with_initial_sizes
-from shardkit.train.loop import bits_text
+from shardkit.train.model import bits_text
 
 SMALL = {
     "model.width": 8,
