@@ -92,8 +92,8 @@ class Mesh:
     def open_gpu_transport(self, name: str, *, deterministic: bool = True) -> None:
         """Let GPU arrays go this way within the groups from now on. Collective over the backend.
 
-        name           one of comm.gpu.transports.TRANSPORTS; in checked mode all are staged, since there
-                       calls are compared
+        name           one of comm.gpu.transports.TRANSPORTS; checked mode stages all, since it
+                       compares calls
         deterministic  sums of floats are added as the tree over ranks
         Errors, on all ranks: DeviceError if it is "nccl" and cannot be had.
         """

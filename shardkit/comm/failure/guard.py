@@ -45,7 +45,9 @@ class JobGuard:
     """
 
     def __init__(self, backend, mpi, comm, *, is_active: bool):
-        self._backend, self._mpi, self._comm = backend, mpi, comm
+        self._backend = backend
+        self._mpi = mpi
+        self._comm = comm
         self._is_active = is_active
         self._is_watching = is_active and mpi.Query_thread() >= mpi.THREAD_MULTIPLE
         self._stopped = threading.Event()

@@ -52,8 +52,12 @@ class Watchdog:
         abort,
         seconds_left=lambda: inf,
     ):
-        self.folder, self.rank, self._seconds = Path(folder), rank, seconds
-        self._progress, self._abort, self._seconds_left = progress, abort, seconds_left
+        self.folder = Path(folder)
+        self.rank = rank
+        self._seconds = seconds
+        self._progress = progress
+        self._abort = abort
+        self._seconds_left = seconds_left
         self._stopped = threading.Event()
         self._gives_up = inf  # when this rank ends the job although another one should
         self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
