@@ -38,7 +38,7 @@ class Optimizer:
         """Return the rule with its learning-rate schedule."""
         schedule = SCHEDULES[self.decay]
         rate = schedule.of_settings(
-            self.learning_rate, self.warmup_steps, self.decay_steps, self.floor
+            self.learning_rate, self.warmup_steps, self.decay_steps or 0, self.floor
         )
         cls = RULES[self.name]
         return cls(lr=rate, **{name: getattr(self, key) for name, key in cls.settings.items()})
