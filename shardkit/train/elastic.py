@@ -121,7 +121,7 @@ class ElasticTraining:
 
     @property
     def backend(self) -> CommunicationBackend:
-        """Of all the living; another one after each loss."""
+        """The backend of all living ranks; another one after each loss."""
         return self._ranks.backend
 
     @property

@@ -18,12 +18,11 @@ def _structure():
 structure = _structure()
 
 # Limits that may only fall. The comment has the aim.
-MOST_LONG_LINES = 100  # 0
-MOST_TORN_OFF = 7  # 0
+MOST_LONG_LINES = 1  # 0
 MOST_LARGE_CLASSES = 1  # 0: ShardedModel, the public face of a model, delegates its methods
-MOST_SHARED_NAMES = 6  # 0
-LONGEST_IMPORT_PATH = 40  # 20
-MOST_FILES_OF_A_STEP = 80  # 40
+MOST_SHARED_NAMES = 3  # 0
+LONGEST_IMPORT_PATH = 38  # 20
+MOST_FILES_OF_A_STEP = 77  # 40
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +82,7 @@ def test_lines_are_short(package):
 
 
 def test_docstrings_begin_with_a_sentence(package):
-    assert len(package.torn_off_docstrings()) <= MOST_TORN_OFF, package.torn_off_docstrings()
+    assert not package.torn_off_docstrings()
 
 
 def test_classes_are_small(package):
