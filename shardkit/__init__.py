@@ -18,7 +18,6 @@ from .comm import (
     ReductionOperation,
     run_ranks,
 )
-from .parallel.settings import ShardingConfiguration
 from .errors import (
     AutogradError,
     CheckpointError,
@@ -65,6 +64,7 @@ from .parallel import (
     measure_blocks,
     split_batch,
 )
+from .parallel.settings import ShardingConfiguration
 from .train import ElasticTraining
 
 __version__ = "0.1.0"

@@ -17,7 +17,9 @@ import numpy
 
 from ..array.copies import Done
 from ..array.device import Device
-from ..comm import CommunicationBackend, ReductionOperation, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
+from ..comm.operations import ReductionOperation
 from .format.files import Cancelled
 from .saving import Retention, Saving
 

@@ -5,7 +5,7 @@
     find_description             --- CheckpointStore.newest_complete -/
 """
 
-from ..comm import run_ranks
+from ..comm.threads.backend import run_ranks
 from ..errors import CheckpointError
 from .format.manifest import MANIFEST_NAME, parse_object
 from .load import Checkpoint

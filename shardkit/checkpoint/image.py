@@ -20,7 +20,8 @@ from math import prod
 import numpy
 
 from ..array.backend import is_device_array, to_host
-from ..comm import CommunicationBackend, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
 from .fit import Fit, Wanted
 from .format.description import check_description, check_storable

@@ -14,7 +14,9 @@ import numpy
 
 from ..array.backend import is_device_array
 from ..array.copies import Copies
-from ..comm import CommunicationBackend, ReductionOperation, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
+from ..comm.operations import ReductionOperation
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece

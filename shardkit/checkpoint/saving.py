@@ -22,7 +22,8 @@ from numbers import Integral
 from pathlib import Path
 
 from ..array.backend import to_host
-from ..comm import CommunicationBackend, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
 from ..layout.piece import Piece
 from .format.companions import write_companions

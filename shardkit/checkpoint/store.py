@@ -19,7 +19,8 @@ import warnings
 from pathlib import Path
 
 from ..array.copies import Copies
-from ..comm import CommunicationBackend, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
 from .fit import model_shapes
 from .format.files import make_folder, sync, write_text

@@ -2,11 +2,11 @@
 
 import argparse
 
-from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run
 from ..train.initial import with_initial_sizes
+from ..train.settings import RunConfiguration
 from .arguments import count
 from .job import job, mpi_backend
 from .settings import given_settings, parsed

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from ..comm import InMemoryCommunicationBackend
-from ..doctor import as_json, as_text, examine, exit_code
+from ..comm.threads.backend import InMemoryCommunicationBackend
+from ..doctor.examination import examine
+from ..doctor.finding import as_json, as_text, exit_code
 from ..environment import launcher
 from ..errors import CommunicationError
 from .job import job, mpi_backend

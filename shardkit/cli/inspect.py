@@ -4,7 +4,8 @@ from pathlib import Path
 
 from ..checkpoint.tools.describe import describe
 from ..comm.watch.hang import hang_report
-from ..schedule import ORDERS, describe_timeline, draw_svg, unit_timeline
+from ..schedule.catalog import ORDERS
+from ..schedule.grid import describe_timeline, draw_svg, unit_timeline
 from ..train.report import describe_run
 
 

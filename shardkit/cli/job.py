@@ -3,8 +3,8 @@
 import signal
 from contextlib import contextmanager
 
-from ..comm import MPICommunicationBackend
 from ..comm.failure.program import abort_on_error
+from ..comm.mpi.backend import MPICommunicationBackend
 from ..environment import launcher
 
 

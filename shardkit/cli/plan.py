@@ -25,7 +25,7 @@ from ..plan.report import (
 from ..plan.search import search
 from ..plan.settings import left_out, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, Software, software_named
-from ..slurm import script_of_plan
+from ..slurm.planned import script_of_plan
 from .arguments import count, tokens
 from .settings import parsed
 

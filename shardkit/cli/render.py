@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from ..slurm import SCHEDULERS, TEMPLATES, JobPlan, render
+from ..slurm.render import SCHEDULERS, TEMPLATES, JobPlan, render
 from .settings import configuration
 
 

@@ -2,9 +2,9 @@
 
 import re
 
+from ..errors import ConfigurationError
 from ..settings import read_toml
 from ..train.settings import RunConfiguration
-from ..errors import ConfigurationError
 
 
 def without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -5,11 +5,11 @@ import os
 import sys
 from pathlib import Path
 
-from ..train.settings import RunConfiguration, resumed
 from ..errors import ShardkitError, StopVoted
 from ..train.folder import has_checkpoints, stored_settings
 from ..train.initial import with_initial_sizes
 from ..train.loop import train_run
+from ..train.settings import RunConfiguration, resumed
 from ..train.stopping import StopSignals
 from ..train.survivors import SurvivingRun
 from .job import job, mpi_backend

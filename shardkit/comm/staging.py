@@ -24,7 +24,6 @@ from dataclasses import dataclass
 
 import numpy
 
-
 WINDOW_BYTES = 4 << 20
 _IN_FLIGHT = 3  # windows: one is loaded, one is in the verb, one is stored
 

@@ -8,7 +8,7 @@ Rank 0 broadcasts what it finds, so all ranks return the same findings.
 
 from pathlib import Path
 
-from ..comm import CommunicationBackend
+from ..comm.backend import CommunicationBackend
 from .files import check_folder
 from .finding import Finding
 from .gpus import check_gpus

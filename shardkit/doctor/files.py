@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from ..checkpoint.format.hdf5 import try_locking
-from ..comm import CommunicationBackend, agree
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import agree
 from .finding import Finding, error, ok, warning
 
 _BYTES = 16 * 2**20  # written by each rank

@@ -1,6 +1,6 @@
 """GPUs: which rank has which GPU, and which transports work between them (gpu_transport)."""
 
-from ..comm import CommunicationBackend
+from ..comm.backend import CommunicationBackend
 from ..comm.gpu.device import GpuSeat, gpu_seat, nccl_version
 from ..comm.gpu.ipc import why_no_ipc
 from ..comm.gpu.probe import agreed_verdict

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from threadpoolctl import threadpool_info
 
 from ..checkpoint.format.hdf5 import library_text
-from ..comm import CommunicationBackend
+from ..comm.backend import CommunicationBackend
 from ..comm.mpi.launch import all_seats, crowding, ranks_text
 from ..environment import allocation_end, blas_threads_are_set, slurm_job
 from ..train.log import duration_text

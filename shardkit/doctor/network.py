@@ -5,7 +5,8 @@ from statistics import median
 
 import numpy
 
-from ..comm import CommunicationBackend, Mesh
+from ..comm.backend import CommunicationBackend
+from ..comm.mesh import Mesh
 from ..layout.mesh_shape import AXES
 from .finding import Finding, ok, warning
 

@@ -8,7 +8,7 @@ from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
 from .layers import check_width, input_tensor
 from .module import Module
-from .ops import where
+from .ops.elementwise import where
 
 
 def input_features(model: Module) -> "InputFeatures | None":

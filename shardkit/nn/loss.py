@@ -15,7 +15,7 @@ from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from .autograd import Tensor, array_of
 from .layers import input_tensor
-from .ops import cross_entropy, mse
+from .ops.loss import cross_entropy, mse
 
 
 class Loss:

@@ -6,7 +6,7 @@ from .features import InputFeatures
 from .layers import Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy, MeanSquaredError
 from .module import Module, ModuleList
-from .ops import gelu, relu, silu, tanh
+from .ops.activation import gelu, relu, silu, tanh
 
 ACTIVATIONS = {"gelu": gelu, "relu": relu, "tanh": tanh, "silu": silu}
 TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}

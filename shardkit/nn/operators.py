@@ -8,21 +8,10 @@ import operator
 
 from ..errors import ShapeError
 from .autograd import Tensor
-from .ops import (
-    add,
-    compare,
-    divide,
-    getitem,
-    matmul,
-    mean,
-    multiply,
-    negative,
-    power,
-    reshape,
-    subtract,
-    sum,
-    transpose,
-)
+from .ops.elementwise import add, compare, divide, multiply, negative, power, subtract
+from .ops.linear import matmul
+from .ops.reduction import mean, sum
+from .ops.shape import getitem, reshape, transpose
 
 BINARY = {
     "add": add,

@@ -21,7 +21,9 @@ from .autograd import Tensor
 from .init import Initializer, Normal
 from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
-from .ops import causal_attention, gelu, permute, reshape, rotary, swiglu
+from .ops.activation import gelu, swiglu
+from .ops.attention import causal_attention, rotary
+from .ops.shape import permute, reshape
 
 WEIGHT_INIT = Normal(0.02)
 ROTARY_BASE = 10000.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, WHOLE
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 from .activations import boundary_bytes
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, RankGroup, collective_seconds
 from .hardware import Cluster

@@ -10,7 +10,7 @@ refuses what is refused here; the tests build what is not.
 from dataclasses import dataclass, field
 
 from ..layout.mesh_shape import MeshShape
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 from .model import ModelShape
 from .software import Software
 from .stages import stage_units

@@ -27,8 +27,9 @@ from threadpoolctl import threadpool_limits
 
 from ..array import kernels, products
 from ..array.blas import Library, library_named
-from ..comm import CommunicationBackend, collectively
+from ..comm.backend import CommunicationBackend
 from ..comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
+from ..comm.failure.agreement import collectively
 from ..comm.mpi.launch import all_seats
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock

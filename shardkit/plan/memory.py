@@ -14,7 +14,8 @@ from functools import lru_cache
 
 from ..layout.flat import FlatLayout
 from ..layout.policy import POLICIES, SHARD, WHOLE
-from ..schedule import ORDERS, Kind, order_named
+from ..schedule.actions import Kind
+from ..schedule.catalog import ORDERS, order_named
 from .activations import BlockBytes, block_bytes, boundary_bytes
 from .layouts import RunLayout
 from .model import ModelShape

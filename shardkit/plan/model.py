@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import prod
 
-from ..settings import read_toml
-from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
+from ..settings import read_toml
+from ..train.settings import RunConfiguration
 
 OWN_KEYS = ("model.vocabulary_size",)  # beside those of `shardkit train`
 BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..schedule import draw_svg
+from ..schedule.grid import draw_svg
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..layout.policy import POLICIES
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not

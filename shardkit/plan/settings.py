@@ -9,9 +9,9 @@ from dataclasses import replace
 from operator import attrgetter
 
 from ..arguments import require
-from ..train.settings import RunConfiguration
 from ..layout.flat import ITEM_BYTES
-from ..optim import RULES
+from ..optim.rules import RULES
+from ..train.settings import RunConfiguration
 from .cost import checkpoint_bytes
 from .layouts import RunLayout
 from .model import ModelShape

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 
 
 @dataclass(frozen=True)

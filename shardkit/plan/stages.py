@@ -8,7 +8,7 @@ stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("l
 from functools import lru_cache
 
 from ..layout.cuts import balanced_stages, merged_blocks
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 from .model import ModelShape
 from .software import Software
 

@@ -12,7 +12,10 @@ repeats itself, so a replay of the first few is continued along a straight line.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..schedule import Kind, Timeline, lower, order_named, simulate
+from ..schedule.actions import Kind
+from ..schedule.catalog import order_named
+from ..schedule.lowering import lower
+from ..schedule.simulate import Timeline, simulate
 from .stages import order_ranks
 
 _FORWARD, _BACKWARD, _WEIGHT = range(3)

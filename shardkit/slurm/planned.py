@@ -1,9 +1,9 @@
 """A job script for a layout that the planner recommends."""
 
-from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..plan.hardware import Cluster
 from ..plan.layouts import RunLayout
+from ..train.settings import RunConfiguration
 from .render import JobPlan, render
 
 

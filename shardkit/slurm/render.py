@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ..train.settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..train.model import check_batch
+from ..train.settings import RunConfiguration
 
 TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
 SCHEDULERS = ("slurm", "pbs", "lsf")

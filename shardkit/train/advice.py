@@ -3,7 +3,7 @@ set it off.
 """
 
 from ..layout.policy import POLICIES
-from ..schedule import ORDERS
+from ..schedule.catalog import ORDERS
 
 _MANY, _SOME = 0.15, 0.10  # shares of the step that are worth a sentence
 _CLEARLY_LESS = 0.95  # of the time: what is worth another library, and other bits

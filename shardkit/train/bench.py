@@ -20,15 +20,16 @@ from threadpoolctl import threadpool_limits
 
 from ..array import products
 from ..array.blas import library_named
-from ..comm import CommunicationBackend, collectively
-from .settings import RunConfiguration
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
-from ..parallel import ShardedModel, StepProfile, profile_steps
-from ..parallel.step.profile import least_parts
+from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import Product, large_product_speed
 from .advice import advise
 from .data import VOCABULARY_SIZE
 from .model import check_batch, make_gpt, make_model
+from .settings import RunConfiguration
 
 PARTS = {
     "products": "matrix products",

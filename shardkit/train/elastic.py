@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..arguments import is_integer, is_number, require
-from ..comm import CommunicationBackend
+from ..comm.backend import CommunicationBackend
 from ..comm.failure.elastic import LivingRanks
 from ..comm.failure.program import Program, report_failure
 from ..comm.mpi.launch import ranks_text
 from ..errors import CheckpointError, ConfigurationError
 from ..layout.mesh_shape import MeshShape
-from ..parallel import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.pipeline.neighbors import Neighbors, restore
 
 

@@ -11,10 +11,10 @@ there               there         refused: --resume   continues
 import json
 from pathlib import Path
 
-from ..checkpoint import CheckpointStore
-from .settings import RunConfiguration
+from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError
 from .data import write_whole
+from .settings import RunConfiguration
 
 _SETTINGS = "configuration.json"
 

@@ -7,11 +7,11 @@ weights, box by box
 
 from typing import Any
 
-from .settings import RunConfiguration
 from ..errors import ConfigurationError
 from ..nn.models import GPT
-from ..parallel import ShardedModel
+from ..parallel.model.sharded_model import ShardedModel
 from .data import VOCABULARY_SIZE
+from .settings import RunConfiguration
 
 
 def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:

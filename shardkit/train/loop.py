@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy
 from threadpoolctl import threadpool_limits
 
-from ..checkpoint import PendingCheckpoint
-from ..comm import Ballot, CommunicationBackend, collectively
+from ..checkpoint.background import PendingCheckpoint
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
+from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
 from ..environment import slurm_node

@@ -2,11 +2,14 @@
 
 import numpy
 
-from ..comm import CommunicationBackend, collectively
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
 from ..layout.mesh_shape import MeshShape
 from ..nn.models import GPT
-from ..parallel import HybridShardedModel, ShardedModel, measure_blocks
+from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.strategies import HybridShardedModel
+from ..parallel.pipeline.balance import measure_blocks
 from ..parallel.settings import ShardingConfiguration
 from .data import VOCABULARY_SIZE
 from .settings import RunConfiguration

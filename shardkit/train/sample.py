@@ -2,8 +2,8 @@
 
 import numpy
 
-from ..checkpoint import Checkpoint
 from ..checkpoint.find import find_checkpoint
+from ..checkpoint.load import Checkpoint
 from ..checkpoint.models import gpt_of
 from ..checkpoint.store import warn_of_skipped
 from ..errors import ConfigurationError

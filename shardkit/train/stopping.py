@@ -20,9 +20,10 @@ from .log import duration_text
 from .settings import Run
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_FIRST_INTERRUPT = b"""
-shardkit: Ctrl-C: the run ends after this step, with a checkpoint; once more ends it at once, without
-"""
+_FIRST_INTERRUPT = (
+    b"\nshardkit: Ctrl-C: the run ends after this step, with a checkpoint; "
+    b"once more ends it at once, without\n"
+)
 _SECOND_INTERRUPT = b"""
 shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
 """

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
-from .settings import RunConfiguration, settled
 from ..errors import ConfigurationError
 from .elastic import ElasticTraining
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, prepare_run
 from .model import check_batch
+from .settings import RunConfiguration, settled
 from .stopping import StopSignals
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from e2e.mpi_jobs import hear_ctrl_c
 
-from shardkit.train.settings import RunConfiguration
 from shardkit.errors import ConfigurationError, MeshError
 from shardkit.slurm import TEMPLATES, JobPlan, render
+from shardkit.train.settings import RunConfiguration
 
 JOBS = Path(__file__).parents[2] / "jobs"
 KINDS = [("slurm", template) for template in TEMPLATES] + [

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from shardkit.train.settings import RunConfiguration
 from shardkit.train.advice import advise
+from shardkit.train.settings import RunConfiguration
 
 
 def figures(settings=None, parts=None, **changes):

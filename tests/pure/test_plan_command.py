@@ -7,12 +7,12 @@ import subprocess
 import pytest
 
 from shardkit.cli import main
-from shardkit.train.settings import RunConfiguration
 from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
 from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
 from shardkit.train.model import check_batch
+from shardkit.train.settings import RunConfiguration
 
 MODEL = """
 [model]

@@ -7,7 +7,6 @@ import pytest
 from planned import gpt_of
 from published_runs import MEGATRON_2022
 
-from shardkit.train.settings import RunConfiguration
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
@@ -16,6 +15,7 @@ from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, memory_of
 from shardkit.plan.activations import block_bytes
 from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
 from shardkit.schedule import ORDERS, order_named, peak_live
+from shardkit.train.settings import RunConfiguration
 
 GB = 1e9
 

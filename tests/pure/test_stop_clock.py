@@ -8,9 +8,9 @@ from math import inf, nan
 
 import pytest
 
-from shardkit.train.settings import Run
 from shardkit.environment import allocation_end
 from shardkit.train import stopping
+from shardkit.train.settings import Run
 from shardkit.train.stopping import Clock, Patience, StopSignals, end_of_slurm_job
 
 

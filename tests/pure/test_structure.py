@@ -18,10 +18,9 @@ def _structure():
 structure = _structure()
 
 # Limits that may only fall. The comment has the aim.
-MOST_LONG_LINES = 1  # 0
 MOST_LARGE_CLASSES = 1  # 0: ShardedModel, the public face of a model, delegates its methods
-MOST_SHARED_NAMES = 3  # 0
-LONGEST_IMPORT_PATH = 38  # 20
+MOST_SHARED_NAMES = 1  # Linear: a layer, and a learning-rate schedule in sk.schedules
+LONGEST_IMPORT_PATH = 30  # 20
 MOST_FILES_OF_A_STEP = 77  # 40
 
 
@@ -78,7 +77,7 @@ def test_no_frame_is_counted(package):
 
 
 def test_lines_are_short(package):
-    assert len(package.long_lines()) <= MOST_LONG_LINES, package.long_lines()
+    assert not package.long_lines()
 
 
 def test_docstrings_begin_with_a_sentence(package):

@@ -15,11 +15,11 @@ from hybrids import POLICIES, SCHEDULES, gpt, hybrid, meshes, step_once, trained
 from sabotage import sabotage
 
 import shardkit as sk
-from shardkit.train.settings import RunConfiguration
 from shardkit.errors import ConfigurationError
 from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
 from shardkit.train.loop import train_run
 from shardkit.train.model import make_model
+from shardkit.train.settings import RunConfiguration
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 

@@ -6,7 +6,6 @@ import pytest
 from planned import gpt_of, sharded, train_steps
 
 import shardkit as sk
-from shardkit.train.settings import RunConfiguration
 from shardkit.optim import RULES
 from shardkit.plan import (
     SHARDKIT,
@@ -18,6 +17,7 @@ from shardkit.plan import (
     why_not,
 )
 from shardkit.plan.settings import software_of
+from shardkit.train.settings import RunConfiguration
 
 ACCOUNTS = {
     "parameters": "parameters",

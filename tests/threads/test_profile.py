@@ -19,7 +19,7 @@ from shardkit.parallel.step.stopwatch import (
     Product,
     Record,
     Stopwatch,
-    Wait,
+    Waiting,
     watching,
 )
 
@@ -90,7 +90,7 @@ def test_waiting_for_a_message_is_told_from_communication(verb, number, is_first
     watch.end_verb()
     assert watch.record.table == {("step", what): [1.0, 1]}
     assert watch.record.begun == ({("world", 3): 1.0} if number and is_first else {})
-    assert watch.record.waits == ([Wait("world", 3, 1.0, 2.0)] if number else [])
+    assert watch.record.waits == ([Waiting("world", 3, 1.0, 2.0)] if number else [])
 
 
 def test_calls_are_timed_inside_only():
@@ -187,7 +187,7 @@ def test_time_until_the_last_rank_comes_is_idle_and_the_rest_is_communication():
     def record(*calls):
         return Record(
             begun={("world", number): began for number, began, _ in calls},
-            waits=[Wait("world", *call) for call in calls],
+            waits=[Waiting("world", *call) for call in calls],
         )
 
     early, late = record((1, 10.0, 13.0), (2, 14.0, 15.0)), record((1, 12.5, 13.0), (2, 13.0, 15.0))
@@ -197,7 +197,7 @@ def test_time_until_the_last_rank_comes_is_idle_and_the_rest_is_communication():
 
 
 def test_a_collective_that_ends_before_another_rank_comes_is_idle_for_as_long_as_it_takes():
-    root = Record(begun={("world", 1): 1.0}, waits=[Wait("world", 1, 1.0, 1.5)])
+    root = Record(begun={("world", 1): 1.0}, waits=[Waiting("world", 1, 1.0, 1.5)])
     assert profile._idle_seconds(
         root, [{("world", 1): 1.0}, {("world", 1): 9.0}], 0.0
     ) == pytest.approx(0.5)

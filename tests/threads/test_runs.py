@@ -8,13 +8,13 @@ import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
-from shardkit.train.settings import RunConfiguration, resumed
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
 from shardkit.train import generate_text, load_for_generation, train_run
 from shardkit.train.folder import stored_settings
 from shardkit.train.initial import with_initial_sizes
 from shardkit.train.model import bits_text
+from shardkit.train.settings import RunConfiguration, resumed
 
 SMALL = {
     "model.width": 8,

@@ -18,8 +18,8 @@ from builders import sha256
 from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
 
 import shardkit as sk
-from shardkit.train.settings import Parallel, RunConfiguration
 from shardkit.train.model import make_model
+from shardkit.train.settings import Parallel, RunConfiguration
 
 MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
 FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}  # micro-batches of the global batch: data sizes

@@ -10,8 +10,8 @@ from shared_channels import on_one_node
 from threads.communication_contract import rough, tree
 
 from shardkit.comm import ReductionOperation
-from shardkit.comm.node.mailbox import SLOT_BYTES
 from shardkit.comm.node.heap import IDLE_BYTES, PAGE_BYTES, Heap, Mapping
+from shardkit.comm.node.mailbox import SLOT_BYTES
 from shardkit.comm.node.streams import STREAM_BYTES, stream_bytes
 
 SUM, PRODUCT, MIN, MAX, _ = ReductionOperation

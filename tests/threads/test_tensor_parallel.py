@@ -11,8 +11,8 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.comm import ordered_sum
 from shardkit.layout.box import tiles_exactly
-from shardkit.layout.flat import FlatLayout
 from shardkit.layout.cuts import even_span
+from shardkit.layout.flat import FlatLayout
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
 from shardkit.parallel.tensor import conjugate

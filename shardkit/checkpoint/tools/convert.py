@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy
 
-from ...comm import run_ranks
+from ...comm.threads.backend import run_ranks
 from ...errors import CheckpointError, ConfigurationError
 from ...layout.box import Box
 from ...layout.piece import Piece
 from ...nn.gpt import GPT
-from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..find import find_checkpoint
+from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..load import Checkpoint
 from ..models import gpt_of
 from ..store import CheckpointStore

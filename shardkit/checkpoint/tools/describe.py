@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ...errors import CheckpointError
 from ...optim.description import rule_text
-from .tree import tensor_tree
 from ..load import Checkpoint
 from ..store import CheckpointStore, locate
+from .tree import tensor_tree
 
 
 @dataclass(frozen=True)

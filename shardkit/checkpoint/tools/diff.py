@@ -11,8 +11,8 @@ import numpy
 
 from ...layout.box import flat_range_to_boxes
 from ..format.description import state_since
-from .tree import in_order, shape_text
 from ..load import Checkpoint
+from .tree import in_order, shape_text
 
 WINDOW = 1 << 18  # elements of each checkpoint that are in memory
 _ABSENT = "absent"

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, contextmanager
 from ..checks import shares_of, starts_of
 from ..collectives.ordered import reduce_to_owners
 from ..operations import CompleteHandle, Handle, ReductionOperation
-from ..wire import HALF_FLOATS
 from ..staging import Pieces
+from ..wire import HALF_FLOATS
 
 SUM = ReductionOperation.SUM
 SCRATCH_ELEMENTS = 1 << 22  # on the GPU, for slices that are to be added

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from ...environment import checked_mode
 from ...errors import CommunicationError
-from ..compared import ComparedChannel, ComparedUnderWay, CallComparison, Members
+from ..compared import CallComparison, ComparedChannel, ComparedUnderWay, Members
 from ..failure.guard import JobGuard
 from ..node import open_node
 from ..node.levels import LevelsChannel, ranks_per_node

@@ -14,10 +14,10 @@ from ...array.cpu.compiled import compiled, inlined
 from .atomic import address_of, doze, load, relax, store, wake, yield_core
 from .mailbox import (
     BARRIER,
-    MAILBOXES,
     DONE,
     HEAP,
     HEAP_BYTES,
+    MAILBOXES,
     NAPS,
     NOWHERE,
     NUM_RANKS,

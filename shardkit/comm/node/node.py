@@ -6,9 +6,9 @@ import weakref
 import numpy
 
 from ..mpi.launch import own_cores
-from .mailbox import NOWHERE, new_mailbox, table_of
-from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
 from .channel import SharedMemoryChannel
+from .heap import ADDRESS_BYTES, Heap, Mapping, machine_bytes
+from .mailbox import NOWHERE, new_mailbox, table_of
 
 
 class Node:

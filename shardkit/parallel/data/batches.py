@@ -2,7 +2,7 @@
 
 import numpy
 
-from ...comm import Mesh
+from ...comm.mesh import Mesh
 from ...errors import ShapeError
 
 

@@ -9,7 +9,7 @@ end                       waits for the rest
 from dataclasses import dataclass
 
 from ...array.device import BufferPool
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...comm.collectives.asynchronous import (
     NUM_TAGS,
     AsyncCollective,

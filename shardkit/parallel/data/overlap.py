@@ -12,7 +12,10 @@ from statistics import median
 
 import numpy
 
-from ...comm import CommunicationBackend, Mesh, ReductionOperation, agree
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import agree
+from ...comm.mesh import Mesh
+from ...comm.operations import ReductionOperation
 
 _WARM_UP = 2  # steps
 _MEASURED = 10  # steps, half of them with overlap

@@ -8,18 +8,14 @@ Every method is collective over the mesh, unless it says otherwise.
 from dataclasses import replace
 from math import isfinite
 
-from ...checkpoint import (
-    Checkpoint,
-    CheckpointStore,
-    PendingCheckpoint,
-    Retention,
-    Saver,
-    load_image,
-    make_image,
-)
+from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.fit import Fit, Wanted, check_only
 from ...checkpoint.format.description import state_since
-from ...comm import collectively
+from ...checkpoint.image import load_image, make_image
+from ...checkpoint.load import Checkpoint
+from ...checkpoint.saving import Retention
+from ...checkpoint.store import CheckpointStore
+from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features

@@ -3,7 +3,8 @@
 import numpy
 
 from ...array.random import key_of, random_bits
-from ...comm import check_same, collectively
+from ...comm.failure.agreement import collectively
+from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
 

@@ -15,9 +15,9 @@ from functools import partial
 import numpy
 
 from ...array.backend import is_device_array, to_host
-from ..settings import ShardingConfiguration
 from ...layout.policy import Policy
 from ...nn.module import Module, Parameter, blocks_of, configuration_of
+from ..settings import ShardingConfiguration
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment

@@ -15,7 +15,8 @@ import numpy
 from ...arguments import is_integer, require
 from ...array.backend import host_array
 from ...array.random import key_of, random_bits
-from ...comm import CommunicationBackend, collectively
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
 from ..step.engine import Engine
 from .sharded_model import ShardedModel

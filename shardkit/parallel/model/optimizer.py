@@ -11,12 +11,13 @@ ShardedModel that it trains with.
 from dataclasses import fields, replace
 
 from ...arguments import is_integer, is_number, require
-from ...comm import agree, check_same, collectively
+from ...comm.failure.agreement import agree, collectively
+from ...comm.same import check_same
 from ...errors import ShardingError
 from ...layout.mesh_shape import AXES
-from ..settings import ShardingConfiguration
 from ...nn.module import Module
-from ...optim import Rule
+from ...optim.rules import Rule
+from ..settings import ShardingConfiguration
 from .epochs import BestEpoch, Epochs, epochs_since_improvement
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .replicas import StateDrift, synchronize_replicas

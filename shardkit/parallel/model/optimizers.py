@@ -1,10 +1,10 @@
 """The sharded optimizers, by the sharded model that each trains."""
 
-from ..settings import ShardingConfiguration
 from ...errors import MeshError, ShardingError
 from ...layout.mesh_shape import AXES, MeshShape
 from ...layout.policy import policy_named
-from ...optim import Rule
+from ...optim.rules import Rule
+from ..settings import ShardingConfiguration
 from .optimizer import ShardedOptimizer
 from .strategies import (
     DDPModel,

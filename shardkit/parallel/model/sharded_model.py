@@ -18,15 +18,17 @@ import numpy
 
 from ...arguments import is_number, require
 from ...array.backend import to_host
-from ...checkpoint import PendingCheckpoint, Saver
+from ...checkpoint.background import PendingCheckpoint, Saver
 from ...checkpoint.fit import check_only
 from ...checkpoint.store import warn_of_skipped
-from ...comm import Mesh, check_same, collectively
-from ..settings import ShardingConfiguration
+from ...comm.failure.agreement import collectively
+from ...comm.mesh import Mesh
+from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
 from ...nn.module import Module
 from ..data.partition import describe_one_unit
+from ..settings import ShardingConfiguration
 from ..step.engine import Engine
 from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints

@@ -6,7 +6,9 @@
 Every method is collective over the mesh, unless it says otherwise.
 """
 
-from ...comm import CommunicationBackend, check_same, collectively
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import collectively
+from ...comm.same import check_same
 from ...errors import ShardingError
 from ...nn.module import Module
 from ...optim.late import on_state_since

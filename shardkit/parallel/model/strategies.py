@@ -4,11 +4,11 @@ DDPModel, ZeRO1Model, ZeRO2Model and FSDPModel are the four rows of layout.polic
 of data ranks alone; HybridShardedModel combines any row with pipeline stages and tensor ranks.
 """
 
-from ...comm import Mesh
-from ..settings import ShardingConfiguration
+from ...comm.mesh import Mesh
 from ...layout.mesh_shape import AXES
 from ...layout.policy import POLICIES, policy_named
 from ...nn.module import Module
+from ..settings import ShardingConfiguration
 from .sharded_model import ShardedModel
 
 

@@ -13,7 +13,9 @@ import numpy
 
 from ...array.backend import host_array, to_host
 from ...array.device import Device
-from ...comm import Mesh, check_same, collectively
+from ...comm.failure.agreement import collectively
+from ...comm.mesh import Mesh
+from ...comm.same import check_same
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module

@@ -13,7 +13,8 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from ...comm import CommunicationBackend, collectively
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, StagesError
 from ...layout.cuts import balanced_stages
 from ...nn.autograd import Tensor, backward_inputs

@@ -21,7 +21,7 @@ import numpy
 from ...array.backend import is_device_array
 from ...array.copies import Done
 from ...array.device import Device
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...layout.box import Box
 
 _TAG = 77

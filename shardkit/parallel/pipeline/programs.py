@@ -8,17 +8,9 @@ forward   ... 0.0F0 0.0RELEASE 0.1GATHER 0.1F0 0.1RELEASE
 
 from dataclasses import dataclass
 
-from ...schedule import (
-    Action,
-    Kind,
-    Program,
-    add_gathers,
-    add_transfers,
-    begin_gathers,
-    begin_reductions,
-    expand,
-    lower,
-)
+from ...schedule.actions import Action, Kind, Program
+from ...schedule.lowering import add_gathers, add_transfers, expand, lower
+from ...schedule.overlap import begin_gathers, begin_reductions
 from .stages import Stages
 
 Actions = tuple[Action, ...]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...schedule import ORDERS
+from ...schedule.catalog import ORDERS
 from ...settings import setting
 
 BALANCES = ("compute", "parameters", "uniform")

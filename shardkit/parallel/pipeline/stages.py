@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ...nn.module import Module
-from ...schedule import Program
+from ...schedule.actions import Program
 from ..data.partition import UnitPlan
 
 

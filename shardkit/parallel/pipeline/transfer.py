@@ -18,9 +18,9 @@ import numpy
 
 from ...array import fresh
 from ...array.device import Device
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
-from ...schedule import RECEIVES, Action, Kind
+from ...schedule.actions import RECEIVES, Action, Kind
 
 _NUM_TAGS, _NUM_RUNS = 8191, 4  # their product is below 32767, the largest tag that every MPI has
 _HEADER = 8  # int64: number of dims, then the dims

@@ -9,12 +9,14 @@ Which policy, which schedule, how many ranks is decided here, once.
 from dataclasses import dataclass
 
 from ...array.device import Device
-from ...comm import Mesh, check_same, collectively
-from ..settings import ShardingConfiguration
+from ...comm.failure.agreement import collectively
+from ...comm.mesh import Mesh
+from ...comm.same import check_same
 from ...layout.policy import Policy
 from ...nn.module import Module
-from ...optim import SGD
-from ...schedule import Program, order_named
+from ...optim.rules import SGD
+from ...schedule.actions import Program
+from ...schedule.catalog import order_named
 from ..data.keepers import Keepers
 from ..data.movement import Movement
 from ..data.partition import check_trained, plan_units
@@ -27,6 +29,7 @@ from ..pipeline.balance import stage_ranges
 from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from ..pipeline.transfer import Transfers
+from ..settings import ShardingConfiguration
 from ..tensor.plan import apply_plan, check_plan, default_plan
 from .executor import Executor, Runtime
 from .flow import Flow

@@ -12,7 +12,9 @@ import numpy
 
 from ...array.backend import host_array
 from ...array.dtypes import is_half
-from ...comm import Ballot, Mesh, collectively
+from ...comm.failure.agreement import collectively
+from ...comm.failure.ballot import Ballot
+from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
 from ...nn.loss import Loss, as_loss
 from ...nn.module import Module, check_input_of, output_shape_of
@@ -23,7 +25,7 @@ SAMPLE_BITS = (
 
 
 @dataclass(frozen=True)
-class Batch:
+class AgreedBatch:
     """This data rank's part of a global batch, and where it lies in the whole."""
 
     x: object
@@ -48,7 +50,9 @@ class Batches:
         self._loss = loss
         self.compares_peers = compares_peers
 
-    def agree(self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None) -> Batch:
+    def agree(
+        self, x, y, micro_batches: int, loss=None, ballot: Ballot | None = None
+    ) -> AgreedBatch:
         """Return the batch of this step. Collective over the mesh.
 
         loss     instead of the usual one
@@ -73,7 +77,7 @@ class Batches:
         data.all_gather(mine, everyones.reshape(-1))
         samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
         items = everyones[:, 1]
-        return Batch(
+        return AgreedBatch(
             x,
             y,
             int(samples[: data.rank].sum()),

@@ -17,11 +17,12 @@ of the same form, so they know without messages when to agree: after the 2nd and
 import warnings
 
 from ...array.graphs import GraphMemory
-from ...comm import CommunicationBackend, Mesh
+from ...comm.backend import CommunicationBackend
+from ...comm.mesh import Mesh
 from ...errors import ShardingError
 from ...nn.features import input_features
 from ...nn.module import Module
-from ...schedule import Action, Kind
+from ...schedule.actions import Action, Kind
 from ..data.site import Pools
 from .cuda_work import CapturingWork, ComparingWork, Recording, ReplayingWork
 from .inputs import Inputs, Results

@@ -15,18 +15,21 @@ from math import isfinite, nan
 import numpy
 
 from ...array.backend import host_array
-from ...comm import Ballot, Mesh, agree, raise_together
+from ...comm.failure.agreement import agree, raise_together
+from ...comm.failure.ballot import Ballot
+from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError
 from ...layout.policy import Policy
 from ...nn.context import ForwardContext
 from ...nn.module import Module
-from ...optim import clip_factor
-from ...schedule import Action, unit_timeline
+from ...optim.clipping import clip_factor
+from ...schedule.actions import Action
+from ...schedule.grid import unit_timeline
 from ..data.overlap import Exposure, Overlap
 from ..data.unit import Unit
 from ..settings import ShardingConfiguration
 from .assembly import Assembly
-from .batch import Batch, Batches
+from .batch import AgreedBatch, Batches
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
 from .inputs import Inputs, MicroBatch, Results, Update
@@ -234,7 +237,7 @@ class Engine:
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[Batch, Inputs]:
+    def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[AgreedBatch, Inputs]:
         """Agree on the batch, and cut this rank's part into micro-batches."""
         self.weights.check()
         num = self.config.micro_batches
@@ -271,7 +274,7 @@ class Engine:
         """
         return 1.0 / items / self.loss_scale.value if items else nan
 
-    def _compute(self, batch: Batch, inputs: Inputs) -> tuple[Results, float]:
+    def _compute(self, batch: AgreedBatch, inputs: Inputs) -> tuple[Results, float]:
         """Run forward, backward and reduction; return the results, and the mean loss."""
         self.drop_gradients()
         self._items_reduced = batch.items

@@ -5,8 +5,9 @@ import numpy
 from ...array.backend import to_host
 from ...array.device import Device
 from ...array.halves import widened
-from ...comm import Mesh, collectively
 from ...comm.collectives.ordered import ordered_sum
+from ...comm.failure.agreement import collectively
+from ...comm.mesh import Mesh
 from ...nn.autograd import Tensor, no_grad
 from ...nn.context import ForwardContext
 from ..tensor.vocabulary import whole_outputs

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from ...array.arena import Arena
 from ...array.backend import numbers_of
-from ...schedule import Action, Kind
+from ...schedule.actions import Action, Kind
 from .inputs import Inputs, Results
 
 

@@ -9,7 +9,7 @@ Each unit and micro-batch is computed by itself (work.py), cut at the unit's inp
 
 from typing import Any
 
-from ...schedule import Action, Kind
+from ...schedule.actions import Action, Kind
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
 

@@ -35,8 +35,8 @@ from ...array import products
 from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
 from ...array.halves import rounded
-from ..settings import ShardingConfiguration
 from ...errors import ConfigurationError
+from ..settings import ShardingConfiguration
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from ...array import products
-from ...schedule import Action
+from ...schedule.actions import Action
 from .inputs import Inputs, Results
 
 

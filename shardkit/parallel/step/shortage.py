@@ -10,7 +10,7 @@ from operator import length_hint
 
 from ...array.device import Device
 from ...errors import CommunicationError, DeviceMemoryError, OutOfMemoryError, ShardkitError
-from ...schedule import COMPUTE, Action, Kind
+from ...schedule.actions import COMPUTE, Action, Kind
 from .inputs import Inputs, Results
 
 BLOCK_ERRORS = (ShardkitError, ValueError, TypeError, LookupError, ArithmeticError)

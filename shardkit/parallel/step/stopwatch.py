@@ -25,7 +25,7 @@ from ...array import products
 from ...array.device import Device
 from ...array.registry import wrapped_kernels
 from ...comm.watch.progress import Call, Progress
-from ...schedule import Action, Kind
+from ...schedule.actions import Action, Kind
 from .executor import Runtime
 from .inputs import Inputs, Results
 from .pump import Pumped
@@ -94,7 +94,7 @@ def _alike(xp, shape, order, dtype):
 
 
 @dataclass
-class Wait:
+class Waiting:
     """A collective that this rank was inside of, on the rank's own clock."""
 
     group: str
@@ -116,7 +116,7 @@ class Record:
     seconds: float = 0.0
     table: dict = field(default_factory=lambda: defaultdict(lambda: [0.0, 0]))
     begun: dict[tuple[str, int], float] = field(default_factory=dict)
-    waits: list[Wait] = field(default_factory=list)
+    waits: list[Waiting] = field(default_factory=list)
 
     @property
     def num_calls(self) -> int:
@@ -184,7 +184,7 @@ class Stopwatch:
         call, entered = self._calls.pop(), self._stack[-1][2]
         left = self.leave()
         if call.number is not None:
-            self.record.waits.append(Wait(call.group, call.number, entered, left))
+            self.record.waits.append(Waiting(call.group, call.number, entered, left))
 
 
 class Watched:

@@ -10,8 +10,8 @@ import numpy
 from ...array import fresh
 from ...array.arena import empty
 from ...array.backend import numbers_of, xp_of
-from ...comm import Mesh
-from ...schedule import Kind
+from ...comm.mesh import Mesh
+from ...schedule.actions import Kind
 from ..data.gradients import NORM_BLOCK
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from ...array.backend import numbers_of
-from ...comm import CommunicationBackend, agree, raise_together
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import agree, raise_together
 
 NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8  # named in a message

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_all_reduce
 from ...layout.box import Box
 from ...layout.piece import Piece

@@ -24,7 +24,7 @@ Megatron-LM (arXiv 1909.08053) for the first two, arXiv 2205.05198 for the gathe
 from ...array import fresh
 from ...array.arena import empty
 from ...array.backend import is_device_array, xp_of
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...comm.collectives.ordered import ordered_all_reduce, ordered_reduce_scatter
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor, record

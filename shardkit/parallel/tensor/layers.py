@@ -19,13 +19,13 @@ Source: Megatron-LM (arXiv 1909.08053).
 
 from functools import partial
 
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
 from ...nn.layers import check_width, input_tensor
 from ...nn.module import Module, Parameter, members_of
-from ...nn.ops import add_bias, linear
+from ...nn.ops.linear import add_bias, linear
 from .conjugate import all_gather, copy_to_region, reduce_from_region, reduce_scatter
 
 SEQUENCE_DIM = 1  # of activations [batch, sequence, width]

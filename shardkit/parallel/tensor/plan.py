@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ...arguments import nearest
-from ...comm import CommunicationBackend
+from ...comm.backend import CommunicationBackend
 from ...errors import ConfigurationError, ShardingError
 from ...layout.box import Box
 from ...layout.cuts import even_span

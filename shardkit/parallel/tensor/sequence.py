@@ -5,7 +5,8 @@ from ...array.backend import xp_of
 from ...nn.autograd import Tensor
 from ...nn.context import current_context
 from ...nn.module import Module, Parameter
-from ...nn.ops import dropout, embedding
+from ...nn.ops.linear import embedding
+from ...nn.ops.normalization import dropout
 from .layers import SEQUENCE_DIM, TensorAxis
 
 

@@ -8,14 +8,15 @@ from contextvars import ContextVar
 from ...array import fresh, kernels
 from ...array.arena import empty
 from ...array.backend import xp_of
-from ...comm import ReductionOperation
 from ...comm.collectives.ordered import ordered_all_reduce
+from ...comm.operations import ReductionOperation
 from ...errors import ShapeError
 from ...nn.autograd import array_of, record
 from ...nn.loss import CrossEntropy
 from ...nn.module import Module, Parameter
-from ...nn.ops import embedding, where
+from ...nn.ops.elementwise import where
 from ...nn.ops.ids import check_ids, index_array
+from ...nn.ops.linear import embedding
 from .conjugate import gather_from_region
 from .layers import SEQUENCE_DIM, ColumnParallelLinear, TensorAxis
 
