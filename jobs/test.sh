@@ -37,6 +37,7 @@ trap 'rm -f "$counts"' EXIT
 echo "== style"
 "$python" -m flake8 shardkit tests benchmarks
 "$python" -m ruff format --check shardkit tests benchmarks
+"$python" -m ruff check shardkit tests benchmarks
 
 echo "== all but the MPI jobs"
 "$root/bin/pytest" -q -n "${WORKERS:-2}"

@@ -21,24 +21,24 @@ def require(holds: bool, name: str, got, wanted: str) -> None:
 
 
 def is_number(value, *, at_least: float = -inf, above: float = -inf, below: float = inf) -> bool:
-    """True for a finite number in this range, of Python or NumPy; True and False are none."""
+    """Return True for a finite number of Python or NumPy in this range; no bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return isfinite(value) and value >= at_least and above < value < below
 
 
 def is_integer(value, *, at_least: float = -inf) -> bool:
-    """True for an integer of Python or NumPy, at least this; True, False and 2.0 are none."""
+    """Return True for an integer of Python or NumPy of at least this; no bool, no 2.0."""
     return isinstance(value, Integral) and not isinstance(value, bool) and value >= at_least
 
 
 def is_among(value, names) -> bool:
-    """True for one of these names; a value of another type is none, whatever it equals."""
+    """Return True for one of these names; no value of another type, whatever it equals."""
     return isinstance(value, str) and value in names
 
 
 def nearest(name: str, known) -> str | None:
-    """The known name that this one is probably meant to be; None if none is close.
+    """Return the known name that is probably meant; None if none is close.
 
     Of dotted names the last parts must be close, so that "optimizer.x" is not near all that begins
     with "optimizer.".

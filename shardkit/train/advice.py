@@ -33,11 +33,9 @@ def advise(figures: dict) -> list[str]:
 
 
 def _cores(figures, shares):
-    ranks, threads, cores = (
-        figures["ranks_per_node"],
-        figures["threads_per_rank"],
-        figures["cores_per_node"],
-    )
+    ranks = figures["ranks_per_node"]
+    threads = figures["threads_per_rank"]
+    cores = figures["cores_per_node"]
     if ranks * threads > cores:
         return (
             f"{ranks} ranks x {threads} threads share {cores} cores: every wait costs much more "

@@ -54,8 +54,7 @@ class Text:
 
 
 def find_files(paths: list[str]) -> list[Path]:
-    """The text files under these paths, sorted; with no paths, the Python standard library's own
-    sources.
+    """Return the text files under these paths, sorted; without paths, the standard library's.
 
     Folders are searched for files whose name does not begin with a dot and that hold no NUL byte
     near their beginning.
@@ -119,8 +118,9 @@ def _check_text(path: Path, text: bytes) -> None:
 
 
 def read_texts(paths: list[str], maximum_bytes: int) -> list[bytes]:
-    """The different texts of these files, `maximum_bytes` of them at most; of files with the same
-    content the first counts.
+    """Return the different texts of these files, at most `maximum_bytes` in all.
+
+    Of files with the same content the first counts.
 
     Errors: CorpusError if a file cannot be read or is no text, or nothing is there.
     """
@@ -156,7 +156,10 @@ def split_corpus(texts: list[bytes], validation_percent: float) -> tuple[list[by
     """
     share = validation_percent / 100
     longest = share * sum(map(len, texts))
-    training, held_out, passed_bytes, held_bytes = [], [], 0, 0
+    training = []
+    held_out = []
+    passed_bytes = 0
+    held_bytes = 0
     for text in texts:
         if len(text) > longest:
             cut = len(text) - max(1, int(share * len(text)))
@@ -203,7 +206,7 @@ def build_corpus(
 
 
 def has_corpus(folder: Path) -> bool:
-    """True if the token files of a run are there, whole."""
+    """Return True if the token files of a run exist and are complete."""
     return (folder / _DESCRIPTION).exists()
 
 
@@ -244,7 +247,7 @@ class Windows:
         return cls(numpy.memmap(path, numpy.uint8, "r"), length, seed, purpose)
 
     def batch(self, step: int, first: int, count: int):
-        """Samples [first, first + count) of the global batch of this step.
+        """Return the samples [first, first + count) of the global batch of this step.
 
         returns  x, y  [count, length] int64; y is x shifted by one token
         """

@@ -26,9 +26,9 @@ from ..parallel.pipeline.neighbors import Neighbors, restore
 
 @dataclass(frozen=True)
 class Recovery:
-    """How the others went on when ranks died.
+    """How the other ranks continued after a death.
 
-    died          as they were numbered at the start
+    died          ranks by their numbers at the start
     num_living    ranks; num_training of them make the new mesh, the others are spares
     step          that the model is at now; source: "memory" or "checkpoint"
     seconds       from when this rank noticed it to when training went on
@@ -104,12 +104,10 @@ class ElasticTraining:
         replica = self._replica = MeshShape(pipeline=pipeline, tensor=tensor).size
         self._num_training = num_training or (lambda living: living // replica * replica)
         self._checkpoints = None if checkpoints is None else Path(checkpoints)
-        self._every, self._timeout, self._ledger, self._say = (
-            every,
-            timeout,
-            ledger,
-            say or (lambda text: None),
-        )
+        self._every = every
+        self._timeout = timeout
+        self._ledger = ledger
+        self._say = say or (lambda text: None)
         self._ranks = LivingRanks()
         self._copies: list[Neighbors] = []
         self._life, self._has_begun = 0, False
@@ -121,7 +119,7 @@ class ElasticTraining:
 
     @property
     def backend(self) -> CommunicationBackend:
-        """The backend of all living ranks; another one after each loss."""
+        """The backend of all surviving ranks; a new one after each death."""
         return self._ranks.backend
 
     @property
@@ -131,18 +129,19 @@ class ElasticTraining:
 
     @property
     def started_rank(self) -> int:
-        """The number of this process among all that were started."""
+        """The rank of this process among all started ranks."""
         return self._ranks.started_rank
 
     @property
     def is_new(self) -> bool:
-        """True until training has begun: then make_model() makes the model to begin with. The same
-        on all ranks.
+        """True until training has begun: make_model() then makes the first model.
+
+        The same on all ranks.
         """
         return not self._has_begun
 
     def run(self):
-        """What work() returns, None on spares. Collective over the living.
+        """Return what work() returns; None on spare ranks. Collective over the survivors.
 
         Errors end the job, or all ranks alike by SystemExit, as in abort_on_error:
         ConfigurationError if too few live for a mesh, CheckpointError if the state is lost, and
@@ -163,7 +162,7 @@ class ElasticTraining:
             self.num_lost += len(died)
 
     def _live(self):
-        """From one loss to the next, or to the end."""
+        """Train from one death to the next, or to the end."""
         self._life += 1
         living = self._ranks.backend
         lives, begun = zip(*living.all_gather_object((self._life, self._has_begun)))
@@ -194,7 +193,7 @@ class ElasticTraining:
         return result
 
     def _recover(self, living, model, num):
-        """Bring the state back. Collective over the living."""
+        """Restore the state. Collective over the survivors."""
         step, source = restore(living, self._copies, model), "memory"
         if step is None:
             step, source = self._load(model), "checkpoint"
@@ -207,9 +206,7 @@ class ElasticTraining:
         self._failed_at, self._died = None, []
 
     def _load(self, model) -> int | None:
-        """The step of the newest checkpoint, which is in the model now. Collective over the model's
-        mesh.
-        """
+        """Load the newest checkpoint and return its step. Collective over the model's mesh."""
         try:
             if self._checkpoints is None:
                 raise FileNotFoundError("no folder for checkpoints was given")

@@ -20,14 +20,12 @@ _SETTINGS = "configuration.json"
 
 
 def has_checkpoints(folder: Path) -> bool:
-    """True if a run that was started here has something to go on from."""
+    """Return True if a run that was started here can resume from a checkpoint."""
     return bool(CheckpointStore(folder / "checkpoints").steps())
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Errors: ConfigurationError unless a run may start in this folder, or go on there; see
-    above.
-    """
+    """Check that a run may start, or resume, in this folder. Errors: ConfigurationError."""
     is_run = (folder / _SETTINGS).exists()
     if not is_run and (has_checkpoints(folder) or CheckpointStore(folder).steps()):
         raise ConfigurationError(
@@ -48,8 +46,9 @@ def check_folder(folder: Path, resume: bool) -> None:
 
 
 def stored_settings(folder: Path) -> RunConfiguration:
-    """The settings of the run in this folder. Errors: ConfigurationError if there is none, or they
-    cannot be read.
+    """Read the settings of the run in this folder.
+
+    Errors: ConfigurationError if there are none, or if they cannot be read.
     """
     check_folder(folder, resume=True)
     path = folder / _SETTINGS

@@ -15,8 +15,7 @@ from .settings import RunConfiguration
 
 
 def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
-    """The defaults with these settings, and where model.initial is among them with the sizes of the
-    model there.
+    """Return the defaults with these settings, and with the sizes of the model in model.initial.
 
     Errors: ConfigurationError on a setting that contradicts the checkpoint, with both values, or a
     model whose tokens are not bytes; CheckpointError if there is no checkpoint of a GPT.
@@ -48,8 +47,9 @@ def with_initial_sizes(given: dict[str, Any]) -> RunConfiguration:
 
 
 def load_weights(model: ShardedModel, path) -> str:
-    """Put the parameters of the newest valid checkpoint at this path into the model; what was read,
-    in a line. Collective.
+    """Load the parameters of the newest valid checkpoint at this path; return a line about it.
+
+    Collective.
 
     Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError.
     """

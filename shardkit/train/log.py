@@ -18,8 +18,9 @@ BITS_PER_NAT = 1 / math.log(2)
 
 
 class RankLog:
-    """The log file of one rank, line by line on disk. A context manager, which notes an error and
-    closes the file.
+    """The log file of one rank, written line by line.
+
+    A context manager that records an error and closes the file.
     """
 
     def __init__(self, folder: Path, rank: int):
@@ -28,7 +29,7 @@ class RankLog:
         self._file = open(path, "a", buffering=1, encoding="utf-8")
 
     def line(self, text: str):
-        """The text behind date and time."""
+        """Write the text with date and time."""
         now = time.time()
         self._file.write(
             f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}.{int(now % 1 * 1000):03d}  "
@@ -79,20 +80,20 @@ class Reporter:
             self._bar.stop()
 
     def line(self, text: str):
-        """One line for people."""
+        """Write one line for people."""
         self._log.line(text)
         if self._is_writer:
             self._console.print(text, markup=False)
 
     def progress(self, step: int, text: str | None = None):
-        """Move the bar, if there is one; `text` beside it stays until the next."""
+        """Move the progress bar, if there is one; `text` beside it stays until the next call."""
         if self._bar is not None:
             self._bar.update(
                 self._task, completed=step, **({} if text is None else {"description": text})
             )
 
     def record(self, **values):
-        """One line of metrics.jsonl. JSON has no NaN and no infinity: such values are left out."""
+        """Write one line of metrics.jsonl, without NaN and infinity, which JSON lacks."""
         values = {
             name: value
             for name, value in values.items()
@@ -103,12 +104,12 @@ class Reporter:
                 file.write(json.dumps(values) + "\n")
 
     def recorded(self, name: str) -> list:
-        """The values of this name in metrics.jsonl, in their order."""
+        """Return the values of this name in metrics.jsonl, in their order."""
         records = read_metrics(self._metrics_path) if self._metrics_path.exists() else []
         return [record[name] for record in records if name in record]
 
     def drop_records_after(self, step: int):
-        """A resumed run writes these steps again: what was recorded of them goes."""
+        """Remove the records after this step: a resumed run writes them again."""
         if self._is_writer and self._metrics_path.exists():
             kept = [record for record in read_metrics(self._metrics_path) if record["step"] <= step]
             self._metrics_path.write_text(
@@ -117,7 +118,7 @@ class Reporter:
 
 
 def read_metrics(path: Path) -> list[dict]:
-    """The records of metrics.jsonl; a last line that was cut short does not count."""
+    """Return the records of metrics.jsonl, without a last line that was cut short."""
     records = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -128,7 +129,7 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def duration_text(seconds: float) -> str:
-    """65.2 -> "1m05s"."""
+    """Return a duration as text: 65.2 becomes "1m05s"."""
     minutes, rest = divmod(int(round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

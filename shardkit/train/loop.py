@@ -129,12 +129,10 @@ class TrainingRun:
         signals: StopSignals,
         log: RankLog,
     ):
-        self.settings, self.folder, self.backend, self.log = (
-            settings,
-            Path(settings.run.folder),
-            backend,
-            log,
-        )
+        self.settings = settings
+        self.folder = Path(settings.run.folder)
+        self.backend = backend
+        self.log = log
         self.commit = lambda: None
         folder = self.folder
         length, seed = settings.model.sequence_length, settings.run.seed
@@ -177,7 +175,7 @@ class TrainingRun:
         self.be_at_step(f"resumed at step {self.model.step_number}")
 
     def be_at_step(self, why: str):
-        """The model was put at another step, as this line says: the curve ends there now.
+        """Report that the model is at another step now, and end the curve there.
         Collective.
         """
         with collectively(self.backend):
@@ -316,7 +314,7 @@ class TrainingRun:
             self.reporter.line(f"overlap of communication and computation is {overlap}")
 
     def _scale_record(self) -> dict:
-        """What metrics.jsonl says of the scale of the loss, where there is one."""
+        """Return the entry of metrics.jsonl for the scale of the loss, if there is one."""
         scale = self.model.engine.loss_scale
         return {"loss_scale": scale.value} if scale.is_dynamic else {}
 
@@ -385,7 +383,9 @@ class TrainingRun:
 
     def _save(self):
         """Write a checkpoint of this step, unless it is there already."""
-        run, step, began = self.settings.run, self.model.step_number, time.perf_counter()
+        run = self.settings.run
+        step = self.model.step_number
+        began = time.perf_counter()
         if step == self.saved_step:
             return
         how = {

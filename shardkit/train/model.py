@@ -16,7 +16,7 @@ from .settings import RunConfiguration
 
 
 def make_gpt(settings: RunConfiguration) -> GPT:
-    """The unsharded model of these settings. Errors: ConfigurationError, ValueError."""
+    """Make the unsharded model of these settings. Errors: ConfigurationError, ValueError."""
     m = settings.model
     return GPT(
         VOCABULARY_SIZE,
@@ -37,7 +37,7 @@ def make_gpt(settings: RunConfiguration) -> GPT:
 
 
 def make_model(settings: RunConfiguration, backend: CommunicationBackend) -> ShardedModel:
-    """The sharded model of these settings. Collective."""
+    """Make the sharded model of these settings. Collective."""
     parallel = settings.parallel
     optimizer = settings.optimizer
     with collectively(backend):
@@ -73,7 +73,7 @@ def _measured(
 
 
 def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
-    """Data replicas of this many ranks. Errors: MeshError if the stages do not divide them."""
+    """Return how many data replicas so many ranks make. Errors: MeshError if there is a rest."""
     return MeshShape.infer(
         num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor
     ).data

@@ -1,4 +1,4 @@
-"""What a run has done so far: as text, and as a picture of its curve."""
+"""The report of a run: its curve as text and as a diagram."""
 
 from pathlib import Path
 
@@ -9,13 +9,13 @@ _MOST_LINES = 18
 
 
 def run_records(folder) -> list[dict]:
-    """The records of metrics.jsonl; [] if the folder is no run folder."""
+    """Return the records of metrics.jsonl; [] if the folder is no run folder."""
     path = Path(folder) / "metrics.jsonl"
     return read_metrics(path) if path.exists() else []
 
 
 def describe_run(folder) -> str:
-    """The validation curve of a run in a few lines; empty if the folder is no run folder."""
+    """Return the validation curve in a few lines; empty if the folder is no run folder."""
     records = run_records(folder)
     if not records:
         return ""

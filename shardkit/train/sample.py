@@ -12,9 +12,7 @@ from .data import VOCABULARY_SIZE
 
 
 def fill_parameters(model, vector) -> None:
-    """Write a canonical parameter vector (ShardedModel.gather_full_parameters) into an unsharded
-    model.
-    """
+    """Write the vector of ShardedModel.gather_full_parameters() into an unsharded model."""
     at = 0
     for parameter in model.named_parameters().values():
         parameter.array = vector[at : at + parameter.size].reshape(parameter.shape)
@@ -22,8 +20,7 @@ def fill_parameters(model, vector) -> None:
 
 
 def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
-    """The model that the newest valid checkpoint under a store, or this checkpoint folder,
-    describes, with its weights.
+    """Build the model of the newest valid checkpoint in a folder, or of this one, with weights.
 
     Errors: FileNotFoundError, CheckpointError.
     """
@@ -36,7 +33,7 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
 
 
 def generate_text(model: GPT, prompt: str, num_tokens: int, temperature: float, seed: int) -> str:
-    """The prompt and what the model says next, byte by byte; bytes that are no UTF-8 are replaced.
+    """Return the prompt and its continuation, byte by byte; invalid UTF-8 is replaced.
 
     Errors: ConfigurationError if the model's tokens are not bytes.
     """

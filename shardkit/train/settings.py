@@ -111,7 +111,9 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallel(ParallelSettings):
-    """How the ranks share the work. None of it changes the trained bits but
+    """How the ranks share the work.
+
+    None of it changes the trained bits but
 
     device, compute_dtype, matmul_precision, blas   the dtype of numbers, and the library that
                                                     computes them

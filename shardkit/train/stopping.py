@@ -32,7 +32,7 @@ _GAPS = 64  # the longest of the last so many times between two boundaries is ke
 
 
 class StopSignals:
-    """SIGTERM, SIGUSR1, SIGUSR2 and SIGINT (Ctrl-C) as a flag that is looked at between steps.
+    """SIGTERM, SIGUSR1, SIGUSR2 and SIGINT (Ctrl-C) as a flag that is checked between steps.
 
     More of them change nothing, but for a second SIGINT, which ends the process at once, with exit
     code 130.
@@ -44,7 +44,7 @@ class StopSignals:
         self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
 
     def listen(self) -> "StopSignals":
-        """Take the signals from now on, so that none can cut a save short. In the main thread."""
+        """Catch the signals from now on, so that none interrupts a save. In the main thread."""
         for number in _SIGNALS:
             signal.signal(number, self._note)
         if (
@@ -54,8 +54,9 @@ class StopSignals:
         return self
 
     def ignore(self) -> None:
-        """All is done: nothing may change the exit code now. The interpreter's own end would bring
-        the default, death, back.
+        """Ignore the signals: nothing may change the exit code any more.
+
+        Python itself would restore the default, which ends the process.
         """
         for number in (*_SIGNALS, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -72,12 +73,12 @@ class StopSignals:
         self._note(number, frame)
 
     def is_raised(self) -> bool:
-        """True once a signal has come."""
+        """Return True once a signal has come."""
         return self.name is not None
 
 
 class Clock:
-    """Whether the time that is left still holds another step and a save. For one rank of the job.
+    """The rest of the job's time: is it enough for another step and a save? For one rank.
 
     end             Unix time, in seconds; None: the job has no end
     margin_seconds  to spare beside twice the longest save, and the longest way from one boundary to
@@ -87,16 +88,16 @@ class Clock:
     """
 
     def __init__(self, end: float | None, margin_seconds: float, ask_again=lambda: None):
-        self._end, self._margin, self._ask_again = end, margin_seconds, ask_again
+        self._end = end
+        self._margin = margin_seconds
+        self._ask_again = ask_again
         self._save_seconds = 0.0
         self._gaps: deque[float] = deque(maxlen=_GAPS)
         self._asked_at: float | None = None
 
     @classmethod
     def of_run(cls, run: Run) -> "Clock":
-        """The clock of run.time_limit_seconds, counted from now, or else of the allocation, as far
-        as anybody says.
-        """
+        """Make the clock of run.time_limit_seconds from now on, or else that of the allocation."""
         if run.time_limit_seconds:
             return cls(time.time() + run.time_limit_seconds, run.stop_margin_seconds)
         end = allocation_end()
@@ -106,11 +107,11 @@ class Clock:
 
     @property
     def seconds_left(self) -> float:
-        """Until the end."""
+        """Seconds until the end."""
         return inf if self._end is None else self._end - time.time()
 
     def left(self) -> str:
-        """The time that is left, in words."""
+        """Return the rest of the time in words."""
         return (
             "no end in sight"
             if self._end is None
@@ -119,16 +120,17 @@ class Clock:
 
     @property
     def reserve_seconds(self) -> float:
-        """What must be left for another step: as long as the longest, two saves and the margin."""
+        """Seconds that another step needs: the longest step, two saves and the margin."""
         return max(self._gaps, default=0.0) + 2 * self._save_seconds + self._margin
 
     def note_save(self, seconds: float) -> None:
-        """A checkpoint took so long, from its begin until it was on disk."""
+        """Record how long a checkpoint took until it was on disk."""
         self._save_seconds = max(self._save_seconds, seconds)
 
     def is_short(self) -> bool:
-        """True if the run should save now. To be asked at every boundary between steps, since it
-        measures their distance.
+        """Return True if the run should save now.
+
+        Call it at every boundary between steps, since it measures the time between its calls.
         """
         now = time.monotonic()
         if self._asked_at is not None:
@@ -141,8 +143,9 @@ class Clock:
 
 
 def end_of_slurm_job() -> float | None:
-    """When SLURM will end this job, as squeue says; None outside of a job, without limit, or if it
-    cannot be asked.
+    """Return when SLURM will end this job, as squeue prints it.
+
+    None outside of a job, for a job without a limit, or if squeue fails.
     """
     job = slurm_job()
     if job is None:
@@ -161,22 +164,24 @@ def end_of_slurm_job() -> float | None:
 
 
 class Patience:
-    """Whether the validation loss has not fallen for too long.
+    """A limit on the validations without a lower loss.
 
     patience  validations without a lower loss than all before; None: endless
     losses    of validations so far
     """
 
     def __init__(self, patience: int | None, losses=()):
-        self._patience, self._best, self._waited = patience, inf, 0
+        self._patience = patience
+        self._best = inf
+        self._waited = 0
         for loss in losses:
             self.note(loss)
 
     def note(self, loss: float) -> None:
-        """One more validation; NaN is no improvement."""
+        """Record a validation; NaN is no improvement."""
         improves = loss < self._best
         self._best, self._waited = (loss, 0) if improves else (self._best, self._waited + 1)
 
     def is_over(self) -> bool:
-        """True if it is time to end."""
+        """Return True if the run should end."""
         return bool(self._patience) and self._patience <= self._waited

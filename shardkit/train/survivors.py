@@ -1,4 +1,4 @@
-"""`shardkit train --run.elastic=true`: the training run of loop.py, on those ranks that live."""
+"""`shardkit train --run.elastic=true`: the training run of loop.py on the surviving ranks."""
 
 import time
 from pathlib import Path
@@ -15,8 +15,9 @@ from .stopping import StopSignals
 
 
 def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
-    """The most of these ranks that can do the run: whole replicas that share the global batch
-    evenly. 0: none can.
+    """Return how many of these ranks can train: whole replicas that divide the global batch.
+
+    0 if none can.
     """
     for num in range(num_ranks, 0, -1):
         try:
@@ -28,12 +29,12 @@ def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
 
 
 class SurvivingRun:
-    """A run that goes on when ranks die. Making it is collective over all ranks that were
-    started.
-    """
+    """A run that continues when ranks die. The constructor is collective over all started ranks."""
 
     def __init__(self, settings: RunConfiguration, resume: bool, signals: StopSignals):
-        self._settings, self._resume, self._signals = settled(settings), resume, signals
+        self._settings = settled(settings)
+        self._resume = resume
+        self._signals = signals
         self._folder = Path(settings.run.folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
@@ -52,8 +53,9 @@ class SurvivingRun:
         self._began = time.monotonic()
 
     def go(self) -> RunResult | None:
-        """Train to the end; None on spares. Errors end the job, or all ranks alike with
-        SystemExit.
+        """Train to the end; return None on spare ranks.
+
+        Errors end the job, or end all ranks with SystemExit.
         """
         try:
             with threadpool_limits(self._settings.run.threads):
@@ -64,7 +66,7 @@ class SurvivingRun:
 
     @property
     def has_lost_ranks(self) -> bool:
-        """True if ranks died, as far as this one knows."""
+        """True if ranks have died, as far as this one knows."""
         return bool(self.training.num_lost)
 
     def _num_training(self, num_living: int) -> int:
@@ -86,7 +88,7 @@ class SurvivingRun:
         return self._run.model
 
     def _left(self) -> RunConfiguration:
-        """The settings, with the part of the run's own time limit that is left."""
+        """Return the settings with the rest of the run's own time limit."""
         limit = self._settings.run.time_limit_seconds
         left = limit and max(limit - (time.monotonic() - self._began), 1.0)
         return self._settings.replace({"run.time_limit_seconds": left})

@@ -218,7 +218,7 @@ def test_ctrl_c_while_mpi_starts_keeps_no_rank_waiting(folder):
             2,
             sys.executable,
             "-c",
-            BENCH.format(name="_mpi_backend"),
+            BENCH.format(name="mpi_backend"),
         ],
     )
     for _ in range(2):

@@ -97,7 +97,9 @@ def _without_duplicates(pairs) -> dict:
 
 def _checked(path, name, entry, first_byte) -> StoredTensor:
     """Return the place of one tensor. Errors: ValueError, KeyError, TypeError."""
-    dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    dtype = entry["dtype"]
+    shape = entry["shape"]
+    start, stop = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in [*shape, start, stop]):
         raise ValueError(f"{name} has shape {shape} at {start}, {stop}")
     if dtype in READABLE:

@@ -183,7 +183,7 @@ class IpcTransport(HostSwapTransport):
             self._copies.begin_within(target, source, min(size, most))
 
     def close(self):
-        """Collective over the group."""
+        """Close the transport. Collective over the group."""
         self._group.channel.barrier()  # no rank reads any more
         self._block.close_others()
         self._group.channel.barrier()  # no rank has it open any more

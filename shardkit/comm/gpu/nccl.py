@@ -244,5 +244,5 @@ class NcclTransport(SwapTransport):
         return CopiedHandle(self._stream.end())
 
     def close(self):
-        """Collective over the group."""
+        """Close the transport. Collective over the group."""
         self._communicator.destroy()

@@ -176,8 +176,6 @@ class SharedMemoryChannel(WrappedChannel):
 
 @lru_cache
 def _places(counts: tuple[int, ...], unit: int):
-    """Starts and counts of pieces that lie one after the other, times `unit`, as the loops want
-    them.
-    """
+    """Return starts and counts of consecutive pieces, times `unit`, as the loops take them."""
     counts = numpy.array(counts, numpy.int64) * unit
     return numpy.cumsum(counts) - counts, counts
