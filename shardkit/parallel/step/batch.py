@@ -40,7 +40,8 @@ class AgreedBatch:
 class Batches:
     """The door that batches of one model come in by.
 
-    loss             the usual one: a Loss, or a function (prediction, y) -> mean loss
+    loss             the usual one: a Loss, or a function (prediction, y) -> mean loss; None: the
+                     model's own
     compares_peers   checked mode: pipeline and tensor peers must have passed the same part
     """
 
@@ -63,7 +64,7 @@ class Batches:
         ShardingError naming the ranks that passed another part than their peers.
         """
         with collectively(self._mesh.world, ballot):
-            criterion = as_loss(loss or self._loss)
+            criterion = as_loss(loss or self._usual_loss())
             x, y = _checked_samples(self._model, criterion, x, y)
             _check_division(len(x), micro_batches)
             size_and_form = len(x) | _form(x, y) << SAMPLE_BITS
@@ -87,9 +88,12 @@ class Batches:
             everyones[:, 0].tobytes(),
         )
 
+    def _usual_loss(self):
+        return self._loss or self._model.loss
+
     def check(self, x, y) -> None:
         """Errors: ShapeError unless model and usual loss take them. No communication."""
-        _checked_samples(self._model, as_loss(self._loss), x, y)
+        _checked_samples(self._model, as_loss(self._usual_loss()), x, y)
 
     def checked_input(self, x):
         """Return x as an array of the host, if the model takes it; it may have no samples.

@@ -70,9 +70,7 @@ class Engine:
         self._programs = parts.programs
         self._ahead = parts.ahead
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
-        self._batches = Batches(
-            mesh, model, config.loss or model.loss, compares_peers=config.is_checked
-        )
+        self._batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
         self.evaluation = Evaluation(
             parts.plain,
             self._programs.forward,
