@@ -182,7 +182,7 @@ class Sections:
             rules = field.metadata
             shown = f"{json.dumps(field.default)} {rules['unit']}".rstrip()
             default = "none" if field.default is None else shown
-            names = rules.get("among", rules.get("known", ()))
+            names = (*rules.get("among", rules.get("known", ())), *rules.get("spelled", ()))
             choices = f" ({' | '.join(names)})" if names else ""
             lines.append(f"  --{name:<40} {default}: {rules['text']}{choices}")
         return "\n".join(lines)

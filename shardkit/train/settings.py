@@ -181,14 +181,19 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
         theirs = _absolute(field, wanted.value(name))
         if "fixed" in field.metadata and ours != theirs:
             raise ConfigurationError(
-                f"{name} = {wanted.value(name)!r}, but this run goes on with "
-                f"{stored.value(name)!r}: {field.metadata['fixed']}. Leave it out, or start "
-                "another "
-                f"run with its weights: --model.initial={wanted.run.folder} --run.folder=ANOTHER"
+                f"{name} = {_shown(wanted.value(name))}, but this run goes on with "
+                f"{_shown(stored.value(name))}: {field.metadata['fixed']}. Leave it out, or start "
+                f"another run with its weights: --model.initial={wanted.run.folder} "
+                "--run.folder=ANOTHER"
             )
     if wanted.optimizer.decay_steps is None:  # run.steps of the first start, which is stored
         return wanted.replace({"optimizer.decay_steps": stored.optimizer.decay_steps})
     return wanted
+
+
+def _shown(value) -> str:
+    """Return a value as a settings file has it: a list, not a tuple."""
+    return repr(list(value) if isinstance(value, tuple) else value)
 
 
 def settled(settings: RunConfiguration) -> RunConfiguration:

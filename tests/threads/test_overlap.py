@@ -200,7 +200,7 @@ def test_threads_try_nothing_since_each_copies_for_itself():
 
 @pytest.mark.parametrize("wrong", ["on", None, 1, "always"])
 def test_another_word_for_overlap_is_refused(wrong):
-    with pytest.raises(ConfigurationError, match='overlap = .*; wanted True, False or "auto"'):
+    with pytest.raises(ConfigurationError, match="overlap = .*; wanted True or False or auto"):
         sk.ShardingConfiguration(object(), overlap=wrong)
 
 
