@@ -341,9 +341,10 @@ def test_a_run_that_goes_on_takes_a_setting_or_refuses_it_with_both_values(name)
     else:
         with pytest.raises(ConfigurationError) as error:
             resumed(stored, {name: value})
-        assert f"{name} = {value!r}, but this run goes on with {stored.value(name)!r}: " in str(
-            error.value
+        ours, theirs = (
+            list(each) if isinstance(each, tuple) else each for each in (value, stored.value(name))
         )
+        assert f"{name} = {ours!r}, but this run goes on with {theirs!r}: " in str(error.value)
 
 
 def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypatch):
