@@ -9,6 +9,9 @@ PYTHON=(python3)
 
 # srun: --mpi=pmi2 for MPICH, Intel MPI and Cray, --mpi=pmix for Open MPI; `srun --mpi=list` shows what the site has.
 SRUN=(srun --mpi=pmi2 --cpu-bind=cores)
+# MPI_Init of MPICH 5 over UCX fails or hangs at some starts under srun --mpi=pmi2 of SLURM 22.05, which cuts its long
+# messages in two. Over libfabric they are short:
+#   export MPIR_CVAR_CH4_NETMOD=ofi
 
 # mpiexec, of the MPI that mpi4py loads. MPICH and Intel MPI:
 MPIEXEC=(mpiexec -ppn "$RANKS_PER_NODE" -bind-to "core:$THREADS")

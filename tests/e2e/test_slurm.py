@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from e2e.mpi_jobs import python_of
-from slurm_cluster import ENDED, START_FAULT, SlurmCluster, StartFault, why_not
+from slurm_cluster import ENDED, SlurmCluster, why_not
 
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.diff import compare
@@ -39,7 +39,7 @@ SMALL = [
     "--data.path=text.txt",
 ]
 ENDLESS = "--run.steps=100000"
-TRIES, TRY_SECONDS = 6, 120
+TRIES = 3  # of a job that SLURM may warn before the first line of its script
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
@@ -60,27 +60,6 @@ def cluster(own_cluster):
     """Idle nodes; whatever the test leaves there is ended after it."""
     yield own_cluster
     own_cluster.clear()
-
-
-def again_after_a_start_fault(test):
-    """A test whose jobs meet the known fault of SLURM at their start begins again, with a run
-    folder of its own: with some jobs in a test, and a fault at every third start on a busy machine,
-    twice is not enough.
-    """
-
-    @functools.wraps(test)
-    def tried(cluster, folder, **parameters):
-        for _ in range(TRIES - 1):
-            try:
-                return test(cluster=cluster, folder=folder, **parameters)
-            except StartFault:
-                cluster.clear()
-                shutil.rmtree(folder / "run", ignore_errors=True)
-                for output in folder.glob("*.out"):
-                    output.unlink()
-        test(cluster=cluster, folder=folder, **parameters)
-
-    return pytest.mark.timeout(TRIES * TRY_SECONDS)(tried)
 
 
 @pytest.fixture
@@ -147,7 +126,6 @@ def bits_equal(one, other):
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
-@again_after_a_start_fault
 def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
     job = cluster.submit(
         render(folder, "multi_node", f"--launcher={launcher}", "--run.steps=5"), cwd=folder
@@ -158,7 +136,6 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
     assert sorted(re.search(r"SLURM node (\w+)", log)[1] for log in logs) == ["node1", "node2"]
 
 
-@again_after_a_start_fault
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
     cluster, folder
 ):
@@ -173,15 +150,18 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
         "--run.validation_batches=20",
     ]  # keeps a step busy, and changes no bits
     script = render(folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, *slow)
-    job = cluster.submit(script, cwd=folder)
+    jobs = [cluster.submit(script, cwd=folder)]
 
     def is_queued_again():
-        if cluster.state(job) == "FAILED" and not cluster.output_of(job):
-            raise StartFault("the warning came before the first line of the script")
-        assert cluster.state(job) not in ENDED, cluster.output_of(job)
-        return cluster.detail(job, "Restarts") == "1"
+        state, output = cluster.state(jobs[-1]), cluster.output_of(jobs[-1])
+        if state == "FAILED" and not output and len(jobs) < TRIES:
+            jobs.append(cluster.submit(script, cwd=folder))  # warned before its first line
+            return False
+        assert state not in ENDED, output
+        return cluster.detail(jobs[-1], "Restarts") == "1"
 
     cluster.wait_until(is_queued_again, 240)
+    job = jobs[-1]
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=00:30:00")
     (first,) = saved_steps(folder)
     assert first == steps_done(folder), "a step was lost"
@@ -213,7 +193,6 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
 @pytest.mark.parametrize(
     "launcher, seconds", [("srun", 0.0), ("srun", 0.5), ("mpiexec", 0.0), ("mpiexec", 0.5)]
 )
-@again_after_a_start_fault
 def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(
     cluster, folder, launcher, seconds
 ):
@@ -232,7 +211,6 @@ def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(
     ), output
 
 
-@again_after_a_start_fault
 def test_a_job_ends_in_time_when_no_signal_comes(cluster, folder):
     """The run wants all but ten seconds of ten minutes to spare. SLURM warns from half a minute
     before the notice on: minutes later, so that a slow start of the ranks does not hand them the
@@ -260,7 +238,6 @@ def test_a_job_ends_in_time_when_no_signal_comes(cluster, folder):
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpiexec"])
-@again_after_a_start_fault
 def test_scancel_loses_no_step_and_the_job_does_not_come_back(cluster, folder, launcher):
     job = cluster.submit(
         render(folder, "multi_node", f"--launcher={launcher}", ENDLESS), cwd=folder
@@ -272,7 +249,6 @@ def test_scancel_loses_no_step_and_the_job_does_not_come_back(cluster, folder, l
     assert "stopping: SIGTERM on rank" in cluster.output_of(job)
 
 
-@again_after_a_start_fault
 def test_a_chain_submits_its_next_link_until_the_run_is_done(cluster, folder):
     job = cluster.submit(render(folder, "chain", "--restarts=1", ENDLESS), cwd=folder)
     cluster.wait_until(lambda: steps_done(folder) >= 3)
@@ -294,7 +270,6 @@ def _match(cluster, job, pattern):
     return found and found[0]
 
 
-@again_after_a_start_fault
 def test_an_array_is_one_run_for_each_setting(cluster, folder):
     job = cluster.submit(
         render(
@@ -334,20 +309,6 @@ def test_what_a_test_leaves_on_the_cluster_is_gone_before_the_next(own_cluster, 
         own_cluster.run("squeue", "-h").stdout == ""
         and own_cluster.run("sinfo", "-h", "-o", "%t").stdout == "idle\n"
     )
-
-
-def test_a_start_that_fails_in_the_known_way_is_noticed_and_tried_again(cluster, folder):
-    (folder / "bad.sh").write_text(f"#!/bin/bash\necho '{START_FAULT}'; sleep 100\n")
-    tries = []
-
-    @again_after_a_start_fault
-    def meets_it(cluster, folder):
-        tries.append(cluster.submit("bad.sh", "--output=%j.out", cwd=folder))
-        cluster.wait(tries[-1], "COMPLETED")
-
-    with pytest.raises(StartFault):
-        meets_it(cluster=cluster, folder=folder)
-    assert len(tries) == TRIES and all(cluster.state(job) in ENDED for job in tries[:-1])
 
 
 def test_srun_without_a_protocol_for_mpi_is_refused_with_the_fix(cluster, folder):

@@ -15,6 +15,9 @@ ALONE_HINT = (
     "set a longer one, or let all ranks take part"
 )
 
+# An old SLURM cuts long lines of PMI in two; MPICH 5 writes such lines when it runs over UCX.
+MPICH_ADVICE = "With MPICH 5 under srun of SLURM 22.05, set MPIR_CVAR_CH4_NETMOD=ofi. "
+
 
 @contextmanager
 def start_limit(library: str, timeout: float):
@@ -48,7 +51,7 @@ def start_advice(library: str) -> str:
         ". Check: does the launcher speak this MPI's protocol "
         f"(srun --mpi={kind}; srun --mpi=list), or is it the mpiexec of this very {library}? Did "
         "all ranks start, or did one "
-        "die first? Do the nodes reach each other (firewall, network interface)? Starting again "
-        "may be enough. "
+        "die first? Do the nodes reach each other (firewall, network interface)? "
+        f"{MPICH_ADVICE if library == 'MPICH' else ''}Starting again may be enough. "
         "SHARDKIT_START_SECONDS and the backend's timeout set the limit"
     )
