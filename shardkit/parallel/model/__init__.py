@@ -2,10 +2,11 @@
 
 sharded_model   ShardedModel, the face of all strategies; read it first
 strategies      DDP, ZeRO-1, ZeRO-2, FSDP, tensor, pipeline and hybrid, by name
-checkpoints     checkpoints and images of a model
+stored          its contract for files and images; checkpoints: the part that does it
+copied          its contract for whole vectors and copies
 weights         whole parameter vectors; state: optimizer state, its rule, and counts
 report          metadata, and the table of who is where
-features        input features and their importance
+features        its contract for input features, and their importance
 fingerprint     what must be the same on all ranks that build a model
 optimizer       ShardedOptimizer, the face of all optimizers; optimizers: each by name
 optimization    the input and the results of a whole run; epochs: its loop

@@ -33,6 +33,7 @@ class Checkpoints:
     companions   {name: bytes} of files beside the tensors, from the checkpoint that the model went
                  on from
     saver        writes in the background; the clones of a model share it
+    world        all ranks of the mesh
     """
 
     def __init__(self, engine: Engine, strategy: str, history: History, saver: Saver):
@@ -40,14 +41,14 @@ class Checkpoints:
         self.saver = saver
         self._engine, self._strategy = engine, strategy
         self._history = history
-        self._world = engine.mesh.world
+        self.world = engine.mesh.world
 
     # ---- writing ---------------------------------------------------------------------------------
 
     def image(self) -> bytes:
         """Return parameters, optimizer state and counts as an HDF5 image."""
         state = self._engine.state
-        return make_image(state.counted_boxes(), state.shapes(), self._world, self.describe())
+        return make_image(state.counted_boxes(), state.shapes(), self.world, self.describe())
 
     def save(
         self, path, *, keep: int | None, keep_every: int | None, data_position: dict | None
@@ -56,7 +57,7 @@ class Checkpoints:
         self.saver.wait()
         return self._store(path).save(
             self._engine.state.counted_boxes(),
-            self._world,
+            self.world,
             self.describe(data_position),
             keep=keep,
             keep_every=keep_every,
@@ -111,7 +112,7 @@ class Checkpoints:
         `only`.
         """
         wanted = self._wanted(only)
-        return load_image(data, self._engine.state.owned_boxes(), wanted, self._world)
+        return load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
 
     def read(self, path, only: str | None) -> tuple[Checkpoint, Fit, list[str]]:
         """Fill the owned arrays from the newest valid checkpoint at `path`; adopt() comes next.
@@ -122,11 +123,11 @@ class Checkpoints:
         """
         self.saver.wait()
         weights, wanted = self._engine.weights, self._wanted(only)
-        store = CheckpointStore.found(path, self._world, self._engine.device.copies)
+        store = CheckpointStore.found(path, self.world, self._engine.device.copies)
         try:
             checkpoint = store.load_newest(
                 wanted.taken(self._engine.state.owned_boxes()),
-                self._world,
+                self.world,
                 lambda checkpoint: checkpoint.fit(wanted),
                 expendable=weights.is_initial,
             )
@@ -138,7 +139,7 @@ class Checkpoints:
 
     def _wanted(self, only: str | None) -> Wanted:
         """Return what the model takes from a checkpoint."""
-        with collectively(self._world):
+        with collectively(self.world):
             check_only(only)
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
@@ -156,7 +157,7 @@ class Checkpoints:
         if fit.only is not None:
             self._engine.state.clear()
         self.go_on_from(fit.goes_on_from())
-        if self._world.rank == 0:
+        if self.world.rank == 0:
             fit.warn()
 
     def go_on_from(self, description: dict) -> None:
@@ -178,9 +179,9 @@ class Checkpoints:
 
     def take_companions(self, checkpoint: Checkpoint) -> None:
         """Keep the files beside the tensors on all ranks, so that any rank may die."""
-        with collectively(self._world):
-            companions = checkpoint.companions() if self._world.rank == 0 else None
-        self.companions = self._world.broadcast_object(companions, 0)
+        with collectively(self.world):
+            companions = checkpoint.companions() if self.world.rank == 0 else None
+        self.companions = self.world.broadcast_object(companions, 0)
 
     # ---- another model on the same engine --------------------------------------------------------
 

@@ -7,6 +7,45 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
+from ...nn.module import Module
+from ..step.engine import Engine
+from .history import History
+
+
+class Featured:
+    """The contract of models that can be told which input features to look at.
+
+    wrapped_model, engine, history   of the sharded model that derives from this class
+    """
+
+    wrapped_model: Module
+    engine: Engine
+    history: History
+
+    def get_active_feature_indices(self) -> list[int]:
+        """Return the numbers of the input features that are used. Errors: FeatureError."""
+        return list(features_of(self.wrapped_model).active)
+
+    def set_active_feature_indices(self, indices):
+        """Look at these input features only, in training and prediction. Collective.
+
+        Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
+        """
+        activate_features(self.wrapped_model, indices, self.engine.mesh.world)
+
+    def is_feature_used(self, index: int) -> bool:
+        """Return whether the model looks at this input feature. Errors: FeatureError."""
+        return index in features_of(self.wrapped_model).active
+
+    def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
+        """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
+
+        Collective. x, y    this data rank's samples; None: the last batch that was trained on
+        Errors, on all ranks: FeatureError if the model has no features, or there are no samples.
+        """
+        batch = self.history.last_batch if x is None else (x, y)
+        check_samples_given(self.wrapped_model, batch, self.engine.mesh.world)
+        return permutation_importance(self.engine, *batch)
 
 
 def features_of(module):

@@ -4,8 +4,8 @@
     result = optimizer.optimize(OptimizationInputData(x, y, x_validation, y_validation, epochs=20))
 
 An optimizer owns no arrays: parameters, gradients and optimizer state are those of its model's
-engine, sharded as the model's class decides. So each implementation (optimizers.py) names the
-ShardedModel that it trains with.
+engine, sharded as the model's class decides, and its files (stored.py) are the model's. So each
+implementation (optimizers.py) names the ShardedModel that it trains with.
 """
 
 from dataclasses import fields, replace
@@ -18,13 +18,15 @@ from ...layout.mesh_shape import AXES
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ..settings import ShardingConfiguration
+from .checkpoints import Checkpoints
 from .epochs import BestEpoch, Epochs, epochs_since_improvement
 from .optimization import OptimizationInputData, OptimizationResult, check_together
 from .replicas import StateDrift, synchronize_replicas
 from .sharded_model import ShardedModel
+from .stored import Stored
 
 
-class ShardedOptimizer:
+class ShardedOptimizer(Stored):
     """The contract of all implementations.
 
     "Collective": all ranks of the configuration's backend must call it.
@@ -126,6 +128,11 @@ class ShardedOptimizer:
             )
         return self.model
 
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """The files and images of the model. Errors: ShardingError without a model."""
+        return self._attached().checkpoints
+
     def close(self):
         """Close the model, which cannot be trained afterwards. Collective."""
         self._attached().close()
@@ -211,30 +218,6 @@ class ShardedOptimizer:
             waited = epochs_since_improvement(self.fitness_history, self.minimum_improvement)
             wants_to_stop = self.patience is not None and waited >= self.patience
         return agree(self.sharding_configuration.backend, wants_to_stop)
-
-    # ---- files -----------------------------------------------------------------------------------
-
-    def serialize(self) -> bytes:
-        """Return model and optimizer state, as ShardedModel.serialize. Collective.
-
-        Errors: ShardingError without a model.
-        """
-        return self._attached().serialize()
-
-    def deserialize(self, data: bytes, *, only: str | None = None):
-        """Go on from an image, as ShardedModel.deserialize. Collective.
-
-        Errors: CheckpointError; ShardingError without a model.
-        """
-        self._attached().deserialize(data, only=only)
-
-    def save_model(self, path, *, keep: int | None = None) -> str:
-        """Write a checkpoint into folder `path`, as ShardedModel.save_model. Collective."""
-        return self._attached().save_model(path, keep=keep)
-
-    def load_model(self, path, *, only: str | None = None) -> dict:
-        """Go on from the newest valid checkpoint, as ShardedModel.load_model. Collective."""
-        return self._attached().load_model(path, only=only)
 
     def get_options(self) -> dict:
         """Return the rule, its hyper-parameters and how the model is sharded: a fresh dict.

@@ -8,6 +8,9 @@ Each member checks its arguments and asks the part that does the work:
 
     engine        trains, evaluates, predicts       engine.weights   whole parameter vectors
     checkpoints   files and images                  engine.state     optimizer state, rule, counts
+
+Three contracts stand beside it: Stored (files and images, stored.py), Copied (whole vectors and
+other models, copied.py) and Featured (input features, features.py).
 """
 
 import time
@@ -18,9 +21,7 @@ import numpy
 
 from ...arguments import is_number, require
 from ...array.backend import to_host
-from ...checkpoint.background import PendingCheckpoint, Saver
-from ...checkpoint.fit import check_only
-from ...checkpoint.store import warn_of_skipped
+from ...checkpoint.background import Saver
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import check_same
@@ -32,17 +33,14 @@ from ..settings import ShardingConfiguration
 from ..step.engine import Engine
 from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints
-from .features import (
-    activate_features,
-    check_samples_given,
-    features_of,
-    permutation_importance,
-)
+from .copied import Copied
+from .features import Featured
 from .history import History
 from .report import metadata_of, table_of
+from .stored import Stored
 
 
-class ShardedModel:
+class ShardedModel(Stored, Copied, Featured):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
     wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
@@ -67,7 +65,7 @@ class ShardedModel:
         with collectively(config.backend):
             self._check_arguments(wrapped_model)
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
-        self._warn_of_one_unit()
+        _warn_of_one_unit(self)
 
     def _check_arguments(self, wrapped_model):
         if not isinstance(wrapped_model, Module):
@@ -80,7 +78,7 @@ class ShardedModel:
         """Make all ranks data replicas."""
         return Mesh(backend)
 
-    def _assemble(self, wrapped_model, config, mesh):
+    def _assemble(self, wrapped_model, config, mesh) -> None:
         self.wrapped_model, self.sharding_configuration = wrapped_model, config
         self.mesh = mesh
         self.engine = Engine(wrapped_model, config, mesh, self.policy)
@@ -89,21 +87,7 @@ class ShardedModel:
         self.checkpoints = Checkpoints(self.engine, self.strategy, self.history, saver)
         self._is_closed = False
 
-    def _warn_of_one_unit(self):
-        """Warn on rank 0 if the model is one unit and several would save memory."""
-        if self.rank > 0 or self.mesh.size("data") == 1:
-            return
-        if not self.engine.units[0].is_released_after_use:
-            return
-        cost = describe_one_unit(
-            self.wrapped_model,
-            self.sharding_configuration.minimum_parameter_group_size,
-            self.engine.numerics.compute_dtype.itemsize,
-        )
-        if cost is not None:
-            warnings.warn(cost, ShardingWarning, stacklevel=3)
-
-    def _check_open(self):
+    def _check_open(self) -> None:
         if self._is_closed:
             raise CommunicationError(
                 "this model is closed; make another one, or close it after its last use"
@@ -130,11 +114,6 @@ class ShardedModel:
     def step_number(self) -> int:
         """Optimization steps taken."""
         return self.engine.state.step_number
-
-    @property
-    def companions(self) -> dict[str, bytes]:
-        """Files beside the tensors, from the checkpoint that this model went on from."""
-        return self.checkpoints.companions
 
     @property
     def local_parameter_shard(self):
@@ -288,215 +267,6 @@ class ShardedModel:
         self.history.evaluation = {"loss": loss, "step": self.step_number}
         return loss
 
-    # ---- whole vectors, other models -------------------------------------------------------------
-
-    def gather_full_parameters(self):
-        """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
-        self._check_open()
-        return self.engine.weights.gather()
-
-    def get_parameters(self):
-        """Return what gather_full_parameters() returns. Collective."""
-        return self.gather_full_parameters()
-
-    def set_parameters(self, vector):
-        """Replace all parameters by this canonical vector. Collective.
-
-        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different
-        ones.
-        """
-        self._check_open()
-        self.engine.weights.set(vector)
-
-    def with_parameters(self, vector) -> "ShardedModel":
-        """Return a model of the same type on the same mesh with these parameters. Collective.
-
-        Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
-        """
-        other = self._with_own_parameters()
-        other.set_parameters(vector)
-        self.mesh.share()
-        return other
-
-    def clone(self) -> "ShardedModel":
-        """Return a model that shares parameters, optimizer state and mesh with this one.
-
-        Of the same type; no communication. Close it too: the mesh is closed with its last model.
-        """
-        self._check_open()
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other.history, other.checkpoints = self.checkpoints.for_clone()
-        self.mesh.share()
-        return other
-
-    __copy__ = clone
-
-    def deep_copy(self) -> "ShardedModel":
-        """Return a model on the same mesh with parameters and optimizer state of its own.
-
-        Of the same type; collective. Close it too: the mesh is closed with its last model.
-        """
-        other = self._with_own_parameters()
-        other.engine.state.copy_from(self.engine.state)
-        other.history.last_loss = self.history.last_loss
-        other.history.train_seconds = self.history.train_seconds
-        self.mesh.share()
-        return other
-
-    def __deepcopy__(self, memo):
-        return self.deep_copy()
-
-    def _with_own_parameters(self) -> "ShardedModel":
-        self._check_open()
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
-        other.checkpoints.companions = self.checkpoints.companions
-        if self.engine.compilation.is_on:
-            other.compile()
-        return other
-
-    # ---- checkpoints and images ------------------------------------------------------------------
-
-    def serialize(self) -> bytes:
-        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
-
-        Collective. The files of a tokenizer and the like, which a converted model keeps in its
-        checkpoints, are not in it.
-        """
-        return self.checkpoints.image()
-
-    def deserialize(self, data: bytes, *, only: str | None = None):
-        """Go on from an image, made under any mesh and policy.
-
-        Collective: all ranks pass the same bytes.
-        only   "model": take the parameters alone, as load_model does
-        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model,
-        which is unchanged; ValueError if `only` has another value.
-        """
-        self.checkpoints.adopt(self.checkpoints.read_image(data, only))
-
-    def save_state(self, file):
-        """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
-        image = self.serialize()
-        with collectively(self.mesh.world):
-            if self.rank == 0:
-                file.write(image)
-
-    def load_state(self, file, *, only: str | None = None):
-        """Read what save_state wrote from a file object of rank 0; others may pass None.
-
-        Collective; as deserialize.
-        """
-        with collectively(self.mesh.world):
-            check_only(only)
-            data = file.read() if self.rank == 0 else None
-        self.deserialize(self.mesh.world.broadcast_object(data, 0), only=only)
-
-    def save_model(
-        self,
-        path,
-        *,
-        keep: int | None = None,
-        keep_every: int | None = None,
-        data_position: dict | None = None,
-    ) -> str:
-        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
-
-        keep           delete older checkpoints there but this many, the new one counted; None:
-                       delete nothing
-        keep_every     and but those of steps that this divides
-        data_position  stored as it is, for the source of the data
-        Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as
-        they were.
-        """
-        return self.checkpoints.save(
-            path, keep=keep, keep_every=keep_every, data_position=data_position
-        )
-
-    def save_model_async(
-        self,
-        path,
-        *,
-        keep: int | None = None,
-        keep_every: int | None = None,
-        data_position: dict | None = None,
-    ) -> PendingCheckpoint:
-        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
-
-        Training may go on. The copies are in host memory, as large as what this rank owns, and used
-        again the next time. The checkpoint is there once all ranks have written and met again: in a
-        train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
-        waits for it. Arguments as for save_model. Errors, on all ranks: as save_model, also from
-        those later calls; nothing is left of the checkpoint then.
-        """
-        return self.checkpoints.save_async(
-            path, keep=keep, keep_every=keep_every, data_position=data_position
-        )
-
-    def abandon_saving(self):
-        """Stop writing a checkpoint in the background; its unfinished files stay. No communication.
-
-        For ranks that have lost others; else close() and the next save wait for it.
-        """
-        self.checkpoints.saver.abandon()
-
-    def load_model(self, path, *, only: str | None = None) -> dict:
-        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
-
-        path     what save_model() was given, or a run folder; or one checkpoint, which is then
-                 taken or refused
-        Under a rule that keeps other optimizer state than the one that wrote it, state that is
-        missing starts at zero, with a bias correction of its own, and state that is not kept is
-        left out; a warning on rank 0 names both.
-        only     "model": take the parameters alone, to predict, or to begin a new training at step
-                 0 with fresh optimizer state
-        returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped"
-                 why newer checkpoints were passed over, which is a warning on rank 0 too; under
-                 "missing_state" and "unused_state" the names of such state
-        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if
-        `only` has another value; the model is unchanged then.
-        """
-        checkpoint, fit, skipped = self.checkpoints.read(path, only)
-        self.checkpoints.adopt(fit)
-        self.checkpoints.take_companions(checkpoint)
-        if self.rank == 0:
-            warn_of_skipped(checkpoint, skipped)
-        return {
-            **checkpoint.manifest,
-            "skipped": skipped,
-            "missing_state": fit.missing_state,
-            "unused_state": fit.unused_state,
-        }
-
-    # ---- input features --------------------------------------------------------------------------
-
-    def get_active_feature_indices(self) -> list[int]:
-        """Return the numbers of the input features that are used. Errors: FeatureError."""
-        return list(features_of(self.wrapped_model).active)
-
-    def set_active_feature_indices(self, indices):
-        """Look at these input features only, in training and prediction. Collective.
-
-        Errors, on all ranks: FeatureError; ShardingError if ranks name different ones.
-        """
-        activate_features(self.wrapped_model, indices, self.mesh.world)
-
-    def is_feature_used(self, index: int) -> bool:
-        """Return whether the model looks at this input feature. Errors: FeatureError."""
-        return index in features_of(self.wrapped_model).active
-
-    def get_feature_importance(self, x=None, y=None) -> dict[str, float]:
-        """Return {feature: growth of the loss when its values are shuffled}, on all ranks.
-
-        Collective. x, y    this data rank's samples; None: the last batch that was trained on
-        Errors, on all ranks: FeatureError if the model has no features, or there are no samples.
-        """
-        batch = self.history.last_batch if x is None else (x, y)
-        check_samples_given(self.wrapped_model, batch, self.mesh.world)
-        return permutation_importance(self.engine, *batch)
-
     # ---- the end ---------------------------------------------------------------------------------
 
     def close(self):
@@ -513,3 +283,18 @@ class ShardedModel:
         if not self.mesh.is_shared:
             close_groups(self.wrapped_model)
         self.mesh.close()
+
+
+def _warn_of_one_unit(model: ShardedModel) -> None:
+    """Warn on rank 0 if the model is one unit and several would save memory."""
+    if model.rank > 0 or model.mesh.size("data") == 1:
+        return
+    if not model.engine.units[0].is_released_after_use:
+        return
+    cost = describe_one_unit(
+        model.wrapped_model,
+        model.sharding_configuration.minimum_parameter_group_size,
+        model.engine.numerics.compute_dtype.itemsize,
+    )
+    if cost is not None:
+        warnings.warn(cost, ShardingWarning, stacklevel=3)

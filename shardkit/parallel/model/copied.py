@@ -1,0 +1,101 @@
+"""Whole parameter vectors of a sharded model, and models made from another.
+
+canonical vector   1-D: all parameters, in the order of the wrapped model's named_parameters()
+clone()            another face on the same parameters, optimizer state and mesh
+deep_copy()        parameters and optimizer state of its own, on the same mesh
+"""
+
+from typing import Self
+
+from ...comm.mesh import Mesh
+from ..step.engine import Engine
+from .checkpoints import Checkpoints
+from .history import History
+
+
+class Copied:
+    """The contract of models that can be copied, and read and set as one vector.
+
+    engine, mesh, checkpoints, history   of the sharded model that derives from this class, which
+                                         says how its parts are made
+    """
+
+    engine: Engine
+    mesh: Mesh
+    checkpoints: Checkpoints
+    history: History
+
+    def _check_open(self) -> None:
+        """Errors: CommunicationError if the model is closed."""
+        raise NotImplementedError
+
+    def _assemble(self, wrapped_model, config, mesh) -> None:
+        """Make the parts of this model around a module. Collective over the mesh."""
+        raise NotImplementedError
+
+    def gather_full_parameters(self):
+        """Return all parameters, 1-D, in the wrapped model's canonical order. Collective."""
+        self._check_open()
+        return self.engine.weights.gather()
+
+    def get_parameters(self):
+        """Return what gather_full_parameters() returns. Collective."""
+        return self.gather_full_parameters()
+
+    def set_parameters(self, vector):
+        """Replace all parameters by this canonical vector. Collective.
+
+        Errors, on all ranks: ValueError on another length, ShardingError if ranks pass different
+        ones.
+        """
+        self._check_open()
+        self.engine.weights.set(vector)
+
+    def with_parameters(self, vector) -> Self:
+        """Return a model of the same type on the same mesh with these parameters. Collective.
+
+        Its optimizer state is fresh. Close it too: the mesh is closed with its last model.
+        """
+        other = self._with_own_parameters()
+        other.set_parameters(vector)
+        self.mesh.share()
+        return other
+
+    def clone(self) -> Self:
+        """Return a model that shares parameters, optimizer state and mesh with this one.
+
+        Of the same type; no communication. Close it too: the mesh is closed with its last model.
+        """
+        self._check_open()
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.history, other.checkpoints = self.checkpoints.for_clone()
+        self.mesh.share()
+        return other
+
+    __copy__ = clone
+
+    def deep_copy(self) -> Self:
+        """Return a model on the same mesh with parameters and optimizer state of its own.
+
+        Of the same type; collective. Close it too: the mesh is closed with its last model.
+        """
+        other = self._with_own_parameters()
+        other.engine.state.copy_from(self.engine.state)
+        other.history.last_loss = self.history.last_loss
+        other.history.train_seconds = self.history.train_seconds
+        self.mesh.share()
+        return other
+
+    def __deepcopy__(self, memo):
+        return self.deep_copy()
+
+    def _with_own_parameters(self) -> Self:
+        self._check_open()
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._assemble(self.engine.weights.fresh_module(), self.engine.config, self.mesh)
+        other.checkpoints.companions = self.checkpoints.companions
+        if self.engine.compilation.is_on:
+            other.compile()
+        return other

@@ -1,0 +1,142 @@
+"""Files and images of a model's state: the half of a sharded model or optimizer that keeps it.
+
+    save_model(path)    -->  a checkpoint in a folder      -->  load_model(path)
+    serialize()         -->  an HDF5 image, as bytes       -->  deserialize(data)
+    save_state(file)    -->  the image in an open file     -->  load_state(file)
+
+Any mesh and policy reads what any other wrote.
+"""
+
+from ...checkpoint.background import PendingCheckpoint
+from ...checkpoint.fit import check_only
+from ...checkpoint.store import warn_of_skipped
+from ...comm.failure.agreement import collectively
+from .checkpoints import Checkpoints
+
+
+class Stored:
+    """The contract of what can be written to files, and go on from them.
+
+    checkpoints   the part that reads and writes; a class that derives from this one has it
+    "Collective": all ranks of the mesh must call it.
+    """
+
+    checkpoints: Checkpoints
+
+    @property
+    def companions(self) -> dict[str, bytes]:
+        """Files beside the tensors, from the checkpoint that this model went on from."""
+        return self.checkpoints.companions
+
+    def serialize(self) -> bytes:
+        """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
+
+        Collective. The files of a tokenizer and the like, which a converted model keeps in its
+        checkpoints, are not in it.
+        """
+        return self.checkpoints.image()
+
+    def deserialize(self, data: bytes, *, only: str | None = None):
+        """Go on from an image, made under any mesh and policy.
+
+        Collective: all ranks pass the same bytes.
+        only   "model": take the parameters alone, as load_model does
+        Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model,
+        which is unchanged; ValueError if `only` has another value.
+        """
+        self.checkpoints.adopt(self.checkpoints.read_image(data, only))
+
+    def save_state(self, file):
+        """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
+        image = self.serialize()
+        world = self.checkpoints.world
+        with collectively(world):
+            if world.rank == 0:
+                file.write(image)
+
+    def load_state(self, file, *, only: str | None = None):
+        """Read what save_state wrote from a file object of rank 0; others may pass None.
+
+        Collective; as deserialize.
+        """
+        world = self.checkpoints.world
+        with collectively(world):
+            check_only(only)
+            data = file.read() if world.rank == 0 else None
+        self.deserialize(world.broadcast_object(data, 0), only=only)
+
+    def save_model(
+        self,
+        path,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+    ) -> str:
+        """Write a checkpoint of this step into folder `path` and return its own folder. Collective.
+
+        keep           delete older checkpoints there but this many, the new one counted; None:
+                       delete nothing
+        keep_every     and but those of steps that this divides
+        data_position  stored as it is, for the source of the data
+        Errors, on all ranks: PermissionError, OSError, CheckpointError; earlier checkpoints stay as
+        they were.
+        """
+        return self.checkpoints.save(
+            path, keep=keep, keep_every=keep_every, data_position=data_position
+        )
+
+    def save_model_async(
+        self,
+        path,
+        *,
+        keep: int | None = None,
+        keep_every: int | None = None,
+        data_position: dict | None = None,
+    ) -> PendingCheckpoint:
+        """Begin to write a checkpoint of this step; return when its values are copied. Collective.
+
+        Training may go on. The copies are in host memory, as large as what this rank owns, and used
+        again the next time. The checkpoint is there once all ranks have written and met again: in a
+        train() or step() afterwards, or in wait() of what is returned, or in close(). The next save
+        waits for it. Arguments as for save_model. Errors, on all ranks: as save_model, also from
+        those later calls; nothing is left of the checkpoint then.
+        """
+        return self.checkpoints.save_async(
+            path, keep=keep, keep_every=keep_every, data_position=data_position
+        )
+
+    def abandon_saving(self):
+        """Stop writing a checkpoint in the background; its unfinished files stay. No communication.
+
+        For ranks that have lost others; else close() and the next save wait for it.
+        """
+        self.checkpoints.saver.abandon()
+
+    def load_model(self, path, *, only: str | None = None) -> dict:
+        """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
+
+        path     what save_model() was given, or a run folder; or one checkpoint, which is then
+                 taken or refused
+        Under a rule that keeps other optimizer state than the one that wrote it, state that is
+        missing starts at zero, with a bias correction of its own, and state that is not kept is
+        left out; a warning on rank 0 names both.
+        only     "model": take the parameters alone, to predict, or to begin a new training at step
+                 0 with fresh optimizer state
+        returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped"
+                 why newer checkpoints were passed over, which is a warning on rank 0 too; under
+                 "missing_state" and "unused_state" the names of such state
+        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if
+        `only` has another value; the model is unchanged then.
+        """
+        checkpoint, fit, skipped = self.checkpoints.read(path, only)
+        self.checkpoints.adopt(fit)
+        self.checkpoints.take_companions(checkpoint)
+        if self.checkpoints.world.rank == 0:
+            warn_of_skipped(checkpoint, skipped)
+        return {
+            **checkpoint.manifest,
+            "skipped": skipped,
+            "missing_state": fit.missing_state,
+            "unused_state": fit.unused_state,
+        }
