@@ -21,20 +21,22 @@ LEVEL = {
     "nn": 2,
     "optim": 2,
     "checkpoint": 3,
+    "data": 4,
     "parallel": 4,
-    "train": 5,
-    "plan": 6,
-    "slurm": 7,
-    "doctor": 7,
-    "__init__": 7,
-    "cli": 8,
-    "__main__": 9,
+    "train": 6,
+    "plan": 7,
+    "slurm": 8,
+    "doctor": 8,
+    "__init__": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 DOORS = {
     "cupy": ("array/", "comm/gpu/device.py"),
     "mpi4py": ("comm/",),
-    "h5py": ("checkpoint/format/hdf5.py",),
+    "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py"),
     "xxhash": ("checkpoint/format/files.py",),
+    "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package
 

@@ -1,0 +1,220 @@
+"""Tokenizers: text to token numbers and back.
+
+    open_tokenizer("bytes")                 a token is a byte of UTF-8; there are 256
+    open_tokenizer("model/tokenizer.json")  any tokenizer of the library `tokenizers`, or its folder
+    tokenizer_of(companions)                the one that travels with a checkpoint
+
+A tokenizer is the content of its files: whoever has the bytes of tokenizer.json has the tokenizer,
+and the SHA-256 of these bytes says whether two are the same.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from functools import cached_property
+from pathlib import Path
+
+import numpy
+
+from ..errors import ConfigurationError, CorpusError
+
+BYTES = "bytes"  # the name of the tokenizer that has no file
+MAIN_FILE = "tokenizer.json"
+FILES = (MAIN_FILE, "tokenizer_config.json", "special_tokens_map.json")  # those that are read
+# Special tokens that end a text where no file beside tokenizer.json says which one does.
+_USUAL_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+
+def token_dtype(vocabulary_size: int) -> numpy.dtype:
+    """Return the dtype in which files keep tokens of such a vocabulary: uint16 or uint32."""
+    return numpy.dtype(numpy.uint16 if vocabulary_size <= 1 << 16 else numpy.uint32)
+
+
+class Tokenizer(ABC):
+    """Text to token numbers and back.
+
+    name             for lines that people read
+    vocabulary_size  every token number is below it
+    end_of_text      token number behind each document; None if there is none
+    files            {name: content}, what travels beside a model; {} for bytes
+    """
+
+    name: str
+    vocabulary_size: int
+    end_of_text: int | None
+    files: dict[str, bytes]
+
+    @property
+    def content(self) -> bytes:
+        """The bytes that define this tokenizer: those of its tokenizer.json."""
+        return self.files[MAIN_FILE]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the content, in hex: equal for equal tokenizers."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def encode(self, text: str | bytes) -> numpy.ndarray:
+        """Return the token numbers [n] int64 of a text. Errors: as encode_many."""
+        return self.encode_many([text])[0]
+
+    @abstractmethod
+    def encode_many(self, texts) -> list[numpy.ndarray]:
+        """Return the token numbers [n] int64 of each text; nothing is added around them.
+
+        texts   str, or bytes of UTF-8
+        Errors: CorpusError on a text that is not valid Unicode.
+        """
+
+    @abstractmethod
+    def decode(self, numbers) -> str:
+        """Return the text of token numbers [n]; bytes that are no UTF-8 come as U+FFFD."""
+
+
+class ByteTokenizer(Tokenizer):
+    """A token is a byte of UTF-8; bytes that are no UTF-8 are tokens too."""
+
+    name = BYTES
+    vocabulary_size = 256
+    end_of_text = None
+    content = b'{"type": "bytes"}'
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+
+    def encode_many(self, texts):
+        """Return the bytes of each text as [n] int64."""
+        return [numpy.frombuffer(_as_bytes(t), numpy.uint8).astype(numpy.int64) for t in texts]
+
+    def decode(self, numbers):
+        """Return the text; bytes that are no UTF-8 come as U+FFFD."""
+        return numpy.asarray(numbers).astype(numpy.uint8).tobytes().decode("utf-8", "replace")
+
+
+class JSONTokenizer(Tokenizer):
+    """A tokenizer of the library `tokenizers`.
+
+    files   {"tokenizer.json": its content, and of FILES what there is}
+    where   path, for messages
+    Errors: ConfigurationError if the library is missing, or the content is no such tokenizer, or
+    draws random numbers.
+    """
+
+    def __init__(self, files: dict[str, bytes], where: str = MAIN_FILE):
+        self.name = where
+        self.files = files
+        self._library = _of_library(files[MAIN_FILE], where)
+        self.vocabulary_size = 1 + max(self._library.get_vocab().values(), default=-1)
+        self.end_of_text = self._find_end(where)
+
+    def encode_many(self, texts):
+        """Return the token numbers of each text, as the library finds them."""
+        texts = [_as_text(text) for text in texts]
+        found = self._library.encode_batch_fast(texts, add_special_tokens=False)
+        return [numpy.array(one.ids, numpy.int64) for one in found]
+
+    def decode(self, numbers):
+        """Return the text, special tokens included."""
+        return self._library.decode(numpy.asarray(numbers).tolist(), skip_special_tokens=False)
+
+    def number_of(self, token: str) -> int | None:
+        """Return the number of the token that is written so; None if there is none."""
+        return self._library.token_to_id(token)
+
+    def _find_end(self, where: str) -> int | None:
+        for name in FILES[1:]:
+            token = _parsed(self.files.get(name, b"{}"), name).get("eos_token")
+            token = token.get("content") if isinstance(token, dict) else token
+            if token is None:
+                continue
+            if self.number_of(token) is None:
+                raise ConfigurationError(
+                    f"{name} beside {where} says that {token!r} ends a text, but it is not among "
+                    "the tokens"
+                )
+            return self.number_of(token)
+        special = {token.content for token in self._library.get_added_tokens_decoder().values()}
+        return next((self.number_of(token) for token in _USUAL_ENDS if token in special), None)
+
+
+def open_tokenizer(path: str | Path) -> Tokenizer:
+    """Return the tokenizer of this tokenizer.json or its folder, or that of bytes for "bytes".
+
+    Errors: ConfigurationError if there is none.
+    """
+    if str(path) == BYTES:
+        return ByteTokenizer()
+    given = Path(path)
+    main = given / MAIN_FILE if given.is_dir() else given
+    if not main.is_file():
+        raise ConfigurationError(
+            f"tokenizer {path}: {'it has no ' + MAIN_FILE if given.is_dir() else 'no such file'}; "
+            f"wanted a {MAIN_FILE}, a folder that holds one, or {BYTES}"
+        )
+    beside = [(name, main.with_name(name)) for name in FILES[1:]]
+    files = {MAIN_FILE: main.read_bytes()}
+    files |= {name: file.read_bytes() for name, file in beside if file.is_file()}
+    return JSONTokenizer(files, str(main))
+
+
+def tokenizer_of(files: dict[str, bytes], where: str = MAIN_FILE) -> Tokenizer:
+    """Return the tokenizer among the companions of a model; that of bytes if there is none.
+
+    files   {name: content}; other names are left alone
+    Errors: ConfigurationError if it cannot be used.
+    """
+    if MAIN_FILE not in files:
+        return ByteTokenizer()
+    return JSONTokenizer({name: files[name] for name in FILES if name in files}, where)
+
+
+def _of_library(content: bytes, where: str):
+    try:
+        import tokenizers
+    except ImportError:
+        raise ConfigurationError(
+            f"{where} needs the library tokenizers: pip install 'shardkit[tokenizers]'"
+        ) from None
+    dropout = (_parsed(content, where).get("model") or {}).get("dropout")
+    if dropout:
+        raise ConfigurationError(
+            f"{where} drops merges at random (model.dropout = {dropout}), so its tokens would "
+            "differ each time; set it to null"
+        )
+    try:
+        library = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+    except Exception as error:  # the library raises plain Exception
+        raise ConfigurationError(f"{where} is no tokenizer: {error}") from None
+    library.no_truncation()  # many files keep the limits of the model that they were made for
+    library.no_padding()
+    return library
+
+
+def _parsed(content: bytes, where: str) -> dict:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise ConfigurationError(f"{where} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigurationError(f"{where} holds no JSON object")
+    return found
+
+
+def _as_bytes(text: str | bytes) -> bytes:
+    try:
+        return text.encode("utf-8") if isinstance(text, str) else text
+    except UnicodeEncodeError as error:
+        raise CorpusError(
+            f"a text has no valid UTF-8: character {error.start} is half of a surrogate pair"
+        ) from None
+
+
+def _as_text(text: str | bytes) -> str:
+    if isinstance(text, str):
+        if not text.isascii():
+            _as_bytes(text)
+        return text
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"a text is not valid UTF-8 at byte {error.start}") from None
