@@ -22,6 +22,7 @@ LEVEL = {
     "optim": 2,
     "checkpoint": 3,
     "data": 4,
+    "data": 4,
     "parallel": 4,
     "train": 6,
     "plan": 7,

@@ -1,0 +1,182 @@
+"""The order of samples: each epoch visits each sample exactly once, and nothing is kept in memory.
+
+    position   0 1 2 3 4 | 5 6 7 8 9 | 10 ...      of an endless stream, N = 5
+    epoch          0     |     1     |
+    number     3 0 4 1 2 | 1 4 2 0 3 |             a permutation of 0 ... N - 1 in each epoch
+
+The number at a position is a function of (seed, purpose, position), so no mesh changes it, a run
+goes on anywhere, and 10^10 samples cost as much as ten.
+
+A permutation of range(size) is a cipher on it. A position is written as left + a * right with
+a * b >= size, and rounds add to each half, modulo its size, a hash of the other half; a result that
+is no number below `size` is enciphered again until it is one (cycle walking). All arithmetic is on
+whole arrays of 64-bit integers.
+Sources: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; the hash: Steele,
+Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+"""
+
+import math
+
+import numpy
+
+from ..arguments import is_integer
+from ..array.random import key_of
+from ..errors import ConfigurationError
+
+_NUM_ROUNDS = 8
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
+_WINDOW_RUNS = 4  # runs whose samples are mixed
+
+
+class Permutation:
+    """A permutation of range(size), drawn by the key.
+
+    size  1 ... 2^62
+    key   of 64 bits, see `key_of`
+    """
+
+    def __init__(self, size: int, key: int):
+        _check_size("size of a permutation", size)
+        self.size = size
+        self.key = key
+
+    def __call__(self, positions) -> numpy.ndarray:
+        """Return the numbers at these positions: [n] in range(size) -> [n] int64."""
+        return self._walk(positions, _enciphered)
+
+    def positions(self, numbers) -> numpy.ndarray:
+        """Return the positions of these numbers, the inverse of a call."""
+        return self._walk(numbers, _deciphered)
+
+    def _walk(self, numbers, cipher):
+        numbers = numpy.atleast_1d(numpy.asarray(numbers, numpy.uint64))
+        return _walk(numbers, self.size, _as_keys(self.key), cipher).astype(numpy.int64)
+
+
+class EpochOrder:
+    """The order in which an endless stream visits numbered samples.
+
+        runs of 3 samples     | 0 1 2 | 3 4 5 | 6 7 8 | 9 10 |
+        shuffled              | 6 7 8 | 0 1 2 | 9 10 | 3 4 5 |
+        mixed, four at a time | 1 9 7 0 4 6 ... , and so on with the next four
+
+    num_samples  1 ... 2^62
+    purpose      another one has another order
+    run_length   with 1 the permutation is one of all samples; otherwise runs are shuffled, and then
+                 the samples within each four of them
+    """
+
+    def __init__(self, num_samples: int, seed: int, purpose: str, run_length: int = 1):
+        _check_size("number of samples", num_samples)
+        _check_size("run_length", run_length)
+        self.num_samples = num_samples
+        self.run_length = min(run_length, num_samples)
+        self._key = _as_keys(key_of(seed, "order", purpose))
+
+    def numbers(self, first: int, count: int) -> numpy.ndarray:
+        """Return the sample numbers at positions [first, first + count): [count] int64."""
+        positions = numpy.arange(first, first + count, dtype=numpy.uint64)
+        epochs, positions = numpy.divmod(positions, numpy.uint64(self.num_samples))
+        keys = _subkeys(self._key, epochs)
+        if self.run_length == 1:
+            numbers = _walk(positions, self.num_samples, keys, _enciphered)
+        else:
+            numbers = self._run_by_run(positions, keys)
+        return numbers.astype(numpy.int64)
+
+    def _run_by_run(self, positions, keys):
+        """Return the numbers at these positions of epochs with these keys.
+
+        The last run is short. Coordinates that count it as long have a hole behind it: there run
+        and row are quotient and remainder.
+        """
+        length = self.run_length
+        num_runs = -(-self.num_samples // length)
+        hole = numpy.uint64(num_runs * length - self.num_samples)
+        width = _WINDOW_RUNS * length
+        run_keys = _subkeys(keys, 0)
+        last_run = numpy.full_like(positions, num_runs - 1)
+        short = _walk(last_run, num_runs, run_keys, _deciphered)  # where this epoch has it
+        short_window = short // _WINDOW_RUNS
+
+        is_behind = positions + hole >= (short_window + 1) * width
+        window = (positions + hole * is_behind) // width
+        start = window * width - hole * is_behind
+        stop = (window + 1) * width - hole * (window >= short_window)
+        size = numpy.minimum(stop, self.num_samples) - start
+        row = _walk(positions - start, size, _subkeys(keys, window + 1), _enciphered)
+
+        place = window * width + row  # with the hole
+        place += hole * ((window == short_window) & (place >= (short + 1) * length - hole))
+        run = _walk(place // length, num_runs, run_keys, _enciphered)
+        return run * length + place % length
+
+
+def _check_size(name: str, value):
+    if not is_integer(value) or not 1 <= value <= 1 << 62:
+        raise ConfigurationError(f"{name} = {value!r}; wanted an integer in [1, 2^62]")
+
+
+# ---- the cipher, on arrays of uint64 -------------------------------------------------------------
+
+
+def _as_keys(key: int):
+    return numpy.array([key], numpy.uint64)
+
+
+def _mixed(bits):
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    return bits ^ (bits >> 31)
+
+
+def _subkeys(keys, number):
+    """Return keys that the key and the number decide, of one or of all."""
+    return _mixed(_mixed(keys) + (number + 1) * numpy.array([_GOLDEN], numpy.uint64))
+
+
+def _walk(numbers, sizes, keys, cipher):
+    """Apply the cipher until each result is below its size.
+
+    numbers [n]; sizes [n] or one integer; keys [n] or [1]
+    """
+    sizes, keys = (numpy.broadcast_to(a, numbers.shape) for a in (sizes, keys))
+    left_sizes, right_sizes = _halves(sizes)
+    found = cipher(numbers, left_sizes, right_sizes, keys)
+    (out,) = numpy.nonzero(found >= sizes)
+    while len(out):
+        found[out] = cipher(found[out], left_sizes[out], right_sizes[out], keys[out])
+        out = out[found[out] >= sizes[out]]
+    return found
+
+
+def _halves(sizes):
+    """Return a, b with a * b >= size > a * b - a for each size."""
+    different, which = numpy.unique(sizes, return_inverse=True)
+    left = [1 + math.isqrt(int(size) - 1) for size in different]
+    right = [-(-int(size) // a) for size, a in zip(different, left)]
+    return (numpy.array(half, numpy.uint64)[which] for half in (left, right))
+
+
+def _rounds(keys):
+    return [(number % 2, _subkeys(keys, number)) for number in range(_NUM_ROUNDS)]
+
+
+def _enciphered(numbers, left_sizes, right_sizes, keys):
+    right, left = numpy.divmod(numbers, left_sizes)
+    for is_right, key in _rounds(keys):
+        if is_right:
+            right = (right + _mixed(left + key) % right_sizes) % right_sizes
+        else:
+            left = (left + _mixed(right + key) % left_sizes) % left_sizes
+    return left + right * left_sizes
+
+
+def _deciphered(numbers, left_sizes, right_sizes, keys):
+    right, left = numpy.divmod(numbers, left_sizes)
+    for is_right, key in reversed(_rounds(keys)):
+        if is_right:
+            right = (right + right_sizes - _mixed(left + key) % right_sizes) % right_sizes
+        else:
+            left = (left + left_sizes - _mixed(right + key) % left_sizes) % left_sizes
+    return left + right * left_sizes
