@@ -34,9 +34,9 @@ def meshes(num_ranks):
 def gpt(layers=1, **changes):
     """Return a float64 GPT of 7,000 parameters per layer, every head of one dim."""
     return sk.models.GPT(
-        VOCABULARY,
-        SEQUENCE,
+        sequence_length=SEQUENCE,
         **{
+            "vocabulary_size": VOCABULARY,
             "width": WIDTH,
             "layers": layers,
             "heads": WIDTH,

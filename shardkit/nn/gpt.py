@@ -19,7 +19,18 @@ from .init import Normal
 from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy
 from .module import Module, ModuleList
-from .transformer import ROTARY_BASE, STYLES, WEIGHT_INIT, Style, TransformerBlock, check_heads
+from .transformer import (
+    ATTENTION_BIASES,
+    BLOCK_NORMS,
+    ROTARY_BASE,
+    STYLES,
+    WEIGHT_INIT,
+    Style,
+    TransformerBlock,
+    check_heads,
+    check_qk_norm,
+    check_scaling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,11 @@ class GPTSettings:
     hidden: int | None
     norm_eps: float | None
     rotary_base: float
+    head_dim: int | None = None
+    attention_bias: str | None = None
+    qk_norm: str | None = None
+    norms: str = "before"
+    rotary_scaling: tuple[float, ...] | None = None
 
     def __post_init__(self):
         check_sizes(
@@ -48,18 +64,19 @@ class GPTSettings:
             sequence_length=self.sequence_length,
             layers=self.layers,
         )
-        require(
-            is_among(self.style, STYLES),
-            "GPT with style",
-            self.style,
-            f"one of {', '.join(STYLES)}",
-        )
+        self._check_name("style", STYLES)
+        self._check_name("norms", BLOCK_NORMS)
+        if self.attention_bias is not None:
+            self._check_name("attention_bias", ATTENTION_BIASES)
+        check_qk_norm(self.qk_norm)
+        check_scaling(self.rotary_scaling, is_rotary=self.choices.is_rotary)
         require(isinstance(self.tied, bool), "GPT with tied", self.tied, "True or False")
         require(is_integer(self.seed), "GPT with seed", self.seed, "an integer")
         check_heads(
             self.width,
             self.heads,
             self.heads if self.kv_heads is None else self.kv_heads,
+            self.head_dim,
             is_rotary=self.choices.is_rotary,
         )
         if self.hidden is not None:
@@ -72,10 +89,32 @@ class GPTSettings:
                 "a number above 0",
             )
 
+    def _check_name(self, field: str, known) -> None:
+        value = getattr(self, field)
+        require(is_among(value, known), f"GPT with {field}", value, f"one of {', '.join(known)}")
+
     @property
     def choices(self) -> Style:
         """The style of that name."""
         return STYLES[self.style]
+
+    @property
+    def head_size(self) -> int:
+        """The elements of a head."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def attention(self) -> dict:
+        """The arguments of SelfAttention but for width, heads, and what all layers have."""
+        bias = {} if self.attention_bias is None else {"bias": self.attention_bias}
+        return {
+            "kv_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "qk_norm": self.qk_norm,
+            "rotary_base": self.rotary_base,
+            "rotary_scaling": self.rotary_scaling,
+            **bias,
+        }
 
 
 class TokenEmbedding(Module):
@@ -143,7 +182,7 @@ class Head(Module):
 class GPT(Module):
     """A language model over `vocabulary_size` tokens that sees up to `sequence_length` of them.
 
-    width, layers, heads   of the transformer blocks; head dim = width / heads
+    width, layers, heads   of the transformer blocks
     kv_heads               fewer key and value heads than heads: grouped-query attention; None: as
                            many
     style                  "gpt2" or "llama", see transformer.STYLES
@@ -157,6 +196,13 @@ class GPT(Module):
     norm_eps               added to the variance in all norms; None: 1e-5, for llama 1e-6
     rotary_base            of the angles of rotary positions: pair i of D/2 turns by
                            rotary_base^(-2i/D) per position
+    head_dim               elements of a head; None: width / heads
+    attention_bias         "no", "qkv" or "all" projections of attention have biases; None: as the
+                           style
+    qk_norm                "head" or "projection": what is normalized of queries and keys; None:
+                           nothing
+    norms                  "before" or "after" attention and feed-forward
+    rotary_scaling         of these angles, see transformer.check_scaling; None: none
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
     nats.
@@ -179,6 +225,11 @@ class GPT(Module):
         hidden: int | None = None,
         norm_eps: float | None = None,
         rotary_base: float = ROTARY_BASE,
+        head_dim: int | None = None,
+        attention_bias: str | None = None,
+        qk_norm: str | None = None,
+        norms: str = "before",
+        rotary_scaling: tuple[float, ...] | None = None,
     ):
         self.settings = settings = GPTSettings(
             vocabulary_size,
@@ -195,6 +246,11 @@ class GPT(Module):
             hidden,
             norm_eps,
             rotary_base,
+            head_dim,
+            attention_bias,
+            qk_norm,
+            norms,
+            None if rotary_scaling is None else tuple(rotary_scaling),
         )
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
@@ -202,14 +258,14 @@ class GPT(Module):
             TransformerBlock(
                 width,
                 heads,
-                kv_heads=kv_heads,
                 style=settings.choices,
                 hidden=hidden,
+                norms=norms,
                 norm_eps=norm_eps,
-                rotary_base=rotary_base,
                 dropout=dropout,
                 output_init=residual_init,
                 dtype=settings.dtype,
+                **settings.attention,
             )
             for _ in range(layers)
         )
@@ -250,7 +306,8 @@ class GPT(Module):
             6 N                               N weights in matrix products: a multiplication and an
                                               addition each, once in the forward and twice in the
                                               backward
-            12 layers width sequence_length   scores and weighted values, without credit for the
+            12 layers heads head_dim sequence_length
+                                              scores and weighted values, without credit for the
                                               causal mask
 
         Source: PaLM (arXiv 2204.02311), appendix B. N leaves out embedding tables, which are looked
@@ -261,4 +318,4 @@ class GPT(Module):
         num_multiplied = self.parameter_count - sum(
             table.parameter_count for table in tables if table is not None
         )
-        return 6 * num_multiplied + 12 * s.layers * s.width * s.sequence_length
+        return 6 * num_multiplied + 12 * s.layers * s.heads * s.head_size * s.sequence_length

@@ -131,6 +131,13 @@ class Parameter(Tensor):
         return Box.whole(self._shape)
 
     @property
+    def planned_size(self) -> int:
+        """The elements of the largest box that any rank holds: units and stages are planned with
+        it, so that ranks with boxes of different sizes plan alike.
+        """
+        return self.size
+
+    @property
     def is_fresh(self) -> bool:
         """True while it has its initial values and no array yet."""
         return self._array is None and not self._is_released
@@ -265,20 +272,29 @@ class SlicedParameter(Parameter):
 
     global_shape   of the whole parameter
     box            inside it
+    planned_size   see Parameter; None: that of this box
     """
 
-    __slots__ = ("_global_shape", "_box")
+    __slots__ = ("_global_shape", "_box", "_planned_size")
 
-    def __init__(self, global_shape, box: Box, init: Initializer, dtype="float32"):
+    def __init__(
+        self,
+        global_shape,
+        box: Box,
+        init: Initializer,
+        dtype="float32",
+        planned_size: int | None = None,
+    ):
         super().__init__(box.shape, init, dtype)
         self._global_shape = tuple(global_shape)
         self._box = box
+        self._planned_size = box.size if planned_size is None else planned_size
         box.relative_to(Box.whole(self._global_shape))
 
     @classmethod
-    def of(cls, whole: Parameter, box: Box) -> "SlicedParameter":
+    def of(cls, whole: Parameter, box: Box, planned_size: int | None = None) -> "SlicedParameter":
         """Return this box of a parameter, with its name, seed and values; lazy if that is fresh."""
-        part = cls(whole.global_shape, box, whole.init, whole.dtype)
+        part = cls(whole.global_shape, box, whole.init, whole.dtype, planned_size)
         part.name = whole.name
         part.seed = whole.seed
         part.requires_grad = whole.requires_grad
@@ -293,6 +309,10 @@ class SlicedParameter(Parameter):
     @property
     def box(self):
         return self._box
+
+    @property
+    def planned_size(self):
+        return self._planned_size
 
     def _initial_values(self, start, stop):
         """Return elements [start, stop) of the box, from spans of the whole parameter."""
@@ -321,4 +341,6 @@ class SlicedParameter(Parameter):
             yield span.reshape(stop - start, *below)[inner]
 
     def _fresh_copy(self):
-        return SlicedParameter(self._global_shape, self._box, self.init, self._dtype)
+        return SlicedParameter(
+            self._global_shape, self._box, self.init, self._dtype, self._planned_size
+        )

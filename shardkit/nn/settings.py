@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..settings import fixed, setting
 from .layers import DTYPES
-from .transformer import ROTARY_BASE, STYLES
+from .transformer import ATTENTION_BIASES, BLOCK_NORMS, QK_NORMS, ROTARY_BASE, STYLES
 
 _KEPT = "its weights were trained as those of this model"
 
@@ -42,10 +42,35 @@ class Model:
         above=0.0,
     )
     rotary_base: float = fixed(_KEPT, ROTARY_BASE, "base of llama's rotary angles", above=0.0)
+    head_dim: int | None = fixed(
+        _KEPT, None, "elements of a head; none: width / heads", "elements", minimum=1
+    )
+    attention_bias: str | None = fixed(
+        _KEPT,
+        None,
+        "which projections of attention have biases; none: as the style has them",
+        among=ATTENTION_BIASES,
+    )
+    qk_norm: str | None = fixed(
+        _KEPT,
+        None,
+        "what a norm of queries and keys normalizes; none: there is no such norm",
+        among=QK_NORMS,
+    )
+    norms: str = fixed(
+        _KEPT, "before", "where the norms of attention and feed-forward stand", among=BLOCK_NORMS
+    )
+    rotary_scaling: tuple[float, ...] | None = fixed(
+        _KEPT,
+        None,
+        "rotary positions beyond the length that a model was made for: [factor], or [factor, low, "
+        "high, length] as in Llama 3.1; none: as they are",
+        above=0.0,
+    )
     initial: str | None = fixed(
         "it began with other weights",
         None,
-        "weights to begin with: a run folder or a checkpoint of a GPT of bytes, which also gives "
-        "the sizes; none: drawn from the seed",
+        "weights to begin with, which also give the sizes: a run folder, a checkpoint, or a folder "
+        "of transformers; none: drawn from the seed",
         is_path=True,
     )

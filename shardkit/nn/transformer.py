@@ -8,13 +8,18 @@ Two families of models differ in a few choices, which are values here:
     gpt2     LayerNorm, biases, learned positions, GELU (Radford et al. 2019)
     llama    RMSNorm, no biases, rotary positions, SwiGLU (arXiv 2302.13971)
 
+Later models differ from llama in their attention layers (SelfAttention), and in where norms stand
+(BLOCK_NORMS).
+
 x is [batch, sequence, width]; rows of dim 0 are samples of the batch. Layers infer the number of
 heads and hidden units from what their projections return, so a projection that computes only a
 slice of them needs no other change.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..arguments import is_among, is_number, require
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, ShapeError
 from .autograd import Tensor
@@ -27,6 +32,11 @@ from .ops.shape import permute, reshape
 
 WEIGHT_INIT = Normal(0.02)
 ROTARY_BASE = 10000.0
+
+# Which projections of an attention layer have a bias: (query, key and value; output).
+ATTENTION_BIASES = {"no": (False, False), "qkv": (True, False), "all": (True, True)}
+# Where the norms of a block stand: before attention and feed-forward, or after them.
+BLOCK_NORMS = ("before", "after")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +96,20 @@ class KeyValueCache:
 class SelfAttention(Module):
     """Attention of each position to itself and those before it (arXiv 1706.03762).
 
-    width, heads      width = heads * head_dim
+    width, heads      of the residual stream, and query heads
     kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
                       2305.13245); None: as many as heads
-    rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head_dim
+    head_dim          elements of a head; None: width / heads
+    bias              of the projections: one of ATTENTION_BIASES; True: "all", False: "no"
+    qk_norm           RMSNorm of queries and keys before they are turned, one of QK_NORMS: "head" as
+                      in Qwen3 (arXiv 2505.09388), "projection" as in OLMo 2 (arXiv 2501.00656);
+                      None: none
+    norm_eps          of these norms; None: that of RMSNorm
+    rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head dim
     rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
+    rotary_scaling    of these rates, see check_scaling
     output_init       initial values of the output projection
-    Errors: ConfigurationError on sizes that do not divide.
+    Errors: ConfigurationError on sizes that do not divide, or a choice that there is not.
     """
 
     def __init__(
@@ -101,35 +118,55 @@ class SelfAttention(Module):
         heads: int,
         *,
         kv_heads: int | None = None,
-        bias: bool = True,
+        head_dim: int | None = None,
+        bias: bool | str = True,
+        qk_norm: str | None = None,
+        norm_eps: float | None = None,
         rotary: bool = False,
         rotary_base: float = ROTARY_BASE,
+        rotary_scaling: tuple[float, ...] | None = None,
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
         dtype="float32",
     ):
         kv_heads = heads if kv_heads is None else kv_heads
-        check_heads(width, heads, kv_heads, is_rotary=rotary)
-        self.head_dim = width // heads
+        check_heads(width, heads, kv_heads, head_dim, is_rotary=rotary)
+        check_scaling(rotary_scaling, is_rotary=rotary)
+        check_qk_norm(qk_norm)
+        self.head_dim = width // heads if head_dim is None else head_dim
         self.rotary = rotary
         self.rotary_base = rotary_base
+        self.rotary_scaling = rotary_scaling
+        q_width = heads * self.head_dim
         kv_width = kv_heads * self.head_dim
-        self.query = Linear(width, width, bias=bias, init=init, dtype=dtype)
-        self.key = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
-        self.value = Linear(width, kv_width, bias=bias, init=init, dtype=dtype)
-        self.output = Linear(width, width, bias=bias, init=output_init, dtype=dtype)
+        has_bias, output_has_bias = _biases(bias)
+        self.query = Linear(width, q_width, bias=has_bias, init=init, dtype=dtype)
+        self.key = Linear(width, kv_width, bias=has_bias, init=init, dtype=dtype)
+        self.value = Linear(width, kv_width, bias=has_bias, init=init, dtype=dtype)
+        self._split = _SPLITS[qk_norm]
+        self.query_norm = self.key_norm = None
+        if qk_norm is not None:
+            eps = {} if norm_eps is None else {"eps": norm_eps}
+            is_by_head = qk_norm == "head"
+            self.query_norm, self.key_norm = [
+                RMSNorm(self.head_dim if is_by_head else size, dtype=dtype, **eps)
+                for size in (q_width, kv_width)
+            ]
+        self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
     def forward(self, x, cache: KeyValueCache | None = None):
         """Compute [batch, S, width] from x of that shape, which follows what is cached."""
         first = 0 if cache is None else cache.length
-        q, k, v = [
-            self._by_head(projection(x)) for projection in (self.query, self.key, self.value)
-        ]
+        q = self._split(self.query(x), self.head_dim, self.query_norm)  # [batch, heads, S, D]
+        k = self._split(self.key(x), self.head_dim, self.key_norm)  # [batch, kv_heads, S, D]
+        v = _by_head(self.value(x), self.head_dim)
         if self.rotary:
             positions = xp_of(x.array).arange(first, first + x.shape[1])
-            q, k = [rotary(each, positions, self.rotary_base) for each in (q, k)]
+            q, k = [
+                rotary(each, positions, self.rotary_base, self.rotary_scaling) for each in (q, k)
+            ]
         if cache is not None:
             k, v = cache.append(k, v)
         y = causal_attention(q, k, v, first_query=first)  # [batch, heads, S, head_dim]
@@ -137,30 +174,96 @@ class SelfAttention(Module):
         y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
 
-    def _by_head(self, x):
-        batch, sequence, width = x.shape
-        x = reshape(x, (batch, sequence, width // self.head_dim, self.head_dim))
-        return permute(x, (0, 2, 1, 3))  # [batch, heads, S, head_dim]
+
+def _by_head(x, head_dim: int, norm=None):
+    """Return x [batch, S, heads * D] as [batch, heads, S, D]."""
+    x = reshape(x, (*x.shape[:2], x.shape[2] // head_dim, head_dim))
+    return permute(x, (0, 2, 1, 3))
 
 
-def check_heads(width: int, heads: int, kv_heads: int, *, is_rotary: bool):
-    """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide."""
+def _normalized_by_head(x, head_dim: int, norm):
+    """Return x [batch, S, heads * D] as [batch, heads, S, D], each head normalized by itself."""
+    x = norm(reshape(x, (*x.shape[:2], x.shape[2] // head_dim, head_dim)))
+    return permute(x, (0, 2, 1, 3))
+
+
+def _normalized_together(x, head_dim: int, norm):
+    """Return x [batch, S, heads * D] as [batch, heads, S, D], all heads of a token normalized."""
+    return _by_head(norm(x), head_dim)
+
+
+_SPLITS = {None: _by_head, "head": _normalized_by_head, "projection": _normalized_together}
+QK_NORMS = tuple(name for name in _SPLITS if name is not None)
+
+
+def _biases(bias: bool | str) -> tuple[bool, bool]:
+    """Return whether queries, keys and values have a bias, and whether the output has one."""
+    name = {True: "all", False: "no"}.get(bias, bias)
+    require(
+        is_among(name, ATTENTION_BIASES),
+        "attention with bias",
+        bias,
+        f"one of {', '.join(ATTENTION_BIASES)}",
+    )
+    return ATTENTION_BIASES[name]
+
+
+def check_qk_norm(name: str | None) -> None:
+    """Raise ConfigurationError unless there is a norm of queries and keys of this name."""
+    require(
+        name is None or is_among(name, QK_NORMS),
+        "attention with qk_norm",
+        name,
+        f"none or one of {', '.join(QK_NORMS)}",
+    )
+
+
+def check_heads(
+    width: int, heads: int, kv_heads: int, head_dim: int | None = None, is_rotary: bool = False
+):
+    """Raise ConfigurationError, with the arithmetic, unless width, heads and key heads divide.
+
+    head_dim   None: width / heads
+    """
     check_sizes("attention", width=width, heads=heads, kv_heads=kv_heads)
-    if width % heads:
+    if head_dim is not None:
+        check_sizes("attention", head_dim=head_dim)
+    elif width % heads:
         raise ConfigurationError(
             f"width {width} = {heads} heads x {width // heads} + {width % heads}; wanted a width "
-            f"that {heads} heads divide, such as {width - width % heads + heads}"
+            f"that {heads} heads divide, such as {width - width % heads + heads}, or a head_dim"
         )
     if heads % kv_heads:
         raise ConfigurationError(
             f"{heads} heads = {kv_heads} kv_heads x {heads // kv_heads} + {heads % kv_heads}; "
             "wanted kv_heads that divide the heads"
         )
-    if is_rotary and width // heads % 2:
+    if is_rotary and (head_dim or width // heads) % 2:
+        was = "" if head_dim else f"width {width} / {heads} heads = "
         raise ConfigurationError(
-            f"width {width} / {heads} heads = head dim {width // heads}, which is odd; rotary "
-            "positions turn pairs, so it must be even"
+            f"{was}head dim {head_dim or width // heads}, which is odd; rotary positions turn "
+            "pairs, so it must be even"
         )
+
+
+def check_scaling(scaling: Sequence[float] | None, *, is_rotary: bool = True) -> None:
+    """Raise ConfigurationError unless this can scale the rates of rotary positions.
+
+    scaling   (factor,): linear; (factor, low, high, length): as in Llama 3.1, whose config.json
+              calls them factor, low_freq_factor, high_freq_factor and
+              original_max_position_embeddings; None: none
+    """
+    if scaling is None:
+        return
+    is_right = (
+        isinstance(scaling, (tuple, list))
+        and len(scaling) in (1, 4)
+        and all(is_number(number, above=0) for number in scaling)
+        and (len(scaling) == 1 or scaling[1] < scaling[2])
+    )
+    wanted = "[factor], or [factor, low, high, length] with low < high, all above 0"
+    require(is_right, "rotary_scaling", scaling, wanted)
+    require(is_rotary, "rotary_scaling", scaling, "none in a style that learns its positions")
 
 
 class FeedForward(Module):
@@ -218,12 +321,15 @@ def hidden_width(width: int, style: Style) -> int:
 
 
 class TransformerBlock(Module):
-    """x + attention(norm(x)), then the same with the feed-forward.
+    """Two residual branches: attention, then the feed-forward, each with a norm.
 
+    style        a choice that `attention` does not make is that of the style
     hidden       units of the feed-forward; None: hidden_width of the style
-    norm_eps     of both norms; None: that of the style's norm
+    norms        "before": x + branch(norm(x)); "after": x + norm(branch(x)) (OLMo 2)
+    norm_eps     of all norms; None: that of the class of the norm
     output_init  of the projections that add to the residual stream: Normal(0.02 / sqrt(2 * layers))
                  keeps its variance at the start the same for any depth (GPT-2)
+    attention    further arguments of SelfAttention, such as kv_heads
     """
 
     def __init__(
@@ -231,36 +337,42 @@ class TransformerBlock(Module):
         width: int,
         heads: int,
         *,
-        kv_heads: int | None = None,
         style: Style = STYLES["gpt2"],
         hidden: int | None = None,
+        norms: str = "before",
         norm_eps: float | None = None,
-        rotary_base: float = ROTARY_BASE,
         dropout: float = 0.0,
         output_init: Initializer = WEIGHT_INIT,
         dtype="float32",
+        **attention,
     ):
-        common = {
-            "bias": style.has_bias,
-            "dropout": dropout,
-            "output_init": output_init,
-            "dtype": dtype,
-        }
+        common = {"dropout": dropout, "output_init": output_init, "dtype": dtype}
+        choices = {"bias": style.has_bias, "rotary": style.is_rotary, **attention}
         feed_forward = GatedFeedForward if style.is_gated else FeedForward
         self.attention_norm = style.make_norm(width, norm_eps, dtype)
-        self.attention = SelfAttention(
-            width,
-            heads,
-            kv_heads=kv_heads,
-            rotary=style.is_rotary,
-            rotary_base=rotary_base,
-            **common,
-        )
+        self.attention = SelfAttention(width, heads, norm_eps=norm_eps, **choices, **common)
         self.mlp_norm = style.make_norm(width, norm_eps, dtype)
         self.mlp = feed_forward(
-            width, hidden_width(width, style) if hidden is None else hidden, **common
+            width,
+            hidden_width(width, style) if hidden is None else hidden,
+            bias=style.has_bias,
+            **common,
         )
+        self._join = _JOINS[norms]
 
     def forward(self, x, cache: KeyValueCache | None = None):
-        x, normalized = self.mlp_norm.after_adding(x, self.attention(self.attention_norm(x), cache))
-        return x + self.mlp(normalized)
+        return self._join(self, x, cache)
+
+
+def _with_norms_before(block: TransformerBlock, x, cache):
+    branch = block.attention(block.attention_norm(x), cache)
+    x, normalized = block.mlp_norm.after_adding(x, branch)
+    return x + block.mlp(normalized)
+
+
+def _with_norms_after(block: TransformerBlock, x, cache):
+    x = x + block.attention_norm(block.attention(x, cache))
+    return x + block.mlp_norm(block.mlp(x))
+
+
+_JOINS = dict(zip(BLOCK_NORMS, (_with_norms_before, _with_norms_after)))

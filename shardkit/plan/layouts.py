@@ -87,10 +87,11 @@ def _tensor_problem(layout, shape) -> str | None:
     for what, count in (
         ("heads", shape.heads),
         ("hidden units", shape.num_hidden),
-        ("vocabulary rows", shape.vocabulary),
     ):
         if count % tensor:
             return _division(f"{count} {what}", f"{tensor} tensor ranks", count, tensor)
+    if shape.vocabulary < tensor:
+        return f"{shape.vocabulary} vocabulary rows are fewer than {tensor} tensor ranks"
     if shape.num_kv_heads % tensor and tensor % shape.num_kv_heads:
         return f"{shape.num_kv_heads} key heads and {tensor} tensor ranks do not divide each other"
     if layout.is_sequence_parallel and shape.sequence_length % tensor:

@@ -11,7 +11,7 @@ of this with nn.GPT and the default tensor plan.
 
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
-from math import prod
+from math import ceil, prod
 
 from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
@@ -20,6 +20,7 @@ from ..settings import read_toml
 from ..train.settings import RunConfiguration
 
 OWN_KEYS = ("model.vocabulary_size",)  # beside those of `shardkit train`
+NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
 BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
 
 
@@ -41,10 +42,12 @@ class Weight:
         return prod(self.shape)
 
     def local_size(self, tensor: int) -> int:
-        """Return the elements on one tensor rank; ranks share a grain if there are too few."""
+        """Return the elements on the tensor rank that has the most; ranks share a grain if there
+        are too few.
+        """
         if self.cut is None:
             return self.size
-        along = max(self.shape[self.cut] // self.grain // tensor, 1) * self.grain
+        along = ceil(self.shape[self.cut] / self.grain / tensor) * self.grain
         return self.size // self.shape[self.cut] * along
 
 
@@ -211,6 +214,12 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
             f"model.initial = {model.initial!r} does not say here how large the model is; give its "
             "model.width, model.layers and so on instead (`shardkit inspect` shows them)"
         )
+    for name in NOT_COUNTED:
+        if getattr(model, name) is not None:
+            raise ConfigurationError(
+                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; leave it "
+                "out to plan for a model without it"
+            )
     return ModelShape(
         model.layers,
         model.width,

@@ -33,6 +33,11 @@ def make_gpt(settings: RunConfiguration) -> GPT:
         hidden=m.hidden,
         norm_eps=m.norm_eps,
         rotary_base=m.rotary_base,
+        head_dim=m.head_dim,
+        attention_bias=m.attention_bias,
+        qk_norm=m.qk_norm,
+        norms=m.norms,
+        rotary_scaling=m.rotary_scaling,
     )
 
 

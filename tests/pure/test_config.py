@@ -328,6 +328,7 @@ def changed(name):
         str: "another",
         tuple[int, ...]: (3,),
         tuple[str, ...]: ("3",),
+        tuple[float, ...]: (0.5,),
     }
     return by_type[kinds[0]]
 

@@ -46,6 +46,40 @@ FORMS = {
     "dropout": {"dropout": 0.2},
     "llama tied": {"style": "llama", "heads": 12, "tied": True},
 }
+# Vocabularies that no tensor size divides, and layers of later models.
+LATER_FORMS = {
+    "257 tokens": {"style": "llama", "heads": 12, "hidden": 48, "vocabulary_size": 257},
+    "257 tokens, tied": {
+        "style": "llama",
+        "heads": 12,
+        "hidden": 48,
+        "vocabulary_size": 257,
+        "tied": True,
+    },
+    "head norm": {
+        "style": "llama",
+        "heads": 12,
+        "hidden": 48,
+        "kv_heads": 1,
+        "head_dim": 4,
+        "qk_norm": "head",
+        "attention_bias": "qkv",
+        "rotary_scaling": (8.0, 1.0, 4.0, 5.0),
+    },
+    "norm of all": {
+        "style": "llama",
+        "heads": 12,
+        "hidden": 48,
+        "kv_heads": 1,
+        "qk_norm": "projection",
+        "norms": "after",
+    },
+}
+RUNS_OF_LATER_FORMS = [
+    ((1, 1, 2), "fsdp", "1f1b", {}),
+    ((2, 1, 3), "zero1", "1f1b", {"stage_balance": "parameters"}),
+    ((2, 1, 4), "zero2", "zb-h1", {"activation_checkpointing": True, "sequence_parallel": True}),
+]
 RUNS_OF_FORMS = [
     ((2, 2, 2), "fsdp", "interleaved", {}),
     ((4, 1, 2), "zero1", "zb-v", {"sequence_parallel": True}),
@@ -55,9 +89,12 @@ RUNS_OF_FORMS = [
 ]
 
 
+CHANGES = FORMS | LATER_FORMS
+
+
 @cache
 def serial(layers, form=None) -> Run:
-    return trained(SERIAL, "ddp", "gpipe", model=lambda: gpt(layers, **FORMS.get(form, {})))
+    return trained(SERIAL, "ddp", "gpipe", model=lambda: gpt(layers, **CHANGES.get(form, {})))
 
 
 def relative(got, wanted):
@@ -76,9 +113,9 @@ def check_gradient(plain, got, wanted):
 
 def check(mesh, policy, schedule, form=None, **settings):
     layers = layers_for(mesh[0], schedule)
-    plain = gpt(layers, **FORMS.get(form, {}))
+    plain = gpt(layers, **CHANGES.get(form, {}))
     got = trained(
-        mesh, policy, schedule, model=lambda: gpt(layers, **FORMS.get(form, {})), **settings
+        mesh, policy, schedule, model=lambda: gpt(layers, **CHANGES.get(form, {})), **settings
     )
     wanted = serial(layers, form)
     numpy.testing.assert_allclose(got.losses, wanted.losses, rtol=TOLERANCE)
@@ -100,6 +137,14 @@ def test_every_form_of_model_follows_the_serial_run(form, mesh, policy, schedule
     """Copies of tied weights on other stages, and of key heads on other tensor ranks, have the bits
     of what they copy.
     """
+    check(mesh, policy, schedule, form, **settings)
+
+
+@pytest.mark.parametrize("mesh, policy, schedule, settings", RUNS_OF_LATER_FORMS, ids=str)
+@pytest.mark.parametrize("form", LATER_FORMS)
+def test_uneven_vocabularies_and_later_models_follow_the_serial_run(
+    form, mesh, policy, schedule, settings
+):
     check(mesh, policy, schedule, form, **settings)
 
 

@@ -103,16 +103,37 @@ def _hidden(q, k, first_query):
 
 
 @kernel()
-def rotary_tables(positions, head_dim, base, dtype):
+def rotary_tables(positions, head_dim, base, dtype, scaling=None):
     """Return cos, sin [S, head_dim / 2] of the angles position * base^(-2i / head_dim).
 
     Positions are [S]. The angles are computed in float64: in float32 an angle of 100000 radians is
     off by 0.004.
+    scaling   of these rates, see _scaled; None: as they are
     """
     xp = xp_of(positions)
     rates = base ** (xp.arange(0, head_dim, 2, dtype=numpy.float64) / -head_dim)
+    if scaling is not None:
+        rates = _scaled(rates, *scaling)
     angles = positions.astype(numpy.float64)[:, None] * rates
     return xp.cos(angles).astype(dtype), xp.sin(angles).astype(dtype)
+
+
+def _scaled(rates, factor, low=None, high=None, length=None):
+    """Return rates of rotation [D/2] of a model that sees longer sequences than it was made for.
+
+    factor            alone: all rates are divided by it, as positions would be (arXiv 2306.15595)
+    low, high         turns within `length` positions: pairs that turn fewer times than `low` are
+                      divided by the factor, those that turn more often than `high` stay, and those
+                      between the two are interpolated
+    length            positions that the model was made for
+    Source: Llama 3.1 (arXiv 2407.21783), as its published code scales frequencies.
+    """
+    if low is None:
+        return rates / factor
+    xp = xp_of(rates)
+    turns = length * rates / (2 * numpy.pi)
+    kept = xp.minimum(xp.maximum((turns - low) / (high - low), 0.0), 1.0)  # the part that stays
+    return rates * ((1 - kept) / factor + kept)
 
 
 @kernel(rounded=(True,))

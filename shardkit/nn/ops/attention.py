@@ -61,12 +61,15 @@ def _check_attention(q, k, v, first_query):
         )
 
 
-def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
+def rotary(
+    x: Tensor, positions, base: float = 10000.0, scaling: tuple[float, ...] | None = None
+) -> Tensor:
     """Return x with each pair (x[i], x[i + D/2]) turned by position * base^(-2i/D).
 
     Source: arXiv 2104.09864.
 
     x          [batch, heads, S, D], D even; positions [S] integers, an array or Tensor
+    scaling    (factor,) or (factor, low, high, length), see transformer.check_scaling; None: none
     gradient: the same, turned back
     """
     positions = fresh.placed(array_of(positions), xp_of(x.array))
@@ -75,7 +78,7 @@ def rotary(x: Tensor, positions, base: float = 10000.0) -> Tensor:
             f"rotary of x {x.shape} at positions {positions.shape}; wanted x [batch, heads, S, D] "
             "with D even and one position per S"
         )
-    cos, sin = kernels.rotary_tables(positions, x.shape[3], base, wide(x.dtype))
+    cos, sin = kernels.rotary_tables(positions, x.shape[3], base, wide(x.dtype), scaling)
 
     def backward(gradient, wanted):
         return (kernels.rotary(gradient, cos, -sin),)

@@ -32,8 +32,10 @@ class UnitPlan:
 
     @property
     def num_elements(self) -> int:
-        """The number of parameters that this unit owns, in elements."""
-        return sum(p.size for p in self.parameters.values())
+        """The number of parameters that this unit owns, in elements, on the tensor rank that has
+        the most.
+        """
+        return sum(p.planned_size for p in self.parameters.values())
 
 
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
@@ -106,7 +108,9 @@ def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
     """
     seen, sizes = set(), []
     for block in blocks:
-        new = {id(p): p.size for p in block.named_parameters().values() if id(p) not in seen}
+        new = {
+            id(p): p.planned_size for p in block.named_parameters().values() if id(p) not in seen
+        }
         seen.update(new)
         sizes.append(sum(new.values()))
     return [blocks[run.start : run.stop] for run in merged_blocks(sizes, minimum_elements)]

@@ -83,23 +83,26 @@ class Weights:
         for place, plan in self._stages.plans.items():
             if plan.is_copy:
                 continue
-            of_ranks, at = self._whole_unit(place, plan.num_elements), 0
-            for name, parameter in plan.parameters.items():
-                for values, boxes in zip(of_ranks, self._boxes):
-                    part = values[at : at + parameter.size]
-                    views[name][boxes[name].slices()] = part.reshape(boxes[name].shape)
-                at += parameter.size
+            values, at = self._whole_unit(place, plan.parameters), 0
+            for boxes in self._boxes:
+                for name in plan.parameters:
+                    box = boxes[name]
+                    views[name][box.slices()] = values[at : at + box.size].reshape(box.shape)
+                    at += box.size
         return full
 
-    def _whole_unit(self, place, num_elements):
-        """Return the parameters of one unit [tensor ranks, num_elements], on every rank's host."""
-        tensor = self._mesh.group("tensor")
-        of_ranks = numpy.empty((tensor.world_size, num_elements), self.units[0].dtype)
+    def _whole_unit(self, place, names):
+        """Return the parameters of one unit, tensor rank after tensor rank, on every rank's host.
+
+        names   of its parameters, in their order in the unit
+        """
+        counts = [sum(boxes[name].size for name in names) for boxes in self._boxes]
+        of_ranks = numpy.empty(sum(counts), self.units[0].dtype)
         if place in self._units_by_place:
             unit = self._units_by_place[place]
             unit.gather()
             own = numpy.ascontiguousarray(to_host(unit.trained_parameters()))
-            tensor.all_gather(own, of_ranks.reshape(-1))
+            self._mesh.group("tensor").all_gather(own, of_ranks, counts)
             unit.release()
         self._mesh.group("pipeline").broadcast(of_ranks, self._stages.rank_of[place.stage])
         return of_ranks

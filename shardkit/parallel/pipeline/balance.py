@@ -64,7 +64,7 @@ def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[
 def multiplied_elements(block: Module) -> int:
     """Return the elements of the matrices that the block multiplies with.
 
-    Tables that are looked up do not count.
+    Tables that are looked up do not count; of matrices that are cut, the largest part does.
     """
     matrices = [
         member
@@ -73,7 +73,7 @@ def multiplied_elements(block: Module) -> int:
         for member in members_of(module).values()
         if not isinstance(member, Module) and member.ndim == 2
     ]
-    return sum(matrix.size for matrix in matrices)
+    return sum(matrix.planned_size for matrix in matrices)
 
 
 def measure_blocks(

@@ -19,12 +19,14 @@ Source: Megatron-LM (arXiv 1909.08053).
 
 from functools import partial
 
+from ...array.dtypes import wide
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
 from ...nn.layers import check_width, input_tensor
 from ...nn.module import Module, Parameter, members_of
+from ...nn.ops import reduction
 from ...nn.ops.linear import add_bias, linear
 from .conjugate import all_gather, copy_to_region, reduce_from_region, reduce_scatter
 
@@ -127,6 +129,33 @@ class RowParallelLinear(Module):
     def forward(self, x, activation=None):
         total = self._axis.leave(linear(x, self.weight))
         return add_bias(total, self.bias, activation or self._activation)
+
+
+class ColumnParallelRMSNorm(Module):
+    """RMSNorm of vectors of which each rank holds a slice, such as the queries of its heads.
+
+    weight [own] local, a box of [width]
+    x [..., own] local -> [..., own] local: the mean square is that of the whole vector, summed over
+    the ranks, and so is its gradient
+    Where several ranks hold the same slice, each counts for its share of it.
+    """
+
+    def __init__(self, axis: TensorAxis, weight: Parameter, eps: float):
+        self.weight = weight
+        self.eps = eps
+        self._axis = axis
+        holders = weight.claim.holders
+        self._num_replicas = 1 if holders is None else holders.world_size
+
+    def forward(self, x):
+        dtype = wide(x.dtype)
+        precise = input_tensor(x, dtype)
+        own = reduction.sum(precise * precise, dim=-1, keepdim=True)  # [..., 1]
+        group = self._axis.group
+        total = copy_to_region(reduce_from_region(own, group), group)
+        count = self.weight.global_shape[0] * self._num_replicas
+        y = precise * (total / count + self.eps) ** -0.5 * input_tensor(self.weight, dtype)
+        return input_tensor(y, x.dtype)
 
 
 class Region(Module):

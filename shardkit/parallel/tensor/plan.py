@@ -10,8 +10,9 @@
 Patterns are those of a shell (* matches dots too); the first that matches a module gives its style.
 A model under a plan is the same model: its parameters keep their names, seeds and values, and those
 that are cut become boxes of themselves. The projections of each attention layer are cut between
-heads. Where there are fewer key heads than ranks, each rank holds the one that its query heads
-read, and the ranks that hold the same one form a sub-group.
+heads, and so are norms over all of them; a norm of single heads is whole on every rank. Where there
+are fewer key heads than ranks, each rank holds the one that its query heads read, and the ranks
+that hold the same one form a sub-group.
 """
 
 from dataclasses import dataclass
@@ -38,16 +39,25 @@ from .vocabulary import VocabularyParallelCrossEntropy
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of a parameter: [start, stop) along dim, on `replicas` neighboring ranks."""
+    """A rank's part of a parameter: [start, stop) along dim, on `replicas` neighboring ranks.
+
+    longest    along dim, of the parts of all ranks
+    """
 
     dim: int
     start: int
     stop: int
+    longest: int
     replicas: int = 1
 
     def box(self, shape) -> Box:
         """Return this part of a parameter of this shape."""
         return Box.whole(shape).narrowed(self.dim, self.start, self.stop)
+
+    def slice_of(self, whole: Parameter) -> SlicedParameter:
+        """Return this part of a parameter."""
+        planned_size = whole.size // whole.shape[self.dim] * self.longest
+        return SlicedParameter.of(whole, self.box(whole.shape), planned_size)
 
 
 def default_plan(model: Module) -> dict[str, str]:
@@ -59,6 +69,9 @@ def default_plan(model: Module) -> dict[str, str]:
     """
     if isinstance(model, GPT):
         attention = {"query": "column", "key": "column", "value": "column", "output": "row"}
+        if model.settings.qk_norm is not None:
+            style = {"head": "head_norm", "projection": "column_norm"}[model.settings.qk_norm]
+            attention |= {"query_norm": style, "key_norm": style}
         mlp = {"gate": "column"} if model.settings.choices.is_gated else {}
         mlp |= {"up": "column", "down": "row"}
         return {
@@ -106,6 +119,7 @@ def apply_plan(
         if id(module) in replaced:
             replaced[id(module)].path_in_model = module.path_in_model
         _put(module, replaced)
+    _claim_terms(modules, styles, axis)
     _claim_the_rest(model, axis)
     _set_loss(model, modules, styles, axis)
 
@@ -172,6 +186,8 @@ def _all_cuts(modules, styles, num_ranks, rank) -> dict[int, Cut]:
             continue
         module = modules[path]
         _check_style(path, module, name)
+        if not style.cuts:
+            continue
         cut = _cut(path, module, name, modules[path.rpartition(".")[0]], num_ranks, rank)
         for member, parameter in members_of(module).items():
             if member in style.cuts and cuts.setdefault(id(parameter), cut) != cut:
@@ -206,17 +222,18 @@ def _cut(path, module, name, parent, num_ranks, rank) -> Cut:
     style = STYLES[name]
     what, unit = _counted(module, style, parent)
     count = module.weight.shape[style.dim] // unit
-    if count % num_ranks == 0:
+    if count % num_ranks == 0 or style.is_uneven and count > num_ranks:
         start, stop = even_span(count, num_ranks, rank)
-        return Cut(style.dim, start * unit, stop * unit)
+        return Cut(style.dim, start * unit, stop * unit, -(-count // num_ranks) * unit)
     if what == "key heads" and num_ranks % count == 0:
         replicas = num_ranks // count
         head = rank // replicas
-        return Cut(style.dim, head * unit, (head + 1) * unit, replicas)
+        return Cut(style.dim, head * unit, (head + 1) * unit, unit, replicas)
     or_divisor = " or a divisor of it" if what == "key heads" else ""
+    wanted = f"at least {num_ranks}" if style.is_uneven else f"a multiple of {num_ranks}"
     raise ConfigurationError(
         f"tensor plan: {path} as {name} has {count} {what} = {num_ranks} tensor ranks x "
-        f"{count // num_ranks} + {count % num_ranks}; wanted a multiple of {num_ranks}"
+        f"{count // num_ranks} + {count % num_ranks}; wanted {wanted}"
         f"{or_divisor}: change the model, the tensor size or the plan"
     )
 
@@ -225,7 +242,7 @@ def _counted(module, style: TensorStyle, parent) -> tuple[str, int]:
     """Return what a weight is cut between, and how many elements of its dim make one."""
     if not isinstance(parent, SelfAttention):
         return style.counted, 1
-    if module is parent.key or module is parent.value:
+    if module in (parent.key, parent.value, parent.key_norm):
         return "key heads", parent.head_dim
     return "heads", parent.head_dim
 
@@ -283,11 +300,7 @@ def _is_inside_region(path, styles) -> bool:
 
 def _sliced(model, cuts, group) -> dict[int, SlicedParameter]:
     """Return {id of parameter: this rank's box of it, claimed}. Collective over the group."""
-    parts = {
-        id(p): SlicedParameter.of(p, cuts[id(p)].box(p.shape))
-        for p in model.parameters()
-        if id(p) in cuts
-    }
+    parts = {id(p): cuts[id(p)].slice_of(p) for p in model.parameters() if id(p) in cuts}
     claims = {1: SHARDED}
     for replicas in sorted({cut.replicas for cut in cuts.values()} - {1}):
         holders = group.split(group.rank // replicas, group.rank)
@@ -320,6 +333,14 @@ def _put(owner, replaced):
             setattr(owner, name, replaced[id(value)])
         elif isinstance(value, list):
             value[:] = [replaced.get(id(element), element) for element in value]
+
+
+def _claim_terms(modules, styles, axis):
+    """Claim the parameters that each rank uses for its part only: they have terms of gradients."""
+    for path, name in styles.items():
+        if STYLES[name].has_terms:
+            for parameter in modules[path].parameters():
+                parameter.claim = parameter.claim or Claim("partial", axis.group)
 
 
 def _claim_the_rest(model, axis):

@@ -8,10 +8,10 @@ A style enters it with a decorator on the function that builds the layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...nn.layers import Embedding, Linear
+from ...nn.layers import Embedding, Linear, RMSNorm
 from ...nn.mlp import DenseLayer
 from ...nn.module import Module
-from .layers import ColumnParallelLinear, Region, RowParallelLinear
+from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
 from .vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
 
 LINEAR = (Linear, DenseLayer)
@@ -29,6 +29,8 @@ class TensorStyle:
     cuts        names of the parameters that are cut
     counted     what the weight is cut between
     leaves_cut  classes of modules whose outputs stay cut, for a loss that takes such
+    is_uneven   the ranks need not divide what is counted: the first ones get one more
+    has_terms   what is not cut is used for this rank's part only: its gradient is a term of a sum
     """
 
     build: Callable[..., Module]
@@ -37,6 +39,8 @@ class TensorStyle:
     cuts: tuple[str, ...] = ()
     counted: str = ""
     leaves_cut: tuple[type, ...] = ()
+    is_uneven: bool = False
+    has_terms: bool = False
 
     @property
     def is_region(self) -> bool:
@@ -77,11 +81,22 @@ def _row(axis, module, parts, enters) -> Module:
     cuts=("weight", "bias"),
     counted="vocabulary rows",
     leaves_cut=LINEAR,
+    is_uneven=True,
 )
 def _vocabulary(axis, module, parts, enters) -> Module:
     if isinstance(module, Embedding):
         return VocabularyParallelEmbedding(axis, parts[id(module.weight)])
     return _column(axis, module, parts, enters, VocabularyParallelLinear)
+
+
+@style("column_norm", takes=(RMSNorm,), cuts=("weight",), counted="features")
+def _column_norm(axis, module, parts, enters) -> Module:
+    return ColumnParallelRMSNorm(axis, parts[id(module.weight)], module.eps)
+
+
+@style("head_norm", takes=(RMSNorm,), has_terms=True)
+def _head_norm(axis, module, parts, enters) -> Module:
+    return module
 
 
 @style("region")

@@ -1,5 +1,7 @@
 """Vocabulary-parallel layers and loss: tables and logits that are cut along the vocabulary, so that
 no rank builds the whole logits.
+
+The ranks need not divide the vocabulary: the first ones then have a row more (layout.even_span).
 """
 
 from contextlib import contextmanager
@@ -46,7 +48,9 @@ class VocabularyParallelLinear(ColumnParallelLinear):
 
     def forward(self, x):
         y = super().forward(x)
-        return gather_from_region(y, self._axis.group, -1) if _whole_outputs.get() else y
+        if not _whole_outputs.get():
+            return y
+        return gather_from_region(y, self._axis.group, -1, self.weight.global_shape[0])
 
 
 class VocabularyParallelEmbedding(Module):
