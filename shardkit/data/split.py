@@ -41,7 +41,7 @@ class Ranges:
         return self.stops[which] - (ends[which] - positions)
 
 
-class Part(Samples):
+class Selected(Samples):
     """Some of the samples of a source, such as those that are not held out."""
 
     def __init__(self, whole: Samples, ranges: Ranges):
@@ -53,7 +53,7 @@ class Part(Samples):
         return len(self.ranges)
 
     def read(self, numbers):
-        """Return x, y of the samples at these positions of the part."""
+        """Return x, y of the samples at these positions of the selection."""
         return self.whole.read(self.ranges.numbers(numbers))
 
     def fingerprint(self):

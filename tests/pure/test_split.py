@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from shardkit.data.samples import Samples
-from shardkit.data.split import Part, split_documents, split_rows
+from shardkit.data.split import Selected, split_documents, split_rows
 from shardkit.errors import CorpusError
 
 
@@ -30,7 +30,7 @@ class Rows(Samples):
 @pytest.mark.parametrize("num_rows", [2, 3, 10, 101, 20000])
 def test_each_row_is_in_one_part_and_no_part_is_empty(num_rows, percent):
     for run_length in (1, 7, 1000):
-        parts = [Part(Rows(num_rows), r) for r in split_rows(num_rows, percent, run_length)]
+        parts = [Selected(Rows(num_rows), r) for r in split_rows(num_rows, percent, run_length)]
         rows = [part.read(numpy.arange(len(part)))[0] for part in parts]
         assert all(len(r) for r in rows)
         assert numpy.array_equal(numpy.sort(numpy.concatenate(rows)), numpy.arange(num_rows))
