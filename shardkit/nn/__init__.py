@@ -8,7 +8,14 @@ from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .context import ForwardContext, current_context, forward_context
 from .features import InputFeatures, input_features
 from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
-from .loss import CrossEntropy, Loss, MeanSquaredError, as_loss
+from .loss import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    Loss,
+    MeanSquaredError,
+    Weighted,
+    as_loss,
+)
 from .module import Module, ModuleList, Parameter
 from .transformer import (
     FeedForward,
@@ -19,6 +26,7 @@ from .transformer import (
 )
 
 __all__ = [
+    "BinaryCrossEntropy",
     "CrossEntropy",
     "Dropout",
     "Embedding",
@@ -39,6 +47,7 @@ __all__ = [
     "Sequential",
     "Tensor",
     "TransformerBlock",
+    "Weighted",
     "as_loss",
     "backward_inputs",
     "current_context",

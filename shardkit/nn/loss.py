@@ -15,7 +15,7 @@ from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from .autograd import Tensor, array_of
 from .layers import input_tensor
-from .ops.loss import cross_entropy, mse
+from .ops.loss import binary_cross_entropy, cross_entropy, mse
 
 
 class Loss:
@@ -28,6 +28,13 @@ class Loss:
     def count(self, y) -> int:
         """Return how many items y has."""
         raise NotImplementedError
+
+    def weighted_total(self, prediction: Tensor, y, weights) -> Tensor:
+        """Return the sum over all items, each times the weight of its sample: weights [samples].
+
+        Errors: ConfigurationError if this loss knows no weights.
+        """
+        raise ConfigurationError(f"{type(self).__name__} cannot weight samples; give another loss")
 
     def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
         """Raise ShapeError unless the array y can be targets of predictions of this shape.
@@ -52,6 +59,9 @@ class CrossEntropy(Loss):
 
     def total(self, prediction, y):
         return cross_entropy(prediction, y, self.ignore_index, reduction="sum")
+
+    def weighted_total(self, prediction, y, weights):
+        return cross_entropy(prediction, y, self.ignore_index, "sum", weights)
 
     def check_targets(self, y, prediction_shape):
         if y.dtype.kind not in "iu":
@@ -86,11 +96,15 @@ class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
     def total(self, prediction, y):
+        return mse(prediction, self._target(prediction, y), reduction="sum")
+
+    def weighted_total(self, prediction, y, weights):
+        return mse(prediction, self._target(prediction, y), "sum", weights)
+
+    def _target(self, prediction, y):
         target = fresh.placed(array_of(y), xp_of(prediction.array))
         dtype = wide(prediction.dtype)
-        if target.dtype != dtype:
-            target = halves.copy(target, dtype)
-        return mse(prediction, target, reduction="sum")
+        return target if target.dtype == dtype else halves.copy(target, dtype)
 
     def check_targets(self, y, prediction_shape):
         if prediction_shape is not None and y.shape != prediction_shape:
@@ -101,6 +115,78 @@ class MeanSquaredError(Loss):
 
     def count(self, y):
         return prod(array_of(y).shape)
+
+
+class BinaryCrossEntropy(Loss):
+    """Negative log probability of the right one of two classes, in nats, per sample.
+
+    prediction    logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
+    """
+
+    def total(self, prediction, y):
+        return binary_cross_entropy(prediction, self._target(prediction, y), reduction="sum")
+
+    def weighted_total(self, prediction, y, weights):
+        return binary_cross_entropy(prediction, self._target(prediction, y), "sum", weights)
+
+    def _target(self, prediction, y):
+        return array_of(y).reshape(prediction.shape)
+
+    def check_targets(self, y, prediction_shape):
+        if prediction_shape is not None and (*y.shape, 1) != prediction_shape:
+            raise ShapeError(
+                f"targets of shape {y.shape} for logits of {prediction_shape}; wanted "
+                "one logit for each target"
+            )
+        wrong = y[(y != 0) & (y != 1)]
+        if wrong.size:
+            raise ShapeError(f"a target is {wrong.flat[0]}; wanted 0 or 1, one of two classes")
+
+    def count(self, y):
+        return prod(array_of(y).shape)
+
+
+class Weighted(Loss):
+    """Another loss with a weight for each sample, and one for each class.
+
+    class_weights     one for each class number; None: classes count alike
+    has_row_weights   the last column of y, [samples, targets + 1], is the weight of the sample
+
+    The mean divides by the number of items, not by their weights: weights of mean 1 leave the scale
+    of the loss as it is.
+    """
+
+    def __init__(self, loss: Loss, *, class_weights=None, has_row_weights: bool = False):
+        self._loss = loss
+        self._class_weights = None if class_weights is None else tuple(map(float, class_weights))
+        self._has_row_weights = has_row_weights
+
+    def total(self, prediction, y):
+        y = array_of(y)
+        targets = self._targets(y)
+        xp = xp_of(y)
+        weights = y[:, -1] if self._has_row_weights else xp.ones(len(y))
+        if self._class_weights is not None:
+            weights = weights * xp.asarray(self._class_weights)[targets]
+        return self._loss.weighted_total(prediction, targets, weights)
+
+    def _targets(self, y):
+        """Return y without the weights: class numbers [samples] if classes are weighted."""
+        if not self._has_row_weights:
+            return y
+        if isinstance(self._loss, MeanSquaredError):
+            return y[:, :-1]
+        return y[:, 0].astype("int64")
+
+    def check_targets(self, y, prediction_shape):
+        if self._has_row_weights and (y.ndim < 2 or y.shape[1] < 2):
+            raise ShapeError(
+                f"targets of shape {y.shape}; wanted the weight of each sample in the last column"
+            )
+        self._loss.check_targets(self._targets(y), prediction_shape)
+
+    def count(self, y):
+        return self._loss.count(self._targets(array_of(y)))
 
 
 class FunctionLoss(Loss):

@@ -9,7 +9,13 @@ from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
-from shardkit.nn.loss import CrossEntropy, MeanSquaredError, as_loss
+from shardkit.nn.loss import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    MeanSquaredError,
+    Weighted,
+    as_loss,
+)
 from shardkit.nn.module import Module
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
@@ -204,8 +210,15 @@ def test_a_float32_prediction_gives_a_float32_loss_whatever_y_is():
         (CrossEntropy(ignore_index=0), random(6, 5), numpy.array([0, 1, 2, 0, 0, 4])),
         (MeanSquaredError(), random(6, 2), random(6, 2, seed=1)),
         (as_loss(lambda p, y: ops.mean(ops.power(p - y, 2.0))), random(6, 2), random(6, 2, seed=1)),
+        (BinaryCrossEntropy(), random(6, 1), numpy.array([0, 1, 1, 0, 0, 1])),
+        (
+            Weighted(CrossEntropy(), class_weights=[1, 2, 3, 4, 5]),
+            random(6, 5),
+            numpy.array([0, 1, 2, 0, 0, 4]),
+        ),
+        (Weighted(MeanSquaredError(), has_row_weights=True), random(6, 2), random(6, 3, seed=1)),
     ],
-    ids=["cross entropy", "mse", "function"],
+    ids=["cross entropy", "mse", "function", "binary", "class weights", "row weights"],
 )
 def test_totals_over_counts_of_the_parts_give_the_loss_of_the_whole(loss, prediction, y):
     cuts = [slice(0, 1), slice(1, 4), slice(4, 6)]
@@ -213,6 +226,28 @@ def test_totals_over_counts_of_the_parts_give_the_loss_of_the_whole(loss, predic
     assert total / sum(loss.count(y[c]) for c in cuts) == pytest.approx(
         loss(Tensor(prediction), y).item(), rel=1e-12
     )
+
+
+def test_a_weight_counts_a_sample_so_many_times():
+    classes = numpy.array([0, 1, 1, 0])
+    row_weights = numpy.array([2, 1, 0, 3])
+    both = numpy.stack([classes, row_weights], 1)
+    for loss, prediction in ((CrossEntropy(), random(4, 2)), (BinaryCrossEntropy(), random(4, 1))):
+        weighted = Weighted(loss, class_weights=[1, 2], has_row_weights=True)
+        times = row_weights * (1 + classes)
+        repeated = loss.total(Tensor(prediction.repeat(times, 0)), classes.repeat(times))
+        assert weighted.total(Tensor(prediction), both).item() == pytest.approx(repeated.item())
+        assert weighted.count(both) == 4
+        weighted.check_targets(both, prediction.shape)
+        with pytest.raises(ShapeError, match="in the last column"):
+            weighted.check_targets(classes, prediction.shape)
+
+
+def test_a_class_that_is_neither_of_two_and_a_loss_without_weights_are_refused():
+    with pytest.raises(ShapeError, match="a target is 2; wanted 0 or 1"):
+        BinaryCrossEntropy().check_targets(numpy.array([0, 2]), (2, 1))
+    with pytest.raises(ConfigurationError, match="cannot weight samples"):
+        Weighted(as_loss(lambda p, y: p), class_weights=[1.0]).total(random(1), numpy.zeros(1, int))
 
 
 def test_a_loss_of_nothing_is_zero_and_not_nan():

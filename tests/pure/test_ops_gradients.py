@@ -23,6 +23,7 @@ except ImportError:
 
 IDS = numpy.array([[1, 0, 3], [3, 3, 2]])
 TARGETS = numpy.array([0, 4, 4, 1, 2, 0])
+WEIGHTS = numpy.array([0.5, 2.0, 0.0, 1.5, 1.0, 3.0])
 MASK = numpy.array(
     [[True, False, True, True], [False, False, True, False], [True, True, False, True]]
 )
@@ -31,6 +32,10 @@ GATHERED = numpy.array([[0, 3], [1, 1], [2, 0]])
 
 def ints(array):
     return torch.tensor(array)
+
+
+def as_like(x, array):
+    return torch.tensor(array, dtype=x.dtype)
 
 
 def torch_layer_norm(x, w, b):
@@ -295,6 +300,32 @@ CASES = [
         lambda a, b: ops.mse(a, b, "sum"),
         lambda a, b: F.mse_loss(a, b, reduction="sum"),
         [(3, 4), (3, 4)],
+    ),
+    Case(
+        "cross_entropy weighted",
+        lambda x: ops.cross_entropy(x, TARGETS, reduction="sum", weights=WEIGHTS),
+        lambda x: (F.cross_entropy(x, ints(TARGETS), reduction="none") * as_like(x, WEIGHTS)).sum(),
+        [(6, 5)],
+    ),
+    Case(
+        "mse weighted",
+        lambda a, b: ops.mse(a, b, "sum", WEIGHTS),
+        lambda a, b: ((a - b) ** 2 * as_like(a, WEIGHTS)[:, None]).sum(),
+        [(6, 4), (6, 4)],
+    ),
+    Case(
+        "binary_cross_entropy",
+        lambda x: ops.binary_cross_entropy(x, TARGETS > 1),
+        lambda x: F.binary_cross_entropy_with_logits(x, as_like(x, TARGETS > 1)),
+        [(6,)],
+    ),
+    Case(
+        "binary_cross_entropy weighted",
+        lambda x: ops.binary_cross_entropy(x, TARGETS[:, None] > 1, "sum", WEIGHTS),
+        lambda x: F.binary_cross_entropy_with_logits(
+            x, as_like(x, TARGETS[:, None] > 1), as_like(x, WEIGHTS[:, None]), reduction="sum"
+        ),
+        [(6, 1)],
     ),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))

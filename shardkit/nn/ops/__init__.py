@@ -24,7 +24,7 @@ from .elementwise import (
     where,
 )
 from .linear import add_bias, embedding, linear, matmul
-from .loss import cross_entropy, mse
+from .loss import binary_cross_entropy, cross_entropy, mse
 from .normalization import add_layer_norm, add_rms_norm, dropout, layer_norm, rms_norm
 from .reduction import max, mean, sum, variance
 from .shape import (
@@ -47,6 +47,7 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "bias_gelu",
+    "binary_cross_entropy",
     "cast",
     "causal_attention",
     "compare",

@@ -9,12 +9,17 @@ from .ids import check_ids
 
 
 def cross_entropy(
-    logits: Tensor, targets, ignore_index: int | None = None, reduction: str = "mean"
+    logits: Tensor,
+    targets,
+    ignore_index: int | None = None,
+    reduction: str = "mean",
+    weights=None,
 ) -> Tensor:
     """Return the negative log probability of the targets under softmax(logits), in nats.
 
     logits   [..., V]; targets [...] integers in [0, V), an array or Tensor; those equal to
              ignore_index do not count
+    weights  [...] factor of each target in the sum; a mean still divides by how many count
     returns  a single element, float32 if the logits are half floats; 0 if nothing counts
     Kept for the backward: the logits and one number per row.
     """
@@ -31,20 +36,25 @@ def cross_entropy(
     rows = (flat.size, num_classes)
     losses, log_sums = kernels.cross_entropy(logits.array.reshape(rows), flat, counts)
     weight = _weight(reduction, lambda: flat.size if counts is None else int(counts.sum()))
+    factors = None if weights is None else _factors(weights, losses)
+    losses = losses if factors is None else losses * factors
 
     def backward(gradient, wanted):
         for_rows = kernels.cross_entropy_backward(
             gradient * weight, logits.array.reshape(rows), flat, log_sums, counts
         )
+        if factors is not None:
+            for_rows = rounded(widened(for_rows) * factors[:, None], logits.dtype)
         return (for_rows.reshape(logits.shape),)
 
     return record(losses.sum() * weight, (logits,), backward, needs=(logits,))
 
 
-def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
+def mse(prediction: Tensor, target, reduction: str = "mean", weights=None) -> Tensor:
     """Return the squared difference over all elements, of half floats as float32.
 
     The target is a Tensor or an array of the same shape.
+    weights  [rows] factor of each row in the sum; a mean still divides by the number of elements
     """
     target = target if isinstance(target, Tensor) else Tensor(target)
     if prediction.shape != target.shape:
@@ -53,10 +63,13 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
             "(no broadcasting here: it hides mistakes)"
         )
     weight = _weight(reduction, lambda: prediction.size)
+    factors = None if weights is None else _by_row(weights, prediction)
 
     def backward(gradient, wanted):
         for_prediction = fresh.compute("subtract", widened(prediction.array), widened(target.array))
         for_prediction = fresh.compute("multiply", for_prediction, gradient * (2 * weight))
+        if factors is not None:
+            for_prediction *= factors
         return (
             rounded(for_prediction, prediction.dtype) if wanted[0] else None,
             -rounded(for_prediction, target.dtype) if wanted[1] else None,
@@ -64,9 +77,62 @@ def mse(prediction: Tensor, target, reduction: str = "mean") -> Tensor:
 
     difference = fresh.compute("subtract", widened(prediction.array), widened(target.array))
     difference *= difference
+    if factors is not None:
+        difference *= factors
     return record(
         difference.sum() * weight, (prediction, target), backward, needs=(prediction, target)
     )
+
+
+def binary_cross_entropy(logits: Tensor, targets, reduction: str = "mean", weights=None) -> Tensor:
+    """Return the negative log probability of the targets under sigmoid(logits), in nats.
+
+    max(z, 0) - z t + log(1 + exp(-|z|)) for each logit z and target t, which overflows for no z.
+    logits, targets  of one shape; targets from 0 to 1, an array or Tensor
+    weights          as of mse
+    """
+    xp = xp_of(logits.array)
+    target = fresh.placed(array_of(targets), xp)
+    if logits.shape != target.shape:
+        raise ShapeError(
+            f"binary_cross_entropy of logits {logits.shape} and targets {target.shape}; wanted "
+            "equal shapes"
+        )
+    z = widened(logits.array)
+    target = target.astype(z.dtype, copy=False)
+    weight = _weight(reduction, lambda: logits.size)
+    factors = None if weights is None else _by_row(weights, logits)
+
+    def backward(gradient, wanted):
+        z = widened(logits.array)
+        for_logits = (kernels.sigmoid(z) - target) * (gradient * weight)
+        if factors is not None:
+            for_logits *= factors
+        return (rounded(for_logits, logits.dtype),)
+
+    losses = xp.maximum(z, 0) - z * target + xp.log1p(xp.exp(-xp.abs(z)))
+    if factors is not None:
+        losses *= factors
+    return record(losses.sum() * weight, (logits,), backward, needs=(logits,))
+
+
+def _factors(weights, losses):
+    """Return weights as a flat array of the losses' dtype and library."""
+    weights = fresh.placed(array_of(weights), xp_of(losses)).reshape(-1)
+    if weights.shape != losses.shape:
+        raise ShapeError(f"{weights.size} weights of {losses.size} losses; wanted one each")
+    return weights.astype(losses.dtype, copy=False)
+
+
+def _by_row(weights, prediction):
+    """Return weights [rows] as an array that stretches over the rows of a prediction."""
+    weights = fresh.placed(array_of(weights), xp_of(prediction.array))
+    if weights.shape != prediction.shape[:1]:
+        raise ShapeError(
+            f"weights {weights.shape} of predictions {prediction.shape}; wanted one for each row"
+        )
+    shape = (len(weights),) + (1,) * (prediction.ndim - 1)
+    return weights.reshape(shape).astype(widened(prediction.array).dtype, copy=False)
 
 
 def _weight(reduction, count):
