@@ -62,3 +62,51 @@ def describe(path: Path) -> tuple[dict, dict]:
 
 def _plain(value):
     return value.item() if isinstance(value, numpy.generic) else value
+
+
+# ---- datasets of other programs ------------------------------------------------------------------
+
+
+def open_to_read(path: Path, cache_bytes: int = 1 << 20) -> h5py.File:
+    """Open a file to read, with so much memory for the chunks of each dataset. Errors: OSError."""
+    slots = (
+        100 * max(cache_bytes >> 20, 1) + 1
+    )  # HDF5 advises a hundred for each chunk, and a prime
+    return h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
+
+
+def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:
+    """Return {path: dataset} of all datasets with at least one dimension."""
+    found = {}
+
+    def note(name, item):
+        if isinstance(item, h5py.Dataset) and item.shape:
+            found[name] = item
+
+    file.visititems(note)
+    return found
+
+
+def places_of(dataset: h5py.Dataset) -> tuple[numpy.ndarray, int] | None:
+    """Return (bytes of the file where its runs of rows begin, rows of a run).
+
+    A run is a chunk, or the whole of a contiguous dataset; -1 for a chunk that was never written.
+    None if the values do not lie in this file as plain rows: compressed, chunked over columns,
+    virtual, external or compact.
+    """
+    if dataset.file.userblock_size or dataset.is_virtual or dataset.external:
+        return None
+    if dataset.chunks is None:
+        offset = dataset.id.get_offset()
+        return None if offset is None else (numpy.array([offset]), dataset.shape[0])
+    has_filters = dataset.id.get_create_plist().get_nfilters() > 0
+    if has_filters or dataset.chunks[1:] != dataset.shape[1:]:
+        return None
+    length = dataset.chunks[0]
+    places = numpy.full(-(-dataset.shape[0] // length), -1, numpy.int64)
+
+    def note(chunk):
+        places[chunk.chunk_offset[0] // length] = chunk.byte_offset
+
+    dataset.id.chunk_iter(note)
+    return places, length

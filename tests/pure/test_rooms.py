@@ -24,6 +24,7 @@ LEVEL = {
     "data": 4,
     "data": 4,
     "parallel": 4,
+    "task": 5,
     "train": 6,
     "plan": 7,
     "slurm": 8,
@@ -37,6 +38,7 @@ DOORS = {
     "mpi4py": ("comm/",),
     "h5py": ("checkpoint/format/hdf5.py", "data/hdf5.py"),
     "xxhash": ("checkpoint/format/files.py",),
+    "pyarrow": ("data/parquet_table.py",),
     "tokenizers": ("data/tokenizer.py", "data/prepare/vocabulary.py"),
 }
 PACKAGED_AS = {"cupy": "cupy-cuda12x"}  # where the name to import is not that of the package

@@ -1,0 +1,118 @@
+"""HDF5 files as tables: each dataset of numbers is a field, under its path in the file.
+
+    contiguous, or chunks that are not compressed   read in place through a memory map (mapped.py)
+    compressed, virtual, chunked over columns ...   windows through the library, one read per chunk
+    records (a compound type)                       a field path.name for each number in a record
+
+The library keeps the chunks that it has uncompressed for as long as an order may come back to them.
+"""
+
+from math import prod
+from pathlib import Path
+
+import numpy
+
+from ..errors import ConfigurationError
+from . import hdf5
+from .columns import Field
+from .mapped import FileMap, MappedRows
+from .table import Table
+
+_CACHED_CHUNKS = 8
+_MOST_CACHE_BYTES = 1 << 28
+_WINDOW_BYTES = 1 << 20  # of one read of a dataset without chunks
+
+
+class HDF5Table(Table):
+    """The datasets of an HDF5 file."""
+
+    def __init__(self, path: Path):
+        try:
+            self._file = hdf5.open_to_read(path, _cache_bytes(path))
+        except OSError:
+            raise ConfigurationError(
+                f"{path} cannot be opened as an HDF5 file; it is damaged, or of another kind"
+            ) from None
+        self._map = FileMap(path)
+        self._datasets = {}
+        self._readers = {}
+        fields = {}
+        for name, dataset in hdf5.datasets(self._file).items():
+            for field, member in _fields(name, dataset):
+                fields[field.name] = field
+                self._datasets[field.name] = dataset, member
+        super().__init__(path, fields)
+
+    def read(self, numbers, parts):
+        return [self._reader(part.field).read_shaped(numbers, part) for part in parts]
+
+    def run_length(self, parts):
+        lengths = [self._datasets[part.field.name][0].chunks for part in parts]
+        return max((chunks[0] for chunks in lengths if chunks), default=1)
+
+    def _reader(self, field: Field):
+        """Return what reads a field, made when it is first asked for."""
+        if field.name not in self._readers:
+            dataset, member = self._datasets[field.name]
+            placed = None if member else hdf5.places_of(dataset)
+            if placed is None:
+                reader = WindowRows(dataset, field, member)
+            else:
+                reader = MappedRows(
+                    self._map, dataset.shape, field.dtype, *placed, dataset.fillvalue
+                )
+            self._readers[field.name] = reader
+        return self._readers[field.name]
+
+
+class WindowRows:
+    """A dataset that the HDF5 library must read: windows of neighbors, in the order of the file."""
+
+    def __init__(self, dataset, field: Field, member: str | None):
+        self._dataset, self._member = dataset, member
+        self._shape = field.shape
+        row_bytes = max(field.dtype.itemsize * prod(field.shape), 1)
+        self._run = dataset.chunks[0] if dataset.chunks else max(_WINDOW_BYTES // row_bytes, 1)
+
+    def read_shaped(self, numbers, part) -> numpy.ndarray:
+        """Return these rows of a part: see Table.read. One read for each chunk."""
+        shape = self._shape if part.is_whole else (part.width,)
+        dtype = part.field.dtype.newbyteorder("=")
+        values = numpy.empty((len(numbers), *shape), dtype)
+        order = numpy.argsort(numbers, kind="stable")
+        ordered = numbers[order]
+        runs = ordered // self._run
+        begins = numpy.flatnonzero(numpy.diff(runs, prepend=-1))
+        for begin, end in zip(begins, [*begins[1:], len(ordered)]):
+            first, last = ordered[begin], ordered[end - 1]
+            window = self._window(int(first), int(last) + 1, part)
+            values[order[begin:end]] = window[ordered[begin:end] - first]
+        return values
+
+    def _window(self, first: int, stop: int, part):
+        if self._member:
+            return self._dataset.fields(self._member)[first:stop]
+        if part.is_whole:
+            return self._dataset[first:stop]
+        return self._dataset[first:stop, part.start : part.stop]
+
+
+def _fields(name: str, dataset) -> list[tuple[Field, str | None]]:
+    """Return (field, name in a record or None) for all that a dataset has."""
+    rows, shape, dtype = dataset.shape[0], dataset.shape[1:], dataset.dtype
+    if dtype.names is None:
+        is_number = dtype.kind in "biuf"
+        return [(Field(name, rows, shape, dtype if is_number else None), None)]
+    numbers = [member for member in dtype.names if dtype[member].kind in "biuf"]
+    return [(Field(f"{name}.{member}", rows, shape, dtype[member]), member) for member in numbers]
+
+
+def _cache_bytes(path: Path) -> int:
+    """Return the bytes of a few chunks of the file's datasets."""
+    with hdf5.open_to_read(path) as file:
+        chunks = [
+            prod(dataset.chunks) * dataset.dtype.itemsize
+            for dataset in hdf5.datasets(file).values()
+            if dataset.chunks
+        ]
+    return min(max([1 << 17, *chunks]) * _CACHED_CHUNKS, _MOST_CACHE_BYTES)

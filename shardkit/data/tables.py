@@ -1,0 +1,196 @@
+"""Rows of a table as samples: x from the columns of features, y from those of targets.
+
+    .npy .npz .h5 .csv .parquet --Table--> columns --TableSamples--> x [n, features], y [n, targets]
+
+Nothing is copied: each rank reads the rows that it is asked for, where they lie.
+"""
+
+import hashlib
+from pathlib import Path
+
+import numpy
+
+from ..errors import ConfigurationError
+from .array_table import ArrayTable
+from .columns import Part, chosen
+from .csv_table import CSVTable
+from .hdf5_table import HDF5Table
+from .parquet_table import ParquetTable
+from .samples import Samples
+from .table import Table
+
+KINDS = {
+    ".npy": ArrayTable,
+    ".npz": ArrayTable,
+    ".h5": HDF5Table,
+    ".hdf5": HDF5Table,
+    ".hdf": HDF5Table,
+    ".csv": CSVTable,
+    ".tsv": CSVTable,
+    ".parquet": ParquetTable,
+}
+
+
+def open_table(path, index: Path | None = None) -> Table:
+    """Open a file of rows of numbers.
+
+    index   the file that write_index made; None: an index that is needed is made in memory
+    Errors: ConfigurationError if it is missing, empty, damaged or of another kind.
+    """
+    path = Path(path)
+    kind = KINDS.get(path.suffix.lower())
+    if kind is None:
+        raise ConfigurationError(
+            f"{path} is of no kind that is known; wanted a file that ends in {', '.join(KINDS)}"
+        )
+    try:
+        if not path.stat().st_size:
+            raise ConfigurationError(f"{path} is empty; wanted rows of numbers")
+        return kind(path, index) if kind is CSVTable else kind(path)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+class TableSamples(Samples):
+    """Chosen columns of a table: sample k is row k.
+
+    features   x, by names (columns.py); (): all columns of numbers that are not named elsewhere
+    targets    y, likewise; classes: y is [n] int64 class numbers from the only target
+    weights    of the rows, the last column of y; None: rows have none
+    dtype      of x, and of y but for classes; None: that of the file
+
+    x is [n, features], or [n, *shape] if the only feature is a field whose rows have several
+    dimensions; y likewise.
+    Errors: ConfigurationError on columns that are not there, are no numbers, stand on both sides,
+    or have different lengths.
+    """
+
+    def __init__(
+        self, table: Table, features=(), targets=(), *, weights=None, classes=False, dtype="float32"
+    ):
+        where, self._table = str(table.path), table
+        self.targets = chosen(table.fields, targets, where, "target")
+        self.weights = chosen(table.fields, (weights,) if weights else (), where, "weights")
+        self.features = chosen(table.fields, features, where, "features") or self._others()
+        self._parts = (*self.features, *self.targets, *self.weights)
+        self._classes, self._dtype = classes, dtype
+        self._check()
+        self._rows = self._parts[0].field.rows
+        self.run_length = table.run_length(self._parts)
+
+    def _others(self) -> tuple[Part, ...]:
+        """Return all columns of numbers that are neither target nor weight."""
+        taken = {part.field.name for part in (*self.targets, *self.weights)}
+        rows = {part.field.rows for part in self.targets}
+        return tuple(
+            Part.whole(field)
+            for field in self._table.fields.values()
+            if field.dtype is not None
+            and field.name not in taken
+            and (not rows or field.rows in rows)
+        )
+
+    def _check(self):
+        path = self._table.path
+        if not self.features:
+            raise ConfigurationError(f"{path} has no column of numbers left for features")
+        for feature in self.features:
+            for other in (*self.targets, *self.weights):
+                if feature.overlaps(other):
+                    raise ConfigurationError(
+                        f"{path}: column {other.names[0]} is a feature and a target or weight; "
+                        "take it out of features"
+                    )
+        first = self._parts[0].field
+        for part in self._parts:
+            if part.field.rows != first.rows:
+                raise ConfigurationError(
+                    f"{path}: {first.name} has {first.rows} rows, but {part.field.name} has "
+                    f"{part.field.rows}; wanted as many of each"
+                )
+        widths = sum(part.width for part in self.targets), sum(p.width for p in self.weights)
+        if self._classes and widths[0] != 1:
+            raise ConfigurationError(
+                f"{path}: classes in {widths[0]} columns; wanted one target, the class number"
+            )
+        if self.weights and widths[1] != 1:
+            raise ConfigurationError(f"{path}: weights in {widths[1]} columns; wanted one")
+
+    def __len__(self):
+        return self._rows
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The name of each column of x."""
+        return tuple(name for part in self.features for name in part.names)
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """The name of each target."""
+        return tuple(name for part in self.targets for name in part.names)
+
+    def read(self, numbers):
+        numbers = numpy.asarray(numbers, numpy.int64)
+        values = self._table.read(numbers, self._parts)
+        num_features = len(self.features)
+        y_parts = values[num_features:]
+        x = self._joined(values[:num_features], self.features, numbers)
+        if self._classes:
+            y = self._class_numbers(y_parts[0], numbers)
+            if self.weights:
+                y = numpy.stack([y, y_parts[-1].reshape(-1)], 1)
+            return x, y
+        return x, self._joined(y_parts, self._parts[num_features:], numbers)
+
+    def _joined(self, values, parts, numbers):
+        """Return the parts side by side, checked for NaN. Errors: ConfigurationError."""
+        for part_values, part in zip(values, parts):
+            _check_finite(part_values, part, self._table, numbers)
+        if len(values) == 1 and (values[0].ndim > 1 or not parts):
+            return values[0].astype(self._dtype or values[0].dtype, copy=False)
+        dtype = self._dtype or numpy.result_type(*(v.dtype for v in values), numpy.float32)
+        width = sum(part.width for part in parts)
+        joined = numpy.empty((len(numbers), width), dtype)
+        at = 0
+        for part_values, part in zip(values, parts):
+            joined[:, at : at + part.width] = part_values.reshape(len(numbers), part.width)
+            at += part.width
+        return joined
+
+    def _class_numbers(self, values, numbers):
+        flat = values.reshape(-1)
+        part = self.targets[0]
+        _check_finite(flat, part, self._table, numbers)
+        classes = flat.astype(numpy.int64)
+        wrong = numpy.flatnonzero((classes != flat) | (classes < 0))
+        if wrong.size:
+            raise ConfigurationError(
+                f"{self._where(part, numbers[wrong[0]])}: {flat[wrong[0]]}; wanted a class number, "
+                "0, 1, 2, ..."
+            )
+        return classes
+
+    def _where(self, part, number) -> str:
+        return _where(self._table, part, number)
+
+    def fingerprint(self):
+        names = ";".join(
+            f"{part.field.name}[{part.start}:{part.stop}]{part.field.dtype}" for part in self._parts
+        )
+        text = f"{self._table.fingerprint()} {self._rows} {names}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _where(table: Table, part: Part, number, column: int = 0) -> str:
+    return f"{table.path}, {table.row_text(int(number))}, column {part.names[column]}"
+
+
+def _check_finite(values, part: Part, table: Table, numbers) -> None:
+    """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
+    if values.dtype.kind != "f" or numpy.isfinite(values).all():
+        return
+    flat = values.reshape(len(numbers), -1)
+    row, column = numpy.argwhere(~numpy.isfinite(flat))[0]
+    raise ConfigurationError(
+        f"{_where(table, part, numbers[row], column)}: {flat[row, column]}; wanted a finite number"
+    )

@@ -1,0 +1,176 @@
+"""Metrics: figures about predictions, from sums over rows, whatever the rows are divided into.
+
+    rows of a rank, a batch at a time --sums--> [n] float64 --added up over batches and ranks-->
+    --value--> one number
+
+Sums are exact: each number is cut into pieces that are whole multiples of fixed powers of two, and
+each power has a lane of its own. A lane is far from full, so adding lanes rounds nothing, and the
+value has the same bits for any number of ranks and any size of batch.
+Source: Demmel, Nguyen, "Parallel reproducible summation", IEEE Transactions on Computers 64 (2015).
+"""
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy
+
+# Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
+_LANE_BITS = 20
+_HIGHEST = 280  # of the unit of the first lane, as a power of two
+_NUM_LANES = 28  # down to 2^-260
+_UNITS = 2.0 ** (_HIGHEST - _LANE_BITS * numpy.arange(_NUM_LANES))
+LANES = _NUM_LANES
+
+
+def exact_lanes(values) -> numpy.ndarray:
+    """Return the sum of these numbers as lanes: [LANES] float64, which add up without rounding.
+
+    values  up to 2^33 in all that are added up, each below 2^300, about 2e90. Digits below 2^-260
+            are dropped. Larger numbers, infinity and NaN make the value NaN.
+    """
+    rest = numpy.array(values, numpy.float64).reshape(-1)
+    lanes = numpy.empty(LANES)
+    if not (numpy.abs(rest) < _UNITS[0] * 2.0**_LANE_BITS).all():
+        lanes.fill(numpy.nan)
+        return lanes
+    for lane, unit in enumerate(_UNITS):
+        pieces = numpy.trunc(rest / unit) * unit
+        lanes[lane] = pieces.sum()  # exact, in any order
+        rest -= pieces
+    return lanes
+
+
+def exact_value(lanes) -> float:
+    """Return the sum that lanes hold, rounded once."""
+    if not numpy.isfinite(lanes).all():
+        return math.nan
+    return math.fsum(lanes)
+
+
+class Metric(ABC):
+    """A figure about predictions of many rows, made of sums over them."""
+
+    @abstractmethod
+    def sums(self, prediction, y) -> numpy.ndarray:
+        """Return what these rows add to the figure: [n] float64, n the same for all batches.
+
+        prediction  what the model says about the rows; y their targets; NumPy arrays
+        """
+
+    @abstractmethod
+    def value(self, sums) -> float:
+        """Return the figure of the rows whose sums were added up; NaN if it is not defined."""
+
+
+# ---- regression ----------------------------------------------------------------------------------
+
+
+def _difference(prediction, y):
+    """Return prediction - y, float64. Errors: ValueError if their shapes differ."""
+    prediction, y = numpy.asarray(prediction, numpy.float64), numpy.asarray(y, numpy.float64)
+    if prediction.shape != y.shape:
+        raise ValueError(f"predictions {prediction.shape} of targets {y.shape}; wanted one shape")
+    return prediction - y
+
+
+class _Mean(Metric):
+    """A mean over all elements."""
+
+    def items(self, prediction, y) -> numpy.ndarray:
+        """Return what is averaged, one number for each element."""
+        raise NotImplementedError
+
+    def sums(self, prediction, y):
+        items = self.items(prediction, y)
+        return numpy.array([*exact_lanes(items), items.size])
+
+    def value(self, sums):
+        return exact_value(sums[:-1]) / sums[-1] if sums[-1] else math.nan
+
+
+class RMSE(_Mean):
+    """Root of the mean squared difference, over all rows and targets."""
+
+    def items(self, prediction, y):
+        return _difference(prediction, y) ** 2
+
+    def value(self, sums):
+        return math.sqrt(super().value(sums))
+
+
+class MAE(_Mean):
+    """Mean absolute difference, over all rows and targets."""
+
+    def items(self, prediction, y):
+        return numpy.abs(_difference(prediction, y))
+
+
+class R2(Metric):
+    """Share of the targets' variance that is explained: 1 - squared error / squared deviation.
+
+    Of several targets the mean of their shares; NaN if one of them is constant.
+    """
+
+    def sums(self, prediction, y):
+        errors = _difference(prediction, y)
+        rows = len(errors)
+        errors, y = (numpy.asarray(a, numpy.float64).reshape(rows, -1) for a in (errors, y))
+        columns = [exact_lanes(a) for values in (errors**2, y, y**2) for a in values.T]
+        return numpy.concatenate([*columns, [rows]])
+
+    def value(self, sums):
+        rows = sums[-1]
+        totals = [exact_value(lanes) for lanes in sums[:-1].reshape(-1, LANES)]
+        num = len(totals) // 3
+        errors, firsts, squares = totals[:num], totals[num : 2 * num], totals[2 * num :]
+        deviations = [square - first * first / rows for first, square in zip(firsts, squares)]
+        if not rows or any(not deviation > 0 for deviation in deviations):
+            return math.nan
+        return 1 - math.fsum(e / d for e, d in zip(errors, deviations)) / num
+
+
+# ---- classes -------------------------------------------------------------------------------------
+
+
+def classes_of(prediction) -> numpy.ndarray:
+    """Return the most probable class of each row: [n, classes] logits -> [n] int64.
+
+    A single column is the logit of class 1, the only other being class 0.
+    """
+    prediction = numpy.asarray(prediction)
+    if prediction.shape[-1] == 1:
+        return (prediction[..., 0] > 0).astype(numpy.int64)
+    return prediction.argmax(-1).astype(numpy.int64)
+
+
+class Accuracy(_Mean):
+    """Share of rows whose most probable class is the right one."""
+
+    def items(self, prediction, y):
+        return (classes_of(prediction) == numpy.asarray(y).reshape(len(prediction))) * 1.0
+
+
+class MacroF1(Metric):
+    """F1 = 2 hits / (predicted + present) of each class, and their mean.
+
+    Classes that are neither present nor predicted do not count.
+    """
+
+    def __init__(self, num_classes: int):
+        self.num_classes = num_classes
+
+    def sums(self, prediction, y):
+        predicted = classes_of(prediction)
+        present = numpy.asarray(y).reshape(len(predicted)).astype(numpy.int64)
+        hits = present[predicted == present]
+        counts = [
+            numpy.bincount(classes, minlength=self.num_classes)
+            for classes in (hits, predicted, present)
+        ]
+        return numpy.concatenate(counts).astype(numpy.float64)
+
+    def value(self, sums):
+        hits, predicted, present = sums.reshape(3, self.num_classes)
+        occurs = predicted + present
+        shares = 2 * hits[occurs > 0] / occurs[occurs > 0]
+        return math.fsum(shares) / len(shares) if len(shares) else math.nan

@@ -1,0 +1,81 @@
+"""Metrics against their definitions, for any division of the rows."""
+
+import math
+from fractions import Fraction
+
+import numpy
+import pytest
+
+from shardkit.task.metrics import MAE, R2, RMSE, Accuracy, MacroF1, exact_lanes, exact_value
+
+ROWS = 301
+GENERATOR = numpy.random.default_rng(3)
+TARGETS = GENERATOR.normal(5, 2, (ROWS, 2))
+PREDICTED = TARGETS + GENERATOR.normal(0, 0.5, (ROWS, 2))
+LOGITS = GENERATOR.normal(size=(ROWS, 4))
+CLASSES = GENERATOR.integers(0, 3, ROWS)  # class 3 is predicted and never right
+
+
+def f1(predicted, present, number):
+    hits = ((predicted == number) & (present == number)).sum()
+    precision = hits / max((predicted == number).sum(), 1)
+    recall = hits / max((present == number).sum(), 1)
+    return 2 * precision * recall / (precision + recall) if hits else 0.0
+
+
+def r2(prediction, y):
+    return numpy.mean(1 - ((prediction - y) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0))
+
+
+TABLE = {
+    "RMSE": (RMSE(), PREDICTED, TARGETS, lambda p, y: numpy.sqrt(numpy.mean((p - y) ** 2))),
+    "MAE": (MAE(), PREDICTED, TARGETS, lambda p, y: numpy.mean(numpy.abs(p - y))),
+    "R2": (R2(), PREDICTED, TARGETS, r2),
+    "accuracy": (Accuracy(), LOGITS, CLASSES, lambda p, y: numpy.mean(p.argmax(1) == y)),
+    "accuracy of two": (
+        Accuracy(),
+        LOGITS[:, :1],
+        CLASSES > 0,
+        lambda p, y: numpy.mean((p[:, 0] > 0) == y),
+    ),
+    "macro F1": (
+        MacroF1(5),
+        LOGITS,
+        CLASSES,
+        lambda p, y: numpy.mean([f1(p.argmax(1), y, number) for number in range(4)]),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_a_metric_is_its_definition_and_the_same_bits_for_any_division(case):
+    metric, prediction, y, definition = TABLE[case]
+    whole = metric.value(metric.sums(prediction, y))
+    assert whole == pytest.approx(definition(prediction, y), rel=1e-12)
+    for cuts in ([100], [1, 2, 250], [7 * n for n in range(1, 43)]):
+        parts = zip(numpy.split(prediction, cuts), numpy.split(y, cuts))
+        sums = [metric.sums(*part) for part in parts]
+        assert metric.value(sum(sums)) == metric.value(sum(sums[::-1])) == whole
+
+
+def test_lanes_hold_an_exact_sum():
+    numbers = GENERATOR.normal(size=500) * 10.0 ** GENERATOR.integers(-30, 30, 500)
+    exact = float(sum(map(Fraction, numbers)))
+    assert exact_value(sum(exact_lanes(part) for part in numpy.split(numbers, 10))) == exact
+    assert exact_value(exact_lanes([1e80, 1.0, -1e80])) == 1.0
+    assert exact_value(exact_lanes([])) == 0.0
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e301])
+def test_what_no_lane_holds_makes_the_figure_nan(wrong):
+    assert math.isnan(exact_value(exact_lanes([1.0, wrong])))
+
+
+def test_figures_of_nothing_or_of_constant_targets_are_nan():
+    assert math.isnan(RMSE().value(RMSE().sums(numpy.ones((0, 1)), numpy.ones((0, 1)))))
+    assert math.isnan(R2().value(R2().sums(numpy.ones((3, 1)), numpy.ones((3, 1)))))
+
+
+def test_predictions_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match="wanted one shape"):
+        RMSE().sums(numpy.ones((3, 1)), numpy.ones(3))

@@ -1,0 +1,281 @@
+"""Tables: rows of numbers in files of many kinds, read in place, in any order."""
+
+import h5py
+import numpy
+import pytest
+
+from shardkit.data.tables import TableSamples, open_table
+from shardkit.errors import ConfigurationError
+
+ROWS, WIDTH = 137, 5
+NAMES = [f"c{column}" for column in range(WIDTH)]
+
+
+def numbers_of(rows=ROWS):
+    generator = numpy.random.default_rng(7)
+    return generator.normal(size=(rows, WIDTH)).astype("float32"), generator.normal(size=rows)
+
+
+def write_npz(path, x, y):
+    numpy.savez(path, x=x, y=y)
+
+
+def write_hdf5(path, x, y, **how):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=x, **how)
+        file.create_dataset("group/y", data=y)
+
+
+def write_records(path, x, y):
+    kind = [*((name, "f4") for name in NAMES), ("y", "f8")]
+    with h5py.File(path, "w") as file:
+        rows = numpy.array([(*a, b) for a, b in zip(x, y)], kind)
+        file.create_dataset("t", data=rows, chunks=(10,))
+
+
+def write_csv(path, x, y, delimiter=",", end="\n", head=True, mark=""):
+    rows = [delimiter.join(map(repr, map(float, (*a, b)))) for a, b in zip(x, y)]
+    first = [delimiter.join([*NAMES, "y"])] if head else []
+    path.write_bytes((mark + end.join([*first, *rows]) + end).encode())
+
+
+def write_parquet(path, x, y):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {name: x[:, index] for index, name in enumerate(NAMES)}
+    parquet.write_table(pyarrow.table({**columns, "y": y}), path, row_group_size=30)
+
+
+COLUMNS = ["c0:c4"], ["y"]
+FILES = {
+    "npz": ("t.npz", write_npz, (["x"], ["y"])),
+    "contiguous HDF5": ("t.h5", write_hdf5, (["x"], ["group/y"])),
+    "chunked HDF5": (
+        "t.h5",
+        lambda *data: write_hdf5(*data, chunks=(16, WIDTH)),
+        (["x"], ["group/y"]),
+    ),
+    "compressed HDF5": (
+        "t.h5",
+        lambda *data: write_hdf5(*data, chunks=(16, WIDTH), compression="gzip"),
+        (["x"], ["group/y"]),
+    ),
+    "HDF5 chunked over columns": (
+        "t.h5",
+        lambda *data: write_hdf5(*data, chunks=(16, 2)),
+        (["x"], ["group/y"]),
+    ),
+    "big-endian HDF5": (
+        "t.h5",
+        lambda path, x, y: write_hdf5(path, x.astype(">f4"), y, chunks=(16, WIDTH)),
+        (["x"], ["group/y"]),
+    ),
+    "HDF5 records": ("t.h5", write_records, (["t.c0:t.c4"], ["t.y"])),
+    "CSV": ("t.csv", write_csv, COLUMNS),
+    "CSV of Windows with semicolons": (
+        "t.csv",
+        lambda *data: write_csv(*data, ";", "\r\n", mark="\ufeff"),
+        COLUMNS,
+    ),
+    "CSV without names": (
+        "t.csv",
+        lambda *data: write_csv(*data, head=False),
+        (["0:4"], ["5"]),
+    ),
+    "tabs": ("t.tsv", lambda *data: write_csv(*data, "\t"), COLUMNS),
+    "Parquet": ("t.parquet", write_parquet, COLUMNS),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_rows_are_those_of_the_file_in_any_order_and_number(case, tmp_path):
+    name, write, (features, targets) = FILES[case]
+    x, y = numbers_of()
+    write(tmp_path / name, x, y)
+    samples = TableSamples(open_table(tmp_path / name), features, targets, dtype=None)
+    assert len(samples) == ROWS
+    orders = [
+        numpy.random.default_rng(1).permutation(ROWS),
+        numpy.array([5, 5, 136, 0]),
+        numpy.array([], int),
+    ]
+    for order in orders:
+        got_x, got_y = samples.read(order)
+        assert numpy.array_equal(got_x, x[order])
+        assert numpy.array_equal(got_y.reshape(-1), y[order])
+
+
+def test_runs_are_chunks_and_row_groups(tmp_path):
+    x, y = numbers_of()
+    write_hdf5(tmp_path / "t.h5", x, y, chunks=(16, WIDTH))
+    write_parquet(tmp_path / "t.parquet", x, y)
+    write_csv(tmp_path / "t.csv", x, y)
+    assert TableSamples(open_table(tmp_path / "t.h5"), ["x"], ["group/y"]).run_length == 16
+    assert TableSamples(open_table(tmp_path / "t.parquet"), targets=["y"]).run_length == 30
+    assert TableSamples(open_table(tmp_path / "t.csv"), targets=["y"]).run_length == 1
+
+
+def test_columns_are_chosen_by_name_range_and_what_is_left(tmp_path):
+    x, y = numbers_of()
+    write_hdf5(tmp_path / "t.h5", x, y)
+    table = open_table(tmp_path / "t.h5")
+    every = numpy.arange(ROWS)
+
+    def chosen(features, targets):
+        samples = TableSamples(table, features, targets, dtype=None)
+        return samples.feature_names, samples.read(every)[0]
+
+    names, values = chosen(["x[1]", "x[3:]"], ["x[0]"])
+    assert names == ("x[1]", "x[3]", "x[4]") and numpy.array_equal(values, x[:, [1, 3, 4]])
+    names, values = chosen([], ["group/y"])
+    assert names == tuple(f"x[{column}]" for column in range(WIDTH))
+    assert numpy.array_equal(values, x)
+
+
+def test_chunks_that_were_never_written_read_as_the_fill_value(tmp_path):
+    with h5py.File(tmp_path / "t.h5", "w") as file:
+        made = file.create_dataset("x", (100, 3), "f4", chunks=(10, 3), fillvalue=2.5)
+        made[20:30] = 1.0
+    samples = TableSamples(open_table(tmp_path / "t.h5"), ["x"])
+    x, y = samples.read(numpy.array([25, 5, 99]))
+    assert x[:, 0].tolist() == [1.0, 2.5, 2.5] and y.shape == (3, 0)
+
+
+def test_rows_of_several_dimensions_stay_whole(tmp_path):
+    images = numpy.arange(6 * 2 * 3).reshape(6, 2, 3)
+    numpy.save(tmp_path / "t.npy", images)
+    x, _ = TableSamples(open_table(tmp_path / "t.npy"), ["array"]).read(numpy.array([4, 1]))
+    assert x.dtype == "float32" and numpy.array_equal(x, images[[4, 1]])
+
+
+def test_weights_stand_behind_the_targets_and_classes_are_numbers(tmp_path):
+    numpy.savez(tmp_path / "t.npz", x=numpy.ones((4, 2)), k=[2, 0, 1, 1], w=[1.0, 2.0, 0.5, 0.0])
+    table = open_table(tmp_path / "t.npz")
+    _, y = TableSamples(table, ["x"], ["k"], classes=True).read(numpy.array([0, 2]))
+    assert y.dtype == numpy.int64 and y.tolist() == [2, 1]
+    _, y = TableSamples(table, ["x"], ["k"], weights="w", classes=True).read(numpy.array([0, 2]))
+    assert y.tolist() == [[2, 1.0], [1, 0.5]]
+
+
+def test_an_index_of_a_csv_in_a_file_serves_as_well(tmp_path):
+    from shardkit.data.csv_table import index_of
+
+    x, y = numbers_of()
+    write_csv(tmp_path / "t.csv", x, y)
+    index_of(tmp_path / "t.csv").tofile(tmp_path / "rows.bin")
+    samples = TableSamples(open_table(tmp_path / "t.csv", tmp_path / "rows.bin"), targets=["y"])
+    assert numpy.array_equal(samples.read(numpy.arange(ROWS))[0], x)
+
+
+def test_the_fingerprint_is_of_the_content_and_the_columns(tmp_path):
+    x, y = numbers_of()
+    for name, change in (("a.npz", 0), ("b.npz", 0), ("c.npz", 1)):
+        numpy.savez(tmp_path / name, x=x + change, y=y)
+    a, b, c = (
+        TableSamples(open_table(tmp_path / f"{name}.npz"), ["x"], ["y"]).fingerprint()
+        for name in "abc"
+    )
+    assert a == b != c
+    assert TableSamples(open_table(tmp_path / "a.npz"), ["x[1:]"], ["y"]).fingerprint() != a
+
+
+def text(content, name="t.csv"):
+    return name, lambda path: path.write_text(content)
+
+
+def arrays(**members):
+    return "t.npz", lambda path: numpy.savez(path, **members)
+
+
+def hdf5(**members):
+    def write(path):
+        with h5py.File(path, "w") as file:
+            for name, values in members.items():
+                file[name] = values
+
+    return "t.h5", write
+
+
+ONES = numpy.ones((4, 2))
+WITH_NAN = numpy.array([1.0, 2.0, numpy.nan, 4.0])
+X_Y = {"features": ["x"], "targets": ["y"]}
+WRONG = {
+    "a missing file": (("t.csv", lambda path: None), {}, "No such file"),
+    "an empty file": (text(""), {}, "is empty"),
+    "an unknown kind": (text("a", "t.doc"), {}, "no kind that is known"),
+    "a missing column": (text("price,size\n1,2\n"), {"targets": ["prise"]}, "did you mean price"),
+    "a ragged line": (text("a,b\n1,2\n3\n"), {}, "line 3: 1 cells, but 2 columns"),
+    "a ragged line with quotes": (text('a,b\n"1",2\n"3,4"\n'), {}, "line 3: 1 cells"),
+    "text among numbers": (text("a,b\n1,2\n3,x\n"), {}, "line 3, column b: 'x'; wanted a number"),
+    "an empty cell": (text("a,b\n1,2\n3,\n"), {}, "line 3, column b: nothing"),
+    "an empty line": (text("a,b\n1,2\n\n3,4\n"), {}, "line 3 is empty"),
+    "NaN in a CSV": (text("a,b\n1,2\nnan,4\n"), {}, "line 3, column a: nan; wanted a finite"),
+    "two columns of one name": (text("a,a\n1,2\n"), {}, "two columns named 'a'"),
+    "NaN in an array": (arrays(x=ONES, y=WITH_NAN), X_Y, "row 2, column y: nan"),
+    "a class that is no integer": (
+        arrays(x=ONES, y=[0, 1, 1.5, 2]),
+        {**X_Y, "classes": True},
+        "row 2, column y: 1.5; wanted a class number",
+    ),
+    "a negative class": (
+        arrays(x=ONES, y=[0, 1, -1, 2]),
+        {**X_Y, "classes": True},
+        "row 2, column y: -1",
+    ),
+    "two columns of classes": (
+        arrays(x=ONES, y=ONES),
+        {**X_Y, "classes": True},
+        "classes in 2 columns",
+    ),
+    "x and y of different lengths": (arrays(x=ONES, y=[1, 2]), X_Y, "x has 4 rows, but y has 2"),
+    "a target that is a feature": (
+        arrays(x=ONES),
+        {"features": ["x"], "targets": ["x[1]"]},
+        "column x[1] is a feature and a target",
+    ),
+    "a column beyond the last": (
+        arrays(x=ONES, y=ONES),
+        {"features": ["x[7]"], "targets": ["y"]},
+        "columns 0 to 1",
+    ),
+    "text in an array": (
+        arrays(x=numpy.array(["a", "b"])),
+        {"features": ["x"]},
+        "holds text or records",
+    ),
+    "a compressed archive": (
+        ("t.npz", lambda path: numpy.savez_compressed(path, x=ONES)),
+        {},
+        "numpy.savez instead",
+    ),
+    "a dataset that is not there": (
+        hdf5(**{"train/inputs": ONES, "train/labels": ONES}),
+        {"features": ["train/input"]},
+        "did you mean train/inputs",
+    ),
+    "a file that is no HDF5": (text("hello", "t.h5"), {}, "cannot be opened as an HDF5 file"),
+    "a file that is no Parquet": (text("hello", "t.parquet"), {}, "cannot be read as Parquet"),
+    "an array of another format": (text("hello", "t.npy"), {}, "no array in NumPy's format"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_table_is_refused_in_one_sentence(case, tmp_path):
+    (name, write), how, words = WRONG[case]
+    if "parquet" in name:
+        pytest.importorskip("pyarrow")
+    write(tmp_path / name)
+    with pytest.raises(ConfigurationError) as error:
+        samples = TableSamples(open_table(tmp_path / name), **how)
+        samples.read(numpy.arange(len(samples)))
+    message = str(error.value)
+    assert words in message and "t." in message and "\n" not in message, message
+
+
+def test_a_batch_of_a_damaged_file_is_refused_when_it_is_opened(tmp_path):
+    numpy.save(tmp_path / "t.npy", numpy.ones((1000, 8)))
+    whole = (tmp_path / "t.npy").read_bytes()
+    (tmp_path / "t.npy").write_bytes(whole[:-100])
+    with pytest.raises(ConfigurationError, match="ends before its 1000 rows"):
+        open_table(tmp_path / "t.npy")
