@@ -149,6 +149,17 @@ def ranks_per_node() -> int | None:
     return _number("SHARDKIT_RANKS_PER_NODE") or None
 
 
+def share_tokenizer_threads(wanted: int | None, share: int) -> None:
+    """Set the threads of the library tokenizers, which reads the environment at its first use.
+
+    wanted   what the user asks for; None: RAYON_NUM_THREADS if it is set, or else the share
+    share    cores for this process
+    """
+    threads = wanted or _number("RAYON_NUM_THREADS") or share
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if threads > 1 else "false"
+
+
 # ---- what the user wants -------------------------------------------------------------------------
 
 

@@ -1,0 +1,118 @@
+"""`shardkit prepare`."""
+
+import sys
+import time
+from pathlib import Path
+
+from ..comm.mpi.launch import all_seats, own_cores, share_cores
+from ..data.prepare.inputs import FIELD
+from ..data.prepare.job import Preparation, prepare_tokens
+from ..data.prepare.work import Progress
+from ..environment import share_tokenizer_threads
+from ..train.log import duration_text
+from .arguments import count
+from .job import job, mpi_backend
+
+_REPORT_SECONDS = 10.0  # between two lines where there is no terminal
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    prepare = commands.add_parser(
+        "prepare",
+        help="make a token file of text, JSON lines or Parquet",
+        allow_abbrev=False,
+        description="Make a token file, which `shardkit train --data.path=FILE` reads in place: "
+        "mpiexec -n 4 shardkit prepare corpus/ --tokenizer=tokenizer.json --output=tokens.h5. The "
+        "file is the same for any number of ranks. A job that was killed is started again with the "
+        "same command, and keeps what is done (in FILE.parts).",
+    )
+    prepare.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="files, or folders of files: text (one document each), JSON lines (.jsonl, .ndjson, "
+        ".json; a document in each line), Parquet (.parquet; a document in each row)",
+    )
+    how = prepare.add_mutually_exclusive_group(required=True)
+    how.add_argument(
+        "--tokenizer",
+        metavar="PATH",
+        help="a tokenizer.json, a folder that holds one, or the word bytes",
+    )
+    how.add_argument(
+        "--train-vocabulary",
+        type=count,
+        metavar="N",
+        help="train a byte-level BPE of N tokens on the inputs first; it is written beside the "
+        "output as tokenizer.json",
+    )
+    prepare.add_argument("--output", required=True, metavar="FILE", help="token file to write")
+    prepare.add_argument(
+        "--field",
+        metavar="NAME",
+        help=f"field of JSON lines, or column of Parquet, that holds the text; default: {FIELD}",
+    )
+    prepare.add_argument(
+        "--threads",
+        type=count,
+        metavar="N",
+        help="threads of each rank; default: its share of the cores, or RAYON_NUM_THREADS",
+    )
+    prepare.set_defaults(run=_prepare, takes_settings=False)
+
+
+def _prepare(known, overrides) -> int:
+    preparation = Preparation(
+        tuple(known.inputs),
+        Path(known.output),
+        known.tokenizer,
+        known.train_vocabulary,
+        known.field,
+    )
+    backend = mpi_backend()
+    with job(backend):
+        share_tokenizer_threads(known.threads, _share_of_cores(backend))
+        line = _Line()
+        began = time.monotonic()
+        totals = prepare_tokens(backend, preparation, say=line.end, report=line.show)
+        if backend.rank == 0:
+            line.end(
+                f"{known.output}: {totals.num_tokens:,} tokens in {totals.num_documents:,} "
+                f"documents, in {duration_text(time.monotonic() - began)}"
+            )
+    return 0
+
+
+def _share_of_cores(backend) -> int:
+    """Return how many threads each rank of this host may run. Collective."""
+    seats = all_seats(backend, 1)
+    host = seats[backend.rank].host
+    return share_cores(own_cores(), [seat.cores for seat in seats if seat.host == host])
+
+
+class _Line:
+    """One line of progress: written over on a terminal, elsewhere written now and then."""
+
+    def __init__(self):
+        self._is_terminal = sys.stdout.isatty()
+        self._width = 0
+        self._shown = time.monotonic()
+
+    def show(self, progress: Progress) -> None:
+        """Show how far the job is."""
+        text = (
+            f"{progress.share:.1%}  {progress.tokens_per_second:,.0f} tokens/s  "
+            f"{duration_text(progress.seconds_left)} left"
+        )
+        if self._is_terminal:
+            print(f"\r{text:<{self._width}}", end="", flush=True)
+            self._width = len(text)
+        elif time.monotonic() - self._shown >= _REPORT_SECONDS:
+            print(text, flush=True)
+            self._shown = time.monotonic()
+
+    def end(self, text: str) -> None:
+        """Write a line that stays."""
+        print(f"\r{text:<{self._width}}" if self._width else text, flush=True)
+        self._width = 0

@@ -1,0 +1,1 @@
+"""From text files, JSON lines and Parquet to a token file, as an MPI job."""

@@ -1,0 +1,139 @@
+"""The inputs of a preparation: which files, of which kind, cut into which blocks.
+
+Blocks are numbered in document order, and depend on the files alone: who encodes a block, and how
+many ranks there are, changes nothing.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ConfigurationError, CorpusError
+from .parquet import ParquetReader
+from .readers import JSONReader, Reader, Span, TextReader
+
+READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
+_KINDS = {
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+    ".json": "JSON lines",
+    ".parquet": "Parquet",
+}
+_COMPRESSED = {".gz": "gunzip", ".zst": "unzstd", ".bz2": "bunzip2", ".xz": "unxz"}
+LEAST_BLOCK = 1 << 20  # bytes, a power of two and a multiple of a piece
+LARGEST_BLOCK = 1 << 26
+_MANY_BLOCKS = 1024
+FIELD = "text"  # where documents are, unless something else is said
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file as it was found: its kind, its size in bytes, and when it was changed (ns)."""
+
+    path: Path
+    kind: str
+    num_bytes: int
+    modified: int
+
+    def reader(self, field: str) -> Reader:
+        """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
+        return READERS[self.kind](self.path, field)
+
+
+@dataclass(frozen=True)
+class Block:
+    """What one rank encodes at a time."""
+
+    number: int
+    input: Input
+    span: Span
+
+    def key(self, tokenizer_hash: str, end_of_text: int | None, field: str) -> str:
+        """Return 32 hex digits: two blocks of one key have the same tokens."""
+        about = (
+            tokenizer_hash,
+            end_of_text,
+            field,
+            str(self.input.path.resolve()),
+            self.input.kind,
+        )
+        about += (self.input.num_bytes, self.input.modified, self.span)
+        return hashlib.sha256(repr(about).encode()).hexdigest()[:32]
+
+
+def find_inputs(paths: list[str]) -> list[Input]:
+    """Return the files under these paths, in their order; folders are searched, sorted by name.
+
+    In folders, files that are hidden or hold NUL bytes, as no text does, are passed over.
+    Errors: CorpusError if a path does not exist, is no text or compressed, or nothing is there.
+    """
+    found = [found for path in map(Path, paths) for found in _under(path)]
+    if not sum(one.num_bytes for one in found):
+        raise CorpusError(f"no text in {', '.join(paths)}")
+    return found
+
+
+def _under(path: Path) -> list[Input]:
+    if not path.exists():
+        raise CorpusError(f"{path} does not exist; wanted files or folders of text")
+    if path.is_dir():
+        files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+        files = [file for file in files if not _is_hidden(file.relative_to(path))]
+        return [_input(file) for file in files if _kind(file) == "Parquet" or not _has_nul(file)]
+    if path.suffix in _COMPRESSED:
+        raise CorpusError(
+            f"{path} is compressed, and ranks cannot begin in its middle; "
+            f"{_COMPRESSED[path.suffix]} unpacks it"
+        )
+    if _kind(path) != "Parquet" and _has_nul(path):
+        raise CorpusError(f"{path} is no text: it holds NUL bytes")
+    return [_input(path)]
+
+
+def _kind(path: Path) -> str:
+    return _KINDS.get(path.suffix, "text")
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _has_nul(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return b"\0" in file.read(1024)
+
+
+def _input(path: Path) -> Input:
+    about = path.stat()
+    return Input(path, _kind(path), about.st_size, about.st_mtime_ns)
+
+
+def check_field(inputs: list[Input], field: str | None) -> str:
+    """Return the field to read.
+
+    Errors: ConfigurationError if one is given and no input has fields.
+    """
+    if field is not None and all(one.kind == "text" for one in inputs):
+        raise ConfigurationError(
+            f"--field={field} has no use: text files have no fields; wanted files that end in "
+            f"{', '.join(_KINDS)}"
+        )
+    return FIELD if field is None else field
+
+
+def cut_into_blocks(inputs: list[Input], field: str) -> list[Block]:
+    """Return the blocks of all inputs, in document order.
+
+    Errors: CorpusError if a Parquet file has no such column.
+    """
+    block_bytes = _block_bytes(sum(one.num_bytes for one in inputs))
+    spans = [(one, span) for one in inputs for span in one.reader(field).spans(block_bytes)]
+    return [Block(number, one, span) for number, (one, span) in enumerate(spans)]
+
+
+def _block_bytes(total: int) -> int:
+    """Return a power of two: many blocks of a small corpus, and of a large one not too many."""
+    size = LEAST_BLOCK
+    while size < LARGEST_BLOCK and size * _MANY_BLOCKS < total:
+        size *= 2
+    return size

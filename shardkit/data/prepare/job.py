@@ -1,0 +1,160 @@
+"""Prepare a token file, as a job of any number of ranks.
+
+    inputs --rank 0--> blocks --every rank, one after the other--> parts --every rank--> token file
+                       in document order                           tokens.h5.parts/
+
+Ranks take blocks as they get free, so slow ones keep nobody waiting. Whoever is killed leaves whole
+parts behind, and the next job does the others. The file is the same whatever happened.
+"""
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...checkpoint.format.files import sync
+from ...comm.backend import CommunicationBackend
+from ...comm.failure.agreement import collectively
+from ...errors import ConfigurationError
+from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
+from .assemble import Totals, assemble
+from .inputs import Block, check_field, cut_into_blocks, find_inputs
+from .parts import PartsFolder
+from .vocabulary import train_vocabulary
+from .work import Progress, Readers, Work, told
+
+ALONE_SECONDS = 24 * 3600.0  # what rank 0 may do alone: look at many files, train a vocabulary
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What shall be prepared.
+
+    inputs            paths of files and folders
+    output            path of the token file, which must not exist yet
+    tokenizer         path of a tokenizer.json or its folder, or "bytes"; None: train one
+    train_vocabulary  number of tokens of the one that is trained and stored beside the output
+    field             of JSON lines, or column of Parquet; None: "text"
+    """
+
+    inputs: tuple[str, ...]
+    output: Path
+    tokenizer: str | None = None
+    train_vocabulary: int | None = None
+    field: str | None = None
+
+
+def prepare_tokens(
+    backend: CommunicationBackend,
+    preparation: Preparation,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Totals:
+    """Make the token file; return what it holds. Collective over the backend.
+
+    say, report   called on rank 0 with lines, and with the progress after each of its blocks
+    Errors, on all ranks: ConfigurationError, CorpusError (the first in document order, with file
+    and line), OSError. Parts that are done stay, and nothing is at the output's name before it is
+    whole.
+    """
+    backend.timeout = max(backend.timeout, ALONE_SECONDS)
+    output = preparation.output
+    blocks, field, attempt, files = _plan(backend, preparation)
+    folder = PartsFolder(output, attempt)
+    if files is None:
+        files = _trained(backend, folder, preparation, blocks, field, say)
+    with collectively(backend):
+        tokenizer = tokenizer_of(files)
+    work = Work(backend, folder, tokenizer, blocks, field)
+    num_kept = work.check_parts()
+    if backend.rank == 0 and num_kept:
+        say(f"{num_kept} of {len(blocks)} parts were done before")
+    work.encode(report)
+    parts = work.parts()
+    totals = assemble(backend, folder.unfinished, parts, tokenizer)
+    with collectively(backend):
+        if backend.rank == 0:
+            _publish(folder, preparation, tokenizer)
+    return totals
+
+
+def _plan(backend, preparation: Preparation) -> tuple[list[Block], str, str, dict | None]:
+    """Return (blocks, field, name of this attempt, files of the tokenizer or None). Collective."""
+    plan = None
+    with collectively(backend):
+        if backend.rank == 0:
+            plan = _look(preparation)
+    return backend.broadcast_object(plan, 0)
+
+
+def _look(preparation: Preparation):
+    output = preparation.output
+    trains = preparation.train_vocabulary is not None
+    if trains == (preparation.tokenizer is not None):
+        raise ConfigurationError("wanted a tokenizer, or the size of a vocabulary to train")
+    for path in (output, *([output.with_name(MAIN_FILE)] if trains else [])):
+        if path.exists():
+            raise ConfigurationError(
+                f"{path} exists already; remove it, or choose another --output"
+            )
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"--output={output}: there is no folder {output.parent}")
+    files = None if trains else open_tokenizer(preparation.tokenizer).files
+    inputs = find_inputs(list(preparation.inputs))
+    field = check_field(inputs, preparation.field)
+    blocks = cut_into_blocks(inputs, field)
+    attempt = uuid.uuid4().hex
+    PartsFolder(output, attempt).open()
+    return blocks, field, attempt, files
+
+
+def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer) -> None:
+    """Give the token file its name, and remove the parts."""
+    output = preparation.output
+    if preparation.train_vocabulary is not None:
+        for name, content in tokenizer.files.items():
+            output.with_name(name).write_bytes(content)
+            sync(output.with_name(name))
+    folder.unfinished.rename(output)
+    sync(output.parent)
+    folder.remove()
+
+
+# ---- a vocabulary --------------------------------------------------------------------------------
+
+
+def _trained(backend, folder: PartsFolder, preparation, blocks, field, say) -> dict[str, bytes]:
+    """Return the files of a tokenizer that rank 0 trains, or has trained in an earlier attempt.
+
+    Collective. The others sleep meanwhile: a rank that waits in MPI would take its core.
+    """
+    size = preparation.train_vocabulary
+    about = [size, *(block.key("", None, field) for block in blocks)]
+    key = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+    path = folder.path / f"tokenizer-{key}.json"
+    with collectively(backend):
+        if backend.rank == 0 and not path.exists():
+            num_bytes = sum(block.span.num_bytes for block in blocks)
+            say(f"training a vocabulary of {size:,} tokens on {num_bytes / 1e6:,.1f} MB")
+            with told(folder):
+                _train(path, blocks, field, size)
+        while not path.exists() and not folder.has_failed:
+            time.sleep(_POLL_SECONDS)
+    files = None
+    if backend.rank == 0:
+        files = {name: text.encode() for name, text in json.loads(path.read_text()).items()}
+    return backend.broadcast_object(files, 0)
+
+
+def _train(path: Path, blocks: list[Block], field: str, size: int) -> None:
+    readers = Readers(field)
+    texts = (text for block in blocks for text, _ in readers.pieces(block))
+    files = train_vocabulary(texts, size)
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps({name: content.decode() for name, content in files.items()}))
+    new.rename(path)

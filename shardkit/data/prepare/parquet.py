@@ -1,0 +1,98 @@
+"""Parquet: a document is a row of one column; a block is some rows of a row group.
+
+A row group is the least that can be read, and is kept while its blocks are asked for one after
+another.
+"""
+
+from pathlib import Path
+
+from ...errors import ConfigurationError, CorpusError
+from .readers import Reader, Span, hint_of
+
+
+class ParquetReader(Reader):
+    """A Parquet file, read by the library pyarrow."""
+
+    def __init__(self, path: Path, field: str):
+        super().__init__(path, field)
+        self._library = _library()
+        self._file = self._opened()
+        self._kept: tuple = (None, None)  # a row group, and its column
+
+    def spans(self, block_bytes):
+        """Return blocks of about so many bytes of the column, before compression."""
+        column = self._column()
+        about = self._file.metadata
+        found = []
+        for group in range(about.num_row_groups):
+            rows = about.row_group(group).num_rows
+            size = about.row_group(group).column(column).total_uncompressed_size
+            per_block = max(1, -(-rows // max(1, -(-size // block_bytes))))
+            found += [
+                Span(start, min(start + per_block, rows), per_block * size // rows, group)
+                for start in range(0, rows, per_block)
+            ]
+        return found
+
+    def pieces(self, span):
+        """Yield the text of each row."""
+        rows = self._rows(span.group).slice(span.start, span.stop - span.start)
+        for number, text in enumerate(rows.to_pylist(), span.start):
+            if text is None:
+                row = self._rows_before(span.group) + number + 1
+                raise CorpusError(f"{self.path} row {row} has no value in {self.field!r}")
+            yield text, True
+
+    def _opened(self):
+        try:
+            return self._library.parquet.ParquetFile(self.path)
+        except (self._library.ArrowInvalid, OSError) as error:
+            raise CorpusError(f"{self.path} is no Parquet file: {_first_line(error)}") from None
+
+    def _column(self) -> int:
+        """Return the number of the column of text. Errors: CorpusError if there is none."""
+        schema = self._file.schema_arrow
+        if self.field not in schema.names:
+            raise CorpusError(
+                f"{self.path} has no column {self.field!r}{hint_of(self.field, schema.names)}"
+            )
+        kind = schema.field(self.field).type
+        if str(kind) not in ("string", "large_string", "string_view"):
+            raise CorpusError(f"{self.path}: column {self.field!r} is {kind}; wanted strings")
+        about = self._file.metadata
+        return next(
+            number
+            for number in range(about.num_columns)
+            if about.schema.column(number).path == self.field
+        )
+
+    def _rows(self, group: int):
+        if self._kept[0] != group:
+            try:
+                table = self._file.read_row_group(group, columns=[self.field])
+                table.validate(full=True)  # strings are UTF-8
+            except (self._library.ArrowInvalid, OSError) as error:
+                raise CorpusError(
+                    f"{self.path} cannot be read from row {self._rows_before(group) + 1} on: "
+                    f"{_first_line(error)}"
+                ) from None
+            self._kept = group, table.column(0)
+        return self._kept[1]
+
+    def _rows_before(self, group: int) -> int:
+        return sum(self._file.metadata.row_group(g).num_rows for g in range(group))
+
+
+def _library():
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigurationError(
+            "Parquet files need the library pyarrow: pip install 'shardkit[parquet]'"
+        ) from None
+    return pyarrow
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

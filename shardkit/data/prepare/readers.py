@@ -1,0 +1,172 @@
+r"""Documents in files, as blocks that any rank can read by itself.
+
+    file    |---------|---------|---------|      a block every so many bytes
+    JSON    {...}\n{...}\n{...}\n{...}\n          a line belongs to the block in which it begins
+    text    One line.\nAnother line.\nA third     pieces end at the first good place behind a
+                                                 multiple of PIECE_BYTES
+
+A text file is one document. It is cut where tokenizers that look for words would cut too: behind a
+line end between two visible characters, or else before a single space. Where neither is near, the
+tokens at the cut may be others than those of the whole text.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...arguments import nearest
+from ...errors import CorpusError
+
+PIECE_BYTES = 1 << 16  # of text that is encoded at once; blocks of text are multiples of it
+_GOOD_CUTS = (  # each match ends where a text may be cut, the best kind first
+    re.compile(rb"[!-~]\r?\n(?=[!-~])"),
+    re.compile(rb"[!-~](?= [!-~])"),
+    re.compile(rb"\S\r?\n(?=\S)"),  # Unicode has spaces that these take for letters
+    re.compile(rb"\S(?= \S)"),
+    re.compile(rb"(?=[\x00-\x7f\xc0-\xff])"),  # before any character
+)
+_LOOK_BACK = 3  # bytes that a good cut may need before it
+
+
+@dataclass(frozen=True)
+class Span:
+    """What one block takes of a file.
+
+    start, stop  bytes; of Parquet rows of the row group
+    num_bytes    about as much text, for the time left
+    group        row group of Parquet; 0 elsewhere
+    """
+
+    start: int
+    stop: int
+    num_bytes: int
+    group: int = 0
+
+
+class Reader(ABC):
+    """Reads the documents of one file.
+
+    field   name of the field or column that holds the text
+    """
+
+    def __init__(self, path: Path, field: str):
+        self.path = path
+        self.field = field
+
+    def spans(self, block_bytes: int) -> list[Span]:
+        """Return the blocks of the file, which depend on it and block_bytes alone."""
+        size = self.path.stat().st_size
+        return [
+            Span(start, min(start + block_bytes, size), min(block_bytes, size - start))
+            for start in range(0, size, block_bytes)
+        ]
+
+    @abstractmethod
+    def pieces(self, span: Span) -> Iterator[tuple[str, bool]]:
+        """Yield (text, whether a document ends behind it) of a block, in order.
+
+        Errors: CorpusError with file and line.
+        """
+
+
+class TextReader(Reader):
+    """A file of text: one document."""
+
+    def pieces(self, span):
+        """Yield the pieces of this block; the document ends behind the last of the file."""
+        size = self.path.stat().st_size
+        first = max(span.start - _LOOK_BACK, 0)
+        with open(self.path, "rb") as file:
+            file.seek(first)
+            content = file.read(span.stop + PIECE_BYTES - first)
+        places = [*range(span.start, span.stop, PIECE_BYTES), span.stop]
+        cuts = [_good_cut(content, place - first, place == size) for place in places]
+        for start, stop in zip(cuts, cuts[1:]):
+            yield self._decoded(content[start:stop], first + start), first + stop == size
+
+    def _decoded(self, content: bytes, at: int) -> str:
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"{self.path} line {line_at(self.path, at + error.start)} is not valid UTF-8; "
+                "iconv -t UTF-8 converts other encodings"
+            ) from None
+
+
+def _good_cut(content: bytes, at: int, is_end: bool) -> int:
+    """Return the first good place to cut at or behind `at`, if one is near; 0 and the end stay."""
+    if is_end or at == 0:
+        return at
+    for pattern in _GOOD_CUTS:
+        found = pattern.search(content, max(at - _LOOK_BACK, 0), at + PIECE_BYTES)
+        while found and found.end() < at:
+            found = pattern.search(content, found.start() + 1, at + PIECE_BYTES)
+        if found:
+            return found.end()
+    return min(at + PIECE_BYTES, len(content))
+
+
+class JSONReader(Reader):
+    """A file of JSON lines: a document is the field of one line. Empty lines are passed over."""
+
+    def pieces(self, span):
+        """Yield the text of each line that begins in this block."""
+        with open(self.path, "rb") as file:
+            at = max(span.start - 1, 0)
+            file.seek(at)
+            if span.start:
+                at += len(file.readline())  # the end of a line of the block before
+            while at < span.stop:
+                line = file.readline()
+                if line.strip():
+                    yield self._text(line, at), True
+                at += len(line) or span.stop
+
+    def _text(self, line: bytes, at: int) -> str:
+        try:
+            record = json.loads(line.decode("utf-8-sig"))
+            text = record[self.field]
+            text.encode("utf-8")
+            return text
+        except Exception as error:
+            raise CorpusError(
+                f"{self.path} line {line_at(self.path, at)} {self._fault(line, error)}"
+            ) from None
+
+    def _fault(self, line: bytes, error: Exception) -> str:
+        """Return what is wrong with this line."""
+        if isinstance(error, UnicodeDecodeError):
+            return f"is not valid UTF-8 at byte {error.start + 1}"
+        if isinstance(error, json.JSONDecodeError):
+            return f"is no JSON: {error.msg} at column {error.colno}"
+        if isinstance(error, UnicodeEncodeError):
+            return f"has half of a surrogate pair in {self.field!r}, which no UTF-8 can hold"
+        record = json.loads(line.decode("utf-8-sig"))
+        if not isinstance(record, dict):
+            return (
+                f"is a JSON {type(record).__name__}; wanted an object with a field {self.field!r}"
+            )
+        if self.field in record:
+            kind = type(record[self.field]).__name__
+            return f"has no text in {self.field!r} but a value of type {kind}"
+        return f"has no field {self.field!r}{hint_of(self.field, record)}"
+
+
+def hint_of(name: str, known) -> str:
+    """Return a hint for a name that is missing: the nearest known one, or a few of them."""
+    close = nearest(name, known)
+    return f"; did you mean --field={close}?" if close else f"; it has {', '.join(known)}"[:200]
+
+
+def line_at(path: Path, at: int) -> int:
+    """Return the number, from 1, of the line in which this byte of a file lies."""
+    number, left = 1, at
+    with open(path, "rb") as file:
+        while left > 0 and (content := file.read(min(left, 1 << 20))):
+            number += content.count(b"\n")
+            left -= len(content)
+    return number
