@@ -7,7 +7,7 @@ from pathlib import Path
 from ..comm.mpi.launch import all_seats, own_cores, share_cores
 from ..data.prepare.inputs import FIELD
 from ..data.prepare.job import Preparation, prepare_tokens
-from ..data.prepare.work import Progress
+from ..data.prepare.work import PreparationProgress
 from ..environment import share_tokenizer_threads
 from ..train.log import duration_text
 from .arguments import count
@@ -99,7 +99,7 @@ class _Line:
         self._width = 0
         self._shown = time.monotonic()
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: PreparationProgress) -> None:
         """Show how far the job is."""
         text = (
             f"{progress.share:.1%}  {progress.tokens_per_second:,.0f} tokens/s  "

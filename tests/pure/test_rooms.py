@@ -22,7 +22,6 @@ LEVEL = {
     "optim": 2,
     "checkpoint": 3,
     "data": 4,
-    "data": 4,
     "parallel": 4,
     "task": 5,
     "train": 6,

@@ -15,7 +15,7 @@ from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ..token_file import DOCUMENTS, TOKENS, lay_out_token_file
 from ..tokenizer import Tokenizer, token_dtype
-from .parts import Part
+from .parts import TokenPart
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Totals:
 
 
 def assemble(
-    backend: CommunicationBackend, path: Path, parts: list[Part], tokenizer: Tokenizer
+    backend: CommunicationBackend, path: Path, parts: list[TokenPart], tokenizer: Tokenizer
 ) -> Totals:
     """Write a token file of these parts, in their order; it is on disk when this returns.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...errors import ConfigurationError, CorpusError
 from .parquet import ParquetReader
-from .readers import JSONReader, Reader, Span, TextReader
+from .readers import DocumentReader, JSONReader, Span, TextReader
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
 _KINDS = {
@@ -35,7 +35,7 @@ class Input:
     num_bytes: int
     modified: int
 
-    def reader(self, field: str) -> Reader:
+    def reader(self, field: str) -> DocumentReader:
         """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
         return READERS[self.kind](self.path, field)
 

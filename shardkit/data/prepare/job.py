@@ -24,7 +24,7 @@ from .assemble import Totals, assemble
 from .inputs import Block, check_field, cut_into_blocks, find_inputs
 from .parts import PartsFolder
 from .vocabulary import train_vocabulary
-from .work import Progress, Readers, Work, told
+from .work import Encoding, PreparationProgress, Readers, told
 
 ALONE_SECONDS = 24 * 3600.0  # what rank 0 may do alone: look at many files, train a vocabulary
 _POLL_SECONDS = 0.1
@@ -53,7 +53,7 @@ def prepare_tokens(
     preparation: Preparation,
     *,
     say: Callable[[str], None] = lambda line: None,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[PreparationProgress], None] = lambda progress: None,
 ) -> Totals:
     """Make the token file; return what it holds. Collective over the backend.
 
@@ -70,7 +70,7 @@ def prepare_tokens(
         files = _trained(backend, folder, preparation, blocks, field, say)
     with collectively(backend):
         tokenizer = tokenizer_of(files)
-    work = Work(backend, folder, tokenizer, blocks, field)
+    work = Encoding(backend, folder, tokenizer, blocks, field)
     num_kept = work.check_parts()
     if backend.rank == 0 and num_kept:
         say(f"{num_kept} of {len(blocks)} parts were done before")

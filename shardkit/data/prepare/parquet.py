@@ -7,10 +7,10 @@ another.
 from pathlib import Path
 
 from ...errors import ConfigurationError, CorpusError
-from .readers import Reader, Span, hint_of
+from .readers import DocumentReader, Span, hint_of
 
 
-class ParquetReader(Reader):
+class ParquetReader(DocumentReader):
     """A Parquet file, read by the library pyarrow."""
 
     def __init__(self, path: Path, field: str):

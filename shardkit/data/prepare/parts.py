@@ -26,7 +26,7 @@ _END_BYTES = 8  # of a position in a part
 
 
 @dataclass(frozen=True)
-class Part:
+class TokenPart:
     """One block that is done.
 
     num_documents   documents that end in the block
@@ -40,7 +40,7 @@ class Part:
     checksum: str
 
     @classmethod
-    def named(cls, path: Path) -> "Part":
+    def named(cls, path: Path) -> "TokenPart":
         """Return the part that a file name describes."""
         key, documents, tokens, digest = path.name.removesuffix(_SUFFIX).split("-")
         return cls(path, key, int(documents), int(tokens), digest)
@@ -79,9 +79,9 @@ class PartsFolder:
             _remove(old)
         self._claims.mkdir()
 
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, TokenPart]:
         """Return the parts that are there, by key."""
-        found = [Part.named(path) for path in self.path.glob(f"*{_SUFFIX}")]
+        found = [TokenPart.named(path) for path in self.path.glob(f"*{_SUFFIX}")]
         return {part.key: part for part in found}
 
     def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray) -> None:

@@ -46,7 +46,7 @@ class Span:
     group: int = 0
 
 
-class Reader(ABC):
+class DocumentReader(ABC):
     """Reads the documents of one file.
 
     field   name of the field or column that holds the text
@@ -72,7 +72,7 @@ class Reader(ABC):
         """
 
 
-class TextReader(Reader):
+class TextReader(DocumentReader):
     """A file of text: one document."""
 
     def pieces(self, span):
@@ -110,7 +110,7 @@ def _good_cut(content: bytes, at: int, is_end: bool) -> int:
     return min(at + PIECE_BYTES, len(content))
 
 
-class JSONReader(Reader):
+class JSONReader(DocumentReader):
     """A file of JSON lines: a document is the field of one line. Empty lines are passed over."""
 
     def pieces(self, span):

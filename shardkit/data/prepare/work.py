@@ -17,14 +17,14 @@ from ...errors import CorpusError
 from ..tokenizer import Tokenizer, token_dtype
 from .encode import encode_block
 from .inputs import Block, Input
-from .parts import Part, PartsFolder
-from .readers import Reader
+from .parts import PartsFolder, TokenPart
+from .readers import DocumentReader
 
 _LIST_SECONDS = 1.0  # the least time between two looks at the parts of all ranks
 
 
 @dataclass(frozen=True)
-class Progress:
+class PreparationProgress:
     """How far a job is, of all ranks together.
 
     tokens             tokens of this attempt
@@ -44,7 +44,7 @@ class Readers:
 
     def __init__(self, field: str):
         self._field = field
-        self._open: tuple[Input, Reader] | None = None
+        self._open: tuple[Input, DocumentReader] | None = None
 
     def pieces(self, block: Block) -> Iterator[tuple[str, bool]]:
         """Yield (text, whether a document ends behind it). Errors: CorpusError."""
@@ -53,7 +53,7 @@ class Readers:
         return self._open[1].pieces(block.span)
 
 
-class Work:
+class Encoding:
     """The work of all ranks on the blocks of a job."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Work:
         kept = self._listed()
         return sum(key in kept for key in self._keys)
 
-    def encode(self, report: Callable[[Progress], None]) -> None:
+    def encode(self, report: Callable[[PreparationProgress], None]) -> None:
         """Make the parts that are missing.
 
         Collective. Errors, on all ranks: CorpusError, OSError.
@@ -116,12 +116,12 @@ class Work:
         if found:
             raise CorpusError(min(found)[1])
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[TokenPart]:
         """Return the parts of all blocks, in their order. Collective."""
         found = self._listed()
         return [found[key] for key in self._keys]
 
-    def _listed(self) -> dict[str, Part]:
+    def _listed(self) -> dict[str, TokenPart]:
         """Return the parts as rank 0 sees them. Collective."""
         found = None
         with collectively(self._backend):
@@ -147,7 +147,7 @@ class _Watch:
         """Whether it is time for another look."""
         return time.monotonic() - self._looked >= _LIST_SECONDS
 
-    def look(self) -> Progress:
+    def look(self) -> PreparationProgress:
         """Return how far all ranks are."""
         self._looked = time.monotonic()
         parts = self._folder.parts()
@@ -157,7 +157,7 @@ class _Watch:
         done = sum(size for key, size in self._bytes.items() if key in parts)
         new = sum(self._bytes[key] for key in self._new & parts.keys())
         left = (total - done) * seconds / max(new, 1)
-        return Progress(tokens, done / max(total, 1), tokens / seconds, left)
+        return PreparationProgress(tokens, done / max(total, 1), tokens / seconds, left)
 
 
 @contextmanager
