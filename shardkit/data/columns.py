@@ -36,7 +36,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Part:
+class Columns:
     """Columns [start, stop) of a field; of a field that is not 1-D per row, all of it."""
 
     field: Field
@@ -44,7 +44,7 @@ class Part:
     stop: int
 
     @classmethod
-    def whole(cls, field: Field) -> "Part":
+    def whole(cls, field: Field) -> "Columns":
         """Return all columns of a field."""
         return cls(field, 0, prod(field.shape))
 
@@ -67,13 +67,13 @@ class Part:
         every = [f"{self.field.name}[{','.join(map(str, index))}]" for index in indices]
         return tuple(every[self.start : self.stop])
 
-    def overlaps(self, other: "Part") -> bool:
+    def overlaps(self, other: "Columns") -> bool:
         """Return True if a column is in both."""
         is_apart = self.stop <= other.start or other.stop <= self.start
         return self.field.name == other.field.name and not is_apart
 
 
-def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[Part, ...]:
+def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[Columns, ...]:
     """Return the columns that these words mean.
 
     where    the file, for messages
@@ -90,9 +90,9 @@ def chosen(fields: dict[str, Field], specs, where: str, setting: str) -> tuple[P
     return tuple(parts)
 
 
-def _meant(fields, spec, where, setting) -> list[Part]:
+def _meant(fields, spec, where, setting) -> list[Columns]:
     if spec in fields:
-        return [Part.whole(fields[spec])]
+        return [Columns.whole(fields[spec])]
     found = _SLICE.fullmatch(spec)
     if found:
         return [_sliced(fields, found, spec, where, setting)]
@@ -101,11 +101,11 @@ def _meant(fields, spec, where, setting) -> list[Part]:
         names = list(fields)
         between = names[names.index(first) : names.index(last) + 1]
         if between:
-            return [Part.whole(fields[name]) for name in between]
+            return [Columns.whole(fields[name]) for name in between]
     raise ConfigurationError(f"{setting} = {spec!r}: {_missing(fields, spec, where)}")
 
 
-def _sliced(fields, found, spec, where, setting) -> Part:
+def _sliced(fields, found, spec, where, setting) -> Columns:
     name = found["name"]
     if not name and len(fields) == 1:
         name = next(iter(fields))
@@ -124,7 +124,7 @@ def _sliced(fields, found, spec, where, setting) -> Part:
         raise ConfigurationError(
             f"{setting} = {spec!r}: {name} of {where} has the columns 0 to {width - 1}"
         )
-    return Part(field, start, stop)
+    return Columns(field, start, stop)
 
 
 def _missing(fields, name: str, where: str) -> str:

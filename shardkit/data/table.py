@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy
 
-from .columns import Field, Part
+from .columns import Columns, Field
 
 _BLOCK_BYTES = 1 << 16
 _NUM_BLOCKS = 64
@@ -30,7 +30,7 @@ class Table(ABC):
         self.path, self.fields = path, fields
 
     @abstractmethod
-    def read(self, numbers, parts: tuple[Part, ...]) -> list[numpy.ndarray]:
+    def read(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
         """Return these rows, in this order, of each part.
 
         numbers  [n] int64 row numbers, each in range; some may be equal
@@ -39,7 +39,7 @@ class Table(ABC):
         Errors: ConfigurationError with line and column on what is no number; OSError.
         """
 
-    def run_length(self, parts: tuple[Part, ...]) -> int:
+    def run_length(self, parts: tuple[Columns, ...]) -> int:
         """Return how many neighbors of these parts lie together in the file."""
         return 1
 

@@ -12,7 +12,7 @@ import numpy
 
 from ..errors import ConfigurationError
 from .array_table import ArrayTable
-from .columns import Part, chosen
+from .columns import Columns, chosen
 from .csv_table import CSVTable
 from .hdf5_table import HDF5Table
 from .parquet_table import ParquetTable
@@ -78,12 +78,12 @@ class TableSamples(Samples):
         self._rows = self._parts[0].field.rows
         self.run_length = table.run_length(self._parts)
 
-    def _others(self) -> tuple[Part, ...]:
+    def _others(self) -> tuple[Columns, ...]:
         """Return all columns of numbers that are neither target nor weight."""
         taken = {part.field.name for part in (*self.targets, *self.weights)}
         rows = {part.field.rows for part in self.targets}
         return tuple(
-            Part.whole(field)
+            Columns.whole(field)
             for field in self._table.fields.values()
             if field.dtype is not None
             and field.name not in taken
@@ -181,11 +181,11 @@ class TableSamples(Samples):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _where(table: Table, part: Part, number, column: int = 0) -> str:
+def _where(table: Table, part: Columns, number, column: int = 0) -> str:
     return f"{table.path}, {table.row_text(int(number))}, column {part.names[column]}"
 
 
-def _check_finite(values, part: Part, table: Table, numbers) -> None:
+def _check_finite(values, part: Columns, table: Table, numbers) -> None:
     """Raise ConfigurationError on NaN and infinity, with the row and column of the first."""
     if values.dtype.kind != "f" or numpy.isfinite(values).all():
         return
