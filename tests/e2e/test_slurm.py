@@ -5,10 +5,8 @@ The cluster is made for these tests (slurm_cluster.py). It needs root and Debian
 munge; else they are skipped.
 """
 
-import functools
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time

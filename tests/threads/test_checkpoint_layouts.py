@@ -1,5 +1,9 @@
-"""What one layout saved, any other loads: every ordered pair, on 1, 2, 3, 4 and 8 ranks that are
-threads.
+"""What one layout saved, any other loads, on 1, 2, 3, 4 and 8 ranks that are threads.
+
+python -m pytest tests/threads/test_checkpoint_layouts.py               every layout loads what
+                                                                        five saved, and each is
+                                                                        loaded by five
+python -m pytest tests/threads/test_checkpoint_layouts.py -m sweep      every ordered pair
 """
 
 import hashlib
@@ -28,11 +32,17 @@ LAYOUTS = {
     "data 2, tensor 2": ((1, 2, 2), "fsdp", "1f1b", {"sequence_parallel": True}),
     "pipeline 4": ((4, 1, 1), "zero2", "1f1b", {}),
     "pipeline 4, data 2": ((4, 2, 1), "ddp", "1f1b", {}),
-    "pipeline 2, data 4": ((2, 4, 1), "zero1", "gpipe", {"activation_checkpointing": True}),
-    "all axes": ((2, 2, 2), "fsdp", "1f1b", SWAPPED),
     "data 2, tensor 4": ((1, 2, 4), "zero2", "1f1b", {}),
+    "all axes": ((2, 2, 2), "fsdp", "1f1b", SWAPPED),
+    "pipeline 2, data 4": ((2, 4, 1), "zero1", "gpipe", {"activation_checkpointing": True}),
 }
 EXACT = [name for name, (mesh, *_) in LAYOUTS.items() if mesh[2] == 1]
+
+
+def some_others(name):
+    """Return a third of the layouts; three neighbors have all of them."""
+    names = list(LAYOUTS)
+    return names[-names.index(name) % 3 :: 3]
 
 
 def num_ranks(name):
@@ -122,16 +132,35 @@ def saved(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_layout_loads_what_every_layout_saved_and_goes_on(saved, name):
+def test_a_layout_loads_what_others_saved_and_goes_on(saved, name):
     """To the bit where both have no tensor axis, else to rounding. One model loads them all, one
     after the other.
     """
+    check_loading(saved, name, some_others(name))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_loads_what_every_layout_saved_and_goes_on(saved, name):
+    check_loading(saved, name, LAYOUTS)
+
+
+def test_the_pairs_tried_have_every_layout_on_both_sides_and_every_pair_of_tensor_sizes():
+    pairs = [(name, other) for name in LAYOUTS for other in some_others(name)]
+    sizes = {LAYOUTS[name][0][2] for name in LAYOUTS}
+    assert {other for _, other in pairs} == set(LAYOUTS) and len(pairs) == len(LAYOUTS) ** 2 / 3
+    assert {tuple(LAYOUTS[one][0][2] for one in pair) for pair in pairs} == {
+        (one, other) for one in sizes for other in sizes
+    }
+
+
+def check_loading(saved, name, others):
 
     def on_rank(backend):
         model = make(name, backend)
         results = {}
-        for other, (folder, *_) in saved.items():
-            model.load_model(folder)
+        for other in others:
+            model.load_model(saved[other][0])
             results[other] = digest(model), step(model)
         return results
 

@@ -25,6 +25,9 @@ from shardkit.comm.threads import backend as memory
 from shardkit.comm.threads.backend import InMemoryCommunicationBackend
 
 WRONG = 1e-8  # relative; rounding is 1e-15
+# Seconds that a rank waits for another: in a step that has all its calls, and in one that lacks one,
+# where the ranks may be out of step and wait for ever.
+PATIENCE, PATIENCE_IN_VAIN = 60, 1.5
 
 
 class Finished(Handle):
@@ -173,7 +176,7 @@ CASES = {
 }
 
 
-def outcome(script, monkeypatch, mesh, changes={}, timeout=10, **settings):
+def outcome(script, monkeypatch, mesh, changes={}, timeout=PATIENCE, **settings):
     """[ranks, numbers]: loss and norm of a second step under the script, and the parameters and the
     loss after it.
     """
@@ -200,7 +203,7 @@ def is_noticed(script, right, monkeypatch, **case):
     """True if the step under the script fails, or ends in other numbers: NaN is one."""
     try:
         with numpy.errstate(all="ignore"):
-            got = outcome(script, monkeypatch, **case)
+            got = outcome(script, monkeypatch, **{"timeout": PATIENCE_IN_VAIN, **case})
     except (sk.ShardkitError, ArithmeticError):
         return True
     return not (numpy.abs(got - right) <= WRONG * numpy.abs(right)).all()
@@ -212,7 +215,8 @@ def unnoticed_calls(monkeypatch, every=1, **case):
     """
     script = Script()
     right = outcome(script, monkeypatch, **case)
-    assert not is_noticed(Script(), right, monkeypatch, **case), "two runs of the same step differ"
+    again = is_noticed(Script(), right, monkeypatch, **{**case, "timeout": PATIENCE})
+    assert not again, "two runs of the same step differ"
     calls = [(verb, *key) for key, verb in script.calls.items()]
     return calls, [
         call
@@ -234,7 +238,8 @@ def test_what_an_embedding_alone_gathers_for_its_backward_is_the_only_call_for_n
     """Rows are looked up, so the gradient of a table needs no table. FSDP gathers all units alike,
     3N (d-1)/d bytes in all; a unit that holds a block besides, as in the cases above, needs it.
     """
-    calls, unnoticed = unnoticed_calls(monkeypatch, mesh=(1, 2, 1), policy="fsdp", schedule="gpipe")
+    case = {"mesh": (1, 2, 1), "policy": "fsdp", "schedule": "gpipe", "timeout": PATIENCE}
+    calls, unnoticed = unnoticed_calls(monkeypatch, **case)
     gathers = [call for call in calls if call[0] == "all_gather"]
     assert len(gathers) == 8, "agreement on the batch, three units, two of them again, norm, loss"
     assert unnoticed == [gathers[5]]
@@ -249,6 +254,6 @@ def test_a_message_that_only_one_side_posts_is_an_error_and_not_a_wait_for_ever(
     outcome(script, monkeypatch, **case)
     messages = [key for key in script.calls if isinstance(key[1], int)]
     assert len(messages) == 6, "two micro-batches each way, and the two of the tied weights"
-    for key in messages:
+    for key in messages[::2]:  # one of each kind
         with pytest.raises(sk.CommunicationError):
             outcome(Script(key, one_side=missing), monkeypatch, timeout=0.5, **case)
