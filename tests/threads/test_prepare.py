@@ -109,7 +109,7 @@ def test_a_job_that_was_killed_goes_on_with_the_parts_that_are_left(
     def killed(self, *part):
         if len(self.parts()) >= at:
             raise OSError("killed")
-        write(self, *part)
+        return write(self, *part)
 
     def counted(*block):
         encoded.append(1)
@@ -161,6 +161,7 @@ WRONG = {
     "no field": ("a.jsonl", b'\n{"texts": "a"}', {}, "line 2 has no field .*--field=texts"),
     "null": ("a.jsonl", b'{"text": null}', {}, "value of type NoneType"),
     "surrogate": ("a.jsonl", b'{"text": "\\ud800"}', {}, "line 1 has half of a surrogate"),
+    "deep": ("a.jsonl", b"[" * 200000, {}, "line 1 is nested too deeply"),
     "bad line": ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', {}, "line 2 is not valid UTF-8"),
     "Latin-1": ("a.txt", b"one\ntwo\nna\xefve", {}, "a.txt line 3 is not valid UTF-8"),
     "late": ("a.txt", b"line\n" * 99 + b"\xe6", {}, "a.txt line 100 is not valid UTF-8"),
@@ -223,4 +224,15 @@ def test_rows_of_parquet_are_documents(tmp_path):
 def test_columns_that_are_no_text_are_refused(tmp_path, columns, words):
     write_table(tmp_path / "a.parquet", **columns)
     with pytest.raises(CorpusError, match=words):
+        prepared(2, tmp_path / "tokens.h5", [str(tmp_path / "a.parquet")])
+
+
+def test_bytes_in_a_column_that_are_no_text_are_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    starts = numpy.array([0, 1, 2], numpy.int32)
+    buffers = [None, pyarrow.py_buffer(starts), pyarrow.py_buffer(b"a\xff")]
+    write_table(
+        tmp_path / "a.parquet", text=pyarrow.Array.from_buffers(pyarrow.string(), 2, buffers)
+    )
+    with pytest.raises(CorpusError, match="a.parquet cannot be read from row 1 on: .*UTF8"):
         prepared(2, tmp_path / "tokens.h5", [str(tmp_path / "a.parquet")])

@@ -74,8 +74,7 @@ def prepare_tokens(
     num_kept = work.check_parts()
     if backend.rank == 0 and num_kept:
         say(f"{num_kept} of {len(blocks)} parts were done before")
-    work.encode(report)
-    parts = work.parts()
+    parts = work.encode(report)
     totals = assemble(backend, folder.unfinished, parts, tokenizer)
     with collectively(backend):
         if backend.rank == 0:

@@ -84,14 +84,14 @@ class PartsFolder:
         found = [TokenPart.named(path) for path in self.path.glob(f"*{_SUFFIX}")]
         return {part.key: part for part in found}
 
-    def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray) -> None:
-        """Write a part; it is on disk when this returns. Errors: OSError."""
+    def write(self, key: str, ends: numpy.ndarray, tokens: numpy.ndarray) -> TokenPart:
+        """Write a part and return it; it is on disk then. Errors: OSError."""
         content = ends.astype(numpy.int64).tobytes() + tokens.tobytes()
         name = f"{key}-{len(ends)}-{len(tokens)}-{checksum(content)}{_SUFFIX}"
         new = self.path / f"{name}.new"
         new.write_bytes(content)
         sync(new)
-        new.rename(self.path / name)
+        return TokenPart.named(new.rename(self.path / name))
 
     # ---- who does what ---------------------------------------------------------------------------
 

@@ -120,11 +120,10 @@ class JSONReader(DocumentReader):
             file.seek(at)
             if span.start:
                 at += len(file.readline())  # the end of a line of the block before
-            while at < span.stop:
-                line = file.readline()
+            while at < span.stop and (line := file.readline()):
                 if line.strip():
                     yield self._text(line, at), True
-                at += len(line) or span.stop
+                at += len(line)
 
     def _text(self, line: bytes, at: int) -> str:
         try:
@@ -132,7 +131,7 @@ class JSONReader(DocumentReader):
             text = record[self.field]
             text.encode("utf-8")
             return text
-        except Exception as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise CorpusError(
                 f"{self.path} line {line_at(self.path, at)} {self._fault(line, error)}"
             ) from None
@@ -145,6 +144,8 @@ class JSONReader(DocumentReader):
             return f"is no JSON: {error.msg} at column {error.colno}"
         if isinstance(error, UnicodeEncodeError):
             return f"has half of a surrogate pair in {self.field!r}, which no UTF-8 can hold"
+        if isinstance(error, RecursionError):
+            return "is nested too deeply"
         record = json.loads(line.decode("utf-8-sig"))
         if not isinstance(record, dict):
             return (

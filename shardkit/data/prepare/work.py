@@ -90,36 +90,42 @@ class Encoding:
         kept = self._listed()
         return sum(key in kept for key in self._keys)
 
-    def encode(self, report: Callable[[PreparationProgress], None]) -> None:
-        """Make the parts that are missing.
+    def encode(self, report: Callable[[PreparationProgress], None]) -> list[TokenPart]:
+        """Make the parts that are missing; return those of all blocks, in their order.
 
         Collective. Errors, on all ranks: CorpusError, OSError.
         """
-        kept = self._listed()
-        left = [block for block in self._blocks if self._keys[block.number] not in kept]
-        errors = []
+        parts = self._listed()
+        left = [block for block in self._blocks if self._keys[block.number] not in parts]
+        made: dict[str, TokenPart] = {}
+        error = None
         with collectively(self._backend), told(self._folder):
             watch = _Watch(self._folder, self._blocks, self._keys, left)
             for block in left:
-                if self._folder.has_failed or not self._folder.claim(block.number):
-                    continue
-                try:
-                    made = encode_block(self._readers.pieces(block), self._tokenizer)
-                except CorpusError as error:
-                    self._folder.note_failure()
-                    errors.append((block.number, str(error)))
+                if self._folder.has_failed or error is not None:
                     break
-                self._folder.write(self._keys[block.number], *made)
-                if self._backend.rank == 0 and watch.is_due:
-                    report(watch.look())
-        found = [error for own in self._backend.all_gather_object(errors) for error in own]
-        if found:
-            raise CorpusError(min(found)[1])
+                if self._folder.claim(block.number):
+                    error = self._encode(block, made)
+                    if self._backend.rank == 0 and watch.is_due:
+                        report(watch.look())
+        everyones = self._backend.all_gather_object((error, made))
+        errors = [error for error, _ in everyones if error is not None]
+        if errors:
+            raise CorpusError(min(errors)[1])
+        for _, of_rank in everyones:
+            parts |= of_rank
+        return [parts[key] for key in self._keys]
 
-    def parts(self) -> list[TokenPart]:
-        """Return the parts of all blocks, in their order. Collective."""
-        found = self._listed()
-        return [found[key] for key in self._keys]
+    def _encode(self, block: Block, made: dict[str, TokenPart]) -> tuple[int, str] | None:
+        """Add the part of this block; return (its number, what is wrong with it) if that fails."""
+        key = self._keys[block.number]
+        try:
+            encoded = encode_block(self._readers.pieces(block), self._tokenizer)
+        except CorpusError as error:
+            self._folder.note_failure()
+            return block.number, str(error)
+        made[key] = self._folder.write(key, *encoded)
+        return None
 
     def _listed(self) -> dict[str, TokenPart]:
         """Return the parts as rank 0 sees them. Collective."""
