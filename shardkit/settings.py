@@ -5,7 +5,8 @@
         tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
 
 The code that reads a setting stands in the same room. `Sections` composes such dataclasses into the
-tables of a TOML file; an object in Python checks its own fields with `check_fields`. Only None
+tables of a TOML file; an object in Python checks its own fields with `check_fields`. Plain fields
+with a default are settings too, without limits and a text (`as_section`). Only None
 leaves a choice open. In a file and on the command line it is written "none", and so are
 0, "" and [] where the setting takes None.
 """
@@ -16,7 +17,7 @@ import tomllib
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args, get_origin, get_type_hints
 
 from .arguments import is_integer, is_number, nearest, require
 from .errors import ConfigurationError
@@ -135,6 +136,33 @@ def _from_file(name: str, value, field):
 
 # ---- sections ------------------------------------------------------------------------------------
 
+_PLAIN = (NoneType, bool, int, float, str)
+
+
+def as_section(cls: type) -> type:
+    """Return this class of annotated fields as a section of settings: a dataclass.
+
+    A dataclass stays what it is; a plain class becomes a frozen one.
+    Errors: ConfigurationError on a field without a default, or of a type that no file can hold.
+    """
+    made = cls if dataclasses.is_dataclass(cls) else dataclasses.dataclass(frozen=True)(cls)
+    hints = get_type_hints(made)
+    for field in dataclasses.fields(made):
+        field.type = hints[field.name]
+        kinds = [kind for each in _kinds(field) for kind in (get_args(each) or (each,))]
+        known = {*_PLAIN, Ellipsis}
+        require(
+            known.issuperset(kinds),
+            f"{cls.__name__}.{field.name}",
+            field.type,
+            "int, float, str, bool, a tuple of one of them, or one of them | None",
+        )
+        if field.default is dataclasses.MISSING:
+            raise ConfigurationError(
+                f"{cls.__name__}.{field.name} has no default; give it one, such as None"
+            )
+    return made
+
 
 @dataclasses.dataclass(frozen=True)
 class Sections:
@@ -180,11 +208,12 @@ class Sections:
         lines = []
         for name, field in cls.keys().items():
             rules = field.metadata
-            shown = f"{json.dumps(field.default)} {rules['unit']}".rstrip()
+            shown = f"{json.dumps(field.default)} {rules.get('unit', '')}".rstrip()
             default = "none" if field.default is None else shown
             names = (*rules.get("among", rules.get("known", ())), *rules.get("spelled", ()))
             choices = f" ({' | '.join(names)})" if names else ""
-            lines.append(f"  --{name:<40} {default}: {rules['text']}{choices}")
+            meaning = f": {rules['text']}" if "text" in rules else ""
+            lines.append(f"  --{name:<40} {default}{meaning}{choices}")
         return "\n".join(lines)
 
     def to_dict(self) -> dict:
@@ -207,11 +236,15 @@ class Sections:
             meant = _from_file(name, value, self.key(name))
             section, _, key = name.partition(".")
             changed.setdefault(section, {})[key] = meant
-        sections = {
-            name: dataclasses.replace(getattr(self, name), **values)
-            for name, values in changed.items()
-        }
+        sections = {name: self._section(name, values) for name, values in changed.items()}
         return dataclasses.replace(self, **sections)
+
+    def _section(self, name: str, values: dict):
+        """Return a section with these values; what its own __post_init__ refuses is an error."""
+        try:
+            return dataclasses.replace(getattr(self, name), **values)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"section [{name}]: {error}") from None
 
 
 def read_toml(path) -> dict[str, Any]:

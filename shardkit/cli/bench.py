@@ -5,11 +5,10 @@ import argparse
 from ..errors import ConfigurationError
 from ..plan.measure import hardware_run
 from ..train.bench import bench_run
-from ..train.initial import with_initial_sizes
 from ..train.settings import RunConfiguration
 from .arguments import count
 from .job import job, mpi_backend
-from .settings import given_settings, parsed
+from .settings import Given, parsed
 
 
 def add_commands(commands) -> None:
@@ -19,7 +18,7 @@ def add_commands(commands) -> None:
         help="show where the time of a training step goes",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Take a few steps on random text and show where their time goes:\n"
+        description="Take a few steps and show where their time goes:\n"
         "  mpiexec -n 4 shardkit bench [settings.toml] [--section.key=value ...]\n"
         "The settings are those of `shardkit train`. No result is kept.",
     )
@@ -56,7 +55,7 @@ def add_commands(commands) -> None:
 def _bench(known, overrides) -> int:
     backend = mpi_backend()
     with job(backend):
-        settings = with_initial_sizes(given_settings(known.settings, overrides))
+        settings = Given.read(known.settings, overrides).settings()
         bench_run(settings, backend, steps=known.steps, json_path=known.json)
     return 0
 

@@ -26,6 +26,8 @@ from ..plan.search import search
 from ..plan.settings import left_out, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, Software, software_named
 from ..slurm.planned import script_of_plan
+from ..task.language import Language
+from ..train.settings import configuration_of
 from .arguments import count, tokens
 from .settings import parsed
 
@@ -81,7 +83,7 @@ def add_commands(commands) -> None:
 
 
 def _plan(known, overrides) -> int:
-    given = parsed(overrides)
+    given = parsed(overrides, configuration_of(Language))
     shape, settings = read_model(known.model, given)
     cluster = read_cluster(known.cluster)
     own = OWN[settings.parallel.compute_dtype]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ..task.generation import generate_text, load_for_generation
 from ..train.report import describe_run, draw_curve
-from ..train.sample import generate_text, load_for_generation
 
 
 def add_commands(commands) -> None:

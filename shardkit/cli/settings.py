@@ -1,10 +1,21 @@
-"""Settings on the command line: --section.key=value."""
+"""Settings on the command line: --section.key=value, and --task for --run.task.
+
+What type a value has depends on the task, and the task is a setting too: so the text of each value
+is kept until the task is known.
+"""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import ConfigurationError
 from ..settings import read_toml
-from ..train.settings import RunConfiguration
+from ..task.load import DEFAULT_TASK, load_task
+from ..train.folder import has_checkpoints, stored_settings, stored_task
+from ..train.settings import RunConfiguration, configuration_of, first_settings, resumed
+
+_SHORT = {"--task": "--run.task"}
 
 
 def without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -16,16 +27,17 @@ def without_settings(arguments: list[str]) -> tuple[list[str], list[str]]:
     settings = []
     coming = list(arguments)
     while coming:
-        argument = coming.pop(0)
+        name, equals, value = coming.pop(0).partition("=")
+        argument = _SHORT.get(name, name) + equals + value
         is_setting = re.match(r"--\w+\.\w+(=|$)", argument)
         (settings if is_setting else rest).append(argument)
-        if is_setting and "=" not in argument and coming and not coming[0].startswith("--"):
+        if is_setting and not equals and coming and not coming[0].startswith("--"):
             settings[-1] += "=" + coming.pop(0)
     return rest, settings
 
 
-def parsed(arguments: list[str]) -> dict:
-    """Return {"section.key": value} of --section.key=value and --section.key value."""
+def texts_of(arguments: list[str]) -> dict[str, str]:
+    """Return {"section.key": text} of --section.key=text and --section.key text."""
     settings = {}
     rest = list(arguments)
     while rest:
@@ -38,15 +50,82 @@ def parsed(arguments: list[str]) -> dict:
             if not rest or rest[0].startswith("--"):
                 raise ConfigurationError(f"{name} needs a value: {name}=value")
             text = rest.pop(0)
-        settings[name[2:]] = RunConfiguration.parse(name[2:], text)
+        settings[name[2:]] = text
     return settings
 
 
-def given_settings(path: str | None, arguments: list[str]) -> dict:
-    """Return the settings of the file, overridden by those of the command line."""
-    return {**(read_toml(path) if path else {}), **parsed(arguments)}
+def parsed(
+    arguments: list[str], configuration: type[RunConfiguration] = RunConfiguration
+) -> dict[str, object]:
+    """Return {"section.key": value} of arguments, as settings of this class."""
+    texts = texts_of(arguments)
+    return {name: configuration.parse(name, text) for name, text in texts.items()}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The settings of a file, and those of the command line, which count more.
+
+    values   {"section.key": value} of the file
+    texts    {"section.key": text} of the command line
+    """
+
+    values: dict[str, object]
+    texts: dict[str, str]
+
+    @classmethod
+    def read(cls, path: str | None, arguments: list[str]) -> "Given":
+        """Read a TOML file, if one is named, and arguments. Errors: ConfigurationError."""
+        return cls(read_toml(path) if path else {}, texts_of(arguments))
+
+    def first(self, name: str) -> str | None:
+        """Return a setting that is needed before the task is known; None if it is not given."""
+        value = self.texts.get(name, self.values.get(name))
+        return value and RunConfiguration().replace({name: value}).value(name)
+
+    def configuration(self) -> type[RunConfiguration]:
+        """Return the class of the settings of the task that is given."""
+        return configuration_of(load_task(self.first("run.task") or DEFAULT_TASK))
+
+    def typed(self, configuration: type[RunConfiguration]) -> dict[str, object]:
+        """Return {"section.key": value}. Errors: ConfigurationError on an unknown key."""
+        texts = {name: configuration.parse(name, text) for name, text in self.texts.items()}
+        return {**self.values, **texts}
+
+    def settings(self) -> RunConfiguration:
+        """Return the settings of a start."""
+        configuration = self.configuration()
+        return first_settings(configuration, self.typed(configuration))
+
+    def of_run(
+        self, resume: bool, resume_if_any: bool, agreed: Callable[[bool], bool]
+    ) -> tuple[RunConfiguration, bool]:
+        """Return (settings, whether the run goes on).
+
+        agreed   function (this rank sees a run in the folder) -> whether all ranks take it for one
+        """
+        folder, task = self.first("run.folder"), self.first("run.task")
+        if folder is None:
+            folder = self.configuration()().run.folder
+        if (resume or resume_if_any) and task is None:
+            task = stored_task(Path(folder))
+        configuration = configuration_of(load_task(task or DEFAULT_TASK))
+        if resume or resume_if_any and agreed(has_checkpoints(Path(folder))):
+            self._check_task(configuration, Path(folder))
+            stored = stored_settings(Path(folder), configuration.task_class)
+            return resumed(stored, self.typed(configuration)), True
+        return first_settings(configuration, self.typed(configuration)), False
+
+    def _check_task(self, configuration: type[RunConfiguration], folder: Path) -> None:
+        """Raise ConfigurationError if the run in the folder is of another task than the given."""
+        name = stored_task(folder)
+        if name is not None and load_task(name) is not configuration.task_class:
+            stored = configuration_of(load_task(name))().replace({"run.task": name})
+            resumed(stored, {"run.task": self.first("run.task") or DEFAULT_TASK})
 
 
 def configuration(path: str | None, arguments: list[str]) -> RunConfiguration:
     """Return the defaults with the settings of the file and the command line."""
-    return RunConfiguration().replace(given_settings(path, arguments))
+    given = Given.read(path, arguments)
+    made = given.configuration()
+    return made().replace(given.typed(made))

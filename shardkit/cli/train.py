@@ -3,29 +3,33 @@
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from ..errors import ShardkitError, StopVoted
-from ..train.folder import has_checkpoints, stored_settings
-from ..train.initial import with_initial_sizes
 from ..train.loop import train_run
-from ..train.settings import RunConfiguration, resumed
+from ..train.settings import RunConfiguration
 from ..train.stopping import StopSignals
 from ..train.survivors import SurvivingRun
 from .job import job, mpi_backend
-from .settings import given_settings
+from .settings import Given
 
 
 def add_commands(commands) -> None:
     """Add the parser of the command."""
     train = commands.add_parser(
         "train",
-        help="train a language model on text",
+        help="train a task: a language model on text, or one of your own",
         allow_abbrev=False,
+        add_help=False,  # the settings that it lists are those of the task
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Train a GPT on text:\n"
-        "  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]",
-        epilog="settings:\n" + RunConfiguration.help_text(),
+        description="Train a task: a language model on text, or one of your own:\n"
+        "  mpiexec -n 4 shardkit train [settings.toml] [--section.key=value ...]\n"
+        "  mpiexec -n 4 shardkit train --task my_model.py:Surrogate [...]",
+    )
+    train.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this, with every setting of the task, and leave",
     )
     train.add_argument(
         "settings",
@@ -42,10 +46,12 @@ def add_commands(commands) -> None:
         action="store_true",
         help="continue if run.folder holds a checkpoint, otherwise start: for requeued jobs",
     )
-    train.set_defaults(run=_train, takes_settings=True)
+    train.set_defaults(run=_train, takes_settings=True, parser=train)
 
 
 def _train(known, overrides) -> int:
+    if known.help:
+        return _show_help(known, overrides)
     signals = StopSignals().listen()
     if _wants_elastic(known, overrides):
         return _train_elastic(known, overrides, signals)
@@ -81,12 +87,15 @@ def _train_elastic(known, overrides, signals) -> int:
 def _run_settings(
     known, overrides, agreed=lambda has_run: has_run
 ) -> tuple[RunConfiguration, bool]:
-    """Return (settings, resume).
+    """Return (settings, resume)."""
+    given = Given.read(known.settings, overrides)
+    return given.of_run(known.resume, known.resume_if_any, agreed)
 
-    agreed   function (this rank sees a run in the folder) -> whether all ranks take it for one
-    """
-    given = given_settings(known.settings, overrides)
-    folder = Path(RunConfiguration().replace(given).run.folder)
-    if known.resume or known.resume_if_any and agreed(has_checkpoints(folder)):
-        return resumed(stored_settings(folder), given), True
-    return with_initial_sizes(given), False
+
+def _show_help(known, overrides) -> int:
+    """Print the options, and the settings of the task that is given."""
+    configuration = Given.read(known.settings, overrides).configuration()
+    known.parser.epilog = f"settings of {configuration.task_class.__name__}:\n"
+    known.parser.epilog += configuration.help_text()
+    known.parser.print_help()
+    return 0

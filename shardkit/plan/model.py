@@ -17,7 +17,8 @@ from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
 from ..settings import read_toml
-from ..train.settings import RunConfiguration
+from ..task.language import Language
+from ..train.settings import RunConfiguration, configuration_of
 
 OWN_KEYS = ("model.vocabulary_size",)  # beside those of `shardkit train`
 NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
@@ -207,7 +208,7 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
     for key, value in own.items():
         if type(value) is not int or value < 1:
             raise ConfigurationError(f"{path}: {key} = {value!r}; wanted an integer, at least 1")
-    settings = RunConfiguration().replace({**given, **(overrides or {})})
+    settings = configuration_of(Language)().replace({**given, **(overrides or {})})
     model = settings.model
     if model.initial:
         raise ConfigurationError(

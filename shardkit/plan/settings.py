@@ -95,17 +95,18 @@ def left_out(
 
     chosen   {"section.key": value} of the layout
     """
-    values = {name: attrgetter(name)(settings) for name in RunConfiguration.keys()}
+    keys = settings.keys()
+    values = {name: attrgetter(name)(settings) for name in keys}
     lines = [
         f"{name} = {values[name]!r} is searched for: here {value!r}"
         for name, value in chosen.items()
-        if values[name] not in (value, RunConfiguration.keys()[name].default)
+        if values[name] not in (value, keys[name].default)
     ]
     if software.name not in {own.name for own in OWN.values()}:
         return lines + [
             f"{name} = {values[name]!r} is not counted: {software.name} has its own values"
             for name in _COUNTED
-            if values[name] != RunConfiguration.keys()[name].default
+            if values[name] != keys[name].default
         ]
     lines += [
         f"{name} = {values[name]!r} is not counted: {what}"

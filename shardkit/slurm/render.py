@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from ..train.model import check_batch
+from ..train.ranks import check_batch
 from ..train.settings import RunConfiguration
 
 TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
@@ -204,9 +204,7 @@ def _sweep_lines(plan, settings) -> list[str]:
     for values in product(*(values for _, values in plan.sweep)):
         chosen = dict(zip((key for key, _ in plan.sweep), values))
         check_batch(
-            settings.replace(
-                {key: RunConfiguration.parse(key, text) for key, text in chosen.items()}
-            ),
+            settings.replace({key: settings.parse(key, text) for key, text in chosen.items()}),
             plan.ranks,
         )
         lines.append(" ".join(f"--{key}={text}" for key, text in chosen.items()))

@@ -59,7 +59,7 @@ def _idle(figures, shares):
         return (
             f"{shares['idle']:.0%} of the step a rank waits for others that do more or are slower: "
             "other processes on "
-            "their cores, or a tensor axis that does not divide the heads evenly"
+            "their cores, or a tensor axis that does not divide the layers evenly"
         )
     text = (
         f"{shares['idle']:.0%} of the step is waiting, of which the schedule "
@@ -148,8 +148,7 @@ def _small_products(figures, shares):
         return None
     return (
         f"the matrix products of these sizes reach {ratio:.0%} of a large one's speed: a larger "
-        "model.width or "
-        "batch.micro_batch makes them larger"
+        "batch.micro_batch, or a wider model, makes them larger"
     )
 
 

@@ -5,15 +5,17 @@
                                                       (what is left of that one is Python) -> table,
                                                       JSON, advice
 
-The same settings as `shardkit train`; the text is random bytes and nothing is kept.
+The same settings as `shardkit train`; steps are on a batch of Task.example, and nothing is kept.
 """
 
 import json
 import os
 import platform
+import shutil
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy
 from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits
@@ -24,11 +26,13 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
 from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.step.profile import PARTS as MEASURED_PARTS
 from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import Product, large_product_speed
+from ..task.task import Task
 from .advice import advise
-from .data import VOCABULARY_SIZE
-from .model import check_batch, make_gpt, make_model
+from .model import make_model
+from .ranks import check_batch
 from .settings import RunConfiguration
 
 PARTS = {
@@ -59,11 +63,11 @@ def bench_run(
         check_batch(settings, backend.world_size)
         if json_path is not None and backend.rank == 0:
             Path(json_path).write_text("", encoding="utf-8")  # before the work, not after it
-    with threadpool_limits(settings.run.threads):
-        model = make_model(settings, backend)
-        ranks = profile_steps(model, *_batch(settings, model), steps)
+    with threadpool_limits(settings.run.threads), _opened(settings, backend) as task:
+        model = make_model(task, backend)
+        ranks = profile_steps(model, *_batch(task, model), steps)
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
-        figures = _figures(settings, model, ranks, alone, _fixed_costs(settings, model))
+        figures = _figures(task, model, ranks, alone, _fixed_costs(task, model))
         figures["other_blas_seconds"] = backend.all_gather_object(
             _seconds_by_other_blas(model, ranks[backend.rank])
         )
@@ -76,23 +80,49 @@ def bench_run(
     return figures
 
 
-def _batch(settings: RunConfiguration, model: ShardedModel):
-    """Return this data rank's part of a batch of random bytes: x, y [sequences, length] int64."""
-    part = settings.batch.sequences // model.mesh.size("data")
-    tokens = numpy.random.default_rng(model.mesh.coordinates.data).integers(
-        0, VOCABULARY_SIZE, (part, settings.model.sequence_length + 1)
-    )
-    return tokens[:, :-1], tokens[:, 1:]
+@contextmanager
+def _opened(settings: RunConfiguration, backend: CommunicationBackend):
+    """Give the task with its data open, in a folder that is removed in the end. Collective.
+
+    The folder lies where the run folder would: all nodes see that file system.
+    """
+    folder = None
+    with collectively(backend):
+        task = settings.make_task()
+        if backend.rank == 0:
+            run_folder = Path(settings.run.folder).resolve()
+            place = next(each for each in run_folder.parents if each.is_dir())
+            folder = tempfile.mkdtemp(prefix=".shardkit-bench-", dir=place)
+    folder = backend.broadcast_object(folder, 0)
+    try:
+        with collectively(backend):
+            if backend.rank == 0:
+                task.prepare(Path(folder), False)
+        with collectively(backend):
+            task.open(Path(folder))
+        yield task
+    finally:
+        if backend.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[str, float]]:
+def _batch(task: Task, model: ShardedModel):
+    """Return this data rank's part of a batch: x, y."""
+    part = task.settings.batch.sequences // model.mesh.size("data")
+    return task.example(part, seed=model.mesh.coordinates.data)
+
+
+def _fixed_costs(task: Task, model: ShardedModel) -> list[dict[str, float]]:
     """Return the seconds of each part of the same step with next to nothing to compute.
 
-    One table for each rank, from a model of the same blocks.
+    One table for each rank, from a model of the same blocks; zeros if the task has no such model.
 
     Collective. What does not shrink with the sizes is Python: calls, the tape, the runtime, and the
     fixed cost of kernels.
     """
+    settings, smallest = task.settings, task.smallest()
+    if smallest is None:
+        return [dict.fromkeys(MEASURED_PARTS, 0.0)] * model.world_size
     stages = model.engine.stages
     blocks = [
         sum(len(plan.blocks) for place, plan in stages.plans.items() if place.stage == stage)
@@ -100,16 +130,14 @@ def _fixed_costs(settings: RunConfiguration, model: ShardedModel) -> list[dict[s
     ]
     tiny = settings.replace(
         {
-            "model.width": 2 * settings.model.heads,
-            "model.hidden": None,
-            "model.sequence_length": max(settings.mesh.tensor, 2),
+            **smallest,
             "batch.sequences": settings.batch.sequences // settings.batch.micro_batch,
             "batch.micro_batch": 1,
             "parallel.minimum_parameter_group_size": 1,
             "parallel.blocks_per_stage": blocks,
             "parallel.stage_balance": "uniform",
         }
-    )
+    ).make_task()
     small = make_model(tiny, model.mesh.world)
     mine = least_parts(small, *_batch(tiny, small), 20)
     small.close()
@@ -152,17 +180,18 @@ def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float |
 
 
 def _figures(
-    settings, model, ranks: list[StepProfile], alone: list[dict], fixed: list[dict]
+    task: Task, model, ranks: list[StepProfile], alone: list[dict], fixed: list[dict]
 ) -> dict:
     """Return everything that is measured, as JSON holds it. Seconds are of one step."""
+    settings = task.settings
     step_seconds = max(profile.seconds for profile in ranks)
-    tokens = settings.batch.sequences * settings.model.sequence_length
+    samples = settings.batch.sequences
     parts = [_split_rest(profile.parts, of_tiny) for profile, of_tiny in zip(ranks, fixed)]
     speed = sum(
         _speed_alone(profile, of_rank) for profile, of_rank in zip(ranks, alone)
     )  # of all ranks together
     flops = (
-        make_gpt(settings).num_flops_per_token * tokens
+        task.num_flops_per_sample(model.wrapped_model) * samples
     )  # of the whole model, whatever this rank holds
     return {
         "strategy": model.policy.name,
@@ -172,7 +201,8 @@ def _figures(
         "settings": settings.to_dict(),
         "step_seconds": step_seconds,
         "watched_step_seconds": max(profile.watched_seconds for profile in ranks),
-        "tokens_per_second": tokens / step_seconds,
+        "unit": task.unit or task.sample,
+        f"{task.unit or task.sample}_per_second": samples * task.units_per_sample / step_seconds,
         "model_flops_per_second": flops / step_seconds,
         "product_flops_per_second_alone": speed,
         "large_product_flops_per_second": sum(of_rank[None] for of_rank in alone),
@@ -272,7 +302,7 @@ def print_figures(figures: dict) -> None:
         f"{figures['ranks']} ranks ({figures['mesh']}), {figures['threads_per_rank']} thread each "
         f"on {figures['cores_per_node']} cores\n"
         f"step {figures['step_seconds'] * 1e3:.1f} ms, "
-        f"{figures['tokens_per_second']:,.0f} tokens/s; "
+        f"{figures[figures['unit'] + '_per_second']:,.0f} {figures['unit']}/s; "
         f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {reached:.1f} of "
         f"{alone:.1f} GFLOP/s, the speed of its matrix products alone\n"
         f"peak memory per rank {' '.join(peaks)} MiB",

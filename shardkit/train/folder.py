@@ -5,16 +5,18 @@ configuration.json  checkpoints   a start             --resume
 there               -             begins anew         refused: there is nothing to continue
 there               there         refused: --resume   continues
 -                   there         refused: these are weights (from `shardkit convert` or save_model)
-                                  and no run; model.initial begins with them
+                                  and no run; model.initial, say, begins with them
 """
 
 import json
 from pathlib import Path
 
+from ..checkpoint.format.files import write_whole
 from ..checkpoint.store import CheckpointStore
 from ..errors import ConfigurationError
-from .data import write_whole
-from .settings import RunConfiguration
+from ..task.load import DEFAULT_TASK, load_task
+from ..task.task import Task
+from .settings import RunConfiguration, configuration_of
 
 _SETTINGS = "configuration.json"
 
@@ -24,46 +26,73 @@ def has_checkpoints(folder: Path) -> bool:
     return bool(CheckpointStore(folder / "checkpoints").steps())
 
 
-def check_folder(folder: Path, resume: bool) -> None:
-    """Check that a run may start, or resume, in this folder. Errors: ConfigurationError."""
+def check_folder(folder: Path, resume: bool, task: type[Task] = Task) -> None:
+    """Check that a run of this task may start, or resume, in this folder.
+
+    Errors: ConfigurationError.
+    """
     is_run = (folder / _SETTINGS).exists()
     if not is_run and (has_checkpoints(folder) or CheckpointStore(folder).steps()):
+        how = (
+            f"To begin a run with these weights: shardkit train --{task.initial}={folder} "
+            "--run.folder=ANOTHER"
+            if task.initial
+            else "Choose another --run.folder"
+        )
         raise ConfigurationError(
-            f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. To begin a run with "
-            "these "
-            f"weights: shardkit train --model.initial={folder} --run.folder=ANOTHER"
+            f"{folder} holds checkpoints and no run: there is no {_SETTINGS}. {how}"
         )
     if resume and not (is_run and has_checkpoints(folder)):
         raise ConfigurationError(
             f"there is no run with a checkpoint in {folder} to go on from; start without --resume"
         )
     if not resume and has_checkpoints(folder):
+        how = (
+            f" (with --{task.initial}={folder}, to begin there with the weights of this one)"
+            if task.initial
+            else ""
+        )
         raise ConfigurationError(
             f"{folder} already holds a run; add --resume to go on with it, or choose another "
-            "--run.folder "
-            f"(with --model.initial={folder}, to begin there with the weights of this one)"
+            f"--run.folder{how}"
         )
 
 
-def stored_settings(folder: Path) -> RunConfiguration:
+def stored_task(folder: Path) -> str | None:
+    """Return the name of the task of the run in this folder; None if no run is there."""
+    if not (folder / _SETTINGS).exists():
+        return None
+    return _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
+
+
+def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfiguration:
     """Read the settings of the run in this folder.
 
+    task   that the run is of; None: it is loaded by its name
     Errors: ConfigurationError if there are none, or if they cannot be read.
     """
-    check_folder(folder, resume=True)
-    path = folder / _SETTINGS
+    if task is None:
+        task = load_task(stored_task(folder) or DEFAULT_TASK)
+    check_folder(folder, True, task)
+    settings = {
+        f"{section}.{key}": value
+        for section, table in _tables(folder / _SETTINGS).items()
+        for key, value in table.items()
+    }
+    return configuration_of(task)().replace(settings)
+
+
+def _tables(path: Path) -> dict[str, dict]:
+    """Return {section: {key: value}} of a stored configuration. Errors: ConfigurationError."""
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
-        settings = {
-            f"{section}.{key}": value
-            for section, table in tables.items()
-            for key, value in table.items()
-        }
+        if not all(isinstance(table, dict) for table in tables.values()):
+            raise ValueError("it holds no sections")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"cannot resume: {path} cannot be read ({error}); restore it"
         ) from None
-    return RunConfiguration().replace(settings)
+    return tables
 
 
 def store_settings(folder: Path, settings: RunConfiguration) -> None:

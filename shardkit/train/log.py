@@ -14,8 +14,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-BITS_PER_NAT = 1 / math.log(2)
-
 
 class RankLog:
     """The log file of one rank, written line by line.

@@ -1,43 +1,43 @@
-"""The training run: from settings to a trained model, its checkpoints and its curve.
+"""The training run: from a task and its settings to a trained model, its checkpoints, its curve.
+
+    task.prepare, open --> sharded model --> stream --> step, step, ... --> task.finish
+                                                           |-> reports, validations, checkpoints
 
 run folder/
   configuration.json    the settings, so that --resume needs none
-  data/                 the text as tokens
+  data/                 what the task wrote for all ranks: an index of the data
   metrics.jsonl         the curve: one record per report
   logs/                 one file per rank
   checkpoints/          see checkpoint/store.py
 """
 
-import os
-import resource
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
 from threadpoolctl import threadpool_limits
 
-from ..checkpoint.background import PendingCheckpoint
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
-from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
-from ..environment import slurm_node
-from ..errors import CheckpointError, NonFiniteError, StopVoted
-from .data import Windows, build_corpus, corpus_fingerprint, has_corpus
+from ..data.stream import Stream
+from ..errors import CheckpointError, StopVoted
+from ..task.task import TRAINING, Task
 from .folder import check_folder, store_settings
-from .initial import load_weights
-from .log import BITS_PER_NAT, RankLog, Reporter, duration_text
-from .model import bits_text, check_batch, make_gpt, make_model
-from .sample import fill_parameters, generate_text
+from .log import RankLog, Reporter
+from .model import make_model
+from .progress import RunReport
+from .ranks import check_batch
+from .saves import Saves
 from .settings import RunConfiguration, settled
 from .stopping import Clock, Patience, StopSignals
+from .validation import Validation
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended: its last losses in nats per byte, and the sample it wrote.
+    """How a run ended: its last losses, and what its task showed in the end.
 
     is_interrupted  it was told to stop, or its time ran out: a checkpoint is there, and --resume
                     goes on
@@ -46,7 +46,7 @@ class RunResult:
     steps: int
     train_loss: float | None
     validation_loss: float | None
-    sample: str
+    shown: str
     is_interrupted: bool = False
 
 
@@ -60,6 +60,7 @@ def train_run(
 ) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
+    settings of configuration_of(a task)
     program  of the abort_on_error around this call, which learns the run folder and the step from
              here
     signals  that end the run early, with a checkpoint
@@ -68,13 +69,13 @@ def train_run(
     """
     settings = settled(settings)
     folder = Path(settings.run.folder)
-    prepare_run(settings, backend, resume=resume)
+    task = prepare_run(settings, backend, resume=resume)
     backend.timeout = settings.run.timeout
     with collectively(backend):
         backend.keep_ledger(folder / "ledger")
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
-        run = TrainingRun(settings, backend, signals or StopSignals(), log)
+        run = TrainingRun(task, backend, signals or StopSignals(), log)
         begin_run(run, settings, resume=resume)
         if program is not None:
             program.run_folder, program.describe = (
@@ -84,22 +85,18 @@ def train_run(
         return run.go()
 
 
-def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> None:
-    """Make the run folder with its text, if these ranks can do the run. Collective. Errors: as
+def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
+    """Make the task and its run folder, if these ranks can do the run. Collective. Errors: as
     train_run.
     """
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
     with collectively(backend):
+        task = settings.make_task()
         if backend.rank == 0:
-            check_folder(folder, resume)
-            if not (
-                resume and has_corpus(folder / "data")
-            ):  # a start before this one may have left other text
-                text = settings.data
-                build_corpus(
-                    folder / "data", text.path, text.validation_percent, text.maximum_bytes
-                )
+            check_folder(folder, resume, settings.task_class)
+            task.prepare(folder, resume)
+    return task
 
 
 def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -> None:
@@ -115,49 +112,67 @@ def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -
             store_settings(run.folder, settings)
 
 
+class Unreadable:
+    """In place of an array that could not be read: who takes it as one gets the error.
+
+    The step takes it where an error of one rank is raised on all, without a message more.
+    """
+
+    def __init__(self, error: Exception):
+        self._error = error
+
+    def __array__(self, dtype=None, copy=None):
+        raise self._error
+
+
 class TrainingRun:
     """One training run in progress, in a folder that is prepared, on a model with its first
-    weights.
+    weights. The constructor is collective.
 
     commit   function (), called after each step; may be set
     """
 
     def __init__(
-        self,
-        settings: RunConfiguration,
-        backend: CommunicationBackend,
-        signals: StopSignals,
-        log: RankLog,
+        self, task: Task, backend: CommunicationBackend, signals: StopSignals, log: RankLog
     ):
-        self.settings = settings
+        settings = task.settings
+        self.task, self.settings = task, settings
         self.folder = Path(settings.run.folder)
-        self.backend = backend
-        self.log = log
+        self.backend, self.signals = backend, signals
         self.commit = lambda: None
-        folder = self.folder
-        length, seed = settings.model.sequence_length, settings.run.seed
         with collectively(backend):
-            self.text = Windows.open(folder / "data" / "train.bin", length, seed)
-            self.held_out = Windows.open(
-                folder / "data" / "validation.bin", length, seed, "validation"
-            )
-            self.fingerprint = corpus_fingerprint(folder / "data")
-        self.model = make_model(settings, backend)
-        self.reporter = Reporter(folder, settings.run.steps, log, is_writer=backend.rank == 0)
-        self.pending: tuple[int, PendingCheckpoint] | None = (
-            None  # step and checkpoint that is being written
+            task.open(self.folder)
+            samples = task.samples(TRAINING)
+            self.fingerprint = samples.fingerprint()
+        self.model = make_model(task, backend)
+        self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
+        part = settings.batch.sequences // self.model.mesh.size("data")
+        self.stream = Stream(
+            samples,
+            settings.run.seed,
+            TRAINING,
+            global_batch=settings.batch.sequences,
+            first=self.model.mesh.coordinates.data * part,
+            count=part,
         )
-        self._knows_overlap = False  # the log says what was chosen
-        self.saved_step: int | None = None  # of the newest checkpoint, written or being written
-        self.signals = signals
-        rank = self.model.mesh.coordinates.data
-        self.part = settings.batch.sequences // self.model.mesh.size("data")
-        self.first = rank * self.part
+        self.validation = Validation(task, self.model)
+        self.report = RunReport(task, self.model, backend, self.reporter, log)
+        self.clock = Clock(None, settings.run.stop_margin_seconds)
+        self.saves = Saves(
+            self.model,
+            settings.run,
+            self.reporter,
+            self.fingerprint,
+            note_save=lambda seconds: self.clock.note_save(seconds),
+            after=lambda step, folder: None,
+        )
 
     def start(self):
         """Be at step 0, with the weights that the settings name, if they do. Collective."""
-        if self.settings.model.initial:
-            self.reporter.line(load_weights(self.model, self.settings.model.initial))
+        line = self.task.begin(self.model)
+        if line:
+            self.reporter.line(line)
+        self._take_companions()
 
     def resume(self):
         """Be where the newest valid checkpoint of the run is. Collective."""
@@ -165,14 +180,18 @@ class TrainingRun:
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):
-            if manifest["data_position"].get("corpus_sha256") != self.fingerprint:
+            if manifest["data_position"].get("fingerprint") != self.fingerprint:
                 raise CheckpointError(
-                    f"{self.folder / 'data'} is not the text that this run was trained on; restore "
-                    "it, or "
-                    "start a new run"
+                    f"{self.folder / 'data'} is not the data that this run was trained on; "
+                    "restore it, or start a new run"
                 )
-        self.saved_step = self.model.step_number
+        self._take_companions()
+        self.saves.newest = self.model.step_number
         self.be_at_step(f"resumed at step {self.model.step_number}")
+
+    def _take_companions(self):
+        with collectively(self.backend):
+            self.model.add_companions(self.task.companions())
 
     def be_at_step(self, why: str):
         """Report that the model is at another step now, and end the curve there.
@@ -186,7 +205,8 @@ class TrainingRun:
         """From now on every step begins with the question whether to stop."""
         run, is_first = self.settings.run, self.backend.rank == 0
         losses = self.reporter.recorded("validation_loss") if is_first else None
-        self.clock = Clock.of_run(run) if is_first else Clock(None, run.stop_margin_seconds)
+        if is_first:
+            self.clock = Clock.of_run(run)
         if not run.time_limit_seconds:  # of one's own, after which nobody kills
             self.backend.seconds_left = lambda: self.clock.seconds_left
         self.patience = Patience(run.patience, self.backend.broadcast_object(losses, 0))
@@ -195,50 +215,22 @@ class TrainingRun:
         )
 
     def go(self) -> RunResult:
-        """Train to the last step, then write a sample; or stop before, as the ranks vote."""
-        run = self.settings.run
+        """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
         self._listen()
-        self._introduce()
-        began, first_step = time.perf_counter(), self.model.step_number
-        reported_at, reported_step = began, first_step
+        self.report.introduce()
         train_loss = validation_loss = stop = None
         with self.reporter:
-            while self.model.step_number < run.steps:
+            while self.model.step_number < self.settings.run.steps:
                 try:
-                    train_loss = self.model.train(
-                        *self.text.batch(self.model.step_number, self.first, self.part)
-                    )
+                    train_loss = self._step()
                 except StopVoted as vote:
                     stop = vote
                     break
-                self.commit()
-                step, now = self.model.step_number, time.perf_counter()
-                self._report_checkpoint()
-                self._look_at_skip()
-                self._report_overlap()
-                self.reporter.progress(step)
-                if step % run.report_every == 0 or step == run.steps:
-                    seconds_left = (now - began) / (step - first_step) * (run.steps - step)
-                    tokens = (
-                        (step - reported_step)
-                        * self.settings.batch.sequences
-                        * self.settings.model.sequence_length
-                    )
-                    self._report(step, train_loss, tokens / (now - reported_at), seconds_left)
-                    reported_at, reported_step = now, step
-                if step % run.validate_every == 0 or step == run.steps:
-                    validation_loss = self._validate(step)
-                    reported_at += time.perf_counter() - now  # validation is not training time
-                if step % run.checkpoint_every == 0 or step == run.steps:
-                    now = time.perf_counter()
-                    self._save()
-                    reported_at += time.perf_counter() - now
+                validation_loss = self._after_step(train_loss, validation_loss)
             if stop is not None:
                 self._say_why(stop)
-                self._save()
-            if self.pending is not None:
-                self.pending[1].wait()
-                self._report_checkpoint()
+                self.saves.save()
+            self.saves.wait()
         is_interrupted = stop is not None and stop.reasons != ("patience",)
         if is_interrupted:
             self.reporter.line(
@@ -248,96 +240,52 @@ class TrainingRun:
             )
         if validation_loss is None and not is_interrupted:
             validation_loss = self._validate(self.model.step_number)
-        self._report_memory(time.perf_counter() - began)
-        sample = "" if is_interrupted else self._write_sample()
-        return RunResult(
-            self.model.step_number, train_loss, validation_loss, sample, is_interrupted
-        )
+        self.report.report_memory()
+        shown = "" if is_interrupted else self._finish()
+        self.stream.close()
+        return RunResult(self.model.step_number, train_loss, validation_loss, shown, is_interrupted)
 
-    # ---- reports ---------------------------------------------------------------------------------
+    def _step(self) -> float:
+        """Train one step and return its loss. Errors: StopVoted, on all ranks."""
+        loss = self.model.train(*self._batch(self.model.step_number))
+        self.commit()
+        self.saves.look()
+        self.report.after_step(self.model.step_number)
+        return loss
 
-    def _introduce(self):
-        about, settings = self.model.get_model_metadata(), self.settings
-        mixed = (
-            f", computed in {about['compute_dtype']}" if self.model.engine.numerics.is_mixed else ""
-        )
-        mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
-        self.reporter.line(
-            f"shardkit: {about['parameter_count']:,} parameters as {self.model.policy.name} on "
-            f"{self.backend.world_size} ranks "
-            f"({self.model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
-            f"text of {len(self.text.tokens):,} bytes + {len(self.held_out.tokens):,} held out; "
-            f"{settings.batch.sequences} sequences of {settings.model.sequence_length} bytes per "
-            "step; "
-            f"{bits_text(settings, self.backend.world_size)}; run folder {self.folder}"
-        )
-        seats, at = all_seats(self.backend, settings.run.threads), self.model.mesh.coordinates
-        seat, node = (
-            seats[self.backend.rank],
-            f", SLURM node {slurm_node()}" if slurm_node() else "",
-        )
-        self.log.line(
-            f"rank {self.backend.rank} of {self.backend.world_size} at pipeline {at.pipeline}, "
-            f"data {at.data}, tensor "
-            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores "
-            f"{ranks_text(seat.cores)}, "
-            f"{seat.threads} BLAS threads"
-        )
-        for text in [*launch_warnings(self.backend.world_size), *crowding(seats)]:
-            self.reporter.line(f"warning: {text}")
+    def _batch(self, step: int):
+        """Return this rank's part of a batch; one that cannot be read fails inside of the step."""
+        try:
+            return self.stream.batch(step)
+        except Exception as error:
+            unreadable = Unreadable(error)
+            return unreadable, unreadable
 
-    def _report(self, step, loss, tokens_per_second, seconds_left):
-        learning_rate = self.model.engine.state.rule.rate(step)
-        exposed = sum(self.model.engine.exposure.of_step.values())
-        text = (
-            f"loss {loss:.4f}  {tokens_per_second:,.0f} tokens/s  {exposed * 1e3:.1f} ms exposed "
-            "communication  "
-            f"{duration_text(seconds_left)} left"
-        )
-        self.reporter.progress(step, text)
-        self.reporter.line(f"step {step}/{self.settings.run.steps}  {text}")
-        self.reporter.record(
-            step=step,
-            train_loss=loss,
-            learning_rate=learning_rate,
-            tokens_per_second=tokens_per_second,
-            gradient_norm=self.model.engine.gradient_norm,
-            exposed_communication_seconds=exposed,
-            **self._scale_record(),
-        )
+    def _after_step(self, train_loss: float, validation_loss: float | None) -> float | None:
+        """Report, validate and save where it is time for it; return the last validation loss."""
+        run, step = self.settings.run, self.model.step_number
+        is_last = step == run.steps
+        if step % run.report_every == 0 or is_last:
+            self.report.report(step, train_loss)
+        began = time.perf_counter()
+        if step % run.validate_every == 0 or is_last:
+            validation_loss = self._validate(step)
+        if step % run.checkpoint_every == 0 or is_last:
+            self.saves.save()
+        self.report.leave_out(time.perf_counter() - began)
+        return validation_loss
 
-    def _report_overlap(self):
-        """Say what was chosen, once it has been measured."""
-        overlap = self.model.engine.overlap
-        if overlap.is_settled and overlap.medians and not self._knows_overlap:
-            self._knows_overlap = True
-            self.reporter.line(f"overlap of communication and computation is {overlap}")
+    def _validate(self, step: int) -> float:
+        loss, metrics = self.validation.measure()
+        self.patience.note(loss)
+        self.report.report_validation(step, loss, metrics)
+        return loss
 
-    def _scale_record(self) -> dict:
-        """Return the entry of metrics.jsonl for the scale of the loss, if there is one."""
-        scale = self.model.engine.loss_scale
-        return {"loss_scale": scale.value} if scale.is_dynamic else {}
-
-    def _look_at_skip(self):
-        """Say so if the step was skipped. Errors, on all ranks: NonFiniteError if that happens too
-        often.
-        """
-        skips, limit = self.model.engine.state.skips, self.settings.run.stop_after_bad_steps
-        if skips.last is None:
-            return
-        scale = self.model.engine.loss_scale
-        rescaled = (
-            f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
-        )
-        self.reporter.line(f"{skips.last} ({skips.in_a_row} in a row){rescaled}")
-        self.reporter.record(step=self.model.step_number, skipped_steps=skips.total)
-        if skips.in_a_row >= limit:
-            raise NonFiniteError(
-                f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters "
-                "are those "
-                f"of step {self.model.step_number - limit}; try a lower optimizer.learning_rate or "
-                "optimizer.max_gradient_norm with --resume, or look at the data of these steps"
-            )
+    def _finish(self) -> str:
+        shown = self.task.finish(self.model)
+        if shown:
+            self.reporter.line(shown)
+        return shown
 
     def _say_why(self, vote: StopVoted):
         """One line on what was decided, and by whom. Collective."""
@@ -353,83 +301,3 @@ class TrainingRun:
             f"step {self.model.step_number}/{self.settings.run.steps}  stopping: "
             f"{'; '.join(words[reason] for reason in vote.reasons)}"
         )
-
-    def _validate(self, step) -> float:
-        count = self.settings.run.validation_batches
-        losses = [
-            self.model.evaluate(*self.held_out.batch(i, self.first, self.part))
-            for i in range(count)
-        ]
-        loss = sum(losses) / count
-        self.patience.note(loss)
-        self.reporter.line(
-            f"step {step}/{self.settings.run.steps}  validation loss {loss:.4f} nats per byte  "
-            f"({loss * BITS_PER_NAT:.3f} bits per byte)"
-        )
-        self.reporter.record(step=step, validation_loss=loss, bits_per_byte=loss * BITS_PER_NAT)
-        return loss
-
-    def _report_memory(self, seconds):
-        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        everyones = numpy.zeros(self.backend.world_size)
-        self.backend.all_gather(numpy.array([peak_mib]), everyones)
-        self.reporter.line(
-            f"trained for {duration_text(seconds)}; peak memory per rank "
-            f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} "
-            "MiB"
-        )
-
-    # ---- what is kept ----------------------------------------------------------------------------
-
-    def _save(self):
-        """Write a checkpoint of this step, unless it is there already."""
-        run = self.settings.run
-        step = self.model.step_number
-        began = time.perf_counter()
-        if step == self.saved_step:
-            return
-        how = {
-            "keep": run.keep_checkpoints,
-            "keep_every": run.keep_every,
-            "data_position": {"corpus_sha256": self.fingerprint, "next_step": step},
-        }
-        if run.asynchronous_checkpoints:
-            pending = self.model.save_model_async(self.folder / "checkpoints", **how)
-            self._report_checkpoint()  # the one before, if it was still being written
-            self.pending = step, pending
-        else:
-            folder = self.model.save_model(self.folder / "checkpoints", **how)
-            self.clock.note_save(time.perf_counter() - began)
-            self.reporter.line(f"step {step}/{run.steps}  checkpoint {folder}")
-        self.saved_step = step
-        self.reporter.record(step=step, checkpoint_pause_seconds=time.perf_counter() - began)
-
-    def _report_checkpoint(self):
-        """Say that the checkpoint which was being written is there, once it is."""
-        if self.pending is None or not self.pending[1].is_committed:
-            return
-        step, checkpoint = self.pending
-        self.pending = None
-        self.clock.note_save(checkpoint.pause_seconds + checkpoint.write_seconds)
-        self.reporter.line(
-            f"step {step}/{self.settings.run.steps}  checkpoint {checkpoint.folder}  written in "
-            f"{checkpoint.write_seconds:.2f} s, training stood still for "
-            f"{checkpoint.pause_seconds:.3f} s"
-        )
-
-    def _write_sample(self) -> str:
-        sample = self.settings.sample
-        if sample.tokens == 0:
-            return ""
-        vector = self.model.gather_full_parameters()
-        text = ""
-        with collectively(self.backend):
-            if self.backend.rank == 0:
-                plain = make_gpt(self.settings)
-                fill_parameters(plain, vector)
-                prompt = sample.prompt.replace("\\n", "\n")
-                text = generate_text(
-                    plain, prompt, sample.tokens, sample.temperature, self.settings.run.seed
-                )
-        self.reporter.line(f"sample of generated text:\n{text}")
-        return text

@@ -23,12 +23,15 @@ def describe_run(folder) -> str:
     every = max(1, -(-len(curve) // _MOST_LINES))
     shown = curve[-1::-every][::-1]  # the last one is always among them
     lines = [f"run {folder}: {records[-1]['step']} steps"]
-    lines += [
-        f"  step {r['step']:>8}  validation loss {r['validation_loss']:.4f} nats per byte  "
-        f"{r['bits_per_byte']:.3f} bits"
-        for r in shown
-    ]
+    lines += [f"  step {record['step']:>8}  {_figures(record)}" for record in shown]
     return "\n".join(lines) + "\n"
+
+
+def _figures(record: dict) -> str:
+    """Return what a validation measured, as text: the loss first, then all that is beside it."""
+    others = [name for name in record if name not in ("step", "validation_loss")]
+    words = [f"{name.replace('_', ' ')} {record[name]:.4g}" for name in others]
+    return "  ".join([f"validation loss {record['validation_loss']:.4f}", *words])
 
 
 def draw_curve(folder, target) -> None:
@@ -57,7 +60,7 @@ def draw_curve(folder, target) -> None:
         points = [(record["step"], record[key]) for record in records if key in record]
         if points:
             axes.plot(*zip(*points), style, label=label, linewidth=1, markersize=3)
-    axes.set(xlabel="step", ylabel="loss, nats per byte", title=str(folder))
+    axes.set(xlabel="step", ylabel="loss", title=str(folder))
     axes.grid(alpha=0.3)
     axes.legend()
     try:

@@ -1,40 +1,51 @@
 """The settings of a run: the sections of its TOML file, and what a continued run takes.
 
-Sections stand beside the code that reads them: `model` in nn, `optimizer` in optim, `parallel` in
-parallel, `data` in data.py, and those of the training loop here.
+    run, batch, mesh, parallel (here), optimizer (optim)  + the sections of a task
+        --> configuration_of(task), a class --> settings of one run
+
+Sections stand beside the code that reads them, and those of the training loop here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
-from ..nn.settings import Model
 from ..optim.settings import Optimizer
 from ..parallel.settings import ParallelSettings
 from ..settings import Sections, fixed, setting
-from .data import Text
+from ..task.load import DEFAULT_TASK, absolute_task
+from ..task.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Where a run lives, how long it lasts, what it reports."""
 
-    folder: str = setting("runs/gpt", "folder of checkpoints, metrics and the token cache")
+    task: str = fixed(
+        "its checkpoints are of that task",
+        DEFAULT_TASK,
+        "what is trained: a built-in task, or file.py:Name of one's own; --task is short for it",
+        made_absolute=absolute_task,
+    )
+    folder: str = setting("runs/run", "folder of checkpoints, metrics and the index of the data")
     steps: int = setting(
         300, "optimization steps in all, counted from the start of the run", "steps", minimum=1
     )
     seed: int = fixed(
-        "the order of its text and its dropout follow from it",
+        "the order of its data and its dropout follow from it",
         0,
         "seed of the initial weights, the order of the data and dropout",
     )
     report_every: int = setting(
         10, "a line of progress, and a record in metrics.jsonl", "steps", minimum=1
     )
-    validate_every: int = setting(50, "measure the loss on held-out text", "steps", minimum=1)
-    validation_batches: int = setting(8, "global batches in a validation", minimum=1)
+    validate_every: int = setting(50, "measure the loss on held-out samples", "steps", minimum=1)
+    validation_batches: int | None = setting(
+        8, "most global batches in a validation; none: all held-out samples", minimum=1
+    )
     checkpoint_every: int = setting(
         100, "write a checkpoint; one is always written at the end", "steps", minimum=1
     )
@@ -99,12 +110,13 @@ class Run:
 class Batch:
     """The global batch of a step; the number of ranks is not part of it."""
 
-    sequences: int = setting(16, "sequences in the global batch of a step", "sequences", minimum=1)
+    sequences: int = setting(
+        16, "samples (sequences of a text, rows) in the global batch of a step", minimum=1
+    )
     micro_batch: int = setting(
         4,
-        "sequences in a micro-batch; with the seed it fixes the trained bits on any mesh that "
+        "samples in a micro-batch; with the seed it fixes the trained bits on any mesh that "
         "leaves each data rank a power of two of micro-batches, or one rank all",
-        "sequences",
         minimum=1,
     )
 
@@ -144,27 +156,68 @@ class MeshAxes:
     tensor: int = setting(1, "ranks that share each layer", "ranks", minimum=1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """The text that is written at the end."""
-
-    prompt: str = setting("def ", "text to continue; \\n is a line end")
-    tokens: int = setting(200, "bytes to generate at the end of training", "bytes", minimum=0)
-    temperature: float = setting(0.8, "0 takes the most probable byte", minimum=0.0)
-
-
 @dataclass(frozen=True)
 class RunConfiguration(Sections):
-    """Everything that `shardkit train` needs; printable, comparable, and stored with the run."""
+    """The sections that all tasks have in common; see configuration_of for those of one task.
+
+    Printable, comparable, and stored with the run.
+    """
+
+    task_class: ClassVar[type[Task]] = Task
 
     run: Run = Run()
-    model: Model = Model()
-    data: Text = Text()
     batch: Batch = Batch()
     optimizer: Optimizer = Optimizer()
     mesh: MeshAxes = MeshAxes()
     parallel: Parallel = Parallel()
-    sample: Sample = Sample()
+
+    def make_task(self) -> Task:
+        """Return the task of these settings."""
+        return self.task_class(self)
+
+
+@cache
+def configuration_of(task: type[Task]) -> type[RunConfiguration]:
+    """Return the class of everything that `shardkit train` needs to train this task.
+
+    Errors: ConfigurationError if a section of the task has the name of a common one, or one of its
+    defaults is no setting of those.
+    """
+    twice = {section.name for section in fields(RunConfiguration)} & task.sections.keys()
+    if twice:
+        raise ConfigurationError(
+            f"{task.__name__} has a section {min(twice)!r}, as all runs have; give it another name"
+        )
+    sections = {
+        **_common_sections({"run.folder": f"runs/{task.__name__.lower()}", **task.defaults}),
+        **task.sections,
+    }
+    return make_dataclass(
+        "RunConfiguration",
+        [(name, cls, field(default_factory=cls)) for name, cls in sections.items()],
+        bases=(RunConfiguration,),
+        frozen=True,
+        namespace={"task_class": task},
+    )
+
+
+def _common_sections(defaults: dict[str, Any]) -> dict[str, type]:
+    """Return the classes of the common sections, with these defaults in place of their own."""
+    changed = RunConfiguration().replace(defaults)
+    return {
+        section.name: make_dataclass(
+            section.type.__name__,
+            [
+                (key.name, key.type, field(default=changed.value(name), metadata=key.metadata))
+                for key in fields(section.type)
+                if (name := f"{section.name}.{key.name}") in defaults
+            ],
+            bases=(section.type,),
+            frozen=True,
+            kw_only=True,
+        )
+        for section in fields(RunConfiguration)
+    }
 
 
 # ---- runs that continue --------------------------------------------------------------------------
@@ -176,14 +229,14 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
     Errors: ConfigurationError on a value that the run cannot take, with both values and the reason.
     """
     wanted = stored.replace(given)
-    for name, field in RunConfiguration.keys().items():
-        ours = _absolute(field, stored.value(name))
-        theirs = _absolute(field, wanted.value(name))
-        if "fixed" in field.metadata and ours != theirs:
+    for name, key in stored.keys().items():
+        ours = _absolute(key, stored.value(name))
+        theirs = _absolute(key, wanted.value(name))
+        if "fixed" in key.metadata and ours != theirs:
             raise ConfigurationError(
                 f"{name} = {_shown(wanted.value(name))}, but this run goes on with "
-                f"{_shown(stored.value(name))}: {field.metadata['fixed']}. Leave it out, or start "
-                f"another run with its weights: --model.initial={wanted.run.folder} "
+                f"{_shown(stored.value(name))}: {key.metadata['fixed']}. Leave it out, or start "
+                f"another run{stored.task_class.begin_with(wanted.run.folder)} "
                 "--run.folder=ANOTHER"
             )
     if wanted.optimizer.decay_steps is None:  # run.steps of the first start, which is stored
@@ -196,24 +249,36 @@ def _shown(value) -> str:
     return repr(list(value) if isinstance(value, tuple) else value)
 
 
+def first_settings(
+    configuration: type[RunConfiguration], given: dict[str, Any]
+) -> RunConfiguration:
+    """Return the defaults with these settings, and with those that the task derives from them.
+
+    Errors: ConfigurationError, and those of Task.implied.
+    """
+    implied = configuration.task_class.implied(configuration().replace(given), given)
+    return configuration().replace({**implied, **given})
+
+
 def settled(settings: RunConfiguration) -> RunConfiguration:
     """Return the settings of a first start with absolute paths, and run.steps as decay_steps.
 
     A longer run afterwards changes neither.
     """
     paths = {
-        name: _absolute(field, settings.value(name))
-        for name, field in RunConfiguration.keys().items()
-        if "is_path" in field.metadata
+        name: _absolute(key, settings.value(name))
+        for name, key in settings.keys().items()
+        if {"is_path", "made_absolute"} & key.metadata.keys()
     }
     steps = settings.optimizer.decay_steps or settings.run.steps
     return settings.replace({"optimizer.decay_steps": steps, **paths})
 
 
-def _absolute(field, value):
+def _absolute(key, value):
     """Return the value; paths from the root."""
-    if not value or "is_path" not in field.metadata:
+    if not value or not {"is_path", "made_absolute"} & key.metadata.keys():
         return value
+    absolute = key.metadata.get("made_absolute", lambda path: str(Path(path).resolve()))
     if isinstance(value, str):
-        return str(Path(value).resolve())
-    return tuple(str(Path(path).resolve()) for path in value)
+        return absolute(value)
+    return tuple(map(absolute, value))

@@ -5,11 +5,12 @@ from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
+from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
 from .elastic import ElasticTraining
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, prepare_run
-from .model import check_batch
+from .ranks import check_batch
 from .settings import RunConfiguration, settled
 from .stopping import StopSignals
 
@@ -76,12 +77,16 @@ class SurvivingRun:
         return num
 
     def _make_model(self, backend):
-        settings, is_new = self._left(), self.training.is_new
+        is_new = self.training.is_new
         if is_new:
             prepare_run(self._settings, backend, resume=self._resume)
         if self._log is None:
             self._log = RankLog(self._folder, self.training.started_rank)
-        self._run = TrainingRun(settings, backend, self._signals, self._log)
+        if self._run is not None:
+            self._run.stream.close()
+        with collectively(backend):
+            task = self._left().make_task()
+        self._run = TrainingRun(task, backend, self._signals, self._log)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)
         self.training.program.run_folder, self.training.program.describe = self._folder, self._doing

@@ -19,7 +19,10 @@ from e2e.mpi_jobs import hear_ctrl_c
 
 from shardkit.errors import ConfigurationError, MeshError
 from shardkit.slurm import TEMPLATES, JobPlan, render
-from shardkit.train.settings import RunConfiguration
+from shardkit.task.language import Language
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 JOBS = Path(__file__).parents[2] / "jobs"
 KINDS = [("slurm", template) for template in TEMPLATES] + [

@@ -4,8 +4,11 @@ import re
 
 import pytest
 
+from shardkit.task.language import Language
 from shardkit.train.advice import advise
-from shardkit.train.settings import RunConfiguration
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 
 def figures(settings=None, parts=None, **changes):

@@ -16,8 +16,11 @@ from shardkit.layout.mesh_shape import MeshShape
 from shardkit.nn.settings import Model
 from shardkit.parallel.settings import ShardingConfiguration
 from shardkit.settings import read_toml
-from shardkit.train.data import Text
-from shardkit.train.settings import RunConfiguration, resumed, settled
+from shardkit.task.corpus import Text
+from shardkit.task.language import Language
+from shardkit.train.settings import configuration_of, resumed, settled
+
+RunConfiguration = configuration_of(Language)
 
 
 def test_every_key_has_a_meaning_and_its_default_passes_its_own_check():
@@ -300,6 +303,7 @@ def test_elastic_training_refuses_what_makes_no_sense_before_it_talks_to_others(
 
 FIXED = {
     "run.seed",
+    "run.task",
     *(f"model.{f.name}" for f in dataclasses.fields(Model)),
     *(f"data.{f.name}" for f in dataclasses.fields(Text)),
     "optimizer.name",

@@ -5,8 +5,9 @@ import json
 import numpy
 import pytest
 
+from shardkit.data.stream import Stream
 from shardkit.errors import CorpusError
-from shardkit.train.data import (
+from shardkit.task.corpus import (
     Windows,
     build_corpus,
     corpus_fingerprint,
@@ -134,7 +135,7 @@ def test_text_that_cannot_be_used_is_one_sentence(tmp_path, problem, monkeypatch
 def test_a_sequence_longer_than_the_corpus_is_refused(tmp_path):
     build_corpus(tmp_path / "data", [str(text_file(tmp_path, size=300))], 50.0, 1000)
     with pytest.raises(CorpusError, match="sequence_length"):
-        Windows.open(tmp_path / "data" / "train.bin", 200, seed=0)
+        Windows.open(tmp_path / "data" / "train.bin", 200)
 
 
 def test_a_corpus_is_described_and_built_again_from_what_is_asked_for(tmp_path):
@@ -157,10 +158,15 @@ def test_a_corpus_is_described_and_built_again_from_what_is_asked_for(tmp_path):
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_the_parts_of_all_ranks_are_the_global_batch(tmp_path, num_ranks):
     build_corpus(tmp_path / "data", [str(text_file(tmp_path))], 5.0, 10**6)
-    windows = Windows.open(tmp_path / "data" / "train.bin", 32, seed=5)
-    whole_x, whole_y = windows.batch(step=7, first=0, count=12)
+    windows = Windows.open(tmp_path / "data" / "train.bin", 32)
+
+    def batch(first, count, step=7):
+        with Stream(windows, 5, "training", global_batch=12, first=first, count=count) as stream:
+            return stream.batch(step)
+
+    whole_x, whole_y = batch(0, 12)
     part = 12 // num_ranks
-    parts = [windows.batch(7, rank * part, part) for rank in range(num_ranks)]
+    parts = [batch(rank * part, part) for rank in range(num_ranks)]
     numpy.testing.assert_array_equal(numpy.concatenate([x for x, _ in parts]), whole_x)
     numpy.testing.assert_array_equal(whole_x[:, 1:], whole_y[:, :-1])
-    assert not numpy.array_equal(windows.batch(8, 0, 12)[0], whole_x)
+    assert not numpy.array_equal(batch(0, 12, step=8)[0], whole_x)

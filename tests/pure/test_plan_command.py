@@ -11,8 +11,11 @@ from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
 from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
-from shardkit.train.model import check_batch
-from shardkit.train.settings import RunConfiguration
+from shardkit.task.language import Language
+from shardkit.train.ranks import check_batch
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 MODEL = """
 [model]

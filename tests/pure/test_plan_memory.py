@@ -15,7 +15,10 @@ from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, memory_of
 from shardkit.plan.activations import block_bytes
 from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
 from shardkit.schedule import ORDERS, order_named, peak_live
-from shardkit.train.settings import RunConfiguration
+from shardkit.task.language import Language
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 GB = 1e9
 

@@ -13,7 +13,7 @@ from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint, find_description
-from shardkit.train.sample import load_for_generation
+from shardkit.task.generation import load_for_generation
 
 DAMAGE = {
     "a flipped bit": lambda folder: flip_bit(folder / "rank-00001.h5"),

@@ -17,7 +17,7 @@ from checkpoints import described, edit_manifest, rows, save_boxes, seal
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
 from shardkit.checkpoint.image import image_of, read_image
-from shardkit.train import load_for_generation
+from shardkit.task.generation import load_for_generation
 
 SHAPE = (40, 30)
 A = "model/a"

@@ -15,7 +15,7 @@ from shardkit.checkpoint import Checkpoint
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
 from shardkit.checkpoint.tools.safetensors import read_header
-from shardkit.train.sample import load_for_generation
+from shardkit.task.generation import load_for_generation
 
 VOCABULARY = 62  # even, for two tensor ranks; token_batch of builders stays below
 SIZES = {"vocabulary_size": VOCABULARY, "sequence_length": 12, "width": 24, "layers": 2, "heads": 4}

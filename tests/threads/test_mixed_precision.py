@@ -17,9 +17,12 @@ from sabotage import sabotage
 import shardkit as sk
 from shardkit.errors import ConfigurationError
 from shardkit.parallel.step.numerics import LARGEST_SCALE, SMALLEST_SCALE, LossScale, Numerics
+from shardkit.task.language import Language
 from shardkit.train.loop import train_run
 from shardkit.train.model import make_model
-from shardkit.train.settings import RunConfiguration
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 EVERY_STRATEGY = pytest.mark.parametrize("strategy", STRATEGIES)
 
@@ -483,7 +486,7 @@ def test_the_keys_of_a_run_reach_the_model():
     }
 
     def run(backend, settings):
-        engine = make_model(RunConfiguration().replace(settings), backend).engine
+        engine = make_model(RunConfiguration().replace(settings).make_task(), backend).engine
         return (
             str(engine.numerics.compute_dtype),
             engine.loss_scale.value,

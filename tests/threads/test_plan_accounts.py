@@ -17,7 +17,10 @@ from shardkit.plan import (
     why_not,
 )
 from shardkit.plan.settings import software_of
-from shardkit.train.settings import RunConfiguration
+from shardkit.task.language import Language
+from shardkit.train.settings import configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 ACCOUNTS = {
     "parameters": "parameters",

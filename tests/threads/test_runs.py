@@ -10,11 +10,19 @@ from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
-from shardkit.train import generate_text, load_for_generation, train_run
+from shardkit.task.generation import generate_text, load_for_generation
+from shardkit.task.language import Language
+from shardkit.train import train_run
 from shardkit.train.folder import stored_settings
-from shardkit.train.initial import with_initial_sizes
-from shardkit.train.model import bits_text
-from shardkit.train.settings import RunConfiguration, resumed
+from shardkit.train.ranks import bits_text
+from shardkit.train.settings import configuration_of, first_settings, resumed
+
+RunConfiguration = configuration_of(Language)
+
+
+def with_initial_sizes(given):
+    return first_settings(RunConfiguration, given)
+
 
 SMALL = {
     "model.width": 8,

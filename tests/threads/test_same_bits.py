@@ -18,8 +18,11 @@ from builders import sha256
 from hybrids import POLICIES, SCHEDULES, batch, gpt, hybrid, meshes, step_once
 
 import shardkit as sk
+from shardkit.task.language import Language
 from shardkit.train.model import make_model
-from shardkit.train.settings import Parallel, RunConfiguration
+from shardkit.train.settings import Parallel, configuration_of
+
+RunConfiguration = configuration_of(Language)
 
 MICRO_BATCH, LAYERS, STEPS, MAXIMUM_RANKS = 2, 4, 2, 8
 FAMILIES = {8: (1, 2, 4, 8), 12: (1, 3, 6)}  # micro-batches of the global batch: data sizes
@@ -184,7 +187,7 @@ def bits_of_run(*others, num_ranks=2, steps=5):
     )
 
     def on_rank(backend):
-        model = make_model(settings, backend)
+        model = make_model(settings.make_task(), backend)
         for step in range(steps):
             tokens = numpy.random.default_rng(step).integers(0, 256, (settings.batch.sequences, 17))
             model.train(*sk.split_batch(model.mesh, tokens[:, :-1], tokens[:, 1:]))

@@ -148,6 +148,19 @@ def write_text(path: Path, text: str) -> None:
     sync(path)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name first: nobody finds half of it.
+
+    Who has the old one open keeps it. It need not be on disk yet on return.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> None:
     """Make the folder and its missing parents; their names are on disk when this returns."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]

@@ -28,6 +28,14 @@ class Stored:
         """Files beside the tensors, from the checkpoint that this model went on from."""
         return self.checkpoints.companions
 
+    def add_companions(self, companions: dict[str, bytes]) -> None:
+        """Keep these files too, {name: content}, in every checkpoint from now on.
+
+        No communication: all ranks pass the same. The names are those of
+        checkpoint/format/companions.py.
+        """
+        self.checkpoints.companions = {**self.checkpoints.companions, **companions}
+
     def serialize(self) -> bytes:
         """Return parameters, optimizer state and step as an HDF5 image, the same on all ranks.
 

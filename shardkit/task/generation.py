@@ -1,5 +1,7 @@
 """Text from a trained model, on one process."""
 
+from dataclasses import dataclass
+
 import numpy
 
 from ..checkpoint.find import find_checkpoint
@@ -8,7 +10,17 @@ from ..checkpoint.models import gpt_of
 from ..checkpoint.store import warn_of_skipped
 from ..errors import ConfigurationError
 from ..nn.models import GPT
-from .data import VOCABULARY_SIZE
+from ..settings import setting
+from .corpus import VOCABULARY_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """The text that is written at the end of a run."""
+
+    prompt: str = setting("def ", "text to continue; \\n is a line end")
+    tokens: int = setting(200, "bytes to generate at the end of training", "bytes", minimum=0)
+    temperature: float = setting(0.8, "0 takes the most probable byte", minimum=0.0)
 
 
 def fill_parameters(model, vector) -> None:

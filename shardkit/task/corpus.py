@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy
 
-from ..array.random import integers, key_of
+from ..checkpoint.format.files import write_whole
+from ..data.samples import Samples
 from ..errors import CorpusError
 from ..settings import fixed
 
@@ -210,32 +211,18 @@ def has_corpus(folder: Path) -> bool:
     return (folder / _DESCRIPTION).exists()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name first: nobody finds half of it, and who has the old one open
-    keeps it.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@dataclass(frozen=True)
-class Windows:
+class Windows(Samples):
     """Windows of `length` tokens of a text, with the next token as target.
 
-    tokens  [n] uint8, usually a memory map
+    tokens  [n] uint8, usually a memory map; sample number s begins at token s
     """
 
-    tokens: numpy.ndarray
-    length: int
-    seed: int
-    purpose: str = "batch"
+    def __init__(self, tokens: numpy.ndarray, length: int, sha256: str):
+        self.tokens, self.length = tokens, length
+        self._sha256 = sha256
 
     @classmethod
-    def open(cls, path: Path, length: int, seed: int, purpose: str = "batch") -> "Windows":
+    def open(cls, path: Path, length: int) -> "Windows":
         """Map a token file. Errors: CorpusError if it is shorter than one window and its target."""
         num_tokens = path.stat().st_size
         if num_tokens < length + 1:
@@ -244,19 +231,20 @@ class Windows:
                 "+ 1 = "
                 f"{length + 1}; give more text or a shorter sequence"
             )
-        return cls(numpy.memmap(path, numpy.uint8, "r"), length, seed, purpose)
+        return cls(numpy.memmap(path, numpy.uint8, "r"), length, corpus_fingerprint(path.parent))
 
-    def batch(self, step: int, first: int, count: int):
-        """Return the samples [first, first + count) of the global batch of this step.
+    def __len__(self) -> int:
+        return len(self.tokens) - self.length
 
-        returns  x, y  [count, length] int64; y is x shifted by one token
-        """
-        key = key_of(self.seed, self.purpose, step)
-        starts = integers(key, first, first + count, len(self.tokens) - self.length)
-        window = numpy.stack([self.tokens[s : s + self.length + 1] for s in starts]).astype(
-            numpy.int64
-        )
+    def read(self, numbers):
+        """Return x, y [count, length] int64 of these samples; y is x shifted by one token."""
+        window = numpy.stack([self.tokens[s : s + self.length + 1] for s in numbers])
+        window = window.astype(numpy.int64)
         return window[:, :-1], window[:, 1:]
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the text."""
+        return self._sha256
 
 
 def corpus_fingerprint(folder: Path) -> str:

@@ -1,0 +1,112 @@
+"""From the name of a task to its class: a built-in one, or one of the user's own.
+
+    language                    built in
+    my_model.py:Surrogate       a class in a file
+    my_package.models:Surrogate a class in a module that Python can import
+
+What stands under the name is a class derived from Task. Its file is run once on every rank, with
+its folder on sys.path, as Python does with a script.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from ..arguments import nearest
+from ..errors import ConfigurationError
+from .task import Task
+
+BUILT_IN = {"language": ("language", "Language")}  # name: (module of this room, class)
+DEFAULT_TASK = "language"
+
+
+def absolute_task(name: str) -> str:
+    """Return the name of a task with the path of its file from the root."""
+    place, colon, attribute = name.rpartition(":")
+    return f"{Path(place).resolve()}:{attribute}" if colon and place.endswith(".py") else name
+
+
+def load_task(name: str) -> type[Task]:
+    """Return the class of the task of this name.
+
+    Errors: ConfigurationError in one sentence if there is none, or its file raises.
+    """
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name]
+        return getattr(importlib.import_module(f".{module}", __package__), attribute)
+    place, colon, attribute = name.rpartition(":")
+    if not colon or not place or not attribute.isidentifier():
+        near = nearest(name, BUILT_IN)
+        raise ConfigurationError(
+            f"run.task = {name!r}; wanted {' or '.join(BUILT_IN)}, or file.py:Name of a task of "
+            f"your own{f'; did you mean {near}?' if near else ''}"
+        )
+    module = _run_file(name, Path(place)) if place.endswith(".py") else _import(name, place)
+    return _as_task(name, attribute, module)
+
+
+def _run_file(name: str, path: Path):
+    """Return the module of a file; the same one for the same file."""
+    path = path.resolve()
+    if not path.is_file():
+        raise ConfigurationError(f"run.task = {name!r}: there is no file {path}")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):
+        return known
+    if known is not None or path.stem in sys.stdlib_module_names:
+        raise ConfigurationError(
+            f"run.task = {name!r}: a module {path.stem!r} is loaded already; rename the file"
+        )
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    return _import(name, path.stem)
+
+
+def _import(name: str, module: str):
+    """Import a module of the user's own; whatever it raises is an error of the setting."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigurationError(
+            f"run.task = {name!r}: importing it raised {type(error).__name__}: {error}"
+            f"{_line_of(error, module)}"
+        ) from error
+
+
+def _line_of(error: BaseException, module: str) -> str:
+    """Return where in the user's own code an error was raised, as text; "" if it is not there."""
+    spec = importlib.util.find_spec(module) if "." not in module else None
+    at = error.__traceback__
+    line = None
+    while spec is not None and at is not None:
+        if at.tb_frame.f_code.co_filename == spec.origin:
+            line = at.tb_lineno
+        at = at.tb_next
+    return "" if line is None else f" (line {line} of {spec.origin})"
+
+
+def _as_task(name: str, attribute: str, module) -> type[Task]:
+    """Return what stands under this name in a module, if it is a task that can be made."""
+    if not hasattr(module, attribute):
+        near = nearest(attribute, [key for key in vars(module) if not key.startswith("_")])
+        raise ConfigurationError(
+            f"run.task = {name!r}: {module.__name__} has no {attribute}"
+            f"{f'; did you mean {near}?' if near else ''}"
+        )
+    found = getattr(module, attribute)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigurationError(
+            f"run.task = {name!r}: {attribute} is {_described(found)}; wanted a class derived "
+            "from shardkit.Task"
+        )
+    missing = sorted(found.__abstractmethods__)
+    if missing:
+        raise ConfigurationError(
+            f"run.task = {name!r}: {attribute} does not define {', '.join(missing)}"
+        )
+    return found
+
+
+def _described(found) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"

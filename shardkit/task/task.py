@@ -1,0 +1,171 @@
+"""Task: what a run trains; the contract between the training loop and everything else.
+
+    settings --> Task --> make_model()          --> sharded over the ranks
+                      --> samples("training")   --> batches --> steps --> checkpoints, reports
+                      --> samples("validation") --> loss, metrics
+                      --> finish(model)         --> a sample of text, ...
+
+The loop, stopping, resuming, elastic runs, bench and reports call nothing but this. A task of
+one's own is a class like this one, in a file that `shardkit train --task file.py:Surrogate` names:
+
+    class Surrogate(sk.Task):
+        class Settings:
+            path: str = "table.h5"
+            width: int = 64
+
+        def make_model(self):
+            return sk.models.MLP([8, self.settings.task.width, 1], seed=self.settings.run.seed)
+
+        def samples(self, part):
+            return my_samples(self.settings.task.path, part)
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy
+
+from ..data.samples import Samples
+from ..nn.module import Module
+from ..settings import as_section
+
+TRAINING = "training"
+VALIDATION = "validation"
+OWN_SECTION = "task"  # of the settings that a task declares as Settings
+
+
+class Task(ABC):
+    """What a run trains. Made on every rank from the whole configuration.
+
+    settings    settings.run.seed, settings.batch.micro_batch, settings.task.width, ...; frozen
+
+    A subclass may set:
+
+    Settings    class of annotated fields with defaults, or a dataclass: the section [task]
+    sections    {name: dataclass}, where one section is not enough
+    defaults    {"section.key": value}, in place of those of the common sections
+    sample      what one sample is called, in the plural: "rows"
+    unit        what speed is counted in, where that is no sample: "tokens"
+    loss        a Loss or a function (prediction, y) -> mean loss; None: the model's own
+    loss_unit   of the loss, for people: "nats per byte"
+    initial     the setting that names weights to begin with, if there is one: "model.initial"
+    metrics     {name: Metric}, measured with the loss on the held-out samples
+
+    A run calls prepare() on rank 0, open() on every rank after it, then the others in any order.
+    What a method raises on one rank is raised on all.
+    """
+
+    sections: ClassVar[dict[str, type]] = {}
+    defaults: ClassVar[dict[str, Any]] = {}
+    sample: str = "samples"
+    unit: str | None = None
+    loss: Any = None
+    loss_unit: str = ""
+    initial: ClassVar[str | None] = None
+    metrics: dict[str, Any] = {}
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        own = cls.__dict__.get("Settings")
+        if own is not None:
+            cls.Settings = as_section(own)
+            cls.sections = {OWN_SECTION: cls.Settings}
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    # ---- before the model ------------------------------------------------------------------------
+
+    @classmethod
+    def implied(cls, settings, given: dict[str, Any]) -> dict[str, Any]:
+        """Return {"section.key": value} that follow from the others when a run starts.
+
+        settings  the defaults with what was given; given: {"section.key": value} alone
+        Errors: ConfigurationError where a given setting contradicts one that follows.
+        """
+        return {}
+
+    @classmethod
+    def begin_with(cls, path) -> str:
+        """Return how another run begins, with the weights at this path where that is possible."""
+        return f" with its weights: --{cls.initial}={path}" if cls.initial else ":"
+
+    def prepare(self, folder: Path, resume: bool) -> None:
+        """Check the data, on rank 0 alone, and write what all ranks share into folder / "data".
+
+        An index, never the data. resume: the run goes on, on the data that it was started with.
+        Errors: CorpusError, ConfigurationError, OSError.
+        """
+
+    def open(self, folder: Path) -> None:
+        """Open on this rank what prepare() wrote, before anything else is asked for."""
+
+    # ---- the model -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def make_model(self) -> Module:
+        """Return the unsharded model, with weights that follow from the settings alone."""
+
+    def begin(self, model) -> str:
+        """Bring a new ShardedModel to weights other than its own; return a line about them.
+
+        Collective. "" where there are none. It stays at step 0.
+        """
+        return ""
+
+    def companions(self) -> dict[str, bytes]:
+        """Return {name: content} of files that travel in every checkpoint: a tokenizer, scaling.
+
+        The names are those of checkpoint/format/companions.py.
+        """
+        return {}
+
+    # ---- data ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def samples(self, part: str) -> Samples:
+        """Return the samples of "training" or "validation"; the two have none in common."""
+
+    @property
+    def units_per_sample(self) -> int:
+        """How many of `unit` a sample has."""
+        return 1
+
+    def describe_data(self) -> str:
+        """Return the data in a few words, for the first line of a run."""
+        training, held_out = (len(self.samples(part)) for part in (TRAINING, VALIDATION))
+        return f"{training:,} {self.sample} + {held_out:,} held out"
+
+    def example(self, count: int, seed: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Return x, y of `count` samples to measure the speed of a step with."""
+        samples = self.samples(TRAINING)
+        return samples.read((numpy.arange(count) + seed * count) % len(samples))
+
+    # ---- reports ---------------------------------------------------------------------------------
+
+    def describe_loss(self, loss: float) -> str:
+        """Return a loss of the held-out samples in words."""
+        return f"{loss:.4f} {self.loss_unit}".rstrip()
+
+    def loss_record(self, loss: float) -> dict[str, float]:
+        """Return what the curve records beside a loss of the held-out samples."""
+        return {}
+
+    def num_flops_per_sample(self, model: Module) -> float:
+        """Return the operations of forward and backward for a sample; 6 for each parameter."""
+        return 6.0 * sum(parameter.size for parameter in model.named_parameters().values())
+
+    def smallest(self) -> dict[str, Any] | None:
+        """Return settings of a model of the same blocks with next to nothing to compute.
+
+        What a step of it costs is Python. None: there are none, and bench does not tell Python
+        apart.
+        """
+        return None
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def finish(self, model) -> str:
+        """Return what a finished run shows of its ShardedModel; "" for nothing. Collective."""
+        return ""

@@ -1,0 +1,164 @@
+"""What a run says of itself: its first lines, its progress, and what it needed in the end."""
+
+import os
+import resource
+import time
+
+import numpy
+
+from ..comm.backend import CommunicationBackend
+from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..environment import slurm_node
+from ..errors import NonFiniteError
+from ..parallel.model.sharded_model import ShardedModel
+from ..task.task import Task
+from .log import RankLog, Reporter, duration_text
+from .ranks import bits_text
+
+
+class RunReport:
+    """The words and the numbers of one run in progress."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: ShardedModel,
+        backend: CommunicationBackend,
+        reporter: Reporter,
+        log: RankLog,
+    ):
+        self._task, self._settings = task, task.settings
+        self._model, self._backend = model, backend
+        self._reporter, self._log = reporter, log
+        self._unit = task.unit or task.sample
+        self._knows_overlap = False  # the log says what was chosen
+        self._began = self._reported_at = time.perf_counter()
+        self._first_step = self._reported_step = model.step_number
+
+    # ---- at the start ----------------------------------------------------------------------------
+
+    def introduce(self) -> None:
+        """Say what is trained, where, and which ranks do it; start the clock. Collective."""
+        about, settings = self._model.get_model_metadata(), self._settings
+        mixed = (
+            f", computed in {about['compute_dtype']}"
+            if self._model.engine.numerics.is_mixed
+            else ""
+        )
+        mixed += "" if settings.parallel.blas == "numpy" else f", products by {about['blas']}"
+        self._reporter.line(
+            f"shardkit: {about['parameter_count']:,} parameters as {self._model.policy.name} on "
+            f"{self._backend.world_size} ranks "
+            f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
+            f"{self._task.describe_data()}; "
+            f"{settings.batch.sequences} {self._task.sample} per step; "
+            f"{bits_text(settings, self._backend.world_size)}; run folder {settings.run.folder}"
+        )
+        self._introduce_ranks()
+        self._began = self._reported_at = time.perf_counter()
+        self._first_step = self._reported_step = self._model.step_number
+
+    def _introduce_ranks(self):
+        seats = all_seats(self._backend, self._settings.run.threads)
+        at, rank = self._model.mesh.coordinates, self._backend.rank
+        seat, node = seats[rank], f", SLURM node {slurm_node()}" if slurm_node() else ""
+        self._log.line(
+            f"rank {rank} of {self._backend.world_size} at pipeline {at.pipeline}, "
+            f"data {at.data}, tensor "
+            f"{at.tensor}: host {seat.host}{node}, process {os.getpid()}, cores "
+            f"{ranks_text(seat.cores)}, "
+            f"{seat.threads} BLAS threads"
+        )
+        for text in [*launch_warnings(self._backend.world_size), *crowding(seats)]:
+            self._reporter.line(f"warning: {text}")
+
+    # ---- during it -------------------------------------------------------------------------------
+
+    def after_step(self, step: int) -> None:
+        """Move the bar, and say what was decided or went wrong in this step.
+
+        Errors, on all ranks: NonFiniteError if too many steps in a row were skipped.
+        """
+        self._look_at_skip()
+        self._report_overlap()
+        self._reporter.progress(step)
+
+    def report(self, step: int, loss: float) -> dict[str, float]:
+        """Say and record how the steps since the last report went; return the record."""
+        run, now = self._settings.run, time.perf_counter()
+        seconds_left = (now - self._began) / (step - self._first_step) * (run.steps - step)
+        samples = (step - self._reported_step) * self._settings.batch.sequences
+        speed = samples * self._task.units_per_sample / (now - self._reported_at)
+        self._reported_at, self._reported_step = now, step
+        engine = self._model.engine
+        exposed = sum(engine.exposure.of_step.values())
+        text = (
+            f"loss {loss:.4f}  {speed:,.0f} {self._unit}/s  {exposed * 1e3:.1f} ms exposed "
+            f"communication  {duration_text(seconds_left)} left"
+        )
+        self._reporter.progress(step, text)
+        self._reporter.line(f"step {step}/{run.steps}  {text}")
+        values = {
+            "train_loss": loss,
+            "learning_rate": engine.state.rule.rate(step),
+            f"{self._unit}_per_second": speed,
+            "gradient_norm": engine.gradient_norm,
+            "exposed_communication_seconds": exposed,
+            **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
+        }
+        self._reporter.record(step=step, **values)
+        return values
+
+    def leave_out(self, seconds: float) -> None:
+        """Count these seconds as no training time, in the speed of the next report."""
+        self._reported_at += seconds
+
+    def report_validation(self, step: int, loss: float, metrics: dict[str, float]) -> dict:
+        """Say and record the loss and the metrics of the held-out samples; return the record."""
+        words = "".join(f"  {name} {value:.4g}" for name, value in metrics.items())
+        self._reporter.line(
+            f"step {step}/{self._settings.run.steps}  validation loss "
+            f"{self._task.describe_loss(loss)}{words}"
+        )
+        values = {"validation_loss": loss, **self._task.loss_record(loss), **metrics}
+        self._reporter.record(step=step, **values)
+        return values
+
+    def _report_overlap(self):
+        """Say what was chosen, once it has been measured."""
+        overlap = self._model.engine.overlap
+        if overlap.is_settled and overlap.medians and not self._knows_overlap:
+            self._knows_overlap = True
+            self._reporter.line(f"overlap of communication and computation is {overlap}")
+
+    def _look_at_skip(self):
+        """Say so if the step was skipped."""
+        skips, limit = self._model.engine.state.skips, self._settings.run.stop_after_bad_steps
+        if skips.last is None:
+            return
+        scale = self._model.engine.loss_scale
+        rescaled = (
+            f"; the loss is scaled by {scale.value:g} from now on" if scale.is_dynamic else ""
+        )
+        self._reporter.line(f"{skips.last} ({skips.in_a_row} in a row){rescaled}")
+        self._reporter.record(step=self._model.step_number, skipped_steps=skips.total)
+        if skips.in_a_row >= limit:
+            raise NonFiniteError(
+                f"{limit} steps in a row were NaN or infinite; the last: {skips.last}. Parameters "
+                "are those "
+                f"of step {self._model.step_number - limit}; try a lower optimizer.learning_rate "
+                "or optimizer.max_gradient_norm with --resume, or look at the data of these steps"
+            )
+
+    # ---- at the end ------------------------------------------------------------------------------
+
+    def report_memory(self) -> None:
+        """Say how long it took, and the memory of each rank. Collective."""
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        everyones = numpy.zeros(self._backend.world_size)
+        self._backend.all_gather(numpy.array([peak_mib]), everyones)
+        self._reporter.line(
+            f"trained for {duration_text(time.perf_counter() - self._began)}; peak memory per rank "
+            f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} "
+            "MiB"
+        )

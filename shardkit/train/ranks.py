@@ -1,0 +1,52 @@
+"""Which ranks can train a run, and which others would train the same bits."""
+
+from ..errors import ConfigurationError
+from ..layout.mesh_shape import MeshShape
+from .settings import RunConfiguration
+
+
+def num_replicas(settings: RunConfiguration, num_ranks: int) -> int:
+    """Return how many data replicas so many ranks make. Errors: MeshError if there is a rest."""
+    return MeshShape.infer(
+        num_ranks, pipeline=settings.mesh.pipeline, tensor=settings.mesh.tensor
+    ).data
+
+
+def bits_text(settings: RunConfiguration, num_ranks: int) -> str:
+    """On which other meshes a run of these settings has the same trained bits, in words."""
+    parallel = settings.parallel
+    tensor = settings.mesh.tensor
+    replicas = num_replicas(settings, num_ranks)
+    num = settings.batch.sequences // settings.batch.micro_batch // replicas
+    if not parallel.deterministic:
+        return "bits of this run only: parallel.deterministic=false"
+    only = f"bits of {_counted(replicas, 'data rank')} only"
+    if parallel.gradient_compression is not None:
+        return f"{only}: gradients travel as {parallel.gradient_compression}"
+    if replicas > 1 and num & (num - 1):
+        return f"{only}: {num} micro-batches per rank are no power of two"
+    if tensor > 1:
+        return (
+            f"bits as on any data x pipeline mesh with tensor {tensor}"
+            + " and sequence_parallel" * parallel.sequence_parallel
+        )
+    return "bits as on any data x pipeline mesh"
+
+
+def _counted(num: int, what: str) -> str:
+    return f"{num} {what}{'s' if num > 1 else ''}"
+
+
+def check_batch(settings: RunConfiguration, num_ranks: int) -> None:
+    """Errors: MeshError, ConfigurationError unless this many ranks are the mesh and share the
+    global batch evenly.
+    """
+    sequences = settings.batch.sequences
+    micro_batch = settings.batch.micro_batch
+    replicas = num_replicas(settings, num_ranks)
+    unit = micro_batch * replicas
+    if sequences % unit:
+        raise ConfigurationError(
+            f"batch.sequences = {sequences} does not divide into micro-batches of {micro_batch} on "
+            f"{replicas} data replicas; choose a multiple of {micro_batch} x {replicas} = {unit}"
+        )
