@@ -1,44 +1,8 @@
 """From the arguments of a verb to checked ports and parts; the half of a verb that never talks."""
 
-import numpy
-
 from . import checks
-from .operations import ReductionOperation
 from .ports import NoPort, open_port
 from .staging import Pieces
-
-PLAIN_DTYPES = frozenset(
-    map(
-        numpy.dtype,
-        "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
-    )
-)
-
-
-def is_plain(array) -> bool:
-    """Return True for a NumPy array of numbers that can be read and written as they lie."""
-    return type(array) is numpy.ndarray and array.dtype in PLAIN_DTYPES and array.flags.carray
-
-
-def is_carried(op) -> bool:
-    """Return True for an operation that a channel does itself: an average is scaled afterwards."""
-    return type(op) is ReductionOperation and op is not ReductionOperation.AVERAGE
-
-
-def is_slice(own, whole, num_ranks: int, place: int | None, address) -> bool:
-    """Return True if `own` is as long as one of equal slices of `whole`, and lies apart from it.
-
-    place     it may also be this slice, exactly; None: it may not
-    address   function (array) -> address of its first byte
-    """
-    return (
-        own.dtype == whole.dtype
-        and own.size * num_ranks == whole.size
-        and (
-            (place is not None and address(own) == address(whole) + place * own.nbytes)
-            or not numpy.may_share_memory(own, whole)
-        )
-    )
 
 
 class Arguments:

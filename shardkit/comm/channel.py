@@ -167,3 +167,37 @@ class WrappedChannel(Channel):
 
     def close(self):
         self.inside.close()
+
+
+def counts_text(counts) -> str:
+    """Return counts for a signature: short when they are equal, as they mostly are."""
+    return f"{len(counts)} x {counts[0]}" if len(set(counts)) == 1 else str(counts)
+
+
+# What all ranks of a call must pass alike, as text, from the arguments of the verb.
+SIGNATURES = {
+    "barrier": lambda: "barrier",
+    "all_reduce": lambda array, op: f"all_reduce({op.value}, {array.size} {array.dtype})",
+    "iall_reduce": lambda array, op: f"iall_reduce({op.value}, {array.size} {array.dtype})",
+    "broadcast": lambda array, root: f"broadcast(root {root}, {array.size} {array.dtype})",
+    "all_gather": lambda send, receive, counts: (
+        f"all_gather({counts_text(counts)} {receive.dtype})"
+    ),
+    "iall_gather": lambda send, receive, counts: (
+        f"iall_gather({counts_text(counts)} {receive.dtype})"
+    ),
+    "reduce_scatter": lambda send, receive, counts, op: (
+        f"reduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "ireduce_scatter": lambda send, receive, counts, op: (
+        f"ireduce_scatter({op.value}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "scatter": lambda send, receive, root, counts: (
+        f"scatter(root {root}, {counts_text(counts)} {receive.dtype})"
+    ),
+    "gather": lambda send, receive, root, counts: (
+        f"gather(root {root}, {counts_text(counts)} {send.dtype})"
+    ),
+    "all_to_all": lambda send, *rest: f"all_to_all({send.dtype})",
+    "split": lambda color, key: "split",
+}

@@ -9,9 +9,69 @@ from itertools import accumulate
 from numbers import Real
 from operator import index
 
+import numpy
+
 from .operations import ReductionOperation
 
 MAX_TAG = 32766  # every MPI has at least 32767; that one is kept for the backend's own messages
+PLAIN_DTYPES = frozenset(
+    map(
+        numpy.dtype,
+        "float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64".split(),
+    )
+)
+
+
+# ---- what a channel takes as it is ---------------------------------------------------------------
+
+
+def is_plain(array) -> bool:
+    """Return True for a NumPy array of numbers that can be read and written as they lie."""
+    return type(array) is numpy.ndarray and array.dtype in PLAIN_DTYPES and array.flags.carray
+
+
+def is_carried(op) -> bool:
+    """Return True for an operation that a channel does itself: an average is scaled afterwards."""
+    return type(op) is ReductionOperation and op is not ReductionOperation.AVERAGE
+
+
+def is_slice(own, whole, num_ranks: int, place: int | None, address) -> bool:
+    """Return True if `own` is as long as one of equal slices of `whole`, and lies apart from it.
+
+    place     it may also be this slice, exactly; None: it may not
+    address   function (array) -> address of its first byte
+    """
+    return (
+        own.dtype == whole.dtype
+        and own.size * num_ranks == whole.size
+        and (
+            (place is not None and address(own) == address(whole) + place * own.nbytes)
+            or not numpy.may_share_memory(own, whole)
+        )
+    )
+
+
+def pieces_of_plain(
+    send, receive, send_counts, receive_counts, send_starts, receive_starts, num_ranks: int
+) -> tuple | None:
+    """Return counts and starts of the pieces of an all_to_all of plain arrays.
+
+    returns   (counts to send, to receive, starts to send, to receive); None if anything is wrong
+              with them: check_pieces() and its like say what
+    """
+    if send.dtype != receive.dtype or numpy.may_share_memory(send, receive):
+        return None
+    try:
+        sent, first = check_pieces("send", send_counts, send_starts, send.size, num_ranks)
+        received, at = check_pieces(
+            "receive", receive_counts, receive_starts, receive.size, num_ranks
+        )
+    except ValueError:
+        return None
+    return sent, received, first, at
+
+
+# ---- what is wrong with the others ---------------------------------------------------------------
 
 
 def check_timeout(seconds: float) -> float:

@@ -10,7 +10,7 @@
     [a0 b0 c0] on each rank      all_to_all       [a0 a1 a2] on rank 0, [b0 b1 b2] on rank 1, ...
 
 A verb notes the call (watch/progress.py, watch/ledger.py), checks its arguments (arguments.py),
-lets a transport move the arrays (transport.py), and counts the bytes. The three verbs that training
+lets a transport move the arrays (transport.py), and counts the bytes. The five verbs that training
 calls most hand plain arrays straight to the channel: around a small message the rest takes longer
 than the message.
 
@@ -23,8 +23,9 @@ import numpy
 from ..array.backend import is_device_array
 from . import checks
 from .alone import AloneTransport
-from .arguments import Arguments, is_carried, is_plain, is_slice
+from .arguments import Arguments
 from .channel import Channel
+from .checks import is_carried, is_plain, is_slice, pieces_of_plain
 from .operations import Handle, ReductionOperation, Traffic
 from .transport import GpuTransport, StagedTransport
 from .under_way import UnderWay, check_alive, handle_of
@@ -71,6 +72,19 @@ class Verbs:
         self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count)
         return self.under_way
 
+    def _carry(self, name: str, dtype, count: int, verb, *arguments) -> None:
+        """Do a verb of the channel whose arguments are checked, with nothing between.
+
+        dtype, count   what it carries, for the ledger; None and -1: nothing
+        """
+        self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count)
+        try:
+            verb(*arguments)
+        except BaseException:
+            self.progress.fail()
+            raise
+        self.progress.end()
+
     def _message(self, name, what, peer, tag):
         """Note a message; return the context manager that gives the checked peer and tag."""
         check_alive(self, name)
@@ -102,19 +116,19 @@ class Verbs:
 
     def barrier(self) -> None:
         """Return once every rank has called it. Collective."""
-        with self.verb("barrier"):
-            self.channel.barrier()
+        check_alive(self, "barrier")
+        self._carry("barrier", None, -1, self.channel.barrier)
 
     def all_reduce(self, array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
 
         array   any shape, the same on all ranks. Half floats are summed as float32.
         """
-        if is_plain(array) and is_carried(op):
-            with self.verb("all_reduce", array.dtype, array.size):
-                self.channel.all_reduce(array if array.ndim == 1 else array.reshape(-1), op)
-                n = self.world_size
-                self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
+        channel, n = self.channel, self.world_size
+        if is_plain(array) and is_carried(op) and channel is not None:
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            self._carry("all_reduce", array.dtype, array.size, channel.all_reduce, flat, op)
+            self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
             return
         with self.verb("all_reduce"):
             port = self.arguments.reduction("array", array, op, writes=True)
@@ -123,6 +137,12 @@ class Verbs:
 
     def broadcast(self, array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
+        channel, n = self.channel, self.world_size
+        if is_plain(array) and type(root) is int and 0 <= root < n and channel is not None:
+            flat = array if array.ndim == 1 else array.reshape(-1)
+            self._carry("broadcast", array.dtype, array.size, channel.broadcast, flat, root)
+            self.traffic.add("broadcast", (n - 1) * array.nbytes * (self.rank == root))
+            return
         with self.verb("broadcast"):
             root = checks.check_rank("root", root, self.world_size)
             is_root = self.rank == root
@@ -138,16 +158,19 @@ class Verbs:
         receive   sum of counts elements
         counts    elements per rank; None: equal
         """
-        if counts is None and is_plain(send) and is_plain(receive) and self.channel is not None:
-            n, address = self.world_size, self.channel.address
-            if is_slice(send, receive, n, self.rank, address):
-                with self.verb("all_gather", receive.dtype, receive.size):
-                    self.channel.all_gather(
-                        send if send.ndim == 1 else send.reshape(-1),
-                        receive if receive.ndim == 1 else receive.reshape(-1),
-                        [send.size] * n,
-                    )
-                    self.traffic.add("all_gather", (n - 1) * send.nbytes)
+        channel, n = self.channel, self.world_size
+        if counts is None and is_plain(send) and is_plain(receive) and channel is not None:
+            if is_slice(send, receive, n, self.rank, channel.address):
+                self._carry(
+                    "all_gather",
+                    receive.dtype,
+                    receive.size,
+                    channel.all_gather,
+                    send if send.ndim == 1 else send.reshape(-1),
+                    receive if receive.ndim == 1 else receive.reshape(-1),
+                    [send.size] * n,
+                )
+                self.traffic.add("all_gather", (n - 1) * send.nbytes)
                 return
         with self.verb("all_gather"):
             own, whole = self.arguments.all_gather(send, receive, counts)
@@ -167,18 +190,21 @@ class Verbs:
         in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
         """
         in_place = in_place and self.adds_in_tree_order(send)
+        channel, n = self.channel, self.world_size
         plain = counts is None and is_plain(send) and is_plain(receive) and is_carried(op)
-        if plain and self.channel is not None:
-            n, place = self.world_size, self.rank if in_place else None
-            if is_slice(receive, send, n, place, self.channel.address):
-                with self.verb("reduce_scatter", receive.dtype, receive.size):
-                    self.channel.reduce_scatter(
-                        send if send.ndim == 1 else send.reshape(-1),
-                        receive if receive.ndim == 1 else receive.reshape(-1),
-                        [receive.size] * n,
-                        op,
-                    )
-                    self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
+        if plain and channel is not None:
+            if is_slice(receive, send, n, self.rank if in_place else None, channel.address):
+                self._carry(
+                    "reduce_scatter",
+                    receive.dtype,
+                    receive.size,
+                    channel.reduce_scatter,
+                    send if send.ndim == 1 else send.reshape(-1),
+                    receive if receive.ndim == 1 else receive.reshape(-1),
+                    [receive.size] * n,
+                    op,
+                )
+                self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
                 return
         with self.verb("reduce_scatter"):
             whole, own = self.arguments.reduce_scatter(send, receive, counts, op, in_place)
@@ -229,6 +255,23 @@ class Verbs:
         in a larger buffer, so that nothing need be packed; None: one piece after the other,
         covering the array. The two arrays do not overlap.
         """
+        channel, n = self.channel, self.world_size
+        if is_plain(send) and is_plain(receive) and channel is not None:
+            counts = (send_counts, receive_counts, send_displacements, receive_displacements)
+            pieces = pieces_of_plain(send, receive, *counts, n)
+            if pieces is not None and pieces[0][self.rank] == pieces[1][self.rank]:
+                self._carry(
+                    "all_to_all",
+                    receive.dtype,
+                    receive.size,
+                    channel.all_to_all,
+                    send if send.ndim == 1 else send.reshape(-1),
+                    receive if receive.ndim == 1 else receive.reshape(-1),
+                    *pieces,
+                )
+                to_others = sum(pieces[0]) - pieces[0][self.rank]
+                self.traffic.add("all_to_all", to_others * send.itemsize)
+                return
         with self.verb("all_to_all"):
             outgoing, incoming = self.arguments.all_to_all(
                 send,

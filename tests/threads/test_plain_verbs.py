@@ -14,6 +14,8 @@ VERBS = {
     "all_reduce": lambda backend, whole, own: backend.all_reduce(whole),
     "all_gather": lambda backend, whole, own: backend.all_gather(own, whole),
     "reduce_scatter": lambda backend, whole, own: backend.reduce_scatter(whole, own),
+    "broadcast": lambda backend, whole, own: backend.broadcast(whole, 1),
+    "all_to_all": lambda backend, whole, own: backend.all_to_all(whole.copy(), whole),
 }
 
 
@@ -71,6 +73,10 @@ def bad_calls(backend):
         (lambda: backend.all_gather(whole[1:5], whole), "overlap"),
         (lambda: backend.reduce_scatter(whole, whole[4 * backend.rank :][:4]), "overlap"),
         (lambda: backend.reduce_scatter(whole, numpy.ones(3)), "3 elements"),
+        (lambda: backend.broadcast(whole, 2), "root 2"),
+        (lambda: backend.all_to_all(whole, whole), "overlap"),
+        (lambda: backend.all_to_all(whole, numpy.ones(7)), "7 elements"),
+        (lambda: backend.all_to_all(whole, numpy.ones(8), [3, 5], [2, 6]), "expects"),
     ]
 
 

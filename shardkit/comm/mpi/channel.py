@@ -11,9 +11,9 @@ import zlib
 import numpy
 
 from ...errors import CommunicationError
-from ..channel import Channel
+from ..channel import SIGNATURES, Channel
 from ..checks import MAX_TAG, pieces_of
-from ..compared import SIGNATURES, Members, difference
+from ..compared import Members, difference
 from ..operations import ReductionOperation
 from .requests import MPIErrors, RequestsHandle
 

@@ -1,8 +1,7 @@
 """The channel between ranks that are threads: bring what you have, wait for the others."""
 
-from ..channel import Channel
+from ..channel import SIGNATURES, Channel
 from ..collectives import combine
-from ..compared import SIGNATURES
 from ..operations import Handle
 from .rendezvous import Environment, Group, Wait
 

@@ -8,13 +8,13 @@ takes no system call and stays in the file when the process is killed. Names (of
 sites) are appended once and referred to by number. Times are seconds since the epoch.
 """
 
-import inspect
 import mmap
 import os
 import socket
 import struct
 import time
 from dataclasses import dataclass
+from inspect import currentframe
 from pathlib import Path
 
 from ...errors import CheckpointError
@@ -31,6 +31,14 @@ _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
 _HERE = os.path.dirname(os.path.dirname(__file__))
+
+
+class _OwnFiles(dict):
+    """Whether a file is in this room, by its name; asked once for each."""
+
+    def __missing__(self, name: str) -> bool:
+        is_own = self[name] = name.startswith(_HERE)
+        return is_own
 
 
 class Ledger:
@@ -50,10 +58,10 @@ class Ledger:
         self._header = (rank, world_size, os.getpid())
         self._names: dict[str, int] = {}
         self._groups: dict = {}  # key of a group, or (key, peer) -> number of its name
-        self._dtypes: dict = {None: 0}
+        self._dtypes: dict = {}
         self._sites: dict[tuple, int] = {}  # (id of code, instruction) -> number of its name
         self._codes: list = []  # of _sites: an id means the same as long as they live
-        self._own_files: dict[str, bool] = {}  # is it in this room?
+        self._is_own = _OwnFiles()
         self._names_end = 0
         self._number = 0
         self._at = _RING_START
@@ -68,17 +76,26 @@ class Ledger:
         dtype=None,
         count: int = -1,
     ) -> None:
-        """Record the beginning of a call.
+        """Record the beginning of a call, and its site: the nearest caller outside of this room.
 
         ranks            world ranks that must take part
         number_on_group  None for a message
         dtype, count     what it carries, in elements; None and -1 if describe() follows
+        The site is written now, since a killed rank cannot tell afterwards. Known ones are found by
+        the id of their code: a code object is hashed anew every time, whole.
         """
         number = self._number = self._number + 1
         self._at = _RING_START + number % NUM_RECORDS * _RECORD.size
         place = self._groups.get(group if number_on_group else (group, ranks)) or self._group(
             group, ranks, number_on_group
         )
+        frame = currentframe()
+        while frame is not None and self._is_own[frame.f_code.co_filename]:
+            frame = frame.f_back
+        site = 0
+        if frame is not None:
+            key = id(frame.f_code), frame.f_lasti
+            site = self._sites.get(key) or self._site(key, frame)
         _RECORD.pack_into(
             self._map,
             self._at,
@@ -86,8 +103,8 @@ class Ledger:
             number_on_group or 0,
             self._names.get(verb) or self._name(verb),
             place,
-            self._dtype(dtype),
-            self._site(),
+            self._dtypes.get(dtype) or self._dtype(dtype),
+            site,
             count,
             time.monotonic(),
             0.0,
@@ -95,7 +112,8 @@ class Ledger:
 
     def describe(self, dtype, count: int) -> None:
         """Record what the current call carries, in elements."""
-        _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, self._dtype(dtype))
+        number = self._dtypes.get(dtype) or self._dtype(dtype)
+        _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, number)
         _COUNT.pack_into(self._map, self._at + _COUNT_OFFSET, count)
 
     def end(self) -> None:
@@ -110,38 +128,18 @@ class Ledger:
         """Close the file, which stays."""
         self._map.close()
 
-    def _site(self) -> int:
-        """Return the number of the name of the nearest caller outside of this room.
-
-        It is written when the call begins, since a killed rank cannot tell afterwards. Known sites
-        are found by the id of their code and by file names, which are hashed once: a code object is
-        hashed anew every time, whole.
-        """
-        own, frame = self._own_files, inspect.currentframe()
-        while frame is not None:
-            code = frame.f_code
-            is_own = own.get(code.co_filename)
-            if is_own is None:
-                is_own = own[code.co_filename] = code.co_filename.startswith(_HERE)
-            if not is_own:
-                break
-            frame = frame.f_back
-        else:
-            return 0
-        key = id(code), frame.f_lasti
-        number = self._sites.get(key)
-        if number is None:
-            self._codes.append(code)
-            number = self._sites[key] = self._name(
-                f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-            )
+    def _site(self, key: tuple, frame) -> int:
+        """Name the place in the program where this frame is."""
+        code = frame.f_code
+        self._codes.append(code)
+        number = self._sites[key] = self._name(
+            f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        )
         return number
 
     def _dtype(self, dtype) -> int:
-        """Return the number of the dtype's name; 0 for None."""
-        number = self._dtypes.get(dtype)
-        if number is None:
-            number = self._dtypes[dtype] = self._name(str(dtype))
+        """Name a dtype; 0 for None."""
+        number = self._dtypes[dtype] = 0 if dtype is None else self._name(str(dtype))
         return number
 
     def _group(self, group, ranks, number_on_group) -> int:
