@@ -165,12 +165,15 @@ class PendingCheckpoint:
 
 
 class Saver:
-    """The saves of one model in the background: at most one at a time."""
+    """The saves of one model in the background: at most one at a time.
+
+    pending   what is being written; None: nothing
+    """
 
     def __init__(self, backend: CommunicationBackend, device: Device):
         self._backend = backend
         self._snapshot = Snapshot(device)
-        self._pending: PendingCheckpoint | None = None
+        self.pending: PendingCheckpoint | None = None
 
     def start(self, store, owned, description: dict, retention: Retention) -> PendingCheckpoint:
         """Copy what is owned and return while a thread writes it. Collective.
@@ -182,32 +185,32 @@ class Saver:
         saving = Saving(store, self._backend, description, retention)
         with saving.removed_on_error(), collectively(self._backend):
             copies, copied = self._snapshot.take(owned)
-        self._pending = PendingCheckpoint(saving, copies, copied)
-        self._pending.pause_seconds = time.perf_counter() - began
-        return self._pending
+        self.pending = PendingCheckpoint(saving, copies, copied)
+        self.pending.pause_seconds = time.perf_counter() - began
+        return self.pending
 
     def poll(self) -> None:
         """Commit what all ranks have written, at the end of a step.
 
         Collective, and free if nothing is being written.
         """
-        if self._pending is not None:
-            self._end(self._pending.poll)
+        if self.pending is not None:
+            self._end(self.pending.poll)
 
     def wait(self) -> None:
         """Return when nothing is being written any more. Collective."""
-        if self._pending is not None:
-            self._end(self._pending.wait)
+        if self.pending is not None:
+            self._end(self.pending.wait)
 
     def abandon(self) -> None:
         """Return when this rank writes nothing any more. No communication: ranks may be gone."""
-        if self._pending is not None:
-            self._pending.abandon()
-            self._pending = None
+        if self.pending is not None:
+            self.pending.abandon()
+            self.pending = None
 
     def _end(self, how) -> None:
         try:
             how()
         finally:
-            if self._pending.is_over:
-                self._pending = None
+            if self.pending.is_over:
+                self.pending = None

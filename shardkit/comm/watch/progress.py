@@ -95,3 +95,31 @@ class Progress:
         if last is not None and last.number is not None and last.number == made[last.group]:
             made[last.group] -= 1
         return made
+
+
+class Exposure:
+    """Seconds that this rank spends in collectives of each group, not computing.
+
+    groups    {name: group of ranks}
+    of_step   {name: seconds} between the last begin_step() and its end_step()
+    """
+
+    def __init__(self, groups: dict):
+        self._groups = groups
+        self._before = self._so_far()
+        self.of_step = dict.fromkeys(groups, 0.0)
+
+    def begin_step(self) -> None:
+        """Begin to count."""
+        self._before = self._so_far()
+
+    def end_step(self) -> None:
+        """Set of_step to the seconds since begin_step()."""
+        self.of_step = {
+            name: seconds - self._before[name] for name, seconds in self._so_far().items()
+        }
+
+    def _so_far(self):
+        return {
+            name: group.progress.seconds[group.group_key] for name, group in self._groups.items()
+        }

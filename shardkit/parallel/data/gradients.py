@@ -31,7 +31,15 @@ class Gradients:
         self._keeper = keepers.gradients.of_gradients(site)
         self._reduced = keepers.state.reduced
         self._updated = keepers.state.updated(site)
-        self._updates_all = keepers.state.is_whole
+        # one term each on several tensor ranks, and what another of them counts
+        self._partial = [
+            piece
+            for piece in site.pieces(keepers.state.is_whole)
+            if is_partial(parameters[piece.name])
+        ]
+        self._uncounted = [
+            piece for piece in site.own_pieces if not is_counted(parameters[piece.name])
+        ]
         self._sums: dict[int, GradientTree | GradientRunningSum] = {}  # by user
         self._reducing: list | None = None  # (total, part, handle) from begin_reduce() to reduce()
         self._is_reduced, self._scale = False, 1.0
@@ -99,10 +107,8 @@ class Gradients:
         self._is_reduced = True
         for total in totals[1:]:
             self._pool.give(total)
-        for piece in self._site.pieces(self._updates_all):
-            parameter = self._parameters[piece.name]
-            if is_partial(parameter):  # one term each on several tensor ranks
-                sum_partial(parameter, self.updated[piece.start : piece.stop])
+        for piece in self._partial:
+            sum_partial(self._parameters[piece.name], self.updated[piece.start : piece.stop])
 
     def _take_sums(self) -> list[tuple]:
         """Return (sum over micro-batches [layout.size], where its sum over ranks goes) by user."""
@@ -183,12 +189,9 @@ class Gradients:
         What several tensor ranks hold counts on one of them, and is zero on the others.
         """
         gradient = self._keeper.shard
-        copies = [
-            piece for piece in self._site.own_pieces if not is_counted(self._parameters[piece.name])
-        ]
-        if copies:
+        if self._uncounted:
             gradient = fresh.copy(gradient)
-            for piece in copies:
+            for piece in self._uncounted:
                 gradient[piece.start : piece.stop] = 0
         squares = kernels.block_squares(gradient, NORM_BLOCK)
         squares *= self._scale**2

@@ -1,4 +1,4 @@
-"""Overlap of communication between data ranks with computation, and the time that is not hidden.
+"""Overlap of communication between data ranks with computation: whether it is worth its price.
 
     step    1        2      3        4      ...   12      13 ...
             without  with   without  with         with    whichever was faster, on all ranks
@@ -29,6 +29,7 @@ class Overlap:
     wanted        True, False or "auto"
     mesh          all its ranks make the same choice
     is_possible   False: there is nothing to overlap on this rank
+    is_settled    the choice is made: steps are no longer tried with and without
     medians       {with overlap: seconds of a step on the slowest rank}, once measured
     """
 
@@ -37,14 +38,10 @@ class Overlap:
         self.is_on = is_possible and wanted is True
         is_useful_here = is_possible and not mesh.group("data").shares_memory
         is_tried = wanted == "auto" and agree(mesh.world, is_useful_here)  # on any rank
+        self.is_settled = not is_tried
         self._steps_left = _WARM_UP + _MEASURED if is_tried else 0
         self._seconds: dict[bool, list[float]] = {False: [], True: []}
         self.medians: dict[bool, float] = {}
-
-    @property
-    def is_settled(self) -> bool:
-        """True once the choice is made: steps are no longer tried with and without."""
-        return not self._steps_left
 
     def count(self, seconds: float) -> None:
         """Note the seconds of a step on this rank; after the last trial, choose.
@@ -57,6 +54,7 @@ class Overlap:
             self._seconds[self.is_on].append(seconds)
         self._steps_left -= 1
         self.is_on = not self.is_on
+        self.is_settled = not self._steps_left
         if self.is_settled:
             of_slowest = numpy.array([median(self._seconds[is_on]) for is_on in (False, True)])
             self._world.all_reduce(of_slowest, ReductionOperation.MAX)
@@ -71,27 +69,3 @@ class Overlap:
             f"{'on' if self.is_on else 'off'}: a step takes {with_it:.1f} ms with it and "
             f"{without:.1f} ms without"
         )
-
-
-class Exposure:
-    """Seconds that this rank spends in collectives of each axis of the mesh, not computing."""
-
-    def __init__(self, mesh: Mesh):
-        self._groups = {axis: mesh.group(axis) for axis in mesh.shape.order}
-        self._before = self._so_far()
-        self.of_step = dict.fromkeys(self._groups, 0.0)  # {axis: seconds} of the last step
-
-    def begin_step(self) -> None:
-        """Begin to count."""
-        self._before = self._so_far()
-
-    def end_step(self) -> None:
-        """Set of_step to the seconds since begin_step()."""
-        self.of_step = {
-            axis: seconds - self._before[axis] for axis, seconds in self._so_far().items()
-        }
-
-    def _so_far(self):
-        return {
-            axis: group.progress.seconds[group.group_key] for axis, group in self._groups.items()
-        }

@@ -93,6 +93,13 @@ class ShardedModel(Stored, Copied, Featured):
                 "this model is closed; make another one, or close it after its last use"
             )
 
+    def _begin_update(self):
+        """Refuse a closed model, and commit the checkpoint that all ranks have written, if any."""
+        self._check_open()
+        saver = self.checkpoints.saver
+        if saver.pending is not None:
+            saver.poll()
+
     # ---- what it is ------------------------------------------------------------------------------
 
     @property
@@ -156,8 +163,7 @@ class ShardedModel(Stored, Copied, Featured):
         not divide into the micro-batches, or is nothing that the model or its loss takes; those of
         a checkpoint that is being written, before anything else is done.
         """
-        self._check_open()
-        self.checkpoints.saver.poll()
+        self._begin_update()
         began = time.perf_counter()
         is_whole_step = self.sharding_configuration.auto_synchronize_gradients
         loss = self.engine.train(x, y) if is_whole_step else self.engine.accumulate(x, y)
@@ -189,8 +195,7 @@ class ShardedModel(Stored, Copied, Featured):
         Errors, on all ranks: ShapeError on another length, ConfigurationError on a learning rate
         that is none, ShardingError on rates that differ.
         """
-        self._check_open()
-        self.checkpoints.saver.poll()
+        self._begin_update()
         wanted = "a finite number, at least 0"
         with collectively(self.mesh.world):
             require(is_number(learning_rate, at_least=0), "learning_rate", learning_rate, wanted)
@@ -211,8 +216,7 @@ class ShardedModel(Stored, Copied, Featured):
 
         Errors: ShardingError if there are none; those of a checkpoint that is being written.
         """
-        self._check_open()
-        self.checkpoints.saver.poll()
+        self._begin_update()
         self.engine.update()
 
     def use_rule(self, rule):

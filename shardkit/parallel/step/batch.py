@@ -47,6 +47,7 @@ class Batches:
 
     def __init__(self, mesh: Mesh, model: Module, loss, *, compares_peers: bool):
         self._mesh = mesh
+        self._data = mesh.group("data")
         self._model = model
         self._loss = loss
         self.compares_peers = compares_peers
@@ -73,7 +74,7 @@ class Batches:
             raise StopVoted(*ballot.outcome)
         if self.compares_peers:
             check_peers(self._mesh, x, y)
-        data = self._mesh.group("data")
+        data = self._data
         everyones = numpy.zeros((data.world_size, 2), numpy.int64)
         data.all_gather(mine, everyones.reshape(-1))
         samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1

@@ -18,6 +18,7 @@ from ...array.backend import host_array
 from ...comm.failure.agreement import agree, raise_together
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
+from ...comm.watch.progress import Exposure
 from ...errors import ShapeError, ShardingError
 from ...layout.policy import Policy
 from ...nn.context import ForwardContext
@@ -25,7 +26,7 @@ from ...nn.module import Module
 from ...optim.clipping import clip_factor
 from ...schedule.actions import Action
 from ...schedule.grid import unit_timeline
-from ..data.overlap import Exposure, Overlap
+from ..data.overlap import Overlap
 from ..data.unit import Unit
 from ..settings import ShardingConfiguration
 from .assembly import Assembly
@@ -36,6 +37,7 @@ from .inputs import Inputs, MicroBatch, Results, Update
 from .votes import (
     NOTHING_COUNTS,
     SkippedStep,
+    StepLosses,
     is_agreed_good,
     raise_failure,
     ranks_with_bad_losses,
@@ -71,10 +73,12 @@ class Engine:
         self._ahead = parts.ahead
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
         self._batches = Batches(mesh, model, config.loss, compares_peers=config.is_checked)
+        self._losses = StepLosses(mesh, self.stages.last_rank)
         self.evaluation = Evaluation(
             parts.plain,
             self._programs.forward,
             self._batches,
+            self._losses,
             mesh,
             self.device,
             self.numerics,
@@ -88,7 +92,7 @@ class Engine:
             and self._programs.ahead != self._programs.plain
         )
         self.overlap = Overlap(config.overlap, mesh, is_possible=is_possible)
-        self.exposure = Exposure(mesh)
+        self.exposure = Exposure({axis: mesh.group(axis) for axis in mesh.shape.order})
         self.ballot: Ballot | None = None
         self.gradient_norm: float | None = None
         self._items_pending = 0.0  # whose gradients are accumulated but not reduced
@@ -141,7 +145,8 @@ class Engine:
         self._take_step(results, loss)
         self.state.samples_seen += batch.samples
         self.exposure.end_step()
-        self.overlap.count(time.perf_counter() - began)
+        if not self.overlap.is_settled:
+            self.overlap.count(time.perf_counter() - began)
         return loss
 
     def compute_gradients(self, x, y, loss=None) -> float:
@@ -165,7 +170,7 @@ class Engine:
         self._micro_batches_pending += self.config.micro_batches
         self._items_pending += batch.items
         self.state.samples_seen += batch.samples
-        return self.evaluation.mean_of(results, batch.items)
+        return self._losses.mean_of(results, batch.items)
 
     def reduce_accumulated(self):
         """Reduce what accumulate() left: the mean over all its calls.
@@ -277,7 +282,7 @@ class Engine:
         self.drop_gradients()
         self._items_reduced = batch.items
         results = self.runtime.run(self._program.gradients, inputs)
-        return results, self.evaluation.mean_of(results, batch.items)
+        return results, self._losses.mean_of(results, batch.items)
 
     def _take_step(
         self, computed: Results, loss: float | None = None, learning_rate: float | None = None

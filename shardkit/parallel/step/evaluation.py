@@ -5,14 +5,14 @@ import numpy
 from ...array.backend import to_host
 from ...array.device import Device
 from ...array.halves import widened
-from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...nn.autograd import Tensor, no_grad
 from ...nn.context import ForwardContext
 from ..tensor.vocabulary import whole_outputs
 from .batch import check_peers
-from .inputs import Inputs, MicroBatch, Results
+from .inputs import Inputs, MicroBatch
+from .votes import StepLosses, mean
 
 
 class Evaluation:
@@ -21,6 +21,7 @@ class Evaluation:
     runtime    runs programs (executor.py)
     program    forward of one micro-batch through all stages
     batches    the door that x and y come in by (batch.py)
+    losses     sums them over the ranks
     weights    that must not await the values of a checkpoint
     dtype      of predictions
     """
@@ -30,6 +31,7 @@ class Evaluation:
         runtime,
         program: tuple,
         batches,
+        losses: StepLosses,
         mesh: Mesh,
         device: Device,
         numerics,
@@ -41,8 +43,8 @@ class Evaluation:
         self._runtime = runtime
         self._program = program
         self._batches = batches
+        self._losses = losses
         self._mesh = mesh
-        self._data = mesh.group("data")
         self._pipeline = mesh.group("pipeline")
         self._last_rank = runtime.flow.stages.last_rank
         self._device = device
@@ -73,7 +75,7 @@ class Evaluation:
 
     def mean_loss(self, x, y) -> float:
         """Return the mean loss over the parts of all data ranks; NaN if nothing in them counts."""
-        return _mean(*self.total_loss(x, y))
+        return mean(*self.total_loss(x, y))
 
     def total_loss(self, x, y, *, is_counted: bool = True) -> tuple[float, float]:
         """Return the sum of the loss over the parts of all data ranks, and the items it counts.
@@ -89,7 +91,7 @@ class Evaluation:
             with no_grad():
                 targets = self._device.from_host(batch.y)
                 total = float(criterion.total(Tensor(prediction), targets).item())
-        total, items = self._sum_of_last_stages(
+        total, items = self._losses.summed(
             [total, criterion.count(batch.y)] if is_counted else [0.0, 0.0]
         )
         return total, items
@@ -99,29 +101,3 @@ class Evaluation:
         x = self._numerics.entering(self._device.from_host(x))
         part = MicroBatch(x, None, ForwardContext(seed=self._seed))
         return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
-
-    def mean_of(self, results: Results, items: float) -> float:
-        """Return the mean loss of a step: NaN if there are no items.
-
-        Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
-        """
-        losses = results.losses  # of the last stage; others have none
-        level = [losses[m] for m in sorted(losses)] or [0.0]
-        while len(level) > 1:
-            level = [sum(level[i : i + 2]) for i in range(0, len(level), 2)]
-        return _mean(self._sum_of_last_stages([level[0]])[0], items)
-
-    def _sum_of_last_stages(self, numbers: list[float]) -> list[float]:
-        """Return the sums over data ranks of what the last stage of each has, on all ranks.
-
-        Down each pipeline first: then every rank needs its sum, and none adds numbers that nobody
-        reads.
-        """
-        box = numpy.array(numbers, numpy.float64)
-        self._pipeline.broadcast(box, self._last_rank)
-        return ordered_sum(self._data, box).tolist()
-
-
-def _mean(total: float, items: float) -> float:
-    """Return the mean over so many items; NaN of none."""
-    return total / items if items else float("nan")

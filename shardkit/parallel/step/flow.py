@@ -27,6 +27,7 @@ class Flow:
         self.transfers = transfers
         self.work = self.plain_work = work
         self.opened: Action | None = None
+        self._has_neighbors = len(set(stages.rank_of.values())) > 1  # else nothing is sent
         self._first = stages.first
         self._last = stages.last
         self._after = {place: stages.after(place) for place in work.units if place != self._last}
@@ -67,12 +68,14 @@ class Flow:
 
     def begin(self, actions: tuple[Action, ...], inputs: Inputs) -> None:
         """Begin a program: post its first receive."""
-        shapes = [micro_batch.x.shape for micro_batch in inputs.micro_batches]
-        self.transfers.begin(actions, shapes, self.work.arrival)
+        if self._has_neighbors:
+            shapes = [micro_batch.x.shape for micro_batch in inputs.micro_batches]
+            self.transfers.begin(actions, shapes, self.work.arrival)
 
     def end(self) -> None:
         """End a program that has been executed."""
-        self.transfers.end()
+        if self._has_neighbors:
+            self.transfers.end()
 
     def give_up(self) -> None:
         """Forget messages of a program that failed on all ranks."""

@@ -1,6 +1,7 @@
-"""What the ranks decide together at the end of a step: whether it counts, and whether a rank could
-not go on in it.
+"""What the ranks tell each other at the end of a step: its loss, whether it counts, and whether a
+rank could not go on in it.
 
+    losses of the last stages --down each pipeline, then over the data axis--> the mean on all ranks
     losses, gradients of all ranks --> one number that every rank has anyway (the gradient norm) -->
     NaN or infinite: no step
 
@@ -10,11 +11,16 @@ other what happened.
 """
 
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
+
+import numpy
 
 from ...array.backend import numbers_of
 from ...comm.backend import CommunicationBackend
+from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import agree, raise_together
+from ...comm.mesh import Mesh
+from .inputs import Results
 
 NOTHING_COUNTS = "no label of the global batch counts"
 _MOST_RANKS = 8  # named in a message
@@ -69,6 +75,43 @@ class Skips:
         self.last = skip
         self.total += skip is not None
         self.in_a_row = self.in_a_row + 1 if skip is not None else 0
+
+
+class StepLosses:
+    """The losses that the last stage of each pipeline has, summed on all ranks.
+
+    last_rank   of a pipeline: the one that has the last stage
+    """
+
+    def __init__(self, mesh: Mesh, last_rank: int):
+        self._pipeline, self._data = mesh.group("pipeline"), mesh.group("data")
+        self._last_rank = last_rank
+
+    def mean_of(self, results: Results, items: float) -> float:
+        """Return the mean loss of a step: NaN if there are no items. Collective.
+
+        Losses of micro-batches, then of ranks, are summed in the tree order of their gradients.
+        """
+        losses = results.losses  # of the last stage; others have none
+        level = [losses[m] for m in sorted(losses)] or [0.0]
+        while len(level) > 1:
+            level = [sum(level[i : i + 2]) for i in range(0, len(level), 2)]
+        return mean(self.summed([level[0]])[0], items)
+
+    def summed(self, numbers: list[float]) -> list[float]:
+        """Return the sums over data ranks of what the last stage of each has. Collective.
+
+        Down each pipeline first: then every rank needs its sum, and none adds numbers that nobody
+        reads.
+        """
+        box = numpy.array(numbers, numpy.float64)
+        self._pipeline.broadcast(box, self._last_rank)
+        return ordered_sum(self._data, box).tolist()
+
+
+def mean(total: float, items: float) -> float:
+    """Return the mean over so many items; NaN of none."""
+    return total / items if items else nan
 
 
 def is_agreed_good(
