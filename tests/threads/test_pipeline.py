@@ -53,12 +53,13 @@ def serial():
     return trained_bits(1, 1, "ddp")
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("pipeline, data", MESHES)
 def test_the_trained_bits_are_the_same_on_every_pipeline_x_data_mesh(
-    serial, pipeline, data, policy, schedule
+    serial, pipeline, data, policy
 ):
+    """Each policy under both schedules, on other meshes: they take turns."""
+    schedule = SCHEDULES[(pipeline + data + POLICIES.index(policy)) % 2]
     assert trained_bits(pipeline, data, policy, schedule=schedule) == serial
 
 
@@ -67,15 +68,15 @@ def deep_serial():
     return trained_bits(1, 1, "ddp", changes={"layers": 6})
 
 
-@pytest.mark.parametrize("policy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(
     "schedule, virtual",
     [("interleaved", None), ("interleaved", 3), ("zb-h1", None), ("zb-v", None)],
 )
 @pytest.mark.parametrize("pipeline, data", [(2, 1), (2, 2), (3, 1), *SWEPT])
 def test_virtual_stages_and_deferred_weight_gradients_keep_the_bits(
-    deep_serial, pipeline, data, schedule, virtual, policy
+    deep_serial, pipeline, data, schedule, virtual
 ):
+    policy = "fsdp" if data > 1 or schedule == "zb-v" else "ddp"
     if virtual and pipeline * virtual > 8:
         virtual = 2
     assert (
@@ -94,10 +95,17 @@ def tied_serial():
     return trained_bits(1, 1, "ddp", changes=TIED)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(
-    "pipeline, data, schedule",
-    [(2, 1, "1f1b"), (2, 2, "gpipe"), (3, 1, "1f1b"), (2, 1, "zb-v"), (1, 2, "gpipe")],
+    "pipeline, data, schedule, policy",
+    [
+        *((2, 2, "gpipe", policy) for policy in POLICIES),
+        (2, 1, "1f1b", "fsdp"),
+        (3, 1, "1f1b", "ddp"),
+        (3, 1, "1f1b", "zero1"),
+        (2, 1, "zb-v", "zero2"),
+        (2, 1, "zb-v", "ddp"),
+        (1, 2, "gpipe", "fsdp"),
+    ],
 )
 def test_tied_weights_have_the_same_bits_wherever_their_users_are(
     tied_serial, pipeline, data, schedule, policy

@@ -78,10 +78,10 @@ def all_runs(tensor, family):
 
 
 def covering_runs(tensor, family):
-    """Every mesh; policies and schedules go round."""
+    """Every mesh; policies and schedules go round, more than once where there are few meshes."""
     chosen = meshes_with(tensor, family)
     runs = []
-    for turn, mesh in enumerate(chosen * (2 if len(chosen) > 2 else 3)):
+    for turn, mesh in enumerate(chosen * (1 if len(chosen) > 5 else 2 if len(chosen) > 2 else 3)):
         schedule = next(s for s in SCHEDULES[turn % 5 :] + SCHEDULES[:1] if fits(mesh[0], s))
         runs.append((mesh, POLICIES[turn % 4], schedule))
     return runs
@@ -180,12 +180,21 @@ ELSEWHERE = {
 }  # of GPUs, or of a library that may not be installed
 
 
+KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with
+
+
 def bits_of_run(*others, num_ranks=2, steps=5):
     """What a run under these settings has trained after some steps."""
     settings = RunConfiguration().replace(
         {name: value for changes in (SMALL, *others) for name, value in changes.items()}
     )
+    key = (str(settings), num_ranks, steps)
+    if key not in KNOWN:
+        KNOWN[key] = _trained(settings, num_ranks, steps)
+    return KNOWN[key]
 
+
+def _trained(settings, num_ranks, steps):
     def on_rank(backend):
         model = make_model(settings.make_task(), backend)
         for step in range(steps):
