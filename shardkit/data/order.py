@@ -26,6 +26,7 @@ from ..errors import ConfigurationError
 _NUM_ROUNDS = 8
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _WINDOW_RUNS = 4  # runs whose samples are mixed
+_AHEAD = 1024  # numbers found at once, in little more time than a few
 
 
 class Permutation:
@@ -72,9 +73,17 @@ class EpochOrder:
         self.num_samples = num_samples
         self.run_length = min(run_length, num_samples)
         self._key = _as_keys(key_of(seed, "order", purpose))
+        self._known = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 
     def numbers(self, first: int, count: int) -> numpy.ndarray:
         """Return the sample numbers at positions [first, first + count): [count] int64."""
+        start, known = self._known
+        if not start <= first <= first + count <= start + len(known):
+            start, known = first, self._found(first, max(count, _AHEAD))
+            self._known = start, known
+        return known[first - start : first - start + count].copy()
+
+    def _found(self, first: int, count: int) -> numpy.ndarray:
         positions = numpy.arange(first, first + count, dtype=numpy.uint64)
         epochs, positions = numpy.divmod(positions, numpy.uint64(self.num_samples))
         keys = _subkeys(self._key, epochs)

@@ -1,0 +1,184 @@
+"""The language data of a run, from the paths of its settings to numbered samples.
+
+    settings --rank 0: find, check--> run folder/data/index.json --every rank--> corpora
+                                      paths, sizes, marks                          |
+                             samples <-- mixture <-- windows <-- packed tokens <---/
+
+Only the index is in the run folder; a run that goes on finds its files as they were, or is refused.
+"""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy
+
+from ..checkpoint.format.files import write_whole
+from ..errors import CorpusError
+from .corpus import TRAINING, VALIDATION, Corpus, find_corpora
+from .formats import format_named
+from .mixture import Mixture
+from .packed import PackedTokens, TokenWindows, beyond_vocabulary
+from .samples import Samples
+from .segments import OpenFiles, Segment
+from .settings import TextData
+
+_INDEX = "index.json"
+_COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
+_SCANNED_BLOCK = 1 << 20  # tokens
+_SCANNED_BLOCKS = 64
+
+
+class LanguageData:
+    """The language data of a run, with the files open.
+
+    vocabulary_size  None where neither files nor settings tell it
+    tokenizer_files  {name: content}, what travels with the model; {} for bytes, and where the files
+                     have no tokenizer
+    """
+
+    def __init__(self, training: list[Corpus], validation: list[Corpus], settings: TextData):
+        self._settings = settings
+        self._corpora = [corpus.with_documents() for corpus in training]
+        self._validation = [corpus.with_documents() for corpus in validation]
+        everything = self._corpora + self._validation
+        sizes = [each.vocabulary_size for each in everything if each.vocabulary_size is not None]
+        self.vocabulary_size = sizes[0] if sizes else None
+        self.tokenizer_files = self._tokenizer_files()
+        self._parts = self._packed()
+
+    @classmethod
+    def prepare(cls, folder: Path, settings: TextData, *, resume: bool) -> "LanguageData":
+        """Find and check the data, and write the index into the folder; for one rank.
+
+        resume  the index is there already: the files must be as it says
+        Errors: CorpusError, OSError; no index is left behind then.
+        """
+        if resume:
+            found = _read_index(folder)
+            for corpus in found[0] + found[1]:
+                _check_unchanged(corpus, settings)
+            return cls(*found, settings)
+        (folder / _INDEX).unlink(missing_ok=True)  # it would be that of other files
+        found = find_corpora(settings)
+        opened = cls(*found, settings)
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_index(folder, *found)
+        return opened
+
+    @classmethod
+    def open(cls, folder: Path, settings: TextData) -> "LanguageData":
+        """Open what was prepared. Errors: CorpusError, OSError."""
+        return cls(*_read_index(folder), settings)
+
+    def num_tokens(self, part: str) -> int:
+        """Return how many tokens are in "training" or "validation"."""
+        return sum(len(tokens) for tokens in self._parts[part])
+
+    def samples(self, part: str, length: int, vocabulary_size: int) -> Samples:
+        """Return the windows of "training" or "validation".
+
+        vocabulary_size  of the model; a larger token is an error when it is read
+        Errors: CorpusError if there is not one window.
+        """
+        masks = self._settings.mask_documents
+        windows = [
+            TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=part)
+            for tokens in self._parts[part]
+        ]
+        if len(windows) == 1:
+            return windows[0]
+        return Mixture(windows, [corpus.weight for corpus in self._corpora])
+
+    def check_tokens(self, vocabulary_size: int) -> None:
+        """Raise CorpusError, with place and value, if a token is beyond the vocabulary of a model.
+
+        Of a segment, 64 blocks of 2^20 tokens are looked at, which is all of most; `samples` look
+        at what they read.
+        """
+        known = self.vocabulary_size
+        if known is not None and known > vocabulary_size:
+            path = self._corpora[0].segments[0].path
+            raise CorpusError(
+                f"{path} has a vocabulary of {known:,} tokens, but the model one of "
+                f"{vocabulary_size:,}; give the tokens of the model's own tokenizer"
+            )
+        files = OpenFiles()
+        for corpus in self._corpora + self._validation:
+            for segment in corpus.segments:
+                if segment.largest >= vocabulary_size:
+                    _scan(files, segment, vocabulary_size)
+
+    def _packed(self) -> dict[str, list[PackedTokens]]:
+        if self._validation:
+            parts = {TRAINING: self._corpora, VALIDATION: self._validation}
+            return {part: [each.whole() for each in found] for part, found in parts.items()}
+        splits = [corpus.split(self._settings.validation_percent) for corpus in self._corpora]
+        return {part: [split[part] for split in splits] for part in (TRAINING, VALIDATION)}
+
+    def _tokenizer_files(self) -> dict[str, bytes]:
+        for corpus in self._corpora:
+            if corpus.tokenizer_hash is not None:
+                return format_named(corpus.format).tokenizer(Path(corpus.segments[0].path))[1]
+        return {}
+
+
+def _scan(files: OpenFiles, segment: Segment, vocabulary_size: int) -> None:
+    step = max(_SCANNED_BLOCK, segment.count // _SCANNED_BLOCKS)
+    for first in range(0, segment.count, step):
+        block = files.read(segment, first, min(_SCANNED_BLOCK, segment.count - first))
+        if block.max() >= vocabulary_size or block.min() < 0:
+            at = int(numpy.argmax((block >= vocabulary_size) | (block < 0)))
+            raise beyond_vocabulary(segment.path, first + at, int(block[at]), vocabulary_size)
+
+
+def _check_unchanged(corpus: Corpus, settings: TextData) -> None:
+    for segment in corpus.segments:
+        path = Path(segment.path)
+        try:
+            found = format_named(corpus.format).segment(path, settings)
+        except OSError as error:
+            raise CorpusError(
+                f"{path}, which this run was trained on, cannot be read ({error.strerror}); "
+                "restore it, or start another run"
+            ) from None
+        if found.mark != segment.mark:
+            raise CorpusError(
+                f"{path} is not what this run was trained on; restore it, or start another run"
+            )
+
+
+# ---- the index -----------------------------------------------------------------------------------
+
+
+def _write_index(folder: Path, training: list[Corpus], validation: list[Corpus]) -> None:
+    content = {TRAINING: training, VALIDATION: validation}
+    tables = {part: [_table(each) for each in corpora] for part, corpora in content.items()}
+    write_whole(folder / _INDEX, json.dumps(tables, indent=0).encode())
+
+
+def _table(corpus: Corpus) -> dict:
+    segments = [[each.path, each.dtype, each.at, each.count, each.mark] for each in corpus.segments]
+    return {**asdict(replace(corpus, segments=())), "segments": segments}
+
+
+def _read_index(folder: Path) -> tuple[list[Corpus], list[Corpus]]:
+    path = folder / _INDEX
+    if not path.exists() and (folder / _COPY).exists():
+        raise CorpusError(
+            f"{folder} holds a copy of the text, of a shardkit that trained on copies; this one "
+            f"reads files in place and does not go on with it. Start another run with its weights: "
+            f"--model.initial={folder.parent} --run.folder=ANOTHER"
+        )
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(
+            [_from_table(each) for each in tables[part]] for part in (TRAINING, VALIDATION)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorpusError(f"{path} cannot be read ({error}); restore it") from None
+
+
+def _from_table(table: dict) -> Corpus:
+    segments = tuple(Segment(*values) for values in table.pop("segments"))
+    return Corpus(segments=segments, **table)

@@ -1,0 +1,129 @@
+"""Text files: which files a path names, and whether they are text; their bytes are the tokens."""
+
+import filecmp
+import os
+import sysconfig
+from pathlib import Path
+
+from ..errors import CorpusError
+from .segments import Segment, mark_of
+
+VOCABULARY_SIZE = 256  # a token is a byte
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_CHECKED_BYTES = 1 << 20  # at the beginning of a file
+_SKIPPED_FOLDERS = {
+    "test",
+    "tests",
+    "idle_test",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "encodings",
+}  # a hundred tables, most of them nearly copies of each other
+
+
+def find_files(paths) -> list[Path]:
+    """Return the text files under these paths, sorted; without paths, the standard library's.
+
+    Folders are searched for files whose name does not begin with a dot and that hold no NUL byte
+    near their beginning.
+    Errors: CorpusError if a path does not exist, or a folder holds nothing but files of other
+    kinds.
+    """
+    if not paths:
+        return _library_files()
+    files = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise CorpusError(f"data.path {path} does not exist; give a file or folder of text")
+        files += [path] if path.is_file() else _texts_under(path)
+    return files
+
+
+def _library_files() -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(sysconfig.get_path("stdlib")):
+        folders[:] = [name for name in folders if name not in _SKIPPED_FOLDERS]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
+
+
+def _texts_under(folder: Path) -> list[Path]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    texts = [path for path in found if _looks_like_text(path)]
+    if found and not texts:
+        raise CorpusError(
+            f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} "
+            "passed over, which are hidden or hold NUL bytes, as no text does; data.path must name "
+            "text files"
+        )
+    return texts
+
+
+def _looks_like_text(path: Path) -> bool:
+    if any(part.startswith(".") for part in path.parts[-2:]):
+        return False
+    with open(path, "rb") as file:
+        return b"\0" not in file.read(1024)
+
+
+def _check_text(path: Path, head: bytes) -> None:
+    """Raise CorpusError if a file that begins with these bytes is no text; it says what it is."""
+    if head.startswith(_HDF5_SIGNATURE):
+        kind = "it is an HDF5 file"
+    elif b"\0" not in head:
+        return
+    elif head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        kind = "it is UTF-16, which iconv -t UTF-8 converts"
+    elif path.suffix == ".bin":
+        kind = (
+            "it holds NUL bytes, like the token numbers that nanoGPT writes, of which "
+            "data.token_dtype must say whether they are uint16 or uint32"
+        )
+    else:
+        kind = "it holds NUL bytes"
+    raise CorpusError(
+        f"data.path {path} is no text: {kind}. The language task learns the bytes of text files, "
+        "and token files; for rows of numbers there is --task table"
+    )
+
+
+def text_segments(paths, maximum_bytes: int | None = None) -> list[Segment]:
+    """Return the different texts of these paths, each one document, at most so many bytes in all.
+
+    Of files with the same content the first counts.
+    Errors: CorpusError if a file cannot be read or is no text, or nothing is there.
+    """
+    left = maximum_bytes
+    segments: dict[str, list[Segment]] = {}
+    try:
+        for path in find_files(paths):
+            if left == 0:
+                break
+            segment = _segment(path, left)
+            alike = segments.setdefault(segment.mark, [])
+            if not segment.count or any(_are_equal(segment, other) for other in alike):
+                continue
+            alike.append(segment)
+            left = None if left is None else left - segment.count
+    except OSError as error:
+        raise CorpusError(f"cannot read text {error.filename}: {error.strerror}") from None
+    if not any(segments.values()):
+        raise CorpusError(
+            f"no text in {', '.join(map(str, paths)) or 'the standard library'}; data.path must "
+            "name text files"
+        )
+    return [segment for alike in segments.values() for segment in alike]
+
+
+def _segment(path: Path, most_bytes: int | None) -> Segment:
+    with open(path, "rb") as file:
+        _check_text(path, file.read(_CHECKED_BYTES))
+    size = path.stat().st_size
+    count = size if most_bytes is None else min(size, most_bytes)
+    return Segment(str(path), "uint8", 0, count, mark_of(path))
+
+
+def _are_equal(first: Segment, second: Segment) -> bool:
+    """Tell whether files with the same mark have the same content."""
+    return filecmp.cmp(first.path, second.path, shallow=False)
