@@ -18,6 +18,7 @@ from .comm import (
     ReductionOperation,
     run_ranks,
 )
+from .data.samples import Samples
 from .errors import (
     AutogradError,
     CheckpointError,
@@ -65,6 +66,8 @@ from .parallel import (
     split_batch,
 )
 from .parallel.settings import ShardingConfiguration
+from .task import Task
+from .task.metrics import Metric
 from .train import ElasticTraining
 
 __version__ = "0.1.0"
@@ -93,6 +96,7 @@ __all__ = [
     "MPICommunicationBackend",
     "Mesh",
     "MeshError",
+    "Metric",
     "Momentum",
     "NonFiniteError",
     "OptimizationInputData",
@@ -102,6 +106,7 @@ __all__ = [
     "PipelineParallelOptimizer",
     "ReductionOperation",
     "SGD",
+    "Samples",
     "ScheduleError",
     "ShapeError",
     "ShardedModel",
@@ -112,6 +117,7 @@ __all__ = [
     "ShardkitError",
     "StateDrift",
     "StopVoted",
+    "Task",
     "TensorParallelModel",
     "TensorParallelOptimizer",
     "ZeRO1Model",

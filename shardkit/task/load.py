@@ -4,18 +4,26 @@
     my_model.py:Surrogate       a class in a file
     my_package.models:Surrogate a class in a module that Python can import
 
-What stands under the name is a class derived from Task. Its file is run once on every rank, with
+What stands under the name is a class derived from Task, or a function that returns one:
+
+    def surrogate(settings, width=64):      width is the setting --task.width
+
+Its file is run once on every rank, with
 its folder on sys.path, as Python does with a script.
 """
 
 import importlib
 import importlib.util
+import inspect
 import sys
+from dataclasses import make_dataclass
+from functools import cache
 from pathlib import Path
 
 from ..arguments import nearest
 from ..errors import ConfigurationError
-from .task import Task
+from ..settings import as_section
+from .task import OWN_SECTION, Task
 
 BUILT_IN = {"language": ("language", "Language")}  # name: (module of this room, class)
 DEFAULT_TASK = "language"
@@ -95,10 +103,12 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
             f"{f'; did you mean {near}?' if near else ''}"
         )
     found = getattr(module, attribute)
+    if not isinstance(found, type) and callable(found):
+        return _task_of_function(name, found)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigurationError(
             f"run.task = {name!r}: {attribute} is {_described(found)}; wanted a class derived "
-            "from shardkit.Task"
+            "from shardkit.Task, or a function that returns a Task"
         )
     missing = sorted(found.__abstractmethods__)
     if missing:
@@ -110,3 +120,37 @@ def _as_task(name: str, attribute: str, module) -> type[Task]:
 
 def _described(found) -> str:
     return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+
+
+@cache
+def _task_of_function(name: str, function) -> type[Task]:
+    """Return a class whose making calls the function: (settings, width=64) -> a Task.
+
+    Its parameters after the first are the settings of the section [task].
+    """
+    first, *own = inspect.signature(function).parameters.values()
+    fields = [
+        (each.name, type(each.default) if each.annotation is each.empty else each.annotation)
+        for each in own
+    ]
+    without = [each.name for each in own if each.default is each.empty]
+    if without:
+        raise ConfigurationError(
+            f"run.task = {name!r}: {without[0]} of {function.__name__} has no default; the "
+            f"parameters after {first.name} are settings, so give it one"
+        )
+    defaults = {each.name: each.default for each in own}
+    section = as_section(
+        make_dataclass("Settings", fields, namespace=defaults, frozen=True, kw_only=True)
+    )
+
+    def make(cls, settings):
+        made = function(settings, **vars(getattr(settings, OWN_SECTION)))
+        if not isinstance(made, Task):
+            raise ConfigurationError(
+                f"run.task = {name!r}: {function.__name__} returned {_described(made)}; wanted a "
+                "Task"
+            )
+        return made
+
+    return type(function.__name__, (Task,), {"Settings": section, "__new__": make})
