@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ..data.tokenizer import tokenizer_of
 from ..task.generation import generate_text, load_for_generation
 from ..train.report import describe_run, draw_curve
 
@@ -18,13 +19,13 @@ def add_commands(commands) -> None:
     generate.add_argument("path", help="run folder, folder of checkpoints, or one checkpoint")
     generate.add_argument("--prompt", default="def ", help="text to continue; default: %(default)r")
     generate.add_argument(
-        "--tokens", type=int, default=200, help="bytes to generate; default: %(default)s"
+        "--tokens", type=int, default=200, help="tokens to generate; default: %(default)s"
     )
     generate.add_argument(
         "--temperature",
         type=float,
         default=0.8,
-        help="0 takes the most probable byte; default: %(default)s",
+        help="0 takes the most probable token; default: %(default)s",
     )
     generate.add_argument(
         "--seed", type=int, default=0, help="seed of the random choice; default: %(default)s"
@@ -40,6 +41,8 @@ def _report(known, overrides) -> int:
 
 
 def _generate(known, overrides) -> int:
-    model, _ = load_for_generation(known.path)
-    print(generate_text(model, known.prompt, known.tokens, known.temperature, known.seed))
+    model, checkpoint = load_for_generation(known.path)
+    tokenizer = tokenizer_of(checkpoint.companions())
+    how = known.tokens, known.temperature, known.seed
+    print(generate_text(model, tokenizer, known.prompt, *how))
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from ..comm.failure.agreement import collectively
+from ..data.tokenizer import ByteTokenizer
 from ..errors import ConfigurationError
 from ..nn.models import GPT
 from ..nn.settings import Model
@@ -132,7 +133,8 @@ class Language(Task):
                 fill_parameters(plain, vector)
                 prompt = sample.prompt.replace("\\n", "\n")
                 seed = self.settings.run.seed
-                text = generate_text(plain, prompt, sample.tokens, sample.temperature, seed)
+                how = sample.tokens, sample.temperature, seed
+                text = generate_text(plain, ByteTokenizer(), prompt, *how)
         return f"sample of generated text:\n{text}"
 
 

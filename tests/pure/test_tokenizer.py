@@ -1,47 +1,14 @@
 """Tokenizers: there and back, what ends a text, what is refused; and files of tokens."""
 
-import json
-
 import numpy
 import pytest
+from word_tokenizer import word_json
 
 from shardkit.data.token_file import lay_out_token_file, open_token_file
 from shardkit.data.tokenizer import ByteTokenizer, open_tokenizer, tokenizer_of
 from shardkit.errors import ConfigurationError, CorpusError
 
 TEXTS = ["", "a b", "naïve façade, 漢字 🙂\n\n  end\t", "x" * 300, "0 12 345\r\n"]
-WORDS = {"<|endoftext|>": 0, "a": 1, "b": 2, "?": 9}
-
-
-def word_json(**changes) -> bytes:
-    """The tokenizer.json of a tokenizer that knows two words."""
-    parts = {
-        "version": "1.0",
-        "truncation": {
-            "direction": "Right",
-            "max_length": 2,
-            "strategy": "LongestFirst",
-            "stride": 0,
-        },
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": 0,
-                "content": "<|endoftext|>",
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": WORDS, "unk_token": "?"},
-    }
-    return json.dumps(parts | changes).encode()
 
 
 def test_bytes_go_there_and_back():

@@ -3,11 +3,13 @@ refuse.
 """
 
 import pytest
+from word_tokenizer import word_json
 
 import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
+from shardkit.data.tokenizer import ByteTokenizer, tokenizer_of
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
 from shardkit.task.generation import generate_text, load_for_generation
@@ -81,11 +83,21 @@ def test_a_path_that_is_not_there_is_refused_though_a_start_before_left_a_text(f
         run(settings_of(folder, data__path=["/nonexistent"]))
 
 
-def test_text_is_generated_by_models_of_bytes_only():
-    model = GPT(5003, 8, width=8, layers=1, heads=2)
+def test_text_is_generated_by_the_tokenizer_of_the_model():
+    def generated(num_tokens, tokenizer, prompt):
+        model = GPT(num_tokens, 8, width=8, layers=1, heads=2)
+        return generate_text(model, tokenizer, prompt, 3, 0.0, 0)
+
     with pytest.raises(ConfigurationError, match=r"this model has 5,003 tokens.* tokenizer"):
-        generate_text(model, "def ", 3, 0.0, 0)
-    assert generate_text(GPT(256, 8, width=8, layers=1, heads=2), "def ", 0, 0.0, 0) == "def "
+        generated(5003, ByteTokenizer(), "def ")
+    assert generated(256, ByteTokenizer(), "def ").startswith("def ")
+    assert len(generated(256, ByteTokenizer(), "")) == 3
+    pytest.importorskip("tokenizers")
+    words = tokenizer_of({"tokenizer.json": word_json()})
+    assert set(generated(12, words, "a b").split()) <= {"a", "b", "?", "<|endoftext|>"}
+    assert generated(12, words, "  a") != generated(12, words, "")
+    with pytest.raises(ConfigurationError, match="has 10 tokens, but the model has 9"):
+        generated(9, words, "a b")
 
 
 # ---- a run that goes on --------------------------------------------------------------------------
