@@ -2,7 +2,9 @@
 
 A checkpoint is a folder of HDF5 files, one per writing rank, with an index that shows every tensor
 whole and a manifest of checksums (FORMAT.md). It is written under a temporary name and renamed.
-    format/   what is on disk         tools/   what the commands convert, describe and compare
+    format/       what is on disk
+    pretrained/   folders of transformers, which are loaded like checkpoints
+    tools/        what the commands convert, describe and compare
 models.py adds from_checkpoint() to the classes of nn.
 """
 

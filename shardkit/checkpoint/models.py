@@ -1,6 +1,7 @@
 """Build the models that checkpoints describe.
 
     manifest.json: "model": {"class": "GPT", "configuration": {"vocabulary_size": 256, ...}}
+    config.json of transformers: {"model_type": "llama", "hidden_size": 576, ...}
         --> GPT.from_checkpoint(path): GPT(vocabulary_size=256, ...), without weights
 
 Modules know nothing of files, so this file gives every Module class its from_checkpoint().
@@ -12,20 +13,22 @@ from ..nn.init import Unread
 from ..nn.module import Module
 from .find import find_description
 from .load import Checkpoint
+from .pretrained.folder import TransformersFolder, is_transformers_folder
 
 
-def from_checkpoint(cls: type[Module], path) -> Module:
+def from_checkpoint(cls: type[Module], path, **changes) -> Module:
     """Build the model that a checkpoint describes, without weights.
 
     load_model of a sharded model around it reads them; load_state_dict sets others. Until then,
     what needs weights is refused with a ShardingError.
 
-    path    a checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the
-            newest valid one is taken
+    path     a checkpoint's folder, or a folder of checkpoints or of a run: as in load_model, the
+             newest valid one is taken; or a folder of transformers
+    changes  arguments of the class that replace the stored ones, such as sequence_length
     Errors: CheckpointError if there is none, or it describes another class, or sizes that this
     class refuses.
     """
-    checkpoint = find_description(path)
+    checkpoint = _described_at(path, changes)
     described = checkpoint.manifest["model"]
     if not described["configuration"]:
         raise CheckpointError(
@@ -36,7 +39,13 @@ def from_checkpoint(cls: type[Module], path) -> Module:
         raise CheckpointError(
             f"the checkpoint in {path} is of a {described['class']}, not of a {cls.__name__}"
         )
-    return _without_weights(cls, described["configuration"], path)
+    return _without_weights(cls, {**described["configuration"], **changes}, path)
+
+
+def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
+    if not is_transformers_folder(path):
+        return find_description(path)
+    return TransformersFolder(path, sequence_length=changes.get("sequence_length"))
 
 
 Module.from_checkpoint = classmethod(from_checkpoint)
@@ -55,7 +64,7 @@ def _without_weights(cls: type[Module], configuration: dict, path) -> Module:
     return model
 
 
-def gpt_of(checkpoint: Checkpoint, what_only_gpt_does: str) -> GPT:
+def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str) -> GPT:
     """Build the GPT that a checkpoint describes and whose parameters it holds, without weights.
 
     Errors: CheckpointError if it is no GPT, or the description does not fit what is stored.

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy
 
-from ..checkpoint.find import find_checkpoint
 from ..checkpoint.load import Checkpoint
 from ..checkpoint.models import gpt_of
+from ..checkpoint.sources import find_model
 from ..checkpoint.store import warn_of_skipped
 from ..data.tokenizer import ByteTokenizer, Tokenizer
 from ..errors import ConfigurationError
@@ -36,7 +36,7 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
 
     Errors: FileNotFoundError, CheckpointError.
     """
-    checkpoint, skipped = find_checkpoint(folder)
+    checkpoint, skipped = find_model(folder)
     warn_of_skipped(checkpoint, skipped)
     model = gpt_of(checkpoint, "generates text")
     for name, parameter in model.named_parameters().items():

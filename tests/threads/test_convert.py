@@ -12,9 +12,9 @@ from torch_or_skip import torch
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
+from shardkit.checkpoint.pretrained.safetensors import read_header
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
-from shardkit.checkpoint.tools.safetensors import read_header
 from shardkit.task.generation import load_for_generation
 
 VOCABULARY = 62  # even, for two tensor ranks; token_batch of builders stays below
@@ -299,13 +299,13 @@ def test_memory_is_bounded_by_the_largest_tensor_both_ways(tmp_path):
         ("gpt2", {"n_layer": "two"}, "'two'"),
         ("gpt2", {"n_head": 0}, "heads = 0"),
         ("gpt2", {"tie_word_embeddings": True}, "differs from the embedding"),
-        ("gpt2", {"quantization_config": {"bits": 4}}, "quantized"),
-        ("gpt2", {"model_type": "bert"}, "'bert'.*gpt2 or llama"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config = .*wanted none"),
+        ("gpt2", {"model_type": "bert"}, "'bert'.*gpt2, llama"),
         ("gpt2", {"model_type": None}, "does not say model_type"),
-        ("llama", {"attention_bias": True}, "attention_bias = True"),
+        ("llama", {"attention_bias": True}, "no model.layers.0.self_attn.q_proj.bias of shape"),
         ("llama", {"mlp_bias": True}, "mlp_bias = True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ("llama", {"head_dim": 8}, "head_dim = 8.*wanted 6"),
+        ("llama", {"head_dim": 8}, r"q_proj.weight has shape \[24, 24\]; .* means \[32, 24\]"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}},
@@ -313,8 +313,8 @@ def test_memory_is_bounded_by_the_largest_tensor_both_ways(tmp_path):
         ),
         (
             "llama",
-            {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}},
-            "rope_type = 'linear'",
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "rope_type = 'dynamic'",
         ),
         (
             "llama",
@@ -391,6 +391,9 @@ def test_nothing_is_overwritten_and_missing_files_are_named(theirs, tmp_path):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(FileNotFoundError, match="holds neither.*pickles, which are never opened"):
         from_safetensors(folder, tmp_path / "other")
+    with pytest.raises(FileNotFoundError, match="holds neither"):
+        to_safetensors(folder, tmp_path / "other")
+    (folder / "config.json").unlink()
     with pytest.raises(FileNotFoundError, match="no checkpoints in"):
         to_safetensors(folder, tmp_path / "other")
 

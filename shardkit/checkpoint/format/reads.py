@@ -221,9 +221,9 @@ class PartRead:
     def __call__(self, reader: Reader) -> None:
         stored = self.stored
         size = stored.item_bytes
-        strides = _strides(stored.box.shape)
+        strides = strides_of(stored.box.shape)
         on_device = is_device_array(self.array)
-        num_bytes = _extent(self.part.shape, strides) * size
+        num_bytes = extent_of(self.part.shape, strides) * size
         window = memoryview(reader.copies.window(num_bytes)) if on_device else reader.window
         view = window[:num_bytes]
         reader.read(stored.file, stored.at + first_element(self.part, stored.box) * size, view)
@@ -261,7 +261,7 @@ def first_element(box: Box, outer: Box) -> int:
 
 def is_run(box: Box, outer: Box) -> bool:
     """Return True if `box` is contiguous in the box around it, in C order."""
-    return _extent(box.shape, _strides(outer.shape)) == box.size
+    return extent_of(box.shape, strides_of(outer.shape)) == box.size
 
 
 def parts_of(box: Box, outer: Box, most: int, gap: int):
@@ -270,12 +270,12 @@ def parts_of(box: Box, outer: Box, most: int, gap: int):
     gap   in elements; where the box leaves out more than this between two rows, the rows are parts
           of their own
     """
-    strides = _strides(outer.shape)
+    strides = strides_of(outer.shape)
     dim = next((d for d, size in enumerate(box.shape) if size > 1), None)
     if dim is None:
         yield box
         return
-    row = _extent((1,) * (dim + 1) + box.shape[dim + 1 :], strides)
+    row = extent_of((1,) * (dim + 1) + box.shape[dim + 1 :], strides)
     together = 1 if strides[dim] - row > gap else max(1, most // strides[dim])
     for start in range(box.offset[dim], box.stop[dim], together):
         size = min(together, box.stop[dim] - start)
@@ -289,11 +289,11 @@ def parts_of(box: Box, outer: Box, most: int, gap: int):
             yield from parts_of(part, outer, most, gap)
 
 
-def _strides(shape) -> list[int]:
+def strides_of(shape) -> list[int]:
     """Return the elements from one index to the next, per dim, in C order."""
     return [prod(shape[dim + 1 :]) for dim in range(len(shape))]
 
 
-def _extent(shape, strides) -> int:
+def extent_of(shape, strides) -> int:
     """Return the elements from the first to the last of a box of this shape, both counted."""
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))

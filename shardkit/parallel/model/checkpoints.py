@@ -13,7 +13,9 @@ from ...checkpoint.fit import Fit, Wanted, check_only
 from ...checkpoint.format.description import state_since
 from ...checkpoint.image import load_image, make_image
 from ...checkpoint.load import Checkpoint
+from ...checkpoint.pretrained.folder import TransformersFolder
 from ...checkpoint.saving import Retention
+from ...checkpoint.sources import load_from
 from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
@@ -114,8 +116,10 @@ class Checkpoints:
         wanted = self._wanted(only)
         return load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
 
-    def read(self, path, only: str | None) -> tuple[Checkpoint, Fit, list[str]]:
-        """Fill the owned arrays from the newest valid checkpoint at `path`; adopt() comes next.
+    def read(
+        self, path, only: str | None
+    ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str]]:
+        """Fill the owned arrays from what load_model takes at `path`; adopt() comes next.
 
         returns  the checkpoint, how it fits the model, and why newer ones were passed over
         Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on an
@@ -123,19 +127,19 @@ class Checkpoints:
         """
         self.saver.wait()
         weights, wanted = self._engine.weights, self._wanted(only)
-        store = CheckpointStore.found(path, self.world, self._engine.device.copies)
         try:
-            checkpoint = store.load_newest(
-                wanted.taken(self._engine.state.owned_boxes()),
+            return load_from(
+                path,
+                wanted,
+                self._engine.state.owned_boxes(),
                 self.world,
-                lambda checkpoint: checkpoint.fit(wanted),
+                self._engine.device.copies,
                 expendable=weights.is_initial,
             )
-        except (CheckpointError, PermissionError):  # on all ranks
+        except (CheckpointError, OSError):  # on all ranks
             if weights.is_initial:  # then arrays may be half filled, and are made again
                 weights.start_over()
             raise
-        return checkpoint, checkpoint.fit(wanted), store.skipped
 
     def _wanted(self, only: str | None) -> Wanted:
         """Return what the model takes from a checkpoint."""
@@ -177,7 +181,7 @@ class Checkpoints:
         if features is not None and description["active_features"] is not None:
             features.activate(description["active_features"])
 
-    def take_companions(self, checkpoint: Checkpoint) -> None:
+    def take_companions(self, checkpoint: Checkpoint | TransformersFolder) -> None:
         """Keep the files beside the tensors on all ranks, so that any rank may die."""
         with collectively(self.world):
             companions = checkpoint.companions() if self.world.rank == 0 else None

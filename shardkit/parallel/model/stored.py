@@ -125,7 +125,8 @@ class Stored:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
         path     what save_model() was given, or a run folder; or one checkpoint, which is then
-                 taken or refused
+                 taken or refused; or a folder of transformers, whose numbers have no checksums: a
+                 model at step 0
         Under a rule that keeps other optimizer state than the one that wrote it, state that is
         missing starts at zero, with a bias correction of its own, and state that is not kept is
         left out; a warning on rank 0 names both.

@@ -21,9 +21,9 @@ import numpy
 
 from ...errors import CheckpointError
 
-# bfloat16 is the upper half of a float32
-_NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-READABLE = tuple(_NUMPY_TYPES)
+# bfloat16, which NumPy does not have, is the upper half of a float32
+NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+READABLE = tuple(NUMPY_TYPES)
 _NAMES = {"float64": "F64", "float32": "F32"}
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
@@ -51,11 +51,15 @@ class StoredTensor:
         """
         if 0 in self.shape:
             return numpy.empty(self.shape, dtype)[index]
-        whole = numpy.memmap(self.path, _NUMPY_TYPES[self.dtype], "r", self.start, self.shape)
-        stored = whole[index]
-        if self.dtype == "BF16":
-            stored = (stored.astype(numpy.uint32) << 16).view(numpy.float32)
-        return numpy.array(stored, dtype)
+        whole = numpy.memmap(self.path, NUMPY_TYPES[self.dtype], "r", self.start, self.shape)
+        return numpy.array(as_floats(whole[index]), dtype)
+
+
+def as_floats(stored):
+    """Return an array as NUMPY_TYPES has it as an array of floats: bfloat16 becomes float32."""
+    if stored.dtype == numpy.uint16:
+        return (stored.astype(numpy.uint32) << 16).view(numpy.float32)
+    return stored
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -103,7 +107,7 @@ def _checked(path, name, entry, first_byte) -> StoredTensor:
     if not all(type(number) is int and number >= 0 for number in [*shape, start, stop]):
         raise ValueError(f"{name} has shape {shape} at {start}, {stop}")
     if dtype in READABLE:
-        if stop - start != prod(shape) * numpy.dtype(_NUMPY_TYPES[dtype]).itemsize:
+        if stop - start != prod(shape) * numpy.dtype(NUMPY_TYPES[dtype]).itemsize:
             raise ValueError(f"{name} of shape {shape} and type {dtype} has {stop - start} bytes")
     return StoredTensor(path, name, dtype, tuple(shape), first_byte + start)
 
@@ -131,7 +135,7 @@ def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, ar
     arrays   an iterable of NumPy arrays in the order of `shapes`; each is dropped before the next
              is asked for
     """
-    little = _NUMPY_TYPES[_NAMES[dtype]]
+    little = NUMPY_TYPES[_NAMES[dtype]]
     entries = {"__metadata__": {"format": "pt"}}  # without it, transformers 4 refuses the file
     at = 0
     for name, shape in shapes.items():
