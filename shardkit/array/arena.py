@@ -24,8 +24,7 @@ from math import prod
 
 import numpy
 
-from .backend import ALIGNMENT_BYTES
-
+ALIGNMENT_BYTES = 64  # one cache line, and the widest vector register in use
 SMALL_BYTES = 1 << 15  # arrays of up to this size are NumPy's own
 HUGE_PAGE_BYTES = 1 << 21
 _GROWTH = 8  # a new segment is at least this fraction of what there is

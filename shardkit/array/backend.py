@@ -9,8 +9,6 @@ import numpy
 
 from ..errors import DeviceError
 
-ALIGNMENT_BYTES = 64  # one cache line, and the widest vector register in use
-
 
 def is_device_array(array) -> bool:
     """Return True for an array in GPU memory, one with `__cuda_array_interface__`."""

@@ -15,7 +15,7 @@ import numpy
 
 from ..errors import DeviceError, DeviceMemoryError
 from .accounts import Accounts, bytes_text
-from .backend import ALIGNMENT_BYTES
+from .arena import ALIGNMENT_BYTES
 from .copies import Copies, LaneCopies
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from shardkit.array import arena as arena_module
 from shardkit.array import fresh, halves
-from shardkit.array.arena import HUGE_PAGE_BYTES, SMALL_BYTES, Arena, empty
-from shardkit.array.backend import ALIGNMENT_BYTES
+from shardkit.array.arena import ALIGNMENT_BYTES, HUGE_PAGE_BYTES, SMALL_BYTES, Arena, empty
 from shardkit.array.device import Device
 
 LARGE = SMALL_BYTES // 4 + 1  # float32 elements that do not count as small

@@ -7,7 +7,8 @@ import numpy
 import pytest
 from stand_in import pretended_gpu
 
-from shardkit.array.backend import ALIGNMENT_BYTES, is_device_array, to_host, xp_of
+from shardkit.array.arena import ALIGNMENT_BYTES
+from shardkit.array.backend import is_device_array, to_host, xp_of
 from shardkit.array.device import BufferPool, Device
 from shardkit.errors import DeviceError
 

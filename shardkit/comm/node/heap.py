@@ -19,7 +19,7 @@ from math import prod
 
 import numpy
 
-from ...array.backend import ALIGNMENT_BYTES
+from ...array.arena import ALIGNMENT_BYTES
 
 PAGE_BYTES = mmap.PAGESIZE
 ADDRESS_BYTES = 1 << 45  # for the heaps of a node together, a quarter of what a process has

@@ -12,8 +12,6 @@ from ...array import fresh, kernels
 from ...errors import ShardingError
 from ..tensor.claims import is_counted, is_partial, sum_partial
 from .gradient_sum import GradientRunningSum, GradientTree
-from .keepers import Keepers
-from .site import Site
 
 NORM_BLOCK = 256  # elements whose squares are summed together; shards are multiples of it
 
@@ -22,10 +20,12 @@ class Gradients:
     """The gradients of one unit.
 
     parameters   {name: Parameter} of the unit
+    site         its layout, data axis and memory (site.py)
+    keepers      of its policy (keepers.py)
     The reduced gradient is what the keeper keeps times a scale that may still have to be applied.
     """
 
-    def __init__(self, parameters: dict, site: Site, keepers: Keepers):
+    def __init__(self, parameters: dict, site, keepers):
         self._parameters, self._site = parameters, site
         self._movement, self._pool = site.movement, site.pools.whole_gradients
         self._keeper = keepers.gradients.of_gradients(site)

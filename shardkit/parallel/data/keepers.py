@@ -13,13 +13,13 @@
 KEEPERS maps the entries of layout.policy.POLICIES to the first two. Keepers.of picks those of a
 policy once, when a model is built: a unit calls its keepers, and nothing asks for the policy again.
 Another way to keep arrays (replicas of shards, an average of weights) is another class here.
+A `site` has the layout, the data axis and the memory of the unit (site.py).
 """
 
 from dataclasses import dataclass
 
 from ...array import halves
 from ...layout.policy import SHARD, WHOLE, Policy
-from .site import Site
 
 
 class Whole:
@@ -31,33 +31,33 @@ class Whole:
     is_whole = True
     is_released_after_use = is_common = gathers_by_messages = is_on_its_way = False
 
-    def __init__(self, site: Site, array=None):
+    def __init__(self, site, array=None):
         self._site, self.array = site, array
 
     @classmethod
-    def of_state(cls, site: Site) -> "Whole":
+    def of_state(cls, site) -> "Whole":
         """Keep an array of the optimizer state."""
         return cls(site, site.zeros(site.layout.size, "optimizer state"))
 
     @classmethod
-    def of_gradients(cls, site: Site) -> "Whole":
+    def of_gradients(cls, site) -> "Whole":
         """Keep no gradient yet: the buffer that it is summed in is kept."""
         return cls(site)
 
     @classmethod
-    def of_parameters(cls, site: Site, dtype, *, is_rounded: bool) -> "Whole":
+    def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Whole":
         """Keep parameters in the array that blocks read."""
         return cls(site, site.zeros(site.layout.size, "parameters", dtype))
 
     # what a rank updates that keeps its optimizer state so
 
     @staticmethod
-    def updated(site: Site) -> slice:
+    def updated(site) -> slice:
         """Return the elements of the layout that this rank updates: all."""
         return slice(0, site.layout.length)
 
     @staticmethod
-    def reduced(site: Site, total):
+    def reduced(site, total):
         """Return the part of `total` whose sum over ranks this rank needs: all of it."""
         return total
 
@@ -136,23 +136,23 @@ class Shard:
     is_whole = is_common = False
     is_released_after_use = gathers_by_messages = True
 
-    def __init__(self, site: Site, array=None):
+    def __init__(self, site, array=None):
         self._site, self.array = site, array
         self.whole = None
         self._gathering = None  # the handle of begin_gather(), until gather()
 
     @classmethod
-    def of_state(cls, site: Site) -> "Shard":
+    def of_state(cls, site) -> "Shard":
         """Keep an array of the optimizer state."""
         return cls(site, site.zeros(site.layout.shard, "optimizer state"))
 
     @classmethod
-    def of_gradients(cls, site: Site) -> "Shard":
+    def of_gradients(cls, site) -> "Shard":
         """Keep the reduced gradient."""
         return cls(site, site.zeros(site.layout.shard, "gradients"))
 
     @classmethod
-    def of_parameters(cls, site: Site, dtype, *, is_rounded: bool) -> "Shard | Window":
+    def of_parameters(cls, site, dtype, *, is_rounded: bool) -> "Shard | Window":
         """Keep parameters: in a window where all ranks share memory, else in an array of this rank.
 
         Collective over the data axis. is_rounded   the values of this rank are kept elsewhere
@@ -164,12 +164,12 @@ class Shard:
         return cls(site, None if is_rounded else site.zeros(site.layout.shard, "parameters", dtype))
 
     @staticmethod
-    def updated(site: Site) -> slice:
+    def updated(site) -> slice:
         """Return the elements of the layout that this rank updates: its span."""
         return site.span
 
     @staticmethod
-    def reduced(site: Site, total):
+    def reduced(site, total):
         """Return the part of `total` whose sum over ranks this rank needs: its shard."""
         return total[site.own]
 
@@ -262,7 +262,7 @@ class Window:
     is_whole = gathers_by_messages = is_on_its_way = False
     is_released_after_use = is_common = True
 
-    def __init__(self, site: Site, whole):
+    def __init__(self, site, whole):
         self._site, self.whole = site, whole
         self.array = self.shard = whole[site.own]
         self.kept = whole[site.span]
@@ -357,7 +357,7 @@ class Keepers:
         policy = policy.on(num_ranks, rounds=rounds)
         return cls(KEEPERS[policy.parameters], KEEPERS[policy.gradients], KEEPERS[policy.state])
 
-    def keep_parameters(self, site: Site) -> Whole | Shard | Window | Rounded:
+    def keep_parameters(self, site) -> Whole | Shard | Window | Rounded:
         """Return the keeper of a unit's parameters. Collective over the data axis."""
         dtype = site.pools.compute_dtype
         is_rounded = dtype != site.layout.dtype

@@ -24,12 +24,11 @@ from ...nn.features import input_features
 from ...nn.module import configuration_of
 from ...optim.description import describe_rule
 from ...optim.late import RatedRule
-from ..step.engine import Engine
 from .history import History
 
 
 class Checkpoints:
-    """The reader and writer of the state of one engine.
+    """The reader and writer of the state of one engine (step/engine.py).
 
     strategy     the model's, as reports name it
     companions   {name: bytes} of files beside the tensors, from the checkpoint that the model went
@@ -38,7 +37,7 @@ class Checkpoints:
     world        all ranks of the mesh
     """
 
-    def __init__(self, engine: Engine, strategy: str, history: History, saver: Saver):
+    def __init__(self, engine, strategy: str, history: History, saver: Saver):
         self.companions: dict[str, bytes] = {}
         self.saver = saver
         self._engine, self._strategy = engine, strategy

@@ -7,11 +7,6 @@ deep_copy()        parameters and optimizer state of its own, on the same mesh
 
 from typing import Self
 
-from ...comm.mesh import Mesh
-from ..step.engine import Engine
-from .checkpoints import Checkpoints
-from .history import History
-
 
 class Copied:
     """The contract of models that can be copied, and read and set as one vector.
@@ -19,11 +14,6 @@ class Copied:
     engine, mesh, checkpoints, history   of the sharded model that derives from this class, which
                                          says how its parts are made
     """
-
-    engine: Engine
-    mesh: Mesh
-    checkpoints: Checkpoints
-    history: History
 
     def _check_open(self) -> None:
         """Errors: CommunicationError if the model is closed."""

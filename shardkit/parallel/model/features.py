@@ -7,9 +7,6 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
-from ...nn.module import Module
-from ..step.engine import Engine
-from .history import History
 
 
 class Featured:
@@ -17,10 +14,6 @@ class Featured:
 
     wrapped_model, engine, history   of the sharded model that derives from this class
     """
-
-    wrapped_model: Module
-    engine: Engine
-    history: History
 
     def get_active_feature_indices(self) -> list[int]:
         """Return the numbers of the input features that are used. Errors: FeatureError."""

@@ -17,13 +17,12 @@ import numpy
 from ...array.backend import is_device_array, to_host
 from ...layout.policy import Policy
 from ...nn.module import Module, Parameter, blocks_of, configuration_of
-from ..settings import ShardingConfiguration
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment
 
 
-def facts_of(model: Module, config: ShardingConfiguration, policy: Policy) -> dict[str, str]:
+def facts_of(model: Module, config, policy: Policy) -> dict[str, str]:
     """Return {what: its value as text}, in the order in which a difference is best understood.
 
     No communication.

@@ -16,12 +16,12 @@ from ..step.numerics import LossScale
 from ..step.votes import Skips
 from ..tensor.claims import is_counted
 from .fingerprint import describe
-from .weights import Weights, boxes_of
 
 
 class State:
     """All that a checkpoint of one model holds.
 
+    weights         of the same model (weights.py)
     rule            the optimizer rule that the next step applies
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
@@ -33,7 +33,7 @@ class State:
         self,
         model: Module,
         world: CommunicationBackend,
-        weights: Weights,
+        weights,
         rule,
         loss_scale: LossScale,
     ):
@@ -56,7 +56,7 @@ class State:
         No communication. Parameters that several tensor ranks hold are here on each of them: a rank
         reads these.
         """
-        return boxes_of(self.weights.units, self._owned_arrays())
+        return self.weights.boxes_of(self._owned_arrays())
 
     def counted_boxes(self) -> list[tuple]:
         """Return the same without replicas: over all ranks they tile every tensor exactly once.
@@ -65,8 +65,7 @@ class State:
         """
         self.weights.check()
         parameters = self._model.named_parameters()
-        units = [unit for unit in self.weights.units if not unit.plan.is_copy]
-        boxes = boxes_of(units, self._owned_arrays())
+        boxes = self.weights.boxes_of(self._owned_arrays(), with_copies=False)
         return [box for box in boxes if is_counted(parameters[box[1].name])]
 
     def _owned_arrays(self) -> dict:

@@ -11,17 +11,15 @@ from ...checkpoint.background import PendingCheckpoint
 from ...checkpoint.fit import check_only
 from ...checkpoint.store import warn_of_skipped
 from ...comm.failure.agreement import collectively
-from .checkpoints import Checkpoints
 
 
 class Stored:
     """The contract of what can be written to files, and go on from them.
 
-    checkpoints   the part that reads and writes; a class that derives from this one has it
+    checkpoints   the part that reads and writes (checkpoints.py); a class that derives from this
+                  one has it
     "Collective": all ranks of the mesh must call it.
     """
-
-    checkpoints: Checkpoints
 
     @property
     def companions(self) -> dict[str, bytes]:

@@ -19,8 +19,7 @@ from ...comm.same import check_same
 from ...errors import ShapeError, ShardingError
 from ...nn.init import Unread
 from ...nn.module import Module
-from ..data.unit import Unit
-from ..pipeline.stages import Place, Stages
+from ..pipeline.stages import Stages
 from ..tensor.claims import global_piece
 from .fingerprint import describe
 
@@ -28,7 +27,7 @@ from .fingerprint import describe
 class Weights:
     """The parameters of all units of one model.
 
-    units           of this rank
+    units           of this rank; made from {place: unit}
     is_initial      they are what the seed makes, so that start_over() makes the same again
     awaits_values   they await the values of a checkpoint, on this rank at least
     """
@@ -38,7 +37,7 @@ class Weights:
         model: Module,
         mesh: Mesh,
         stages: Stages,
-        units: dict[Place, Unit],
+        units: dict,
         device: Device,
         *,
         is_initial: bool,
@@ -133,7 +132,7 @@ class Weights:
                 )
         check_same(self._mesh.world, {"the parameter vector": describe(vector)})
         views = self._canonical_views(vector)
-        for _, piece, array in boxes_of(self.units, {"model": lambda unit: unit.owned_parameters}):
+        for _, piece, array in self.boxes_of({"model": lambda unit: unit.owned_parameters}):
             array[...] = self._device.from_host(views[piece.name][piece.box.slices()].reshape(-1))
         self.is_initial = self.awaits_values = False
         self.settle()
@@ -191,19 +190,23 @@ class Weights:
             unit.spread()
             unit.gather_if_lasting()
 
+    # ---- as boxes of whole tensors ---------------------------------------------------------------
 
-def boxes_of(units: list[Unit], arrays: dict) -> list[tuple]:
-    """Return (path in a checkpoint, piece of the whole tensor, 1-D view) of arrays of some units.
+    def boxes_of(self, arrays: dict, *, with_copies: bool = True) -> list[tuple]:
+        """Return (path in a checkpoint, piece of the whole tensor, 1-D view) of arrays of units.
 
-    arrays   {group in the checkpoint: function unit -> what this rank owns of it [num_owned]}
-    """
-    return [
-        (
-            f"{group}/{piece.name}",
-            global_piece(unit.plan.parameters[piece.name], piece),
-            array_of(unit)[piece.start : piece.stop],
-        )
-        for unit in units
-        for group, array_of in arrays.items()
-        for piece in unit.pieces()
-    ]
+        No communication.
+        arrays        {group in the checkpoint: function unit -> what this rank owns of it
+                      [num_owned]}
+        with_copies   also of units that are copies of another pipeline rank's
+        """
+        return [
+            (
+                f"{group}/{piece.name}",
+                global_piece(unit.plan.parameters[piece.name], piece),
+                array_of(unit)[piece.start : piece.stop],
+            )
+            for unit in (self.units if with_copies else self._own_units)
+            for group, array_of in arrays.items()
+            for piece in unit.pieces()
+        ]
