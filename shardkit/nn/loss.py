@@ -47,14 +47,17 @@ class Loss:
         return self.total(prediction, y) / max(self.count(y), 1)
 
 
+IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLoss
+
+
 class CrossEntropy(Loss):
     """Negative log probability of the right class, in nats, per element of y.
 
     prediction    logits [..., classes]; y [...] class numbers
-    ignore_index  elements of y with this value do not count
+    ignore_index  elements of y with this value do not count; None: all do
     """
 
-    def __init__(self, ignore_index: int | None = None):
+    def __init__(self, ignore_index: int | None = IGNORED):
         self.ignore_index = ignore_index
 
     def total(self, prediction, y):
@@ -82,6 +85,8 @@ class CrossEntropy(Loss):
         told = ""
         if y.min() < 0:
             told = f"; to leave targets out, use CrossEntropy(ignore_index={y.min()})"
+            if self.ignore_index is not None:
+                told += f", or {self.ignore_index} for them"
         raise ShapeError(
             f"targets from {y.min()} to {y.max()}; wanted 0 <= target"
             f"{'' if num_classes is None else f' < {num_classes}, the number of classes'}{told}"

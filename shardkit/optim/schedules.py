@@ -3,7 +3,8 @@
     rule = AdamW(lr=schedules.Cosine(1e-3, warmup_steps=100, decay_steps=1000))
 
 All grow linearly from peak / warmup_steps to peak during the warm-up. Constant stays there; the
-others fall from step `warmup_steps` on, reach peak * floor at step `decay_steps`, and stay there.
+others fall, reach peak * floor at step `decay_steps`, and stay there. Linear and Cosine fall from
+step `warmup_steps` on, WarmupStableDecay in the last part of the steps alone.
 Being pure functions, they have no state that a resumed run would need.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 from ..arguments import is_integer, is_number, require
 
-__all__ = ["Constant", "Cosine", "Linear", "SCHEDULES", "Schedule"]
+__all__ = ["Constant", "Cosine", "Linear", "SCHEDULES", "Schedule", "WarmupStableDecay"]
 
 SCHEDULES: dict[str, type["Schedule"]] = {}  # by the names that settings use
 
@@ -45,12 +46,15 @@ class Schedule(ABC):
         )
 
     @classmethod
-    def of_settings(cls, peak: float, warmup_steps: int, decay_steps: int, floor: float):
+    def of_settings(
+        cls, peak: float, warmup_steps: int, decay_steps: int, floor: float, **own: float
+    ):
         """Return the schedule for the section `optimizer` of the settings.
 
+        own     what one kind of schedule takes alone
         Where the warm-up is not over by decay_steps, the floor follows it directly.
         """
-        return cls(peak, warmup_steps, max(decay_steps, warmup_steps + 1), floor)
+        return cls(peak, warmup_steps, max(decay_steps, warmup_steps + 1), floor, **own)
 
     def __call__(self, step: int) -> float:
         if step < self.warmup_steps:
@@ -119,3 +123,38 @@ class Cosine(Linear):
 
     def _shape(self, part):
         return 0.5 * (1.0 + math.cos(math.pi * part))
+
+
+@_schedule("wsd")
+@dataclass(frozen=True)
+class WarmupStableDecay(Linear):
+    """`peak` for most of the steps, then a straight line down to peak * floor.
+
+    decay_part   of decay_steps that the fall takes, above 0 and at most 1; it begins after the
+                 warm-up at the earliest
+    A run that shall last longer goes on from a checkpoint before the fall, with another
+    decay_steps: the rates until then are the same. Source: MiniCPM (arXiv 2404.06395).
+    """
+
+    decay_part: float = 0.2
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(
+            is_number(self.decay_part, above=0) and self.decay_part <= 1,
+            "decay_part",
+            self.decay_part,
+            "the part of decay_steps in which the rate falls, above 0 and at most 1",
+        )
+
+    @property
+    def first_falling_step(self) -> int:
+        """The last step with the whole rate; it falls from the next one on."""
+        begin = round(self.decay_steps * (1 - self.decay_part))
+        return min(max(begin, self.warmup_steps), self.decay_steps - 1)
+
+    def _after_warmup(self, step):
+        begin = self.first_falling_step
+        part = (step - begin) / (self.decay_steps - begin)
+        left = self._shape(min(max(part, 0.0), 1.0))
+        return self.peak * (self.floor + (1 - self.floor) * left)

@@ -1,7 +1,8 @@
 """The section `optimizer`, and the rule that it describes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+from ..errors import ConfigurationError
 from ..settings import fixed, setting
 from .rules import RULES
 from .schedules import SCHEDULES
@@ -17,6 +18,12 @@ class Optimizer:
     learning_rate: float = setting(3e-3, "highest learning rate, after the warm-up", above=0.0)
     warmup_steps: int = setting(20, "the learning rate grows linearly", "steps", minimum=0)
     decay: str = setting("cosine", "how the learning rate falls after the warm-up", among=SCHEDULES)
+    decay_part: float | None = setting(
+        None,
+        "part of decay_steps, at their end, in which wsd falls; none: 0.2",
+        above=0.0,
+        maximum=1.0,
+    )
     decay_steps: int | None = setting(
         None,
         "when the learning rate reaches its floor; none: run.steps of the first start",
@@ -35,10 +42,19 @@ class Optimizer:
     )
 
     def rule(self):
-        """Return the rule with its learning-rate schedule."""
+        """Return the rule with its learning-rate schedule.
+
+        Errors: ConfigurationError on a decay_part that the schedule does not take.
+        """
         schedule = SCHEDULES[self.decay]
+        own = {} if self.decay_part is None else {"decay_part": self.decay_part}
+        if own.keys() - {each.name for each in fields(schedule)}:
+            raise ConfigurationError(
+                f"optimizer.decay_part = {self.decay_part} goes with optimizer.decay = 'wsd', not "
+                f"with {self.decay!r}; leave it out"
+            )
         rate = schedule.of_settings(
-            self.learning_rate, self.warmup_steps, self.decay_steps or 0, self.floor
+            self.learning_rate, self.warmup_steps, self.decay_steps or 0, self.floor, **own
         )
         cls = RULES[self.name]
         return cls(lr=rate, **{name: getattr(self, key) for name, key in cls.settings.items()})

@@ -188,6 +188,19 @@ def test_cross_entropy_equals_that_of_torch_with_ignored_targets():
     assert loss(Tensor(logits), y).item() == pytest.approx(theirs.item(), rel=1e-12)
 
 
+def test_a_target_of_minus_100_does_not_count_as_in_torch():
+    logits, y = random(6, 5), numpy.array([1, -100, 4, 0, -100, 2])
+    theirs = torch.tensor(logits, requires_grad=True)
+    expected = torch.nn.functional.cross_entropy(theirs, torch.tensor(y))
+    expected.backward()
+    ours = Tensor(logits, requires_grad=True)
+    loss = CrossEntropy()(ours, y)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    numpy.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-12)
+    assert not ours.grad[[1, 4]].any()
+
+
 def test_mean_squared_error_equals_that_of_torch_and_counts_elements():
     prediction, y = random(4, 2), random(4, 2, seed=1)
     theirs = torch.nn.functional.mse_loss(torch.tensor(prediction), torch.tensor(y))

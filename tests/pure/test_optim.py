@@ -9,7 +9,8 @@ import shardkit
 from shardkit import optim
 from shardkit.errors import ConfigurationError
 from shardkit.optim import SGD, Adam, AdamW, Momentum, clip_factor
-from shardkit.optim.schedules import Constant, Cosine, Linear
+from shardkit.optim.schedules import Constant, Cosine, Linear, WarmupStableDecay
+from shardkit.optim.settings import Optimizer
 
 RULES = {
     "SGD": (
@@ -105,6 +106,7 @@ def test_a_learning_rate_can_be_a_function_of_the_step_or_be_overridden():
         (Constant, {}),
         (Linear, {"decay_steps": 20, "floor": 0.1}),
         (Cosine, {"decay_steps": 20, "floor": 0.1}),
+        (WarmupStableDecay, {"decay_steps": 20, "floor": 0.1}),
     ],
 )
 def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind, ending):
@@ -113,7 +115,7 @@ def test_every_schedule_warms_up_linearly_and_stays_at_its_floor(kind, ending):
     assert rate(20) == rate(1000) == pytest.approx(2.0 if kind is Constant else 0.2)
 
 
-@pytest.mark.parametrize("kind", [Linear, Cosine])
+@pytest.mark.parametrize("kind", [Linear, Cosine, WarmupStableDecay])
 def test_without_a_floor_the_rate_comes_down_to_zero(kind):
     rate = kind(2.0, decay_steps=10)
     rates = [rate(step) for step in range(12)]
@@ -145,6 +147,34 @@ def test_cosine_and_linear_follow_pytorch(floor):
             scheduler.step()
 
 
+def test_warmup_stable_decay_falls_in_the_last_part_alone_and_a_longer_run_has_the_same_rates():
+    rate = WarmupStableDecay(2.0, 4, decay_steps=20, floor=0.1, decay_part=0.25)
+    assert {rate(step) for step in range(3, 16)} == {2.0}
+    assert [rate(step) for step in (17, 19)] == pytest.approx([2 * (0.1 + 0.9 * 0.6), 0.2 + 0.36])
+    longer = WarmupStableDecay(2.0, 4, decay_steps=40, floor=0.1, decay_part=0.125)
+    assert all(longer(step) == rate(step) for step in range(16)) and longer(35) == 2.0
+    after_warmup = WarmupStableDecay(1.0, 8, decay_steps=10, decay_part=1.0)
+    assert [after_warmup(step) for step in (7, 8, 9, 10)] == [1.0, 1.0, 0.5, 0.0]
+    torch = pytest.importorskip("torch")
+    optimization = pytest.importorskip("transformers.optimization")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    theirs = optimization.get_wsd_schedule(
+        optimizer, 0, 5, num_training_steps=20, decay_type="linear", min_lr_ratio=0.1
+    )
+    ours = WarmupStableDecay(2.0, 0, decay_steps=20, floor=0.1, decay_part=0.25)
+    for step in range(22):
+        assert ours(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-9)
+        optimizer.step()
+        theirs.step()
+
+
+def test_a_setting_of_one_schedule_is_refused_with_another():
+    given = Optimizer(decay="wsd", decay_part=0.5, decay_steps=100)
+    assert given.rule().lr.first_falling_step == 50
+    with pytest.raises(ConfigurationError, match="decay_part = 0.5 goes with .* 'wsd', not with"):
+        Optimizer(decay="cosine", decay_part=0.5, decay_steps=100).rule()
+
+
 NAN, INF = math.nan, math.inf
 
 
@@ -166,6 +196,8 @@ NAN, INF = math.nan, math.inf
         (Cosine, {"decay_steps": 10, "floor": -0.1}, "floor"),
         (Cosine, {"decay_steps": 10, "floor": 1.1}, "floor"),
         (Linear, {"decay_steps": 10, "floor": NAN}, "floor"),
+        (WarmupStableDecay, {"decay_steps": 10, "decay_part": 0.0}, "decay_part"),
+        (WarmupStableDecay, {"decay_steps": 10, "decay_part": 1.5}, "decay_part"),
     ],
 )
 def test_a_schedule_that_means_nothing_is_refused_by_name(kind, given, name):

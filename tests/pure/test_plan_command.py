@@ -265,6 +265,7 @@ WITHOUT_EFFECT = {
     "optimizer.learning_rate",
     "optimizer.warmup_steps",
     "optimizer.decay",
+    "optimizer.decay_part",
     "optimizer.decay_steps",
     "optimizer.floor",
     "optimizer.weight_decay",

@@ -66,8 +66,8 @@ WRONG_Y = {
     ),
     "an ignored target that the loss was not told of": (
         gpt,
-        lambda y: with_value(y, -100),
-        "ignore_index",
+        lambda y: with_value(y, -1),
+        "ignore_index=-1.*, or -100 for them",
     ),
     "targets that are floats": (gpt, lambda y: y.astype("float64"), "float64"),
     "targets of other sequences": (gpt, lambda y: y[:, :-1], r"\(4, 11\)|\(2, 11\)"),
@@ -199,14 +199,17 @@ def test_a_prediction_for_no_samples_is_empty(model, shape, mesh):
     assert all(sk.run_ranks(pipeline * tensor * data, run, timeout=10))
 
 
-def test_targets_that_are_ignored_are_taken_where_the_loss_was_told_so():
+def test_targets_of_minus_100_do_not_count_and_the_others_weigh_the_same_on_any_rank():
     def run(backend):
-        config = sk.ShardingConfiguration(backend, loss=CrossEntropy(ignore_index=-100))
-        model = sk.FSDPModel(gpt(), config)
+        model = sk.FSDPModel(gpt(), sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1)))
         x, y = good(gpt)
-        return model.train(x, with_value(y, -100))
+        whole_y = numpy.concatenate([numpy.full_like(y, -100), y])
+        whole_y[0, 0] = 1  # the first half counts for one token alone
+        part = sk.split_batch(model.mesh, numpy.concatenate([x, x]), whole_y)
+        return model.train(*part), model.evaluate(*part)
 
-    assert all(map(numpy.isfinite, sk.run_ranks(2, run)))
+    alone, two = sk.run_ranks(1, run)[0], sk.run_ranks(2, run)[0]
+    assert two == pytest.approx(alone, rel=1e-6) and numpy.isfinite(alone).all()
 
 
 def test_numbers_of_any_real_dtype_are_taken_as_features():

@@ -14,7 +14,7 @@ from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.operations import ReductionOperation
 from ...errors import ShapeError
 from ...nn.autograd import array_of, record
-from ...nn.loss import CrossEntropy
+from ...nn.loss import IGNORED, CrossEntropy
 from ...nn.module import Module, Parameter
 from ...nn.ops.elementwise import where
 from ...nn.ops.ids import check_ids, index_array
@@ -98,7 +98,7 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
     `total` is collective over the axis, and the same on all of its ranks; its gradient is local.
     """
 
-    def __init__(self, axis: TensorAxis, num_classes: int, ignore_index: int | None = None):
+    def __init__(self, axis: TensorAxis, num_classes: int, ignore_index: int | None = IGNORED):
         super().__init__(ignore_index)
         self._axis = axis
         self.num_classes = num_classes
