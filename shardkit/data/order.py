@@ -27,6 +27,7 @@ _NUM_ROUNDS = 8
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _WINDOW_RUNS = 4  # runs whose samples are mixed
 _AHEAD = 1024  # numbers found at once, in little more time than a few
+_WORTH_A_CALL = 64  # numbers
 
 
 class Permutation:
@@ -104,8 +105,9 @@ class EpochOrder:
         hole = numpy.uint64(num_runs * length - self.num_samples)
         width = _WINDOW_RUNS * length
         run_keys = _subkeys(keys, 0)
-        last_run = numpy.full_like(positions, num_runs - 1)
-        short = _walk(last_run, num_runs, run_keys, _deciphered)  # where this epoch has it
+        begins, epoch = _groups(run_keys)
+        last_run = numpy.full(len(begins), num_runs - 1, numpy.uint64)
+        short = _walk(last_run, num_runs, run_keys[begins], _deciphered)[epoch]  # its place
         short_window = short // _WINDOW_RUNS
 
         is_behind = positions + hole >= (short_window + 1) * width
@@ -117,8 +119,22 @@ class EpochOrder:
 
         place = window * width + row  # with the hole
         place += hole * ((window == short_window) & (place >= (short + 1) * length - hole))
-        run = _walk(place // length, num_runs, run_keys, _enciphered)
-        return run * length + place % length
+        begins, group = _groups(run_keys, window)
+        slots = window[begins, None] * _WINDOW_RUNS + numpy.arange(_WINDOW_RUNS, dtype=numpy.uint64)
+        slot_keys = numpy.repeat(run_keys[begins], _WINDOW_RUNS)
+        runs = _walk(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys, _enciphered)
+        slot, within = numpy.divmod(place - window * width, numpy.uint64(length))
+        run = runs.reshape(-1, _WINDOW_RUNS)[group, slot]
+        return run * length + within
+
+
+def _groups(*arrays):
+    """Return (where each run of equal neighbors begins, number of its run for each element)."""
+    is_first = numpy.zeros(len(arrays[0]), bool)
+    is_first[:1] = True
+    for array in arrays:
+        is_first[1:] |= array[1:] != array[:-1]
+    return numpy.flatnonzero(is_first), numpy.cumsum(is_first) - 1
 
 
 def _check_size(name: str, value):
@@ -150,12 +166,32 @@ def _walk(numbers, sizes, keys, cipher):
     numbers [n]; sizes [n] or one integer; keys [n] or [1]
     """
     sizes, keys = (numpy.broadcast_to(a, numbers.shape) for a in (sizes, keys))
+    begins, _ = _groups(sizes, keys)
+    if 0 < len(begins) * _WORTH_A_CALL <= len(numbers):
+        ends = [*begins[1:], len(numbers)]
+        return numpy.concatenate(
+            [
+                _walk_alike(numbers[begin:end], sizes[begin:][:1], keys[begin:][:1], cipher)
+                for begin, end in zip(begins, ends)
+            ]
+        )
     left_sizes, right_sizes = _halves(sizes)
     found = cipher(numbers, left_sizes, right_sizes, keys)
     (out,) = numpy.nonzero(found >= sizes)
     while len(out):
         found[out] = cipher(found[out], left_sizes[out], right_sizes[out], keys[out])
         out = out[found[out] >= sizes[out]]
+    return found
+
+
+def _walk_alike(numbers, size, key, cipher):
+    """Do the same for numbers of one size [1] and one key [1]: less arithmetic for each."""
+    left, right = _halves(size)
+    found = cipher(numbers, left, right, key)
+    (out,) = numpy.nonzero(found >= size)
+    while len(out):
+        found[out] = cipher(found[out], left, right, key)
+        out = out[found[out] >= size]
     return found
 
 
