@@ -54,6 +54,13 @@ class Columns:
         return self.stop - self.start == prod(self.field.shape)
 
     @property
+    def spec(self) -> str:
+        """Return the word that means these columns."""
+        if self.is_whole:
+            return self.field.name
+        return f"{self.field.name}[{self.start}:{self.stop}]"
+
+    @property
     def width(self) -> int:
         """The number of columns."""
         return self.stop - self.start

@@ -26,28 +26,28 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 class CSVTable(Table):
     """The lines of a CSV file.
 
-    index   what index_of returned, a file with it, or None: it is made now, in memory
+    index   a file with `begins`, which index_of makes; None: it is made now, in memory
     """
 
     def __init__(self, path: Path, index: Path | None = None):
         self._style = _Style(path)
         if index is not None and index.exists():
-            self._begins = numpy.memmap(index, numpy.int64, "r")
+            self.begins = numpy.memmap(index, numpy.int64, "r")
         else:
-            self._begins = index_of(path)
-        if len(self._begins) == 0 or self._begins[-1] > path.stat().st_size:
+            self.begins = index_of(path)
+        if len(self.begins) == 0 or self.begins[-1] > path.stat().st_size:
             raise ConfigurationError(f"the index {index} is not that of {path}; make it again")
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         number = numpy.dtype("float64")
-        rows = len(self._begins) - 1
+        rows = len(self.begins) - 1
         self._column_of = {name: column for column, name in enumerate(self._style.names)}
         super().__init__(path, {name: Field(name, rows, (), number) for name in self._style.names})
 
     def read(self, numbers, parts):
         if not len(numbers):
             return [numpy.empty(0) for _ in parts]
-        begins, ends = self._begins[numbers].tolist(), self._begins[numbers + 1].tolist()
+        begins, ends = self.begins[numbers].tolist(), self.begins[numbers + 1].tolist()
         text = b"\n".join(self._map[b:e].rstrip(b"\r\n") for b, e in zip(begins, ends))
         columns = [self._column_of[part.field.name] for part in parts]
         values = self._style.parsed(text, columns)
@@ -58,7 +58,7 @@ class CSVTable(Table):
 
     def _refuse(self, numbers, columns):
         for number in numbers.tolist():
-            line = self._map[self._begins[number] : self._begins[number + 1]]
+            line = self._map[self.begins[number] : self.begins[number + 1]]
             self._style.check(line, self._style.line_of(number), columns)
         raise ConfigurationError(f"{self.path} holds lines that are no rows of numbers")
 

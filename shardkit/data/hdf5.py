@@ -72,7 +72,7 @@ def open_to_read(path: Path, cache_bytes: int = 1 << 20) -> h5py.File:
     slots = (
         100 * max(cache_bytes >> 20, 1) + 1
     )  # HDF5 advises a hundred for each chunk, and a prime
-    return h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
+    return h5py.File(path, "r", rdcc_nbytes=cache_bytes, rdcc_nslots=slots)
 
 
 def datasets(file: h5py.File) -> dict[str, h5py.Dataset]:

@@ -6,8 +6,8 @@ One place is a plain array (.npy, a contiguous HDF5 dataset); several are the ch
 dataset that is not compressed. A batch is one gather of rows by address: there is no sorting, no
 library lock, and no copy but the batch.
 
-Pages of a map count as memory of the process once they are touched, so they are given back after
-every few reads; they stay in the cache of the system.
+Pages of a map count as memory of the process once they are touched, so they are given back when 32
+MiB have come together; they stay in the cache of the system.
 """
 
 import mmap
@@ -18,8 +18,7 @@ import numpy
 
 from ..errors import ConfigurationError
 
-_MOST_MAPPED_BYTES = 1 << 25  # touched between two releases
-_FAULT_BYTES = 1 << 16  # the kernel maps so much around a touched byte
+_MOST_MAPPED_BYTES = 1 << 25  # of files in memory, before pages are given back
 MISSING = -1  # the place of a chunk that was never written
 
 
@@ -30,7 +29,7 @@ class FileMap:
         with open(path, "rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.path, self.size = path, len(self._map)
-        self._touched_bytes = 0
+        self._mapped_bytes = _mapped_bytes()  # of all files, after the last release
 
     def rows(self, addresses, row_bytes: int) -> numpy.ndarray:
         """Return the bytes at these addresses as an array [n] of void elements of this size."""
@@ -38,15 +37,20 @@ class FileMap:
             (self.size - row_bytes + 1,), f"V{row_bytes}", self._map, strides=(1,)
         )
         found = window[addresses]
-        self._touched_bytes += len(addresses) * max(row_bytes, _FAULT_BYTES)
-        if self._touched_bytes > _MOST_MAPPED_BYTES:
+        if _mapped_bytes() - self._mapped_bytes > _MOST_MAPPED_BYTES:
             self._map.madvise(mmap.MADV_DONTNEED)
-            self._touched_bytes = 0
+            self._mapped_bytes = _mapped_bytes()
         return found
 
     def bytes(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop) of the file."""
         return self._map[start:stop]
+
+
+def _mapped_bytes() -> int:
+    """Return how much of mapped files this process has in memory."""
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read().split()[2]) * mmap.PAGESIZE
 
 
 class MappedRows:

@@ -51,6 +51,16 @@ def open_table(path, index: Path | None = None) -> Table:
         raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def write_index(path, index: Path) -> None:
+    """Write what open_table needs beside the file, if it is of a kind that needs it. On one rank.
+
+    Errors: ConfigurationError with the line of a row that is ragged or empty; OSError.
+    """
+    if KINDS.get(Path(path).suffix.lower()) is CSVTable:
+        table = open_table(path)
+        table.begins.tofile(index)
+
+
 class TableSamples(Samples):
     """Chosen columns of a table: sample k is row k.
 

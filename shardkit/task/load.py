@@ -25,7 +25,10 @@ from ..errors import ConfigurationError
 from ..settings import as_section
 from .task import OWN_SECTION, Task
 
-BUILT_IN = {"language": ("language", "Language")}  # name: (module of this room, class)
+BUILT_IN = {  # name: (module of this room, class)
+    "language": ("language", "Language"),
+    "table": ("table", "Tabular"),
+}
 DEFAULT_TASK = "language"
 
 

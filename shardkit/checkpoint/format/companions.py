@@ -24,6 +24,7 @@ NAMES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "table.json",
 )
 MOST_BYTES = 1 << 26  # of each: every rank keeps them in memory
 

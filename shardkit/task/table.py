@@ -1,0 +1,390 @@
+"""`table`: rows of numbers in, numbers or classes out, through an MLP.
+
+    file --TableSamples--> rows --split--> training, validation --Scaled--> x, y of mean 0
+                                              |
+    prepare(), on rank 0: one pass over all rows, which checks them, counts classes and fits the
+    scaling; it is stored in the run folder and in every checkpoint as table.json
+
+Predictions and metrics are in the units of the file.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from ..checkpoint.format.files import write_whole
+from ..data.samples import Samples
+from ..data.split import Selected, split_rows
+from ..data.tables import TableSamples, open_table, write_index
+from ..errors import ConfigurationError
+from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
+from ..nn.mlp import ACTIVATIONS
+from ..nn.models import MLP
+from ..settings import fixed, setting
+from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, Metric, classes_of
+from .scaling import Moments, Scaling, blocks_of
+from .task import TRAINING, VALIDATION, Task
+
+DESCRIPTION = "table.json"
+_LOSSES = {
+    "regression": MeanSquaredError,
+    "binary": BinaryCrossEntropy,
+    "multiclass": CrossEntropy,
+}
+_KEPT = "its scaling and the order of its rows follow from it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableData:
+    """The rows of a run: which file, which columns."""
+
+    path: str | None = setting(None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True)
+    kind: str = fixed(_KEPT, "regression", "what is predicted", among=tuple(_LOSSES))
+    features: tuple[str, ...] = fixed(
+        _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"
+    )
+    target: tuple[str, ...] = fixed(_KEPT, (), "columns to predict; of classes, one with numbers")
+    weights: str | None = fixed(_KEPT, None, "column with the weight of each row; none: 1")
+    validation_path: str | None = fixed(
+        _KEPT, None, "file of rows held out; none: part of the rows of path", is_path=True
+    )
+    validation_percent: float = fixed(
+        _KEPT, 10.0, "part of the rows held out", "percent", above=0.0, below=100.0
+    )
+    standardize: bool = fixed(
+        _KEPT, True, "scale features and targets to mean 0 and deviation 1 on the training rows"
+    )
+    class_weights: tuple[float, ...] | str | None = fixed(
+        _KEPT,
+        None,
+        "weights of the classes in the loss: a list; balanced, by their counts; or none",
+        among=("balanced",),
+        above=0.0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableModel:
+    """The MLP of a run."""
+
+    hidden: tuple[int, ...] = fixed(
+        "its checkpoints have these sizes", (128, 128), "units of each hidden layer", minimum=1
+    )
+    activation: str = fixed(
+        "its weights were trained with it", "gelu", "between the layers", among=tuple(ACTIVATIONS)
+    )
+
+
+@dataclass(frozen=True)
+class Described:
+    """What one pass over the rows of a run has found.
+
+    features, targets  as data.features takes them; names of the columns of x and y
+    classes            how many; 0 of regression
+    class_counts       in the training rows
+    """
+
+    features: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    x: Scaling
+    y: Scaling
+    classes: int
+    class_counts: tuple[int, ...]
+
+    def to_json(self) -> bytes:
+        """Return it as a file."""
+        content = {**vars(self), "x": self.x.to_lists(), "y": self.y.to_lists()}
+        return json.dumps(content, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Described":
+        """Return what to_json() described."""
+        values = json.loads(content)
+        scalings = {name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")}
+        return cls(**{name: _tuple(value) for name, value in values.items()}, **scalings)
+
+
+def _tuple(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Scaled(Samples):
+    """Rows of a table as a model takes them: scaled, float32."""
+
+    def __init__(self, rows: Samples, described: Described):
+        self._rows, self._described = rows, described
+        self.run_length = rows.run_length
+
+    def __len__(self):
+        return len(self._rows)
+
+    def read(self, numbers):
+        x, y = self._rows.read(numbers)
+        x = self._described.x.apply(x).astype(numpy.float32)
+        if self._described.classes:
+            return x, y
+        targets = len(self._described.target_names)
+        scaled = self._described.y.apply(y[:, :targets])
+        return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
+
+    def fingerprint(self):
+        """Return that of the rows: the scaling follows from them."""
+        return self._rows.fingerprint()
+
+
+class InUnits(Metric):
+    """A metric of scaled predictions, measured in the units of the file."""
+
+    def __init__(self, metric: Metric, scaling: Scaling):
+        self._metric, self._scaling = metric, scaling
+
+    def sums(self, prediction, y):
+        targets = numpy.asarray(y)[:, : prediction.shape[1]]  # weights stand behind them
+        return self._metric.sums(self._scaling.invert(prediction), self._scaling.invert(targets))
+
+    def value(self, sums):
+        return self._metric.value(sums)
+
+
+class OfClasses(Metric):
+    """A metric of classes whose y has weights behind the class numbers."""
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+
+    def sums(self, prediction, y):
+        return self._metric.sums(prediction, numpy.asarray(y).reshape(len(prediction), -1)[:, 0])
+
+    def value(self, sums):
+        return self._metric.value(sums)
+
+
+class Tabular(Task):
+    """Rows of numbers or classes, and an MLP."""
+
+    sections = {"model": TableModel, "data": TableData}
+    defaults = {
+        "run.folder": "runs/table",
+        "batch.sequences": 256,
+        "batch.micro_batch": 64,
+        "run.validation_batches": None,
+    }
+    sample = "rows"
+
+    # ---- before the model ------------------------------------------------------------------------
+
+    def prepare(self, folder, resume):
+        data = self.settings.data
+        if resume and (folder / "data" / DESCRIPTION).exists():
+            return
+        self._check()
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        for path, index in ((data.path, TRAINING), (data.validation_path, VALIDATION)):
+            if path is not None:
+                write_index(path, _index(folder, index))
+        training, validation = self._parts(folder)
+        write_whole(folder / "data" / DESCRIPTION, self._describe(training, validation).to_json())
+
+    def _check(self):
+        data = self.settings.data
+        if data.path is None:
+            raise ConfigurationError("data.path is not given; wanted a file of rows")
+        if not data.target:
+            raise ConfigurationError("data.target is not given; wanted the column to predict")
+        if data.class_weights is not None and data.kind == "regression":
+            raise ConfigurationError(
+                "data.class_weights is for classes, but data.kind = 'regression'; take it out"
+            )
+
+    def _parts(self, folder) -> tuple[Samples, Samples]:
+        """Return the training and the validation rows, not scaled."""
+        data = self.settings.data
+        rows = self._rows(data.path, _index(folder, TRAINING))
+        if data.validation_path is not None:
+            features = tuple(part.spec for part in rows.features)
+            return rows, self._rows(data.validation_path, _index(folder, VALIDATION), features)
+        ranges = split_rows(len(rows), data.validation_percent, rows.run_length)
+        return tuple(Selected(rows, part) for part in ranges)
+
+    def _rows(self, path, index=None, features=None, *, has_targets=True) -> TableSamples:
+        data = self.settings.data
+        return TableSamples(
+            open_table(path, index),
+            data.features if features is None else features,
+            data.target if has_targets else (),
+            weights=data.weights if has_targets else None,
+            classes=data.kind != "regression" and has_targets,
+            dtype=None,
+        )
+
+    def _describe(self, training: Samples, validation: Samples) -> Described:
+        """Return what one pass over all rows finds. Errors: ConfigurationError."""
+        rows = training.whole if isinstance(training, Selected) else training
+        names = rows.feature_names, rows.target_names
+        widths = tuple(map(len, names))
+        moments = Moments(widths[0]), Moments(widths[1])
+        counts = numpy.zeros(0, numpy.int64)
+        has_classes = self.settings.data.kind != "regression"
+        for x, y in blocks_of(training, sum(widths)):
+            _check_form(x, self.settings.data.path)
+            moments[0].add(x)
+            targets = y.reshape(len(y), -1)[:, : widths[1]]
+            if has_classes:
+                counts = _added(counts, numpy.bincount(targets[:, 0].astype(numpy.int64)))
+            else:
+                moments[1].add(targets)
+        most = max((_most(y) for _, y in blocks_of(validation, sum(widths))), default=0)
+        classes = self._num_classes(len(counts), most) if has_classes else 0
+        is_scaled = self.settings.data.standardize
+        scalings = (
+            moments[0].scaling() if is_scaled else Scaling.none(widths[0]),
+            moments[1].scaling() if is_scaled and not has_classes else Scaling.none(widths[1]),
+        )
+        features = tuple(part.spec for part in rows.features)
+        return Described(features, *names, *scalings, classes, tuple(counts.tolist()))
+
+    def _num_classes(self, in_training: int, most_in_validation: int) -> int:
+        data = self.settings.data
+        if data.kind == "binary" and in_training > 2:
+            raise ConfigurationError(
+                f"{data.path}: classes up to {in_training - 1} in {data.target[0]}; of data.kind = "
+                "'binary' they are 0 and 1, others are 'multiclass'"
+            )
+        if in_training < 2:
+            raise ConfigurationError(
+                f"{data.path}: all training rows are of class 0 in {data.target[0]}; wanted two "
+                "classes or more"
+            )
+        if most_in_validation >= in_training:
+            raise ConfigurationError(
+                f"{data.validation_path or data.path}: a held-out row is of class "
+                f"{most_in_validation}, but the training rows have classes up to "
+                f"{in_training - 1}; give rows of every class"
+            )
+        if isinstance(data.class_weights, tuple) and len(data.class_weights) != in_training:
+            raise ConfigurationError(
+                f"data.class_weights has {len(data.class_weights)} weights, but {data.path} has "
+                f"{in_training} classes; wanted one each"
+            )
+        return in_training
+
+    def open(self, folder):
+        folder = Path(folder)
+        content = (folder / "data" / DESCRIPTION).read_bytes()
+        self.described = Described.from_json(content)
+        parts = self._parts(folder)
+        self._samples = {
+            part: Scaled(rows, self.described) for part, rows in zip((TRAINING, VALIDATION), parts)
+        }
+        self.loss = self._loss()
+        self.metrics = self._metrics()
+
+    # ---- the model -------------------------------------------------------------------------------
+
+    def make_model(self):
+        described, model = self.described, self.settings.model
+        is_multiclass = self.settings.data.kind == "multiclass"
+        num_out = described.classes if is_multiclass else len(described.target_names)
+        return MLP(
+            [len(described.feature_names), *model.hidden, num_out],
+            activation=model.activation,
+            task="classification" if is_multiclass else "regression",
+            seed=self.settings.run.seed,
+            feature_names=described.feature_names,
+        )
+
+    def _loss(self):
+        data = self.settings.data
+        loss = _LOSSES[data.kind]()
+        weights = data.class_weights
+        if weights == "balanced":
+            counts = numpy.maximum(self.described.class_counts, 1)
+            weights = (sum(counts) / len(counts) / counts).tolist()
+        if weights is None and data.weights is None:
+            return loss
+        return Weighted(loss, class_weights=weights, has_row_weights=data.weights is not None)
+
+    def _metrics(self):
+        if self.settings.data.kind == "regression":
+            metrics = {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
+            return {name: InUnits(metric, self.described.y) for name, metric in metrics.items()}
+        metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
+        return {name: OfClasses(metric) for name, metric in metrics.items()}
+
+    def companions(self):
+        return {DESCRIPTION: self.described.to_json()}
+
+    # ---- data ------------------------------------------------------------------------------------
+
+    def samples(self, part):
+        return self._samples[part]
+
+    def samples_of(self, path, *, has_targets=True):
+        rows = self._rows(path, None, self.described.features, has_targets=has_targets)
+        names = self.described.feature_names
+        if rows.feature_names != names:
+            raise ConfigurationError(
+                f"{path} has {len(rows.feature_names)} features, {_ends(rows.feature_names)}, but "
+                f"this run was trained on {len(names)}, {_ends(names)}"
+            )
+        return Scaled(rows, self.described) if has_targets else _Inputs(rows, self.described)
+
+    def outputs(self, prediction):
+        if self.settings.data.kind == "regression":
+            return {"prediction": self.described.y.invert(prediction)}
+        wide = numpy.asarray(prediction, numpy.float64)
+        if self.settings.data.kind == "binary":
+            probability = 1 / (1 + numpy.exp(-numpy.clip(wide[:, 0], -700, 700)))
+        else:
+            probability = numpy.exp(wide - wide.max(1, keepdims=True))
+            probability /= probability.sum(1, keepdims=True)
+        return {"class": classes_of(prediction), "probability": probability}
+
+
+class _Inputs(Samples):
+    """Rows without targets, scaled as a model takes them; y is empty."""
+
+    def __init__(self, rows: TableSamples, described: Described):
+        self._rows, self._described = rows, described
+
+    def __len__(self):
+        return len(self._rows)
+
+    def read(self, numbers):
+        x, y = self._rows.read(numbers)
+        return self._described.x.apply(x).astype(numpy.float32), y
+
+    def fingerprint(self):
+        return self._rows.fingerprint()
+
+
+def _index(folder: Path, part: str) -> Path:
+    return folder / "data" / f"{part}.rows"
+
+
+def _check_form(x, path) -> None:
+    if x.ndim != 2:
+        raise ConfigurationError(
+            f"{path}: a row of features has shape {x.shape[1:]}; the task `table` takes vectors, "
+            "others need a task of your own"
+        )
+
+
+def _added(counts, more):
+    """Return the sum of two counts by class, of different lengths."""
+    total = numpy.zeros(max(len(counts), len(more)), numpy.int64)
+    total[: len(counts)] += counts
+    total[: len(more)] += more
+    return total
+
+
+def _most(y) -> int:
+    """Return the highest class number of a block; 0 of one without rows."""
+    return int(y.reshape(len(y), -1)[:, 0].max(initial=0))
+
+
+def _ends(names) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
