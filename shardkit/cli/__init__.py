@@ -13,10 +13,21 @@ from .. import __version__
 from ..comm.failure.program import INTERRUPTED_CODE
 from ..environment import launcher
 from ..errors import ConfigurationError, LaunchError, ShardkitError
-from . import bench, checkpoint, doctor, inspect, plan, prepare, render, results, train
+from . import (
+    bench,
+    checkpoint,
+    doctor,
+    evaluate,
+    inspect,
+    plan,
+    prepare,
+    render,
+    results,
+    train,
+)
 from .settings import without_settings
 
-_GROUPS = (train, prepare, bench, inspect, checkpoint, render, plan, doctor, results)
+_GROUPS = (train, prepare, evaluate, bench, inspect, checkpoint, render, plan, doctor, results)
 _FIRST_MESSAGE_SECONDS = 1.0
 
 

@@ -27,6 +27,7 @@ class Language(Task):
     unit = "tokens"
     loss_unit = "nats per byte"
     initial = "model.initial"
+    instead_of_predict = "shardkit generate"
 
     def __init__(self, settings):
         super().__init__(settings)

@@ -27,6 +27,7 @@ from typing import Any, ClassVar
 import numpy
 
 from ..data.samples import Samples
+from ..errors import ConfigurationError
 from ..nn.module import Module
 from ..settings import as_section
 
@@ -51,6 +52,7 @@ class Task(ABC):
     loss_unit   of the loss, for people: "nats per byte"
     initial     the setting that names weights to begin with, if there is one: "model.initial"
     metrics     {name: Metric}, measured with the loss on the held-out samples
+    instead_of_predict  the command to use where `shardkit predict` makes no sense; "": it does
 
     A run calls prepare() on rank 0, open() on every rank after it, then the others in any order.
     What a method raises on one rank is raised on all.
@@ -64,6 +66,7 @@ class Task(ABC):
     loss_unit: str = ""
     initial: ClassVar[str | None] = None
     metrics: dict[str, Any] = {}
+    instead_of_predict: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments):
         super().__init_subclass__(**arguments)
@@ -141,6 +144,25 @@ class Task(ABC):
         """Return x, y of `count` samples to measure the speed of a step with."""
         samples = self.samples(TRAINING)
         return samples.read((numpy.arange(count) + seed * count) % len(samples))
+
+    def samples_of(self, path: str, *, has_targets: bool = True) -> Samples:
+        """Return the samples of another source, for `shardkit evaluate` and `shardkit predict`.
+
+        path         as --data names it
+        has_targets  False: only x is wanted, and y may be empty
+        Errors: ConfigurationError, OSError.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} reads no other data than its own; leave --data out for its "
+            "held-out samples, or give it a method samples_of(path, has_targets)"
+        )
+
+    def outputs(self, prediction: numpy.ndarray) -> dict[str, numpy.ndarray]:
+        """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
+
+        Sample by sample; the same names, dtypes and shapes for any samples.
+        """
+        return {"prediction": prediction}
 
     # ---- reports ---------------------------------------------------------------------------------
 

@@ -1,0 +1,102 @@
+"""`shardkit evaluate` and `shardkit predict`."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from ..comm.failure.agreement import collectively
+from ..errors import ConfigurationError
+from ..task.load import DEFAULT_TASK, load_task
+from ..train.evaluation import TrainedRun, evaluate
+from ..train.folder import stored_task
+from ..train.prediction import check_output, predict
+from ..train.settings import configuration_of
+from .job import job, mpi_backend
+from .settings import parsed
+
+
+def add_commands(commands) -> None:
+    """Add the parsers of both commands."""
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("path", help="run folder")
+    both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
+    measure = commands.add_parser(
+        "evaluate",
+        parents=[both],
+        help="measure loss and metrics of a run on any data",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Measure loss and metrics of the newest checkpoint of a run:\n"
+        "  mpiexec -n 4 shardkit evaluate RUN --data test.h5 [--mesh.pipeline=2 ...]",
+    )
+    measure.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+    measure.set_defaults(run=_evaluate, takes_settings=True)
+    write = commands.add_parser(
+        "predict",
+        parents=[both],
+        help="write what a run predicts for each row",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write the predictions of the newest checkpoint of a run, in the order of the "
+        "rows:\n  mpiexec -n 4 shardkit predict RUN --data new.h5 --output out.h5",
+    )
+    write.add_argument("--output", metavar="FILE", required=True, help="HDF5 file to write")
+    write.set_defaults(run=_predict, takes_settings=True)
+
+
+def _given(path: str, overrides) -> dict:
+    """Return the settings of the command line, as the task of this run has them."""
+    task = load_task(stored_task(Path(path)) or DEFAULT_TASK)
+    return parsed(overrides, configuration_of(task))
+
+
+def _evaluate(known, overrides) -> int:
+    backend = mpi_backend()
+    with job(backend):
+        with collectively(backend):
+            given = _given(known.path, overrides)
+        run = TrainedRun(Path(known.path), given, backend)
+        figures = evaluate(run, run.samples(known.data))
+        with collectively(backend):
+            if backend.rank == 0:
+                _show(run, figures)
+                if known.json:
+                    Path(known.json).write_text(json.dumps(asdict(figures), indent=1) + "\n")
+        run.close()
+    return 0
+
+
+def _show(run: TrainedRun, figures) -> None:
+    metrics = "".join(f"  {name} {value:.6g}" for name, value in figures.metrics.items())
+    print(
+        f"step {figures.step}  {figures.samples:,} {run.task.sample}  "
+        f"loss {run.task.describe_loss(figures.loss)}{metrics}"
+    )
+
+
+def _predict(known, overrides) -> int:
+    backend = mpi_backend()
+    with job(backend):
+        output = Path(known.output)
+        with collectively(backend):
+            given = _given(known.path, overrides)
+            _check_predicts(known.path)
+            check_output(output)
+        run = TrainedRun(Path(known.path), given, backend)
+        shapes = predict(run, run.samples(known.data, has_targets=False), output)
+        if backend.rank == 0:
+            listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            print(f"step {run.step}  {output}: {listed}")
+        run.close()
+    return 0
+
+
+def _check_predicts(path: str) -> None:
+    """Raise ConfigurationError if the task of this run has no predictions to write."""
+    task = load_task(stored_task(Path(path)) or DEFAULT_TASK)
+    if task.instead_of_predict:
+        raise ConfigurationError(
+            f"{path} is a run of {task.__name__}, which has nothing to write for each row; use "
+            f"`{task.instead_of_predict} {path}`"
+        )
