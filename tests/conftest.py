@@ -7,6 +7,7 @@ mpiexec -n 4 pytest               tests/mpi on 4 ranks, and under srun too; othe
 mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 """
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if takes(config, item.path)]
     for item in items:
         _limit(item)
+
+
+def pytest_collection_finish():
+    """Keep thousands of tests out of the garbage collector's way: many tests call it."""
+    gc.collect()
+    gc.freeze()
 
 
 def _limit(item):

@@ -2,6 +2,7 @@
 exit code.
 """
 
+import functools
 import re
 import shutil
 import subprocess
@@ -55,10 +56,14 @@ def project(tmp_path):
     return tmp_path
 
 
+@functools.cache
+def has_pytest(python):
+    program = "import pytest_mpi, pytest_timeout, xdist"
+    return subprocess.run([python, "-c", program], capture_output=True).returncode == 0
+
+
 def on_ranks(library, project, *arguments, guilty="", fault="assert", num_ranks=2):
-    if subprocess.run(
-        [python_of(library), "-c", "import pytest_mpi, pytest_timeout, xdist"], capture_output=True
-    ).returncode:
+    if not has_pytest(python_of(library)):
         pytest.skip(f"{python_of(library)} has no pytest; install shardkit[test] there")
     return run_job(
         library,
@@ -74,9 +79,13 @@ def on_ranks(library, project, *arguments, guilty="", fault="assert", num_ranks=
 
 
 @pytest.mark.parametrize(
-    "guilty, failures", [("", None), ("0", "1 on rank 0"), ("1", "1 on rank 1")]
+    "library, guilty, failures",
+    [
+        *((library, "", None) for library in LIBRARIES),
+        *((library, "1", "1 on rank 1") for library in LIBRARIES),
+        (LIBRARIES[0], "0", "1 on rank 0"),
+    ],
 )
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_the_mpi_tests_run_on_two_ranks_with_one_summary_and_the_exit_code_of_the_worst(
     project, library, guilty, failures
 ):

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import shardkit as sk
+from shardkit.cli.settings import configuration
 from shardkit.environment import gpu_aware_mpi, launched_ranks
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
@@ -112,6 +113,20 @@ def test_toml_tables_become_dotted_keys(tmp_path):
     (tmp_path / "run.toml").write_text('[model]\nwidth = 64\n[data]\npath = "text.txt"\n')
     settings = RunConfiguration().replace(read_toml(tmp_path / "run.toml"))
     assert settings.model.width == 64 and settings.data.path == ("text.txt",)
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--model.width"], "--model.width needs a value"),
+        (["--model.width", "--run.steps=3"], "--model.width needs a value"),
+        (["--run.steps=soon"], "run.steps"),
+        (["model.width=3"], "unexpected argument 'model.width'"),
+    ],
+)
+def test_words_that_are_no_settings_are_refused(words, message):
+    with pytest.raises(ConfigurationError, match=message):
+        configuration(None, words)
 
 
 @pytest.mark.parametrize("text", ["width = 64", "[model\n", "[model]\nwidth = "])

@@ -83,6 +83,44 @@ def test_a_path_that_is_not_there_is_refused_though_a_start_before_left_a_text(f
         run(settings_of(folder, data__path=["/nonexistent"]))
 
 
+REFUSED = {
+    "an empty text": ({"data.path": ["empty.txt"]}, "no text"),
+    "more stages than units": (
+        {"parallel.schedule": "interleaved", "parallel.virtual_stages": 50},
+        "at least 50 units",
+    ),
+    "a stage that cuts a unit": (
+        {
+            "parallel.blocks_per_stage": [1, 2],
+            "mesh.pipeline": 2,
+            "parallel.minimum_parameter_group_size": 100000,
+        },
+        "inside a unit of merged",
+    ),
+    "a batch that does not divide": ({"batch.sequences": 6}, "does not divide"),
+    "heads that do not divide the width": ({"model.heads": 3}, "heads"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_on_all_ranks_before_there_is_a_checkpoint(
+    folder, case, monkeypatch
+):
+    monkeypatch.chdir(folder)
+    (folder / "empty.txt").write_text("")
+    changes, words = REFUSED[case]
+    seen = []
+
+    def on_rank(backend):
+        with pytest.raises(sk.ShardkitError, match=words) as caught:
+            train_run(settings_of(folder).replace(changes), backend)
+        seen.append(caught.value.exit_code)
+
+    sk.run_ranks(2, on_rank)
+    assert seen == [2, 2]
+    assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("checkpoints"))
+
+
 def test_text_is_generated_by_the_tokenizer_of_the_model():
     def generated(num_tokens, tokenizer, prompt):
         model = GPT(num_tokens, 8, width=8, layers=1, heads=2)
