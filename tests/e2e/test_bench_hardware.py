@@ -55,7 +55,7 @@ def test_what_is_measured_can_be_planned_with(tmp_path, ranks, capsys):
 
 @pytest.mark.parametrize(
     "setting, ranks, words",
-    [("--parallel.blas=fast", 2, "parallel.blas"), ("--model.width=64", None, "no setting")],
+    [("--parallel.blas=fast", 2, "parallel.blas"), ("--run.steps=3", None, "no setting")],
 )
 def test_a_setting_that_it_does_not_measure_is_refused(tmp_path, setting, ranks, words):
     done = shardkit(tmp_path, "bench", "hardware", setting, "--output", "mine.toml", ranks=ranks)
