@@ -39,7 +39,7 @@ def from_checkpoint(cls: type[Module], path, **changes) -> Module:
         raise CheckpointError(
             f"the checkpoint in {path} is of a {described['class']}, not of a {cls.__name__}"
         )
-    return _without_weights(cls, {**described["configuration"], **changes}, path)
+    return _built(cls, {**described["configuration"], **changes}, path)
 
 
 def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
@@ -51,7 +51,7 @@ def _described_at(path, changes: dict) -> Checkpoint | TransformersFolder:
 Module.from_checkpoint = classmethod(from_checkpoint)
 
 
-def _without_weights(cls: type[Module], configuration: dict, path) -> Module:
+def _built(cls: type[Module], configuration: dict, path) -> Module:
     """Build the model; asking one of its parameters for values is then an error."""
     try:
         model = cls(**configuration)
@@ -59,8 +59,13 @@ def _without_weights(cls: type[Module], configuration: dict, path) -> Module:
         raise CheckpointError(
             f"the checkpoint in {path} does not describe a {cls.__name__}: {error}"
         ) from error
+    return without_weights(model, path)
+
+
+def without_weights(model: Module, path) -> Module:
+    """Return the model, awaiting the values at this path: no initial ones are made for it."""
     for parameter in model.parameters():
-        parameter.init = Unread(cls.__name__, str(path))
+        parameter.init = Unread(type(model).__name__, str(path))
     return model
 
 
@@ -80,7 +85,7 @@ def gpt_of(checkpoint: Checkpoint | TransformersFolder, what_only_gpt_does: str)
             f"{folder} describes a model of layers = {num_layers!r:.40}, but holds "
             f"{len(checkpoint.shapes)} tensors"
         )
-    model = _without_weights(GPT, described["configuration"], folder)
+    model = _built(GPT, described["configuration"], folder)
     for name, parameter in model.named_parameters().items():
         stored = checkpoint.shapes.get(f"model/{name}")
         if stored != parameter.shape:

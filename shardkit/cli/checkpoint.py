@@ -3,9 +3,10 @@
 import sys
 
 from ..checkpoint.find import find_checkpoint
+from ..checkpoint.pretrained.families import FAMILIES
 from ..checkpoint.tools.convert import from_safetensors, to_safetensors
 from ..checkpoint.tools.diff import compare, comparison_text
-from ..errors import ShardkitError
+from ..errors import ConfigurationError, ShardkitError
 from .arguments import tolerance
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
@@ -50,8 +51,9 @@ def _add_convert(commands) -> None:
     convert = commands.add_parser(
         "convert",
         help="convert to and from model folders of Hugging Face's transformers",
-        description="Convert GPT-2 and Llama models. The optimizer state of a checkpoint is not "
-        "converted.",
+        description=f"Convert models of the families {', '.join(FAMILIES)}. The optimizer state "
+        "of a checkpoint is not converted. `shardkit train --model.start=FOLDER` takes such a "
+        "folder as it is.",
     )
     convert.add_argument(
         "--to",
@@ -71,6 +73,12 @@ def _add_convert(commands) -> None:
         choices=("float32", "float64"),
         help="dtype of the numbers written; default: float32 to shardkit, that of the checkpoint "
         "to safetensors",
+    )
+    convert.add_argument(
+        "--sequence-length",
+        type=int,
+        metavar="N",
+        help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
     convert.set_defaults(run=_convert, takes_settings=False)
 
@@ -93,6 +101,9 @@ def _diff(known, overrides) -> int:
 
 
 def _convert(known, overrides) -> int:
-    dtype = {} if known.dtype is None else {"dtype": known.dtype}
-    print(_CONVERSIONS[known.to](known.source, known.target, **dtype))
+    options = {"dtype": known.dtype, "sequence_length": known.sequence_length}
+    given = {name: value for name, value in options.items() if value is not None}
+    if known.to == "safetensors" and "sequence_length" in given:
+        raise ConfigurationError("--sequence-length is for --to shardkit; leave it out")
+    print(_CONVERSIONS[known.to](known.source, known.target, **given))
     return 0

@@ -168,7 +168,7 @@ def _read_index(folder: Path) -> tuple[list[Corpus], list[Corpus]]:
         raise CorpusError(
             f"{folder} holds a copy of the text, of a shardkit that trained on copies; this one "
             f"reads files in place and does not go on with it. Start another run with its weights: "
-            f"--model.initial={folder.parent} --run.folder=ANOTHER"
+            f"--model.start={folder.parent} --run.folder=ANOTHER"
         )
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))

@@ -13,6 +13,9 @@ _KEPT = "its weights were trained as those of this model"
 class Model:
     """Sizes of the GPT; the names are those of its arguments."""
 
+    vocabulary_size: int | None = fixed(
+        _KEPT, None, "tokens that the model knows; none: those of the data", "tokens", minimum=1
+    )
     style: str = fixed(_KEPT, "llama", "style of the transformer block", among=STYLES)
     width: int = fixed(_KEPT, 128, "width of the residual stream", "elements", minimum=1)
     layers: int = fixed(_KEPT, 4, "transformer blocks", "blocks", minimum=1)
@@ -67,7 +70,7 @@ class Model:
         "high, length] as in Llama 3.1; none: as they are",
         above=0.0,
     )
-    initial: str | None = fixed(
+    start: str | None = fixed(
         "it began with other weights",
         None,
         "weights to begin with, which also give the sizes: a run folder, a checkpoint, or a folder "

@@ -200,7 +200,7 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
 
     overrides   {"section.key": value} on top of the file
     [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes).
-    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.initial,
+    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
     which is not opened here.
     """
     given = read_toml(path)
@@ -210,9 +210,9 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
             raise ConfigurationError(f"{path}: {key} = {value!r}; wanted an integer, at least 1")
     settings = configuration_of(Language)().replace({**given, **(overrides or {})})
     model = settings.model
-    if model.initial:
+    if model.start:
         raise ConfigurationError(
-            f"model.initial = {model.initial!r} does not say here how large the model is; give its "
+            f"model.start = {model.start!r} does not say here how large the model is; give its "
             "model.width, model.layers and so on instead (`shardkit inspect` shows them)"
         )
     for name in NOT_COUNTED:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 
+from ..checkpoint.models import without_weights
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import ByteTokenizer
 from ..errors import ConfigurationError
@@ -26,7 +27,7 @@ class Language(Task):
     defaults = {"run.folder": "runs/gpt"}
     unit = "tokens"
     loss_unit = "nats per byte"
-    initial = "model.initial"
+    initial = "model.start"
     instead_of_predict = "shardkit generate"
 
     def __init__(self, settings):
@@ -38,33 +39,37 @@ class Language(Task):
 
     @classmethod
     def implied(cls, settings, given):
-        """Return the sizes of the model in model.initial.
+        """Return the sizes of the model in model.start, a checkpoint or a folder of transformers.
 
-        Errors: ConfigurationError on a setting that contradicts the checkpoint, with both values,
-        or a model whose tokens are not bytes; CheckpointError if there is no checkpoint of a GPT.
+        Errors: ConfigurationError on a setting that contradicts it, with both values;
+        CheckpointError if there is no GPT.
         """
-        path = settings.model.initial
+        path = settings.model.start
         if not path:
             return {}
-        stored = GPT.from_checkpoint(path).settings
-        if stored.vocabulary_size != VOCABULARY_SIZE:
-            raise ConfigurationError(
-                f"model.initial = {path!r} holds a model of {stored.vocabulary_size:,} tokens; "
-                "`shardkit train` "
-                f"reads bytes, {VOCABULARY_SIZE} of them. In Python: "
-                "sk.FSDPModel(sk.models.GPT.from_checkpoint("
-                f"{path!r}), config), load_model({path!r}), and batches of its own tokens"
-            )
+        length = given.get("model.sequence_length")
+        changes = {} if length is None else {"sequence_length": settings.model.sequence_length}
+        stored = GPT.from_checkpoint(path, **changes).settings
+        if not stored.choices.is_rotary:  # each position has a weight
+            stored = GPT.from_checkpoint(path).settings
         sizes = {f"model.{name}": getattr(stored, name) for name in _size_names()}
-        _check_sizes(settings, given, sizes)
+        _check_sizes(settings, given, sizes, is_longer_free=stored.choices.is_rotary)
         return sizes
 
+    @property
+    def vocabulary_size(self) -> int:
+        """The number of tokens that the model knows."""
+        return self.settings.model.vocabulary_size or VOCABULARY_SIZE
+
     def make_model(self):
-        sizes = {name: getattr(self.settings.model, name) for name in _size_names()}
-        return GPT(VOCABULARY_SIZE, seed=self.settings.run.seed, **sizes)
+        model = self.settings.model
+        sizes = {name: getattr(model, name) for name in _size_names()}
+        sizes["vocabulary_size"] = self.vocabulary_size
+        gpt = GPT(seed=self.settings.run.seed, **sizes)
+        return without_weights(gpt, model.start) if model.start else gpt
 
     def begin(self, model):
-        path = self.settings.model.initial
+        path = self.settings.model.start
         if not path:
             return ""
         stored = model.load_model(path, only="model")
@@ -77,6 +82,12 @@ class Language(Task):
     def prepare(self, folder, resume):
         if resume and has_corpus(folder / "data"):
             return  # a start before this one may have left other text
+        if self.vocabulary_size != VOCABULARY_SIZE:
+            raise ConfigurationError(
+                f"the model knows {self.vocabulary_size:,} tokens, but text is read as bytes, "
+                f"{VOCABULARY_SIZE} of them; wanted files of tokens of its own tokenizer: "
+                "shardkit prepare"
+            )
         text = self.settings.data
         build_corpus(folder / "data", text.path, text.validation_percent, text.maximum_bytes)
 
@@ -98,7 +109,7 @@ class Language(Task):
 
     def example(self, count, seed=0):
         tokens = numpy.random.default_rng(seed).integers(
-            0, VOCABULARY_SIZE, (count, self.settings.model.sequence_length + 1)
+            0, self.vocabulary_size, (count, self.settings.model.sequence_length + 1)
         )
         return tokens[:, :-1], tokens[:, 1:]
 
@@ -115,6 +126,7 @@ class Language(Task):
 
     def smallest(self):
         return {
+            "model.start": None,
             "model.width": 2 * self.settings.model.heads,
             "model.hidden": None,
             "model.sequence_length": max(self.settings.mesh.tensor, 2),
@@ -141,15 +153,21 @@ class Language(Task):
 
 def _size_names() -> list[str]:
     """Return the settings of a model that are arguments of GPT."""
-    return [each.name for each in fields(Model) if each.name != "initial"]
+    return [each.name for each in fields(Model) if each.name != "start"]
 
 
-def _check_sizes(settings, given: dict[str, Any], sizes: dict[str, Any]) -> None:
-    """Raise ConfigurationError if a size was given that is not that of the checkpoint."""
+def _check_sizes(
+    settings, given: dict[str, Any], sizes: dict[str, Any], *, is_longer_free: bool
+) -> None:
+    """Raise ConfigurationError if a size was given that is not that of the checkpoint.
+
+    is_longer_free   sequences may have another length than those that the model was trained on
+    """
     for name in given.keys() & sizes.keys():
         is_fixed = "fixed" in settings.key(name).metadata
+        is_fixed = is_fixed or name == "model.sequence_length" and not is_longer_free
         if is_fixed and settings.value(name) != sizes[name]:
             raise ConfigurationError(
-                f"{name} = {settings.value(name)!r}, but the model in {settings.model.initial} has "
-                f"{sizes[name]!r}; leave it out, since model.initial says the sizes"
+                f"{name} = {settings.value(name)!r}, but the model in {settings.model.start} has "
+                f"{sizes[name]!r}; leave it out, since model.start says the sizes"
             )

@@ -50,7 +50,7 @@ class Task(ABC):
     unit        what speed is counted in, where that is no sample: "tokens"
     loss        a Loss or a function (prediction, y) -> mean loss; None: the model's own
     loss_unit   of the loss, for people: "nats per byte"
-    initial     the setting that names weights to begin with, if there is one: "model.initial"
+    initial     the setting that names weights to begin with, if there is one: "model.start"
     metrics     {name: Metric}, measured with the loss on the held-out samples
     instead_of_predict  the command to use where `shardkit predict` makes no sense; "": it does
 

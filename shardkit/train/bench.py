@@ -65,6 +65,7 @@ def bench_run(
             Path(json_path).write_text("", encoding="utf-8")  # before the work, not after it
     with threadpool_limits(settings.run.threads), _opened(settings, backend) as task:
         model = make_model(task, backend)
+        task.begin(model)
         ranks = profile_steps(model, *_batch(task, model), steps)
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
         figures = _figures(task, model, ranks, alone, _fixed_costs(task, model))

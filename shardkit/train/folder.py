@@ -5,7 +5,7 @@ configuration.json  checkpoints   a start             --resume
 there               -             begins anew         refused: there is nothing to continue
 there               there         refused: --resume   continues
 -                   there         refused: these are weights (from `shardkit convert` or save_model)
-                                  and no run; model.initial, say, begins with them
+                                  and no run; model.start, say, begins with them
 """
 
 import json

@@ -151,7 +151,7 @@ def test_a_run_with_tensor_and_pipeline_ranks_goes_on_without_them(folder):
 def test_a_run_begins_with_the_weights_of_another_and_goes_on(folder):
     assert train(folder, steps=4).returncode == 0
     weights = [
-        "--model.initial=run",
+        "--model.start=run",
         "--data.path=other.txt",
         "--run.folder=tuned",
         "--optimizer.name=sgd",

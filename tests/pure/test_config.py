@@ -369,13 +369,11 @@ def test_a_run_that_goes_on_takes_a_setting_or_refuses_it_with_both_values(name)
 
 def test_paths_are_the_same_setting_however_they_are_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    stored = settled(
-        RunConfiguration().replace({"data.path": "text.txt", "model.initial": "start"})
-    )
+    stored = settled(RunConfiguration().replace({"data.path": "text.txt", "model.start": "start"}))
     assert stored.data.path == (str(tmp_path / "text.txt"),)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
-    resumed(stored, {"data.path": "../text.txt", "model.initial": str(tmp_path / "start")})
+    resumed(stored, {"data.path": "../text.txt", "model.start": str(tmp_path / "start")})
     with pytest.raises(ConfigurationError, match="data.path"):
         resumed(stored, {"data.path": "text.txt"})
 
@@ -392,7 +390,7 @@ def test_no_decay_steps_means_the_steps_of_the_first_start_in_a_longer_run_too()
     [
         ("model.kv_heads", 0),
         ("model.norm_eps", 0.0),
-        ("model.initial", ""),
+        ("model.start", ""),
         ("optimizer.max_gradient_norm", 0),
         ("parallel.blocks_per_stage", []),
         ("parallel.virtual_stages", "none"),

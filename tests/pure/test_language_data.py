@@ -140,7 +140,7 @@ def test_a_file_that_is_gone_is_named_when_a_run_goes_on(tmp_path):
 def test_a_folder_with_a_copy_of_the_text_is_refused_with_what_is_possible(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "corpus.json").write_text("{}")
-    with pytest.raises(CorpusError, match="a copy of the text.*--model.initial="):
+    with pytest.raises(CorpusError, match="a copy of the text.*--model.start="):
         prepared(tmp_path, resume=True)
 
 

@@ -228,7 +228,7 @@ def test_a_run_begins_with_the_weights_and_sizes_of_another(folder, num_ranks):
         )
     )
     given = {
-        "model.initial": str(folder / "run"),
+        "model.start": str(folder / "run"),
         "run.folder": str(folder / "next"),
         "data.path": [str(folder / "other.txt")],
         "optimizer.name": "sgd",
@@ -252,11 +252,9 @@ def test_a_run_begins_with_the_weights_and_sizes_of_another(folder, num_ranks):
 def test_sizes_that_contradict_the_initial_weights_are_refused_with_both_values(folder):
     run(settings_of(folder))
     with pytest.raises(ConfigurationError, match="model.width = 128, but the model in .* has 8"):
-        with_initial_sizes({"model.initial": str(folder / "run"), "model.width": 128})
+        with_initial_sizes({"model.start": str(folder / "run"), "model.width": 128})
     assert (
-        with_initial_sizes(
-            {"model.initial": str(folder / "run"), "model.dropout": 0.5}
-        ).model.dropout
+        with_initial_sizes({"model.start": str(folder / "run"), "model.dropout": 0.5}).model.dropout
         == 0.5
     )
 
@@ -277,25 +275,36 @@ def converted(folder, vocabulary):
     return folder / "start"
 
 
-def test_a_converted_model_of_bytes_is_trained_on(folder):
+@pytest.mark.parametrize("start", ["start", "theirs"])
+def test_a_model_of_transformers_is_trained_on(start, folder):
     given = {
         **{name: value for name, value in SMALL.items() if not name.startswith("model.")},
         "data.path": [str(folder / "one.txt")],
         "run.folder": str(folder / "run"),
         "optimizer.learning_rate": 1e-30,
         "optimizer.weight_decay": 0.0,
-        "model.initial": str(converted(folder, 256)),
+        "model.start": str(converted(folder, 256).with_name(start)),
     }
     run(with_initial_sizes(given))
     assert are_equal(folder / "start", folder / "run")
     run(resumed(stored_settings(folder / "run"), {"run.steps": 3}), resume=True)
 
 
-def test_a_converted_model_of_other_tokens_is_refused_with_what_is_possible(folder):
-    with pytest.raises(
-        ConfigurationError, match=r"holds a model of 300 tokens.* In Python: sk.FSDPModel"
-    ):
-        with_initial_sizes({"model.initial": str(converted(folder, 300))})
+def test_a_model_of_other_tokens_is_not_trained_on_bytes(folder):
+    given = {"model.start": str(converted(folder, 300)), "data.path": [str(folder / "one.txt")]}
+    settings = with_initial_sizes({**given, "run.folder": str(folder / "run")})
+    assert settings.model.vocabulary_size == 300
+    with pytest.raises(ConfigurationError, match="knows 300 tokens.*shardkit prepare"):
+        run(settings)
+
+
+def test_learned_positions_keep_their_number_and_rotary_ones_do_not(folder):
+    given = {"model.start": str(converted(folder, 256)), "model.sequence_length": 4}
+    assert with_initial_sizes(given).model.sequence_length == 4
+    run(settings_of(folder, model__style="gpt2"))
+    given["model.start"] = str(folder / "run")
+    with pytest.raises(ConfigurationError, match="model.sequence_length = 4, but .* has 8"):
+        with_initial_sizes(given)
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -305,7 +314,7 @@ def test_a_folder_of_weights_alone_is_no_run_and_says_how_to_begin_with_them(fol
     converted(folder, 256).rename(folder / place)
     with pytest.raises(
         ConfigurationError,
-        match=r"holds checkpoints and no run.*--model.initial=\S+/run --run.folder=ANOTHER",
+        match=r"holds checkpoints and no run.*--model.start=\S+/run --run.folder=ANOTHER",
     ):
         stored_settings(folder / "run") if resume else run(settings_of(folder))
 
