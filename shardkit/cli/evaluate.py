@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import asdict
+from math import isfinite
 from pathlib import Path
 
 from ..comm.failure.agreement import collectively
@@ -62,9 +63,20 @@ def _evaluate(known, overrides) -> int:
             if backend.rank == 0:
                 _show(run, figures)
                 if known.json:
-                    Path(known.json).write_text(json.dumps(asdict(figures), indent=1) + "\n")
+                    Path(known.json).write_text(_as_json(figures))
         run.close()
     return 0
+
+
+def _as_json(figures) -> str:
+    """Return the figures as JSON, which has no NaN: null in its place."""
+    metrics = {name: _or_none(value) for name, value in figures.metrics.items()}
+    content = {**asdict(figures), "loss": _or_none(figures.loss), "metrics": metrics}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _or_none(value: float) -> float | None:
+    return value if isfinite(value) else None
 
 
 def _show(run: TrainedRun, figures) -> None:

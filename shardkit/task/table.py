@@ -174,6 +174,10 @@ class Tabular(Task):
     }
     sample = "rows"
 
+    def __init__(self, settings):
+        super().__init__(settings)
+        self._samples: dict[str, Samples] = {}
+
     # ---- before the model ------------------------------------------------------------------------
 
     def prepare(self, folder, resume):
@@ -272,13 +276,9 @@ class Tabular(Task):
         return in_training
 
     def open(self, folder):
-        folder = Path(folder)
-        content = (folder / "data" / DESCRIPTION).read_bytes()
+        self._folder = Path(folder)
+        content = (self._folder / "data" / DESCRIPTION).read_bytes()
         self.described = Described.from_json(content)
-        parts = self._parts(folder)
-        self._samples = {
-            part: Scaled(rows, self.described) for part, rows in zip((TRAINING, VALIDATION), parts)
-        }
         self.loss = self._loss()
         self.metrics = self._metrics()
 
@@ -320,6 +320,9 @@ class Tabular(Task):
     # ---- data ------------------------------------------------------------------------------------
 
     def samples(self, part):
+        if not self._samples:  # opened late: evaluation on other rows does not need these
+            parts = zip((TRAINING, VALIDATION), self._parts(self._folder))
+            self._samples = {name: Scaled(rows, self.described) for name, rows in parts}
         return self._samples[part]
 
     def samples_of(self, path, *, has_targets=True):

@@ -24,7 +24,7 @@ from ..nn.loss import as_loss
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.metrics import LANES, exact_lanes, exact_value
 from ..task.task import VALIDATION, Task
-from .folder import stored_settings
+from .folder import has_checkpoints, stored_settings
 from .model import make_model
 from .ranks import num_replicas
 from .settings import RunConfiguration, resumed
@@ -64,6 +64,10 @@ class TrainedRun:
 
     def __init__(self, folder: Path, given: dict[str, Any], backend: CommunicationBackend):
         with collectively(backend):
+            if not has_checkpoints(folder):
+                raise ConfigurationError(
+                    f"{folder} holds no run with a checkpoint; wanted the folder of a run"
+                )
             stored = stored_settings(folder)
             settings = on_these_ranks(resumed(stored, given), given, backend.world_size)
             self.task: Task = settings.make_task()

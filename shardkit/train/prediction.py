@@ -17,7 +17,7 @@ from ..comm.failure.agreement import collectively
 from ..data import hdf5
 from ..data.samples import Samples
 from ..errors import ConfigurationError
-from .evaluation import TrainedRun, SampleWindow
+from .evaluation import SampleWindow, TrainedRun
 
 
 def check_output(path: Path) -> None:

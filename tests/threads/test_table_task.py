@@ -178,12 +178,13 @@ def test_figures_and_the_file_of_predictions_are_the_same_for_any_number_of_rank
     assert len(files) == 1 and len(set(map(str, found.values()))) == 1
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-def test_a_run_on_a_table_has_the_same_bits_on_any_mesh_and_after_a_stop(num_ranks, folder):
-    small = {"batch__sequences": 12, "batch__micro_batch": 4 if num_ranks == 3 else 6}
-    run(settings_of(folder, run__folder=str(folder / "whole"), **small))
-    run(settings_of(folder, run__steps=3, optimizer__decay_steps=6, **small), num_ranks=num_ranks)
-    run(settings_of(folder, run__steps=6, optimizer__decay_steps=6, **small), resume=True)
+@pytest.mark.parametrize("num_ranks, mesh", [(2, {}), (3, {**STAGES, "mesh__pipeline": 3})])
+def test_a_run_that_stopped_in_an_epoch_goes_on_with_the_same_bits(num_ranks, mesh, folder):
+    deep = {"model__hidden": [8, 8], "parallel__minimum_parameter_group_size": 1}
+    run(settings_of(folder, run__folder=str(folder / "whole"), **deep))
+    run(settings_of(folder, run__steps=3, optimizer__decay_steps=6, **deep), num_ranks=4)
+    going_on = settings_of(folder, optimizer__decay_steps=6, **{**deep, **mesh})
+    run(going_on, resume=True, num_ranks=num_ranks)
     found = [find_checkpoint(folder / name)[0] for name in ("whole", "run")]
     assert compare(*found, tolerance=0.0, model_only=True).is_equal
 
