@@ -48,7 +48,7 @@ def add_commands(commands) -> None:
     add = plan.add_argument
     add(
         "model",
-        help="settings file of `shardkit train`; [model] may also have vocabulary_size",
+        help="settings file of `shardkit train`",
     )
     add(
         "cluster",

@@ -139,7 +139,7 @@ def _corpus(paths, weight: float, settings: TextData) -> Corpus:
     reader = format_named(name)
     segments = reader.segments(paths, settings)
     first = Path(segments[0].path)
-    size = reader.vocabulary_size(first, settings)
+    size = reader.vocabulary_size(first)
     return Corpus(name, tuple(segments), weight, size, reader.tokenizer(first)[0])
 
 
@@ -153,12 +153,6 @@ def _check_together(corpora: list[Corpus], settings: TextData) -> None:
                 f"{corpora[0].format}; leave it out"
             )
     sizes = {each.vocabulary_size for each in corpora} - {None}
-    asked = settings.vocabulary_size
-    if asked is not None and sizes - {asked}:
-        raise CorpusError(
-            f"data.vocabulary_size = {asked:,}, but the files say {max(sizes - {asked}):,}; leave "
-            "it out"
-        )
     if len(sizes) > 1 or len({each.tokenizer_hash for each in corpora} - {None}) > 1:
         about = "; ".join(
             f"{each.segments[0].path}: {each.vocabulary_size} tokens, tokenizer "

@@ -36,13 +36,17 @@ class TokenFormat(ABC):
     def segment(self, path: Path, settings: TextData) -> Segment:
         """Return where the tokens of a file are, without its documents."""
 
+    def mark(self, path: Path) -> str:
+        """Return the mark of a file and those that belong to it. Errors: OSError."""
+        return mark_of(path)
+
     def documents(self, path: Path) -> numpy.ndarray | None:
         """Return where each document of this file begins, see Segment."""
         return None
 
-    def vocabulary_size(self, path: Path, settings: TextData) -> int | None:
-        """Return the size of the vocabulary, None where neither the files nor settings tell it."""
-        return settings.vocabulary_size
+    def vocabulary_size(self, path: Path) -> int | None:
+        """Return the size of the vocabulary, None where the files do not tell it."""
+        return None
 
     def tokenizer(self, path: Path) -> tuple[str | None, dict[str, bytes]]:
         """Return the hash of the tokenizer, None where it is not known, and its files."""
@@ -56,7 +60,7 @@ class _Text(TokenFormat):
     def segment(self, path, settings):
         return self.segments([path], settings)[0]
 
-    def vocabulary_size(self, path, settings):
+    def vocabulary_size(self, path):
         return VOCABULARY_SIZE
 
     def tokenizer(self, path):
@@ -74,7 +78,7 @@ class _Tokens(TokenFormat):
     def documents(self, path):
         return open_token_file(path).documents
 
-    def vocabulary_size(self, path, settings):
+    def vocabulary_size(self, path):
         return open_token_file(path).vocabulary_size
 
     def tokenizer(self, path):
@@ -94,8 +98,8 @@ class _NanoGPT(TokenFormat):
             )
         return _plain_segment(path, numpy.dtype(dtype).newbyteorder("<"), 0)
 
-    def vocabulary_size(self, path, settings):
-        return settings.vocabulary_size or (_nanogpt_meta(path) or {}).get("vocab_size")
+    def vocabulary_size(self, path):
+        return (_nanogpt_meta(path) or {}).get("vocab_size")
 
 
 class _NPY(TokenFormat):
@@ -123,8 +127,11 @@ class _Megatron(TokenFormat):
                 f"{binary} has {num_bytes:,} bytes, but {index.name} describes {end:,}; they do "
                 "not belong together, or one of them is cut short"
             )
-        mark = mark_of(binary, index)
-        return Segment(str(binary), dtype.str, 0, num_bytes // dtype.itemsize, mark)
+        count = num_bytes // dtype.itemsize
+        return Segment(str(binary), dtype.str, 0, count, self.mark(binary))
+
+    def mark(self, path):
+        return mark_of(*_megatron_pair(path))
 
     def documents(self, path):
         dtype, count, pointers, sizes, documents = _megatron_index(_megatron_pair(path)[1])
@@ -209,7 +216,7 @@ def _nanogpt_meta(path: Path) -> dict | None:
     except Exception as error:  # a pickle can raise anything
         raise CorpusError(
             f"{meta} is not read ({type(error).__name__}: {error}); move it away, and give "
-            "data.token_dtype and data.vocabulary_size"
+            "data.token_dtype and model.vocabulary_size"
         ) from None
 
 

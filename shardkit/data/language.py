@@ -22,6 +22,7 @@ from .packed import PackedTokens, TokenWindows, beyond_vocabulary
 from .samples import Samples
 from .segments import OpenFiles, Segment
 from .settings import TextData
+from .tokenizer import ByteTokenizer, Tokenizer, tokenizer_of
 
 _INDEX = "index.json"
 _COPY = "corpus.json"  # beside copies of the text, in folders of runs before there was an index
@@ -32,9 +33,10 @@ _SCANNED_BLOCKS = 64
 class LanguageData:
     """The language data of a run, with the files open.
 
-    vocabulary_size  None where neither files nor settings tell it
-    tokenizer_files  {name: content}, what travels with the model; {} for bytes, and where the files
-                     have no tokenizer
+    vocabulary_size  None where the files do not tell it
+    tokenizer_hash   None where the files have no tokenizer
+    tokenizer_files  {name: content}, what travels with a model; {} for bytes, or without tokenizer
+    is_bytes         the tokens are bytes
     """
 
     def __init__(self, training: list[Corpus], validation: list[Corpus], settings: TextData):
@@ -44,6 +46,9 @@ class LanguageData:
         everything = self._corpora + self._validation
         sizes = [each.vocabulary_size for each in everything if each.vocabulary_size is not None]
         self.vocabulary_size = sizes[0] if sizes else None
+        hashes = [each.tokenizer_hash for each in everything if each.tokenizer_hash is not None]
+        self.tokenizer_hash = hashes[0] if hashes else None
+        self.is_bytes = self.tokenizer_hash == ByteTokenizer().hash
         self.tokenizer_files = self._tokenizer_files()
         self._parts = self._packed()
 
@@ -57,7 +62,7 @@ class LanguageData:
         if resume:
             found = _read_index(folder)
             for corpus in found[0] + found[1]:
-                _check_unchanged(corpus, settings)
+                _check_unchanged(corpus)
             return cls(*found, settings)
         (folder / _INDEX).unlink(missing_ok=True)  # it would be that of other files
         found = find_corpora(settings)
@@ -89,6 +94,12 @@ class LanguageData:
         if len(windows) == 1:
             return windows[0]
         return Mixture(windows, [corpus.weight for corpus in self._corpora])
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the tokens, None if the files have none."""
+        if self.tokenizer_hash is None:
+            return None
+        return tokenizer_of(self.tokenizer_files, self._corpora[0].segments[0].path)
 
     def check_tokens(self, vocabulary_size: int) -> None:
         """Raise CorpusError, with place and value, if a token is beyond the vocabulary of a model.
@@ -132,17 +143,17 @@ def _scan(files: OpenFiles, segment: Segment, vocabulary_size: int) -> None:
             raise beyond_vocabulary(segment.path, first + at, int(block[at]), vocabulary_size)
 
 
-def _check_unchanged(corpus: Corpus, settings: TextData) -> None:
+def _check_unchanged(corpus: Corpus) -> None:
     for segment in corpus.segments:
         path = Path(segment.path)
         try:
-            found = format_named(corpus.format).segment(path, settings)
+            mark = format_named(corpus.format).mark(path)
         except OSError as error:
             raise CorpusError(
                 f"{path}, which this run was trained on, cannot be read ({error.strerror}); "
                 "restore it, or start another run"
             ) from None
-        if found.mark != segment.mark:
+        if mark != segment.mark:
             raise CorpusError(
                 f"{path} is not what this run was trained on; restore it, or start another run"
             )

@@ -140,8 +140,8 @@ class TokenWindows(Samples):
             row[numpy.array(begins, numpy.int64) - start - 1] = IGNORED
 
     def fingerprint(self):
-        """Return a hash of the tokens, the length of a window and the mask."""
-        text = f"{self.tokens.fingerprint()} {self.length} {self.mask_documents}"
+        """Return a hash of the tokens and the mask; a run that goes on may change the length."""
+        text = f"{self.tokens.fingerprint()} {self.mask_documents}"
         return blake2b(text.encode(), digest_size=16).hexdigest()
 
 

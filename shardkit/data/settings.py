@@ -37,9 +37,6 @@ class TextData:
     token_dtype: str | None = fixed(
         _KEPT, None, "of nanogpt files that no meta.pkl describes", among=TOKEN_DTYPES
     )
-    vocabulary_size: int | None = fixed(
-        _KEPT, None, "of token files that do not tell it", "tokens", minimum=1
-    )
     validation_percent: float = fixed(
         _KEPT, 5.0, "part of the data held out for validation", "percent", above=0.0, below=100.0
     )

@@ -20,7 +20,6 @@ from ..settings import read_toml
 from ..task.language import Language
 from ..train.settings import RunConfiguration, configuration_of
 
-OWN_KEYS = ("model.vocabulary_size",)  # beside those of `shardkit train`
 NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
 BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
 
@@ -199,16 +198,11 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
     """Return the model of a settings file of `shardkit train`, and its other settings.
 
     overrides   {"section.key": value} on top of the file
-    [model] may also have vocabulary_size (default: 256, as `shardkit train` reads bytes).
+    Without model.vocabulary_size the tokens are bytes, 256 of them.
     Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
     which is not opened here.
     """
-    given = read_toml(path)
-    own = {key: given.pop(key) for key in OWN_KEYS if key in given}
-    for key, value in own.items():
-        if type(value) is not int or value < 1:
-            raise ConfigurationError(f"{path}: {key} = {value!r}; wanted an integer, at least 1")
-    settings = configuration_of(Language)().replace({**given, **(overrides or {})})
+    settings = configuration_of(Language)().replace({**read_toml(path), **(overrides or {})})
     model = settings.model
     if model.start:
         raise ConfigurationError(
@@ -225,7 +219,7 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
         model.layers,
         model.width,
         model.heads,
-        own.get("model.vocabulary_size", BYTES_VOCABULARY),
+        model.vocabulary_size or BYTES_VOCABULARY,
         model.sequence_length,
         model.kv_heads,
         model.hidden,

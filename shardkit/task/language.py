@@ -1,39 +1,47 @@
-"""`language`: a GPT that learns to continue text, whose tokens are bytes."""
+"""`language`: a GPT that learns to continue text: bytes, or the tokens of any tokenizer."""
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy
 
 from ..checkpoint.models import without_weights
 from ..comm.failure.agreement import collectively
-from ..data.tokenizer import ByteTokenizer
+from ..data.language import LanguageData
+from ..data.packed import IGNORED
+from ..data.samples import Samples
+from ..data.settings import TextData
+from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
+from ..nn.loss import CrossEntropy
 from ..nn.models import GPT
 from ..nn.settings import Model
-from .corpus import VOCABULARY_SIZE, Text, Windows, build_corpus, has_corpus
 from .generation import Sample, fill_parameters, generate_text
 from .task import TRAINING, VALIDATION, Task
 
 BITS_PER_NAT = 1 / numpy.log(2).item()
-_FILES = {TRAINING: "train.bin", VALIDATION: "validation.bin"}
+BYTES = 256
 
 
 class Language(Task):
     """Text in, a GPT out."""
 
-    sections = {"model": Model, "data": Text, "sample": Sample}
+    sections = {"model": Model, "data": TextData, "sample": Sample}
     defaults = {"run.folder": "runs/gpt"}
     unit = "tokens"
-    loss_unit = "nats per byte"
     initial = "model.start"
     instead_of_predict = "shardkit generate"
 
     def __init__(self, settings):
         super().__init__(settings)
-        self.sample = f"sequences of {settings.model.sequence_length} bytes"
-        self._windows: dict[str, Windows] = {}
+        self.loss = CrossEntropy(IGNORED) if settings.data.mask_documents else None
+        self._data: LanguageData | None = None
+        self._windows: dict[str, Samples] = {}
+        self._name_tokens("token")
+
+    def _name_tokens(self, token: str):
+        self.sample = f"sequences of {self.settings.model.sequence_length} {token}s"
+        self.loss_unit = f"nats per {token}"
 
     # ---- the model -------------------------------------------------------------------------------
 
@@ -58,8 +66,21 @@ class Language(Task):
 
     @property
     def vocabulary_size(self) -> int:
-        """The number of tokens that the model knows."""
-        return self.settings.model.vocabulary_size or VOCABULARY_SIZE
+        """The number of tokens that the model knows. Errors: ConfigurationError if it is open."""
+        size = self.settings.model.vocabulary_size
+        if size is None and self._data is not None:
+            size = self._data.vocabulary_size
+        if size is None:
+            raise ConfigurationError(
+                "the files of data.path do not tell how many tokens their vocabulary has; give "
+                "model.vocabulary_size"
+            )
+        if self._data is not None and self._data.is_bytes and size != BYTES:
+            raise ConfigurationError(
+                f"the tokens of data.path are bytes, {BYTES} of them, but the model knows {size:,} "
+                "tokens; wanted files of tokens of its own tokenizer: shardkit prepare"
+            )
+        return size
 
     def make_model(self):
         model = self.settings.model
@@ -73,6 +94,13 @@ class Language(Task):
         if not path:
             return ""
         stored = model.load_model(path, only="model")
+        theirs = model.companions.get(MAIN_FILE)
+        ours = self._data.tokenizer_files.get(MAIN_FILE)
+        if None not in (theirs, ours) and theirs != ours:
+            raise ConfigurationError(
+                f"the tokens of data.path were made by another tokenizer than that of {path}; let "
+                "`shardkit prepare` make them with its tokenizer.json"
+            )
         return (
             f"begins with the weights of {path} at step {stored['step']}; optimizer state is fresh"
         )
@@ -80,21 +108,23 @@ class Language(Task):
     # ---- data ------------------------------------------------------------------------------------
 
     def prepare(self, folder, resume):
-        if resume and has_corpus(folder / "data"):
-            return  # a start before this one may have left other text
-        if self.vocabulary_size != VOCABULARY_SIZE:
-            raise ConfigurationError(
-                f"the model knows {self.vocabulary_size:,} tokens, but text is read as bytes, "
-                f"{VOCABULARY_SIZE} of them; wanted files of tokens of its own tokenizer: "
-                "shardkit prepare"
-            )
-        text = self.settings.data
-        build_corpus(folder / "data", text.path, text.validation_percent, text.maximum_bytes)
+        found = LanguageData.prepare(folder / "data", self.settings.data, resume=resume)
+        self._take(found)
+        found.check_tokens(self.vocabulary_size)
 
     def open(self, folder):
-        length = self.settings.model.sequence_length
-        for part, name in _FILES.items():
-            self._windows[part] = Windows.open(Path(folder) / "data" / name, length)
+        self._take(LanguageData.open(folder / "data", self.settings.data))
+
+    def _take(self, found: LanguageData):
+        """Know the data and what follows from it. Errors: ConfigurationError, CorpusError."""
+        self._data = found
+        if found.is_bytes:
+            self._name_tokens("byte")
+        size, length = self.vocabulary_size, self.settings.model.sequence_length
+        self._windows = {part: found.samples(part, length, size) for part in (TRAINING, VALIDATION)}
+
+    def companions(self):
+        return self._data.tokenizer_files
 
     def samples(self, part):
         return self._windows[part]
@@ -104,8 +134,9 @@ class Language(Task):
         return self.settings.model.sequence_length
 
     def describe_data(self):
-        training, held_out = (len(self._windows[part].tokens) for part in self._windows)
-        return f"text of {training:,} bytes + {held_out:,} held out"
+        training, held_out = (self._data.num_tokens(part) for part in (TRAINING, VALIDATION))
+        what = "bytes" if self._data.is_bytes else f"tokens of {self.vocabulary_size:,}"
+        return f"text of {training:,} {what} + {held_out:,} held out"
 
     def example(self, count, seed=0):
         tokens = numpy.random.default_rng(seed).integers(
@@ -116,10 +147,12 @@ class Language(Task):
     # ---- reports ---------------------------------------------------------------------------------
 
     def describe_loss(self, loss):
-        return f"{super().describe_loss(loss)}  ({loss * BITS_PER_NAT:.3f} bits per byte)"
+        ((name, value),) = self.loss_record(loss).items()
+        return f"{super().describe_loss(loss)}  ({value:.3f} {name.replace('_', ' ')})"
 
     def loss_record(self, loss):
-        return {"bits_per_byte": loss * BITS_PER_NAT}
+        per_token = self.loss_unit.removeprefix("nats ").replace(" ", "_")
+        return {f"bits_{per_token}": loss * BITS_PER_NAT}
 
     def num_flops_per_sample(self, model):
         return model.num_flops_per_token * self.settings.model.sequence_length
@@ -129,6 +162,7 @@ class Language(Task):
             "model.start": None,
             "model.width": 2 * self.settings.model.heads,
             "model.hidden": None,
+            "model.vocabulary_size": self.vocabulary_size,
             "model.sequence_length": max(self.settings.mesh.tensor, 2),
         }
 
@@ -138,6 +172,11 @@ class Language(Task):
         sample = self.settings.sample
         if sample.tokens == 0:
             return ""
+        tokenizer = self._data.tokenizer()
+        if tokenizer is None and MAIN_FILE in model.companions:
+            tokenizer = tokenizer_of(model.companions)
+        if tokenizer is None:
+            return "no sample of text: there is no tokenizer beside the tokens or the model"
         vector = model.gather_full_parameters()
         text = ""
         with collectively(model.mesh.world):
@@ -147,7 +186,7 @@ class Language(Task):
                 prompt = sample.prompt.replace("\\n", "\n")
                 seed = self.settings.run.seed
                 how = sample.tokens, sample.temperature, seed
-                text = generate_text(plain, ByteTokenizer(), prompt, *how)
+                text = generate_text(plain, tokenizer, prompt, *how)
         return f"sample of generated text:\n{text}"
 
 

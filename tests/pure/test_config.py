@@ -11,13 +11,13 @@ import pytest
 
 import shardkit as sk
 from shardkit.cli.settings import configuration
+from shardkit.data.settings import TextData
 from shardkit.environment import gpu_aware_mpi, launched_ranks
 from shardkit.errors import ConfigurationError
 from shardkit.layout.mesh_shape import MeshShape
 from shardkit.nn.settings import Model
 from shardkit.parallel.settings import ShardingConfiguration
 from shardkit.settings import read_toml
-from shardkit.task.corpus import Text
 from shardkit.task.language import Language
 from shardkit.train.settings import configuration_of, resumed, settled
 
@@ -320,7 +320,7 @@ FIXED = {
     "run.seed",
     "run.task",
     *(f"model.{f.name}" for f in dataclasses.fields(Model)),
-    *(f"data.{f.name}" for f in dataclasses.fields(Text)),
+    *(f"data.{f.name}" for f in dataclasses.fields(TextData)),
     "optimizer.name",
     "parallel.initial_loss_scale",
 } - {"model.sequence_length", "model.dropout"}

@@ -82,7 +82,7 @@ def test_the_first_token_of_a_document_is_no_target_if_that_is_wanted(tmp_path, 
 def test_windows_tile_the_tokens_and_are_shifted_by_one(tmp_path):
     path = tmp_path / "tokens.npy"
     numpy.save(path, numpy.arange(10_000, dtype="int32"))
-    data = prepared(tmp_path, path=[str(path)], vocabulary_size=10_000)
+    data = prepared(tmp_path, path=[str(path)])
     windows = data.samples("training", 16, 10_000)
     assert len(windows) == (9_500 - 1) // 16 and data.num_tokens("validation") == 500
     x, y = windows.read(numpy.array([3, 0, 3]))
@@ -147,7 +147,7 @@ def test_a_folder_with_a_copy_of_the_text_is_refused_with_what_is_possible(tmp_p
 def test_a_file_that_becomes_shorter_while_it_is_read_is_one_sentence(tmp_path):
     path = tmp_path / "tokens.npy"
     numpy.save(path, numpy.zeros(10**6, "uint16"))
-    samples = prepared(tmp_path, path=[str(path)], vocabulary_size=9).samples("training", 8, 9)
+    samples = prepared(tmp_path, path=[str(path)]).samples("training", 8, 9)
     os.truncate(path, 1000)
     with pytest.raises(CorpusError, match="became shorter"):
         samples.read(numpy.array([len(samples) - 1]))
@@ -206,7 +206,6 @@ def test_settings_that_do_not_fit_the_files_are_refused(tmp_path):
     for words, settings in (
         ("token_dtype is for the format nanogpt", {"path": [text], "token_dtype": "uint16"}),
         ("maximum_bytes is for the format text", {"path": [tokens], "maximum_bytes": 9}),
-        ("vocabulary_size = 9, but the files say 256", {"path": [text], "vocabulary_size": 9}),
         ("weights has 1 numbers for 2 paths", {"path": [text, tokens], "weights": [1.0]}),
         ("mixes text and tokens", {"path": [text, tokens]}),
         ("is a folder; data.format npy", {"path": [text], "format": "npy"}),
@@ -297,7 +296,7 @@ def test_a_sparse_file_of_2_gb_starts_as_fast_as_a_small_one_and_stays_on_disk(t
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for path in (small, large):
         began = time.perf_counter()
-        data = prepared(path.parent, path=[str(path)], token_dtype="uint16", vocabulary_size=256)
+        data = prepared(path.parent, path=[str(path)], token_dtype="uint16")
         data.check_tokens(256)
         samples = data.samples("training", 64, 256)
         x, _ = samples.read(numpy.arange(64) * (len(samples) // 64))

@@ -61,20 +61,20 @@ def run(settings, *, resume=False, num_ranks=1):
 
 
 def text_of(folder):
-    return (folder / "run" / "data" / "train.bin").read_bytes()
+    return (folder / "run" / "data" / "index.json").read_text()
 
 
 def failed_start(folder):
     """A first start that leaves its text and no checkpoint."""
     with pytest.raises(CorpusError, match="sequence_length"):
         run(settings_of(folder, model__sequence_length=10**5))
-    assert b"one.txt" in text_of(folder)
+    assert "one.txt" in text_of(folder)
 
 
 def test_a_start_reads_the_text_that_it_is_given_though_one_before_left_another(folder):
     failed_start(folder)
     run(settings_of(folder, data__path=[str(folder / "other.txt")]))
-    assert b"other.txt" in text_of(folder) and b"one.txt" not in text_of(folder)
+    assert "other.txt" in text_of(folder) and "one.txt" not in text_of(folder)
 
 
 def test_a_path_that_is_not_there_is_refused_though_a_start_before_left_a_text(folder):
@@ -190,10 +190,16 @@ def test_a_resumed_run_trains_with_the_values_that_it_was_given(folder):
     assert stored_settings(folder / "run").optimizer.learning_rate == 0.5
 
 
-def test_a_text_that_changed_on_disk_does_not_matter_to_a_run_that_goes_on(folder):
+@pytest.mark.parametrize("change", ["cannot be read", "is not what this run was trained on"])
+def test_a_run_does_not_go_on_with_a_text_that_changed_on_disk(folder, change):
     run(settings_of(folder))
     before = text_of(folder)
-    (folder / "one.txt").unlink()
+    (folder / "one.txt").rename(folder / "moved")
+    if "not what" in change:
+        (folder / "one.txt").write_text("another text\n" * 100)
+    with pytest.raises(CorpusError, match=f"one.txt.* {change}"):
+        run(resumed(stored_settings(folder / "run"), {"run.steps": 3}), resume=True)
+    (folder / "moved").replace(folder / "one.txt")
     run(resumed(stored_settings(folder / "run"), {"run.steps": 3}), resume=True)
     assert text_of(folder) == before
 
