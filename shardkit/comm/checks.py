@@ -52,14 +52,16 @@ def is_slice(own, whole, num_ranks: int, place: int | None, address) -> bool:
 
 
 def pieces_of_plain(
-    send, receive, send_counts, receive_counts, send_starts, receive_starts, num_ranks: int
+    send, receive, send_counts, receive_counts, send_starts, receive_starts, num_ranks, rank
 ) -> tuple | None:
     """Return counts and starts of the pieces of an all_to_all of plain arrays.
 
-    returns   (counts to send, to receive, starts to send, to receive); None if anything is wrong
-              with them: check_pieces() and its like say what
+    returns   (counts to send, to receive, starts to send, to receive); None if an array is not
+              plain, or anything is wrong: check_pieces() and its like say what
     """
-    if send.dtype != receive.dtype or numpy.may_share_memory(send, receive):
+    if not (is_plain(send) and is_plain(receive) and send.dtype == receive.dtype):
+        return None
+    if numpy.may_share_memory(send, receive):
         return None
     try:
         sent, first = check_pieces("send", send_counts, send_starts, send.size, num_ranks)
@@ -68,7 +70,7 @@ def pieces_of_plain(
         )
     except ValueError:
         return None
-    return sent, received, first, at
+    return (sent, received, first, at) if sent[rank] == received[rank] else None
 
 
 # ---- what is wrong with the others ---------------------------------------------------------------

@@ -18,6 +18,8 @@ Arrays are C-contiguous and of any shape; counts and displacements are in elemen
 counts are legal everywhere. `counts`, `root` and `op` must be the same on all ranks.
 """
 
+from types import SimpleNamespace
+
 import numpy
 
 from ..array.backend import is_device_array
@@ -32,6 +34,7 @@ from .under_way import UnderWay, check_alive, handle_of
 from .watch.progress import Progress
 
 SUM = ReductionOperation.SUM
+_NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
 
 
 class Verbs:
@@ -72,12 +75,14 @@ class Verbs:
         self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count)
         return self.under_way
 
-    def _carry(self, name: str, dtype, count: int, verb, *arguments) -> None:
+    def _carry(self, name: str, whole, verb, *arguments) -> None:
         """Do a verb of the channel whose arguments are checked, with nothing between.
 
-        dtype, count   what it carries, for the ledger; None and -1: nothing
+        whole   the array whose dtype and size the ledger names
         """
-        self.progress.begin_collective(name, self.group_key, self.world_ranks, dtype, count)
+        self.progress.begin_collective(
+            name, self.group_key, self.world_ranks, whole.dtype, whole.size
+        )
         try:
             verb(*arguments)
         except BaseException:
@@ -117,7 +122,7 @@ class Verbs:
     def barrier(self) -> None:
         """Return once every rank has called it. Collective."""
         check_alive(self, "barrier")
-        self._carry("barrier", None, -1, self.channel.barrier)
+        self._carry("barrier", _NOTHING, self.channel.barrier)
 
     def all_reduce(self, array, op: ReductionOperation = SUM) -> None:
         """Leave the reduction over all ranks in `array`, on every rank. Collective, in place.
@@ -127,7 +132,7 @@ class Verbs:
         channel, n = self.channel, self.world_size
         if is_plain(array) and is_carried(op) and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
-            self._carry("all_reduce", array.dtype, array.size, channel.all_reduce, flat, op)
+            self._carry("all_reduce", array, channel.all_reduce, flat, op)
             self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
             return
         with self.verb("all_reduce"):
@@ -140,7 +145,7 @@ class Verbs:
         channel, n = self.channel, self.world_size
         if is_plain(array) and type(root) is int and 0 <= root < n and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
-            self._carry("broadcast", array.dtype, array.size, channel.broadcast, flat, root)
+            self._carry("broadcast", array, channel.broadcast, flat, root)
             self.traffic.add("broadcast", (n - 1) * array.nbytes * (self.rank == root))
             return
         with self.verb("broadcast"):
@@ -161,15 +166,9 @@ class Verbs:
         channel, n = self.channel, self.world_size
         if counts is None and is_plain(send) and is_plain(receive) and channel is not None:
             if is_slice(send, receive, n, self.rank, channel.address):
-                self._carry(
-                    "all_gather",
-                    receive.dtype,
-                    receive.size,
-                    channel.all_gather,
-                    send if send.ndim == 1 else send.reshape(-1),
-                    receive if receive.ndim == 1 else receive.reshape(-1),
-                    [send.size] * n,
-                )
+                own = send if send.ndim == 1 else send.reshape(-1)
+                whole = receive if receive.ndim == 1 else receive.reshape(-1)
+                self._carry("all_gather", whole, channel.all_gather, own, whole, [own.size] * n)
                 self.traffic.add("all_gather", (n - 1) * send.nbytes)
                 return
         with self.verb("all_gather"):
@@ -194,16 +193,10 @@ class Verbs:
         plain = counts is None and is_plain(send) and is_plain(receive) and is_carried(op)
         if plain and channel is not None:
             if is_slice(receive, send, n, self.rank if in_place else None, channel.address):
-                self._carry(
-                    "reduce_scatter",
-                    receive.dtype,
-                    receive.size,
-                    channel.reduce_scatter,
-                    send if send.ndim == 1 else send.reshape(-1),
-                    receive if receive.ndim == 1 else receive.reshape(-1),
-                    [receive.size] * n,
-                    op,
-                )
+                whole = send if send.ndim == 1 else send.reshape(-1)
+                own = receive if receive.ndim == 1 else receive.reshape(-1)
+                counts = [own.size] * n
+                self._carry("reduce_scatter", own, channel.reduce_scatter, whole, own, counts, op)
                 self.traffic.add("reduce_scatter", send.nbytes - receive.nbytes)
                 return
         with self.verb("reduce_scatter"):
@@ -255,32 +248,16 @@ class Verbs:
         in a larger buffer, so that nothing need be packed; None: one piece after the other,
         covering the array. The two arrays do not overlap.
         """
-        channel, n = self.channel, self.world_size
-        if is_plain(send) and is_plain(receive) and channel is not None:
-            counts = (send_counts, receive_counts, send_displacements, receive_displacements)
-            pieces = pieces_of_plain(send, receive, *counts, n)
-            if pieces is not None and pieces[0][self.rank] == pieces[1][self.rank]:
-                self._carry(
-                    "all_to_all",
-                    receive.dtype,
-                    receive.size,
-                    channel.all_to_all,
-                    send if send.ndim == 1 else send.reshape(-1),
-                    receive if receive.ndim == 1 else receive.reshape(-1),
-                    *pieces,
-                )
-                to_others = sum(pieces[0]) - pieces[0][self.rank]
-                self.traffic.add("all_to_all", to_others * send.itemsize)
-                return
+        counts = send_counts, receive_counts, send_displacements, receive_displacements
+        pieces = pieces_of_plain(send, receive, *counts, self.world_size, self.rank)
+        if pieces is not None and self.channel is not None:
+            source = send if send.ndim == 1 else send.reshape(-1)
+            target = receive if receive.ndim == 1 else receive.reshape(-1)
+            self._carry("all_to_all", target, self.channel.all_to_all, source, target, *pieces)
+            self.traffic.add("all_to_all", (sum(pieces[0]) - pieces[0][self.rank]) * send.itemsize)
+            return
         with self.verb("all_to_all"):
-            outgoing, incoming = self.arguments.all_to_all(
-                send,
-                receive,
-                send_counts,
-                receive_counts,
-                send_displacements,
-                receive_displacements,
-            )
+            outgoing, incoming = self.arguments.all_to_all(send, receive, *counts)
             transport = self._transport("all_to_all", 0, outgoing.port, incoming.port)
             transport.all_to_all(outgoing, incoming).wait()
             self.traffic.add_pieces("all_to_all", outgoing, self.rank)

@@ -31,7 +31,7 @@ On one rank gpipe and 1f1b are the two ways to accumulate gradients; `lowering.e
 that means under FSDP.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ..errors import ScheduleError
 from .actions import Action, Kind, Program
@@ -148,12 +148,7 @@ def check_counts(stages: int, micro_batches: int, ranks: int) -> None:
         )
 
 
-def _each_stage(
-    stages: int,
-    micro_batches: int,
-    warm_up: Callable[[int], int],
-    w_delay: Callable[[int], int] = lambda stage: 0,
-) -> Program:
+def _each_stage(stages: int, micro_batches: int, warm_up, w_delay=lambda stage: 0) -> Program:
     """Return the program of an order with one stage per rank.
 
     warm_up   stage -> forwards before its first backward

@@ -44,7 +44,8 @@ def called(backend, verb, folder):
 @pytest.mark.parametrize("verb", VERBS)
 def test_both_ways_leave_the_same_values_traffic_and_record(verb, tmp_path, monkeypatch):
     short = sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path))
-    monkeypatch.setattr("shardkit.comm.verbs.is_plain", lambda array: False)
+    for module in ("verbs", "checks"):
+        monkeypatch.setattr(f"shardkit.comm.{module}.is_plain", lambda array: False)
     assert sk.run_ranks(2, lambda backend: called(backend, verb, tmp_path)) == short
 
 

@@ -36,27 +36,23 @@ class Updates:
     def table(self) -> dict:
         """What each kind of action does."""
         return {
-            Kind.BEGIN_GATHER: self._begin_gather,
-            Kind.GATHER: self._gather,
-            Kind.RELEASE: self._release,
-            Kind.BEGIN_REDUCE: self._begin_reduce,
+            Kind.BEGIN_GATHER: self._on_unit(Unit.begin_gather),
+            Kind.GATHER: self._on_unit(Unit.gather),
+            Kind.RELEASE: self._on_unit(Unit.release),
+            Kind.BEGIN_REDUCE: self._on_unit(Unit.begin_reduce),
             Kind.REDUCE: self._reduce,
             Kind.TIE: self._tie,
             Kind.CLIP: self._clip,
             Kind.STEP: self._step,
         }
 
-    def _begin_gather(self, action, inputs, results):
-        self.units[action.stage, action.unit].begin_gather()
+    def _on_unit(self, method):
+        """Return what calls this method of the unit that an action names."""
 
-    def _gather(self, action, inputs, results):
-        self.units[action.stage, action.unit].gather()
+        def act(action, inputs, results):
+            method(self.units[action.stage, action.unit])
 
-    def _release(self, action, inputs, results):
-        self.units[action.stage, action.unit].release()
-
-    def _begin_reduce(self, action, inputs, results):
-        self.units[action.stage, action.unit].begin_reduce()
+        return act
 
     def _reduce(self, action, inputs, results):
         self.units[action.stage, action.unit].reduce(inputs.gradient_scale)
