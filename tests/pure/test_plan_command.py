@@ -152,22 +152,12 @@ def test_where_nothing_fits_it_says_so_and_what_would(capsys, large):
     )
 
 
-def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, large):
-    code, said, _ = plan(
-        capsys, "--devices", 256, "--batch", 512, model=large, cluster="h200-141gb-ndr"
-    )
+def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, folder):
+    own = MODEL.replace("width = 64\n", "width = 64\nvocabulary_size = 51200\n")
+    (folder / "own.toml").write_text(own)
+    code, said, _ = plan(capsys, "--devices", 4, model="own.toml")
     assert code == 0 and "HybridShardedModel(gpt, config" in said and "run it: mpiexec" not in said
-    code, _, said = plan(
-        capsys,
-        "--devices",
-        256,
-        "--batch",
-        512,
-        "--script",
-        "job.sh",
-        model=large,
-        cluster="h200-141gb-ndr",
-    )
+    code, _, said = plan(capsys, "--devices", 4, "--script", "job.sh", model="own.toml")
     assert code == 2 and "256 tokens" in said
 
 
