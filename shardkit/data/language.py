@@ -95,6 +95,26 @@ class LanguageData:
             return windows[0]
         return Mixture(windows, [corpus.weight for corpus in self._corpora])
 
+    def samples_of(self, path: str, length: int, vocabulary_size: int) -> Samples:
+        """Return the windows of other files, of all their documents; for one rank or each.
+
+        Errors: CorpusError on what cannot be read, or tokens of another tokenizer; OSError.
+        """
+        is_binary = Path(path).suffix == ".bin"
+        masks = self._settings.mask_documents
+        settings = TextData(
+            path=(path,), token_dtype=self._settings.token_dtype if is_binary else None
+        )
+        (corpus,), _ = find_corpora(settings)
+        ours, theirs = self.tokenizer_hash, corpus.tokenizer_hash
+        if None not in (ours, theirs) and ours != theirs:
+            raise CorpusError(
+                f"the tokens of {path} were made by another tokenizer than those that the run was "
+                "trained on; let `shardkit prepare` make them with the tokenizer of the run"
+            )
+        tokens = corpus.with_documents().whole()
+        return TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=path)
+
     def tokenizer(self) -> Tokenizer | None:
         """Return the tokenizer of the tokens, None if the files have none."""
         if self.tokenizer_hash is None:

@@ -129,6 +129,10 @@ class Language(Task):
     def samples(self, part):
         return self._windows[part]
 
+    def samples_of(self, path, *, has_targets=True):
+        length = self.settings.model.sequence_length
+        return self._data.samples_of(path, length, self.vocabulary_size)
+
     @property
     def units_per_sample(self):
         return self.settings.model.sequence_length

@@ -15,6 +15,7 @@ from shardkit.data.language import LanguageData
 from shardkit.data.packed import IGNORED, PackedTokens, TokenWindows
 from shardkit.data.segments import Segment, mark_of
 from shardkit.data.settings import TextData
+from shardkit.data.tokenizer import ByteTokenizer
 from shardkit.errors import CorpusError
 
 PARTS = ("training", "validation")
@@ -110,6 +111,21 @@ def test_only_the_index_is_in_the_folder_and_text_is_cut_to_the_most_bytes(tmp_p
     data = prepared(tmp_path, path=[str(tmp_path / "a.txt")], maximum_bytes=1000)
     assert data.num_tokens("training") == 950 and data.num_tokens("validation") == 50
     assert sum(file.stat().st_size for file in (tmp_path / "data").iterdir()) < 1000
+
+
+def test_other_files_are_read_whole_if_their_tokens_are_those_of_the_run(tmp_path):
+    docs = documents()
+    text = write_documents(tmp_path / "text", "text", docs)
+    data = prepared(tmp_path, path=[str(text)])
+    for name in FORMATS:
+        path = write_documents(tmp_path / name, name, docs)
+        found = data.samples_of(str(path), 1, 256)
+        assert numpy.array_equal(tokens_of(found), numpy.concatenate(docs))
+    path = tmp_path / "tokens" / "tokens.h5"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(ByteTokenizer().hash.encode(), b"0" * 64))
+    with pytest.raises(CorpusError, match="another tokenizer"):
+        data.samples_of(str(path), 1, 256)
 
 
 # ---- runs that go on -----------------------------------------------------------------------------
