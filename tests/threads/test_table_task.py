@@ -245,17 +245,17 @@ def test_a_wrong_table_is_refused_on_all_ranks_and_leaves_no_checkpoint(case, nu
 OTHER = {
     "a file that is not there": ("none.h5", "No such file"),
     "fewer columns": ("narrow.h5", "trained on"),
-    "NaN": ("nan.h5", "row 3, column x[1]: nan"),
+    "NaN": ("nan.h5", "row 17, column x[1]: nan"),
 }
 
 
 @pytest.mark.parametrize("case", OTHER)
 def test_other_data_that_does_not_fit_is_refused_and_no_file_is_left(case, folder):
     name, words = OTHER[case]
-    x, y = numpy.ones((9, 4)), numpy.ones((9, 1))
+    x, y = numpy.ones((20, 4)), numpy.ones((20, 1))
     with h5py.File(folder / "narrow.h5", "w") as file:
         file["x"], file["y"] = x[:, :3], y
-    x[3, 1] = numpy.nan
+    x[17, 1] = numpy.nan  # found when the first rows are written
     with h5py.File(folder / "nan.h5", "w") as file:
         file["x"], file["y"] = x, y
     run(settings_of(folder))
