@@ -2,6 +2,7 @@
 refuse.
 """
 
+import numpy
 import pytest
 from word_tokenizer import word_json
 
@@ -15,6 +16,7 @@ from shardkit.nn.models import GPT
 from shardkit.task.generation import generate_text, load_for_generation
 from shardkit.task.language import Language
 from shardkit.train import train_run
+from shardkit.train.evaluation import TrainedRun, evaluate
 from shardkit.train.folder import stored_settings
 from shardkit.train.ranks import bits_text
 from shardkit.train.settings import configuration_of, first_settings, resumed
@@ -373,3 +375,22 @@ def test_the_log_says_whether_the_bits_are_those_of_any_mesh_and_that_is_so(
 )
 def test_what_else_changes_the_bits_is_said_too(settings, num_ranks, words):
     assert words in bits_text(RunConfiguration().replace(settings), num_ranks)
+
+
+def test_a_run_of_text_is_evaluated_on_other_text_alike_on_any_number_of_ranks(folder):
+    run(settings_of(folder))
+
+    def measure(backend):
+        trained = TrainedRun(folder / "run", {}, backend)
+        samples = trained.samples(str(folder / "other.txt"))
+        figures = evaluate(trained, samples)
+        x, y = samples.read(numpy.arange(len(samples)))
+        whole = trained.model.evaluate(x, y)
+        trained.close()
+        return figures, whole
+
+    found = [sk.run_ranks(num_ranks, measure)[0] for num_ranks in (1, 3)]
+    (figures, whole), (on_three, _) = found
+    assert figures == on_three and figures.metrics == {}
+    assert figures.loss == pytest.approx(whole, rel=1e-6)
+    assert figures.samples == ((folder / "other.txt").stat().st_size - 1) // 8
