@@ -20,7 +20,6 @@ from .module import Module, ModuleList, Parameter
 from .transformer import (
     FeedForward,
     GatedFeedForward,
-    KeyValueCache,
     SelfAttention,
     TransformerBlock,
 )
@@ -34,7 +33,6 @@ __all__ = [
     "ForwardContext",
     "GatedFeedForward",
     "InputFeatures",
-    "KeyValueCache",
     "LayerNorm",
     "Linear",
     "Loss",

@@ -7,6 +7,7 @@ thread: ranks that are threads have their own.
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,12 +16,14 @@ class ForwardContext:
 
     training      layers such as dropout are active
     first_sample  number, in the global batch, of row 0 of the input
+    texts         the pass over texts that are being continued (texts.py); None: the input is whole
     """
 
     training: bool = False
     seed: int = 0
     step: int = 0
     first_sample: int = 0
+    texts: Any = None
 
 
 _current = ContextVar("shardkit_forward_context", default=ForwardContext())

@@ -14,7 +14,8 @@ import numpy
 from ..arguments import is_among, is_integer, is_number, require
 from ..array.backend import xp_of
 from ..errors import ShapeError
-from .generation import generate
+from .context import current_context
+from .generation import Choice, generate
 from .init import Normal
 from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
 from .loss import CrossEntropy
@@ -137,27 +138,31 @@ class TokenEmbedding(Module):
         self.dropout = Dropout(settings.dropout)
 
     def check_input(self, x):
-        self._check_positions(x, 0)
+        self._check_positions(x, None)
         self.tokens.check_input(x)
 
-    def _check_positions(self, ids, first_position: int):
+    def _check_positions(self, ids, texts):
         """Raise ShapeError unless these are integers [batch, S], at positions that there are."""
         if ids.ndim != 2 or ids.dtype.kind not in "iu":
             raise ShapeError(f"GPT of x {ids.shape} {ids.dtype}; wanted integers [batch, sequence]")
-        stop = first_position + ids.shape[1]
+        stop = ids.shape[1] + (0 if texts is None else int(texts.starts.max()))
         if stop > self.sequence_length:
             raise ShapeError(
                 f"GPT of sequences of {stop} tokens, but it was made for sequence_length = "
                 f"{self.sequence_length}; cut x, or make the model longer"
             )
 
-    def forward(self, ids, first_position: int = 0):
+    def forward(self, ids):
         ids = input_tensor(ids)
-        self._check_positions(ids, first_position)
-        stop = first_position + ids.shape[1]
+        texts = current_context().texts  # that are being continued
+        self._check_positions(ids, texts)
         x = self.tokens(ids)  # [batch, S, width]
         if self.positions is not None:
-            positions = xp_of(x.array).arange(first_position, stop, dtype=numpy.int64)
+            xp = xp_of(x.array)
+            if texts is None:
+                positions = xp.arange(ids.shape[1], dtype=numpy.int64)
+            else:
+                positions = xp.asarray(texts.positions())
             x = x + self.positions(positions)  # [S, width] broadcasts
         return self.dropout(x)
 
@@ -176,6 +181,8 @@ class Head(Module):
         )
 
     def forward(self, x):
+        if current_context().texts is not None:
+            x = x[:, -1:]  # no more is asked for
         return self.output(self.norm(x))
 
 
@@ -292,9 +299,25 @@ class GPT(Module):
     def output_shape(self, input_shape):
         return (*input_shape, self.settings.vocabulary_size)
 
-    def generate(self, prompt, num_tokens: int, temperature: float = 1.0, seed: int = 0):
-        """Return the num_tokens tokens that follow the prompt, see generation.generate."""
-        return generate(self, prompt, num_tokens, temperature=temperature, seed=seed)
+    def generate(
+        self,
+        prompt,
+        num_tokens: int,
+        temperature: float = 1.0,
+        seed: int = 0,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: tuple[int, ...] = (),
+    ):
+        """Return the tokens that follow the prompt, [num_tokens] int64, or fewer if it stops.
+
+        prompt   1-D integers, at least one; the others: see generation.Choice
+        seed     token i is drawn with random number i of this seed: same seed, same text
+        Errors: ShapeError on another prompt; ConfigurationError.
+        """
+        choice = Choice(temperature, top_k, top_p, tuple(stop))
+        return generate(self, prompt, num_tokens, choice, seed)
 
     def configuration(self):
         return asdict(self.settings)

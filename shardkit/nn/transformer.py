@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 from ..arguments import is_among, is_number, require
 from ..array.backend import xp_of
-from ..errors import ConfigurationError, ShapeError
-from .autograd import Tensor
+from ..errors import ConfigurationError
+from .context import current_context
 from .init import Initializer, Normal
 from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
@@ -59,38 +59,6 @@ STYLES = {
     "gpt2": Style(LayerNorm, has_bias=True, is_rotary=False, is_gated=False),
     "llama": Style(RMSNorm, has_bias=False, is_rotary=True, is_gated=True),
 }
-
-
-class KeyValueCache:
-    """Keys and values of positions that a layer has seen: a new token costs one position.
-
-    capacity  positions; nothing is allocated before the first append
-    """
-
-    def __init__(self, capacity: int):
-        self.capacity = capacity
-        self.length = 0  # positions held
-        self._keys = self._values = None
-
-    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Add k, v [batch, kv_heads, S, D], and return all [batch, kv_heads, length, D].
-
-        No gradient flows through a cache. Errors: ShapeError if it is full.
-        """
-        batch, heads, num_new, head_dim = k.shape
-        stop = self.length + num_new
-        if stop > self.capacity:
-            raise ShapeError(
-                f"{num_new} positions do not fit behind {self.length} in a key/value cache of "
-                f"{self.capacity}"
-            )
-        if self._keys is None:
-            room = (batch, heads, self.capacity, head_dim)
-            self._keys, self._values = [xp_of(k.array).empty(room, k.dtype) for _ in range(2)]
-        self._keys[:, :, self.length : stop] = k.array
-        self._values[:, :, self.length : stop] = v.array
-        self.length = stop
-        return Tensor(self._keys[:, :, :stop]), Tensor(self._values[:, :, :stop])
 
 
 class SelfAttention(Module):
@@ -156,23 +124,32 @@ class SelfAttention(Module):
         self.output = Linear(q_width, width, bias=output_has_bias, init=output_init, dtype=dtype)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x, cache: KeyValueCache | None = None):
-        """Compute [batch, S, width] from x of that shape, which follows what is cached."""
-        first = 0 if cache is None else cache.length
+    def forward(self, x):
+        """Compute [batch, S, width] from x of that shape."""
+        texts = current_context().texts  # that are being continued
         q = self._split(self.query(x), self.head_dim, self.query_norm)  # [batch, heads, S, D]
         k = self._split(self.key(x), self.head_dim, self.key_norm)  # [batch, kv_heads, S, D]
         v = _by_head(self.value(x), self.head_dim)
         if self.rotary:
-            positions = xp_of(x.array).arange(first, first + x.shape[1])
-            q, k = [
-                rotary(each, positions, self.rotary_base, self.rotary_scaling) for each in (q, k)
-            ]
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = causal_attention(q, k, v, first_query=first)  # [batch, heads, S, head_dim]
+            q, k = [self._turned(each, texts) for each in (q, k)]
+        if texts is None:
+            y = causal_attention(q, k, v)  # [batch, heads, S, head_dim]
+        else:
+            y = texts.attend(self, q, k, v)
         y = permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]
         y = reshape(y, (*x.shape[:2], y.shape[2] * y.shape[3]))  # [batch, S, heads * head_dim]
         return self.dropout(self.output(y))
+
+    def _turned(self, x, texts):
+        """Return x [batch, heads, S, D], turned by its positions."""
+        how = self.rotary_base, self.rotary_scaling
+        if texts is None:
+            return rotary(x, xp_of(x.array).arange(x.shape[2]), *how)
+        if texts.is_aligned:
+            return rotary(x, texts.positions(), *how)
+        # Each text is at a position of its own: the texts take the place of S.
+        turned = rotary(permute(x, (2, 1, 0, 3)), texts.starts, *how)
+        return permute(turned, (2, 1, 0, 3))
 
 
 def _by_head(x, head_dim: int, norm=None):
@@ -360,18 +337,18 @@ class TransformerBlock(Module):
         )
         self._join = _JOINS[norms]
 
-    def forward(self, x, cache: KeyValueCache | None = None):
-        return self._join(self, x, cache)
+    def forward(self, x):
+        return self._join(self, x)
 
 
-def _with_norms_before(block: TransformerBlock, x, cache):
-    branch = block.attention(block.attention_norm(x), cache)
+def _with_norms_before(block: TransformerBlock, x):
+    branch = block.attention(block.attention_norm(x))
     x, normalized = block.mlp_norm.after_adding(x, branch)
     return x + block.mlp(normalized)
 
 
-def _with_norms_after(block: TransformerBlock, x, cache):
-    x = x + block.attention_norm(block.attention(x, cache))
+def _with_norms_after(block: TransformerBlock, x):
+    x = x + block.attention_norm(block.attention(x))
     return x + block.mlp_norm(block.mlp(x))
 
 

@@ -11,10 +11,11 @@ from torch_or_skip import torch
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn.autograd import Tensor, no_grad
 from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.nn.generation import Decoder, choose
+from shardkit.nn.generation import Choice, Passes
 from shardkit.nn.loss import CrossEntropy
 from shardkit.nn.models import GPT
-from shardkit.nn.transformer import STYLES, KeyValueCache, TransformerBlock
+from shardkit.nn.texts import Texts
+from shardkit.nn.transformer import STYLES, TransformerBlock
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 SIZES = {"vocabulary_size": 11, "sequence_length": 8, "width": 16, "layers": 2, "heads": 4}
@@ -344,10 +345,13 @@ def test_a_logit_does_not_depend_on_later_tokens(style):
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_logits_from_the_cache_equal_those_of_the_forward_to_rounding(style, kv_heads):
     model, text = randomized(gpt(style=style, kv_heads=kv_heads)), token_ids(1)[0].tolist()
-    decoder = Decoder(model)
-    for length in range(2, 9):  # the first call takes two tokens at once, the others one
+    passes, texts = Passes(model), Texts(1, 8)
+    for length in range(2, 9):  # the first pass takes two tokens together, the others one
         expected = model.predict(numpy.array([text[:length]]))[0, -1]
-        numpy.testing.assert_allclose(decoder.next_logits(text[:length]), expected, rtol=1e-10)
+        step = texts.prompt([0], 2) if length == 2 else texts.next([0])
+        new = numpy.array([text[length - step.num_positions : length]])
+        numpy.testing.assert_allclose(passes.logits(new, step)[0], expected, rtol=1e-10)
+        step.finish()
 
 
 def test_after_the_prompt_each_token_costs_one_position_until_the_window_slides(monkeypatch):
@@ -355,7 +359,7 @@ def test_after_the_prompt_each_token_costs_one_position_until_the_window_slides(
     monkeypatch.setattr(
         TransformerBlock,
         "forward",
-        lambda self, x, cache: computed.append(x.shape[1]) or attend(self, x, cache),
+        lambda self, x: computed.append(x.shape[1]) or attend(self, x),
     )
     gpt(layers=1).generate([1, 2, 3], 8)
     assert computed == [3, 1, 1, 1, 1, 1, 8, 8]
@@ -402,15 +406,17 @@ def test_tokens_are_drawn_in_proportion_to_their_probabilities():
         numpy.log(numpy.array([0.5, 0.25, 0.125, 0.125])),
         (numpy.arange(800) + 0.5) / 800,
     )
-    counts = numpy.bincount([choose(logits, 1.0, chance) for chance in chances])
+    counts = numpy.bincount([Choice().token(logits, chance) for chance in chances])
     assert counts.tolist() == [400, 200, 100, 100]
-    squared = numpy.bincount([choose(logits, 0.5, chance) for chance in chances], minlength=4) / 800
+    squared = (
+        numpy.bincount([Choice(0.5).token(logits, chance) for chance in chances], minlength=4) / 800
+    )
     assert squared == pytest.approx(numpy.array([16, 4, 1, 1]) / 22, abs=1 / 400)
 
 
 def test_an_impossible_token_is_never_drawn():
     logits = numpy.array([-numpy.inf, 0, -numpy.inf])
-    assert {choose(logits, 1.0, chance) for chance in (0.0, 0.5, 1 - 2**-53)} == {1}
+    assert {Choice().token(logits, chance) for chance in (0.0, 0.5, 1 - 2**-53)} == {1}
 
 
 @pytest.mark.parametrize("prompt", [[], [[1]], [1.5], [11], [-1]], ids=str)
@@ -434,12 +440,13 @@ def test_negative_numbers_and_temperatures_are_refused(arguments):
 
 
 def test_a_full_cache_refuses_more():
-    cache, kv = KeyValueCache(capacity=3), Tensor(numpy.zeros((1, 1, 2, 4)))
-    cache.append(kv, kv)
+    texts = Texts(1, capacity=3)
+    texts.prompt([0], 2).finish()
+    texts.next([0]).finish()
     with pytest.raises(
-        ShapeError, match="2 positions do not fit behind 2 in a key/value cache of 3"
+        ShapeError, match="1 positions do not fit behind 3 in a key/value cache of 3"
     ):
-        cache.append(kv, kv)
+        texts.next([0])
 
 
 # ---- learning ------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from ..tensor.plan import close_groups
 from .checkpoints import Checkpoints
 from .copied import Copied
 from .features import Featured
+from .generation import generate
 from .history import History
 from .report import metadata_of, table_of
 from .stored import Stored
@@ -260,6 +261,41 @@ class ShardedModel(Stored, Copied, Featured):
         """
         self._check_open()
         return self.engine.evaluation.predict(x)
+
+    def generate(
+        self,
+        prompts,
+        num_tokens: int,
+        temperature: float = 1.0,
+        *,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop=(),
+        seeds=None,
+    ) -> list:
+        """Return what follows each prompt: a list of int64 arrays, the same on all ranks.
+
+        Collective: all ranks pass the same. Of a GPT alone.
+
+        prompts     1-D integer arrays, of any lengths; the data replicas share them
+        num_tokens  to add to each text, unless it comes to a stop token before
+        temperature, top_k, top_p, stop    see nn.generation.Choice
+        seeds       one integer for each prompt; None: 0, 1, 2, ...
+
+        A text depends on its prompt and its seed, to the rounding of the logits; on neither its
+        neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
+        parallelism each token costs a pass over the text.
+        Errors, on all ranks: ShapeError on prompts that are no tokens, ConfigurationError,
+        ShardingError if ranks pass different ones.
+        """
+        self._check_open()
+        choice = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "stop": tuple(stop),
+        }
+        return generate(self.engine, prompts, num_tokens, choice, seeds)
 
     def evaluate(self, x, y) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.

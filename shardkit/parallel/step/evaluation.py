@@ -63,7 +63,7 @@ class Evaluation:
         if self._batches.compares_peers:
             check_peers(self._mesh, x)
         with whole_outputs():
-            prediction = self._predict(x)
+            prediction = self.forward(x)
         shape = self._pipeline.broadcast_object(
             None if prediction is None else prediction.shape, self._last_rank
         )
@@ -86,7 +86,7 @@ class Evaluation:
         self._weights.check()
         batch = self._batches.agree(x, y, micro_batches=1)
         criterion = batch.loss
-        prediction, total = self._predict(batch.x), 0.0
+        prediction, total = self.forward(batch.x), 0.0
         if prediction is not None:
             with no_grad():
                 targets = self._device.from_host(batch.y)
@@ -96,8 +96,11 @@ class Evaluation:
         )
         return total, items
 
-    def _predict(self, x):
-        """Return the output on the last stage, None elsewhere."""
+    def forward(self, x, texts=None):
+        """Return the output of this replica's x on the last stage, None elsewhere.
+
+        texts   the pass over texts that are being continued (nn/texts.py)
+        """
         x = self._numerics.entering(self._device.from_host(x))
-        part = MicroBatch(x, None, ForwardContext(seed=self._seed))
+        part = MicroBatch(x, None, ForwardContext(seed=self._seed, texts=texts))
         return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)

@@ -1,0 +1,115 @@
+"""Text from a sharded language model: its ranks continue prompts together.
+
+    data rank r         continues every n-th prompt
+    tensor ranks        keep keys and values of their own heads
+    pipeline ranks      pass on the new positions; the last stage chooses the tokens, and tells the
+                        others
+
+A pass gathers the parameters as any forward pass does, so all replicas make the same number of
+passes. No rank ever holds the whole model.
+"""
+
+from collections.abc import Sequence
+
+import numpy
+
+from ...arguments import is_integer, require
+from ...array.backend import to_host
+from ...array.halves import widened
+from ...comm.failure.agreement import collectively
+from ...comm.same import check_same
+from ...errors import ConfigurationError
+from ...nn.generation import Choice, Writer, check_number, checked_prompt
+from ...nn.gpt import GPT
+from ..step.engine import Engine
+from ..tensor.vocabulary import whole_outputs
+
+
+class ShardedPasses:
+    """Passes of a sharded GPT over the texts that this replica continues."""
+
+    remembers = True
+
+    def __init__(self, engine: Engine):
+        self.window = engine.model.settings.sequence_length
+        self._evaluation = engine.evaluation
+        self._data = engine.mesh.group("data")
+        self._pipeline = engine.mesh.group("pipeline")
+        self._last_rank = engine.stages.last_rank
+
+    def next_tokens(self, ids, texts, choose) -> numpy.ndarray:
+        """Return the next token of each text, the same on all ranks of the replica.
+
+        Collective over the mesh. See generation.Passes.
+        """
+        with whole_outputs():
+            output = self._output(ids, texts)
+        if output is None:
+            tokens = numpy.empty(len(ids), numpy.int64)
+        else:
+            tokens = choose(widened(to_host(output)))
+        self._pipeline.broadcast(tokens, self._last_rank)
+        return tokens
+
+    def _output(self, ids, texts):
+        """Return the logits [rows, vocabulary] of the next tokens on the last stage, else None."""
+        output = self._evaluation.forward(ids, texts)
+        return None if output is None else output[:, -1]
+
+    def anybody(self, is_busy: bool) -> bool:
+        """Return whether any replica has something left to do. Collective over the data axis."""
+        everyones = numpy.zeros(self._data.world_size, numpy.int64)
+        self._data.all_gather(numpy.array([is_busy], numpy.int64), everyones)
+        return bool(everyones.any())
+
+
+class WholePasses(ShardedPasses):
+    """Passes under sequence parallelism, where a rank cannot hold a single position.
+
+    Each goes over the whole text, with as many positions behind it as the tensor ranks need to
+    divide it, and keeps nothing.
+    """
+
+    remembers = False
+
+    def __init__(self, engine: Engine):
+        super().__init__(engine)
+        self._num_slices = engine.mesh.group("tensor").world_size
+
+    def _output(self, ids, texts):
+        length = ids.shape[1]
+        padded = numpy.pad(ids, ((0, 0), (0, -length % self._num_slices)))
+        output = self._evaluation.forward(padded)
+        return None if output is None else output[:, length - 1]
+
+
+def generate(
+    engine: Engine, prompts: Sequence, num_tokens: int, choice: dict, seeds: Sequence[int] | None
+) -> list[numpy.ndarray]:
+    """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
+    mesh = engine.mesh
+    with collectively(mesh.world):
+        if not isinstance(engine.model, GPT):
+            raise ConfigurationError(
+                f"generate by a {type(engine.model).__name__}; wanted a language model "
+                "(sk.models.GPT)"
+            )
+        settings = engine.model.settings
+        texts = [checked_prompt(prompt, settings.vocabulary_size) for prompt in prompts]
+        check_number(num_tokens)
+        chosen = Choice(**choice)
+        seeds = list(range(len(texts)) if seeds is None else seeds)
+        are_seeds = len(seeds) == len(texts) and all(is_integer(seed) for seed in seeds)
+        require(are_seeds, "seeds", seeds, f"{len(texts)} integers, one for each prompt")
+        engine.weights.check()
+    facts = {"prompts": texts, "num_tokens": num_tokens, "choice": chosen, "seeds": seeds}
+    check_same(mesh.world, {name: repr(value) for name, value in facts.items()})
+    has_slices = engine.config.sequence_parallel and mesh.size("tensor") > 1
+    passes = (WholePasses if has_slices else ShardedPasses)(engine)
+    data = mesh.group("data")
+    mine = slice(data.rank, None, data.world_size)
+    written = Writer(passes, texts[mine], num_tokens, chosen, seeds[mine]).write()
+    results = [numpy.empty(0, numpy.int64) for _ in texts]
+    for rank, part in enumerate(data.all_gather_object(written)):
+        results[rank :: data.world_size] = part
+    return results

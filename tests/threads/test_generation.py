@@ -1,0 +1,146 @@
+"""Text of sharded language models: on any mesh it is that of the unsharded model."""
+
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.errors import ConfigurationError, ShapeError, ShardingError
+from shardkit.nn.generation import Choice
+
+PROMPTS = [[3, 1, 4, 1, 5], [2], [9, 2, 6], [5, 3, 5], [8, 9, 7, 9, 3, 2, 3]]
+WINDOW = 12
+MESHES = {  # pipeline, tensor, policy, number of ranks
+    "one": (1, 1, "fsdp", 1),
+    "data": (1, 1, "fsdp", 3),
+    "ddp": (1, 1, "ddp", 2),
+    "tensor": (1, 2, "ddp", 2),
+    "pipeline": (2, 1, "ddp", 2),
+    "all": (2, 2, "fsdp", 8),
+}
+
+
+def gpt(style="llama", **options):
+    return sk.models.GPT(
+        11, WINDOW, 16, 2, 4, kv_heads=2, style=style, dtype="float64", seed=3, **options
+    )
+
+
+def alone(model, **how):
+    """Each text by itself."""
+    return [
+        model.generate(prompt, 10, seed=seed, **how).tolist() for seed, prompt in enumerate(PROMPTS)
+    ]
+
+
+def on_mesh(mesh, task, style="llama", **options):
+    pipeline, tensor, policy, num_ranks = MESHES[mesh]
+
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1), **options)
+        model = sk.HybridShardedModel(gpt(style), config, pipeline, tensor, policy=policy)
+        return task(model)
+
+    return sk.run_ranks(num_ranks, on_rank)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_each_text_is_that_of_the_unsharded_model_alone(mesh):
+    """Some texts outgrow the window of twelve, at different times."""
+    how = {"temperature": 0.7, "top_k": 6, "top_p": 0.9}
+    texts = on_mesh(mesh, lambda model: model.generate(PROMPTS, 10, **how))
+    expected = alone(gpt(), **how)
+    assert all([text.tolist() for text in of_rank] == expected for of_rank in texts)
+
+
+@pytest.mark.parametrize("style", ["gpt2", "llama"])
+def test_the_likeliest_tokens_are_those_of_plain_predictions(style):
+    (texts,) = on_mesh("one", lambda model: model.generate(PROMPTS, 10, 0), style)
+    model = gpt(style)
+    for prompt, text in zip(PROMPTS, texts):
+        seen = list(prompt)
+        for token in text:
+            assert token == model.predict(numpy.array([seen[-WINDOW:]]))[0, -1].argmax()
+            seen.append(token)
+
+
+def test_sequence_parallel_ranks_write_the_same_text():
+    texts = on_mesh("tensor", lambda model: model.generate(PROMPTS, 6), sequence_parallel=True)
+    model = gpt()
+    expected = [model.generate(p, 6, seed=seed).tolist() for seed, p in enumerate(PROMPTS)]
+    assert all([text.tolist() for text in of_rank] == expected for of_rank in texts)
+
+
+def test_a_text_ends_before_its_stop_token():
+    whole = alone(gpt())
+    stop = whole[0][4]
+    expected = [text[: text.index(stop)] if stop in text else text for text in whole]
+    assert len(expected[0]) <= 4
+    for texts in on_mesh("data", lambda model: model.generate(PROMPTS, 10, stop=[stop])):
+        assert [text.tolist() for text in texts] == expected
+
+
+def test_no_prompts_and_no_tokens_are_fine():
+    def none(model):
+        return model.generate([], 5), model.generate([[1]], 0)
+
+    for texts, (nothing,) in on_mesh("data", none):
+        assert texts == [] and nothing.shape == (0,)
+
+
+def shares(choice, logits):
+    """How often each token is drawn at evenly spread chances."""
+    chances = (numpy.arange(1600) + 0.5) / 1600
+    drawn = [choice.token(logits, chance) for chance in chances]
+    return (numpy.bincount(drawn, minlength=len(logits)) / 1600).tolist()
+
+
+def test_top_k_and_top_p_draw_from_the_likeliest_in_proportion():
+    logits = numpy.log(numpy.array([0.125, 0.5, 0.125, 0.25]))
+    assert shares(Choice(top_k=1), logits) == [0, 1, 0, 0]
+    assert shares(Choice(top_k=2), logits) == pytest.approx([0, 2 / 3, 0, 1 / 3], abs=1e-3)
+    assert shares(Choice(top_p=0.5), logits) == [0, 1, 0, 0]
+    assert shares(Choice(top_p=0.51), logits) == pytest.approx([0, 2 / 3, 0, 1 / 3], abs=1e-3)
+    assert shares(Choice(top_p=0.8), logits) == pytest.approx([1 / 7, 4 / 7, 0, 2 / 7], abs=1e-3)
+    assert shares(Choice(top_k=3, top_p=1.0), logits) == shares(Choice(top_k=3), logits)
+
+
+@pytest.mark.parametrize(
+    "prompts, options, error, match",
+    [
+        ([[1], []], {}, ShapeError, "at least one"),
+        ([[11]], {}, ShapeError, "0 <= token < 11"),
+        ([[1]], {"num_tokens": -1}, ConfigurationError, "not below 0"),
+        ([[1]], {"temperature": -1.0}, ConfigurationError, "not below 0"),
+        ([[1]], {"top_k": 0}, ConfigurationError, "top_k"),
+        ([[1]], {"top_p": 1.5}, ConfigurationError, "top_p"),
+        ([[1]], {"stop": [-1]}, ConfigurationError, "stop"),
+        ([[1]], {"seeds": [1, 2]}, ConfigurationError, "seeds"),
+    ],
+)
+def test_what_cannot_be_continued_is_refused_on_all_ranks(prompts, options, error, match):
+    def refused(model):
+        given = {"num_tokens": 3, **options}
+        with pytest.raises(error, match=match):
+            model.generate(prompts, **given)
+        return True
+
+    assert on_mesh("data", refused) == [True] * 3
+
+
+def test_ranks_with_different_prompts_are_refused():
+    def refused(model):
+        with pytest.raises(ShardingError, match="prompts"):
+            model.generate([[model.rank]], 3)
+        return True
+
+    assert on_mesh("ddp", refused) == [True] * 2
+
+
+def test_a_model_of_no_language_is_refused():
+    def refused(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+        with pytest.raises(ConfigurationError, match="wanted a language model"):
+            sk.DDPModel(sk.models.MLP([2, 1]), config).generate([[1]], 3)
+        return True
+
+    assert sk.run_ranks(2, refused) == [True, True]
