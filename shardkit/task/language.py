@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy
 
+from ..checkpoint.format.files import write_whole
 from ..checkpoint.models import without_weights
 from ..comm.failure.agreement import collectively
 from ..data.language import LanguageData
@@ -111,6 +112,8 @@ class Language(Task):
         found = LanguageData.prepare(folder / "data", self.settings.data, resume=resume)
         self._take(found)
         found.check_tokens(self.vocabulary_size)
+        for name, content in found.tokenizer_files.items():
+            write_whole(folder / name, content)
 
     def open(self, folder):
         self._take(LanguageData.open(folder / "data", self.settings.data))

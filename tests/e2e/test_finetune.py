@@ -1,0 +1,58 @@
+"""jobs/finetune.sh: from a folder of transformers and text to a folder of transformers."""
+
+import os
+import subprocess
+
+import pytest
+from e2e.mpi_jobs import ROOT, python_of
+
+from shardkit.cli import main
+
+TEXT = "The ship sails over the sea. The sea is deep, and the ship is small.\n"
+
+
+def pretrained(folder):
+    """Write a small random Llama with a tokenizer of 280 tokens."""
+    pytest.importorskip("torch").manual_seed(0)
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("tokenizers")
+    from shardkit.data.prepare.vocabulary import train_vocabulary
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    settings = transformers.LlamaConfig(vocab_size=280, tie_word_embeddings=True, **sizes, **heads)
+    transformers.LlamaForCausalLM(settings).save_pretrained(folder)
+    for name, content in train_vocabulary(iter([TEXT]), 280).items():
+        (folder / name).write_bytes(content)
+
+
+def loss_of(folder):
+    """The loss on the text, by transformers alone."""
+    import torch
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    numbers = torch.tensor([tokenizer(TEXT)["input_ids"]])
+    return model(input_ids=numbers, labels=numbers).loss.item()
+
+
+def test_a_pretrained_model_is_fine_tuned_on_text_and_handed_back(tmp_path, capsys):
+    python = python_of("MPICH")
+    pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text(TEXT * 200)
+    command = ["bash", ROOT / "jobs/finetune.sh", "model", "text.txt", "out"]
+    command += ["--model.sequence_length=32", "--run.steps=40", "--optimizer.learning_rate=1e-2"]
+    command += ["--sample.prompt=The ship", "--sample.tokens=12", "--sample.temperature=0"]
+    environment = os.environ | {"PYTHON": str(python), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert "sample of generated text:\nThe ship sails" in done.stdout
+    before, after = loss_of(tmp_path / "model"), loss_of(tmp_path / "out/model")
+    assert before > 5 and after < 3
+    tokenizer = (tmp_path / "model/tokenizer.json").read_bytes()
+    assert (tmp_path / "out/model/tokenizer.json").read_bytes() == tokenizer
+    assert main(["generate", f"{tmp_path}/out/run", "--prompt=The sea", "--tokens=6"]) == 0
+    assert capsys.readouterr().out.startswith("The sea ")
