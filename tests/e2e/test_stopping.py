@@ -130,7 +130,7 @@ def same_bits(one, other):
     "number, ranks", [(signal.SIGUSR1, 3), (signal.SIGUSR2, 1), (signal.SIGTERM, 2)]
 )
 def test_a_signal_to_one_rank_stops_all_after_a_checkpoint(folder, number, ranks):
-    with Job(folder, "--batch.sequences=6", ranks=ranks) as job:
+    with Job(folder, f"--batch.sequences={2 * ranks}", ranks=ranks) as job:
         job.wait_for_step(5)
         job.signal_rank(ranks - 1, number)
         code, output = job.end(60)

@@ -166,7 +166,10 @@ def bits(run, half, tied=False, num_micro_batches=8):
 @EVERY_HALF
 @pytest.mark.parametrize("tensor", RUNS)
 def test_bits_depend_on_the_tensor_size_alone(half, tensor):
-    assert len({bits(run, half) for run in RUNS[tensor]}) == 1
+    """Half of the runs in each format; the first of a row is in both."""
+    first, *others = RUNS[tensor]
+    runs = [first, *others[half == "bfloat16" :: 2]]
+    assert len({bits(run, half) for run in runs}) == 1
 
 
 @pytest.mark.parametrize("half", [BFLOAT16])
