@@ -219,7 +219,7 @@ class TrainingRun:
         self._listen()
         self.report.introduce()
         train_loss = validation_loss = stop = None
-        with self.reporter:
+        with self.stream, self.reporter:
             while self.model.step_number < self.settings.run.steps:
                 try:
                     train_loss = self._step()
@@ -242,7 +242,6 @@ class TrainingRun:
             validation_loss = self._validate(self.model.step_number)
         self.report.report_memory()
         shown = "" if is_interrupted else self._finish()
-        self.stream.close()
         return RunResult(self.model.step_number, train_loss, validation_loss, shown, is_interrupted)
 
     def _step(self) -> float:

@@ -1,11 +1,15 @@
 """A run on each kind of language data has the same bits on every mesh and goes on in an epoch."""
 
+import os
+import threading
+
 import pytest
 from token_sources import FORMATS, documents, write_documents
 
 import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.diff import compare
+from shardkit.data.packed import TokenWindows
 from shardkit.errors import ConfigurationError, CorpusError
 from shardkit.task.language import Language
 from shardkit.train import train_run
@@ -85,3 +89,21 @@ def test_what_cannot_be_trained_on_is_refused_before_there_is_a_run(tmp_path):
             run(tmp_path, "run", {"data.path": [str(tokens)], **settings}, num_ranks=2)
         assert not (tmp_path / "run" / "checkpoints").exists()
         assert not (tmp_path / "run" / "configuration.json").exists()
+
+
+def test_a_run_that_fails_leaves_no_thread_that_reads(tmp_path):
+    path = write_documents(tmp_path / "npy", "npy", documents())
+    data = {"data.path": [str(path)], "run.steps": 50}
+    before = threading.active_count()
+
+    def cut_short(batch):
+        os.truncate(path, 200)
+        return batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        read = TokenWindows.read
+        patch.setattr(TokenWindows, "read", lambda self, numbers: cut_short(read(self, numbers)))
+        patch.setattr("shardkit.data.segments._KEPT_FILE_BYTES", 0)
+        with pytest.raises(CorpusError, match="became shorter"):
+            run(tmp_path, "run", data, num_ranks=2)
+    assert threading.active_count() == before
