@@ -27,7 +27,7 @@ from .task import OWN_SECTION, Task
 
 BUILT_IN = {  # name: (module of this room, class)
     "language": ("language", "Language"),
-    "table": ("table", "Tabular"),
+    "table": ("table", "TableMLP"),
 }
 DEFAULT_TASK = "language"
 

@@ -5,10 +5,9 @@
     prepare(), on rank 0: one pass over all rows, which checks them, counts classes and fits the
     scaling; it is stored in the run folder and in every checkpoint as table.json
 
-Predictions and metrics are in the units of the file.
+Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,8 @@ from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weight
 from ..nn.mlp import ACTIVATIONS
 from ..nn.models import MLP
 from ..settings import fixed, setting
-from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, Metric, classes_of
+from .described import Described, Inputs, InUnits, OfClasses, Scaled
+from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
 from .scaling import Moments, Scaling, blocks_of
 from .task import TRAINING, VALIDATION, Task
 
@@ -77,97 +77,18 @@ class TableModel:
     )
 
 
-@dataclass(frozen=True)
-class Described:
-    """What one pass over the rows of a run has found.
+class TableTask(Task):
+    """Rows of numbers or classes, and a model of one's own.
 
-    features, targets  as data.features takes them; names of the columns of x and y
-    classes            how many; 0 of regression
-    class_counts       in the training rows
+    A class derived from it has make_model() and, if the model has settings, Settings. Known then:
+
+    num_features, num_outputs   sizes of x and of the prediction, one row each
+    described                   names of the columns, scaling, classes
+    loss, metrics               those of data.kind
     """
 
-    features: tuple[str, ...]
-    feature_names: tuple[str, ...]
-    target_names: tuple[str, ...]
-    x: Scaling
-    y: Scaling
-    classes: int
-    class_counts: tuple[int, ...]
-
-    def to_json(self) -> bytes:
-        """Return it as a file."""
-        content = {**vars(self), "x": self.x.to_lists(), "y": self.y.to_lists()}
-        return json.dumps(content, indent=1).encode()
-
-    @classmethod
-    def from_json(cls, content: bytes) -> "Described":
-        """Return what to_json() described."""
-        values = json.loads(content)
-        scalings = {name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")}
-        return cls(**{name: _tuple(value) for name, value in values.items()}, **scalings)
-
-
-def _tuple(value):
-    return tuple(value) if isinstance(value, list) else value
-
-
-class Scaled(Samples):
-    """Rows of a table as a model takes them: scaled, float32."""
-
-    def __init__(self, rows: Samples, described: Described):
-        self._rows, self._described = rows, described
-        self.run_length = rows.run_length
-
-    def __len__(self):
-        return len(self._rows)
-
-    def read(self, numbers):
-        x, y = self._rows.read(numbers)
-        x = self._described.x.apply(x).astype(numpy.float32)
-        if self._described.classes:
-            return x, y
-        targets = len(self._described.target_names)
-        scaled = self._described.y.apply(y[:, :targets])
-        return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
-
-    def fingerprint(self):
-        """Return that of the rows: the scaling follows from them."""
-        return self._rows.fingerprint()
-
-
-class InUnits(Metric):
-    """A metric of scaled predictions, measured in the units of the file."""
-
-    def __init__(self, metric: Metric, scaling: Scaling):
-        self._metric, self._scaling = metric, scaling
-
-    def sums(self, prediction, y):
-        targets = numpy.asarray(y)[:, : prediction.shape[1]]  # weights stand behind them
-        return self._metric.sums(self._scaling.invert(prediction), self._scaling.invert(targets))
-
-    def value(self, sums):
-        return self._metric.value(sums)
-
-
-class OfClasses(Metric):
-    """A metric of classes whose y has weights behind the class numbers."""
-
-    def __init__(self, metric: Metric):
-        self._metric = metric
-
-    def sums(self, prediction, y):
-        return self._metric.sums(prediction, numpy.asarray(y).reshape(len(prediction), -1)[:, 0])
-
-    def value(self, sums):
-        return self._metric.value(sums)
-
-
-class Tabular(Task):
-    """Rows of numbers or classes, and an MLP."""
-
-    sections = {"model": TableModel, "data": TableData}
+    sections = {"data": TableData}
     defaults = {
-        "run.folder": "runs/table",
         "batch.sequences": 256,
         "batch.micro_batch": 64,
         "run.validation_batches": None,
@@ -284,17 +205,17 @@ class Tabular(Task):
 
     # ---- the model -------------------------------------------------------------------------------
 
-    def make_model(self):
-        described, model = self.described, self.settings.model
-        is_multiclass = self.settings.data.kind == "multiclass"
-        num_out = described.classes if is_multiclass else len(described.target_names)
-        return MLP(
-            [len(described.feature_names), *model.hidden, num_out],
-            activation=model.activation,
-            task="classification" if is_multiclass else "regression",
-            seed=self.settings.run.seed,
-            feature_names=described.feature_names,
-        )
+    @property
+    def num_features(self) -> int:
+        """The number of columns of x."""
+        return len(self.described.feature_names)
+
+    @property
+    def num_outputs(self) -> int:
+        """The number of targets, of logits; two classes have one logit."""
+        if self.settings.data.kind == "multiclass":
+            return self.described.classes
+        return len(self.described.target_names)
 
     def _loss(self):
         data = self.settings.data
@@ -333,7 +254,7 @@ class Tabular(Task):
                 f"{path} has {len(rows.feature_names)} features, {_ends(rows.feature_names)}, but "
                 f"this run was trained on {len(names)}, {_ends(names)}"
             )
-        return Scaled(rows, self.described) if has_targets else _Inputs(rows, self.described)
+        return Scaled(rows, self.described) if has_targets else Inputs(rows, self.described)
 
     def outputs(self, prediction):
         if self.settings.data.kind == "regression":
@@ -347,21 +268,21 @@ class Tabular(Task):
         return {"class": classes_of(prediction), "probability": probability}
 
 
-class _Inputs(Samples):
-    """Rows without targets, scaled as a model takes them; y is empty."""
+class TableMLP(TableTask):
+    """`table`, the task that is built in: rows, and an MLP."""
 
-    def __init__(self, rows: TableSamples, described: Described):
-        self._rows, self._described = rows, described
+    sections = {"model": TableModel, "data": TableData}
+    defaults = {"run.folder": "runs/table", **TableTask.defaults}
 
-    def __len__(self):
-        return len(self._rows)
-
-    def read(self, numbers):
-        x, y = self._rows.read(numbers)
-        return self._described.x.apply(x).astype(numpy.float32), y
-
-    def fingerprint(self):
-        return self._rows.fingerprint()
+    def make_model(self):
+        model = self.settings.model
+        return MLP(
+            [self.num_features, *model.hidden, self.num_outputs],
+            activation=model.activation,
+            task="classification" if self.settings.data.kind == "multiclass" else "regression",
+            seed=self.settings.run.seed,
+            feature_names=self.described.feature_names,
+        )
 
 
 def _index(folder: Path, part: str) -> Path:

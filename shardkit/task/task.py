@@ -73,7 +73,7 @@ class Task(ABC):
         own = cls.__dict__.get("Settings")
         if own is not None:
             cls.Settings = as_section(own)
-            cls.sections = {OWN_SECTION: cls.Settings}
+            cls.sections = {**cls.sections, OWN_SECTION: cls.Settings}
 
     def __init__(self, settings):
         self.settings = settings

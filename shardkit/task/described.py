@@ -1,0 +1,117 @@
+"""What is known of the rows of a table, and how a model and its metrics meet them.
+
+rows in the units of the file --Described--> Scaled, what a model takes
+predictions --> InUnits, OfClasses --> metrics in the units of the file
+"""
+
+import json
+from dataclasses import dataclass
+
+import numpy
+
+from ..data.samples import Samples
+from ..data.tables import TableSamples
+from .metrics import Metric
+from .scaling import Scaling
+
+
+@dataclass(frozen=True)
+class Described:
+    """What one pass over the rows of a run has found.
+
+    features, targets  as data.features takes them; names of the columns of x and y
+    classes            how many; 0 of regression
+    class_counts       in the training rows
+    """
+
+    features: tuple[str, ...]
+    feature_names: tuple[str, ...]
+    target_names: tuple[str, ...]
+    x: Scaling
+    y: Scaling
+    classes: int
+    class_counts: tuple[int, ...]
+
+    def to_json(self) -> bytes:
+        """Return it as a file."""
+        content = {**vars(self), "x": self.x.to_lists(), "y": self.y.to_lists()}
+        return json.dumps(content, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes) -> "Described":
+        """Return what to_json() described."""
+        values = json.loads(content)
+        scalings = {name: Scaling.from_lists(values.pop(name)) for name in ("x", "y")}
+        return cls(**{name: _tuple(value) for name, value in values.items()}, **scalings)
+
+
+def _tuple(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+class Scaled(Samples):
+    """Rows of a table as a model takes them: scaled, float32."""
+
+    def __init__(self, rows: Samples, described: Described):
+        self._rows, self._described = rows, described
+        self.run_length = rows.run_length
+
+    def __len__(self):
+        return len(self._rows)
+
+    def read(self, numbers):
+        x, y = self._rows.read(numbers)
+        x = self._described.x.apply(x).astype(numpy.float32)
+        if self._described.classes:
+            return x, y
+        targets = len(self._described.target_names)
+        scaled = self._described.y.apply(y[:, :targets])
+        return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)
+
+    def fingerprint(self):
+        """Return that of the rows: the scaling follows from them."""
+        return self._rows.fingerprint()
+
+
+class InUnits(Metric):
+    """A metric of scaled predictions, measured in the units of the file."""
+
+    def __init__(self, metric: Metric, scaling: Scaling):
+        self._metric, self._scaling = metric, scaling
+
+    def sums(self, prediction, y):
+        targets = numpy.asarray(y)[:, : prediction.shape[1]]  # weights stand behind them
+        return self._metric.sums(self._scaling.invert(prediction), self._scaling.invert(targets))
+
+    def value(self, sums):
+        return self._metric.value(sums)
+
+
+class OfClasses(Metric):
+    """A metric of classes whose y has weights behind the class numbers."""
+
+    def __init__(self, metric: Metric):
+        self._metric = metric
+
+    def sums(self, prediction, y):
+        return self._metric.sums(prediction, numpy.asarray(y).reshape(len(prediction), -1)[:, 0])
+
+    def value(self, sums):
+        return self._metric.value(sums)
+
+
+class Inputs(Samples):
+    """Rows without targets, scaled as a model takes them; y is empty."""
+
+    def __init__(self, rows: TableSamples, described: Described):
+        self._rows, self._described = rows, described
+
+    def __len__(self):
+        return len(self._rows)
+
+    def read(self, numbers):
+        x, y = self._rows.read(numbers)
+        return self._described.x.apply(x).astype(numpy.float32), y
+
+    def fingerprint(self):
+        return self._rows.fingerprint()
