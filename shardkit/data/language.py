@@ -121,23 +121,6 @@ class LanguageData:
             return None
         return tokenizer_of(self.tokenizer_files, self._corpora[0].segments[0].path)
 
-    def samples_of(self, path: str, length: int, vocabulary_size: int) -> Samples:
-        """Return all windows of other data, in their order; nothing is held out.
-
-        Errors: CorpusError if there is not one window, or its tokens are of another tokenizer.
-        """
-        alone = {"path": (str(path),), "weights": (), "validation_path": ()}
-        (corpus,), _ = find_corpora(replace(self._settings, **alone))
-        hashes = corpus.tokenizer_hash, self.tokenizer_hash
-        if None not in hashes and len(set(hashes)) > 1:
-            raise CorpusError(
-                f"the tokens of {path} are of another tokenizer than those that this run was "
-                "trained on; let `shardkit prepare` make them with its tokenizer.json"
-            )
-        masks = self._settings.mask_documents
-        tokens = corpus.with_documents().whole()
-        return TokenWindows(tokens, length, vocabulary_size, mask_documents=masks, part=str(path))
-
     def check_tokens(self, vocabulary_size: int) -> None:
         """Raise CorpusError, with place and value, if a token is beyond the vocabulary of a model.
 
