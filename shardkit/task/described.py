@@ -100,7 +100,7 @@ class OfClasses(Metric):
         return self._metric.value(sums)
 
 
-class Inputs(Samples):
+class ScaledInputs(Samples):
     """Rows without targets, scaled as a model takes them; y is empty."""
 
     def __init__(self, rows: TableSamples, described: Described):

@@ -22,7 +22,7 @@ from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weight
 from ..nn.mlp import ACTIVATIONS
 from ..nn.models import MLP
 from ..settings import fixed, setting
-from .described import Described, Inputs, InUnits, OfClasses, Scaled
+from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
 from .scaling import Moments, Scaling, blocks_of
 from .task import TRAINING, VALIDATION, Task
@@ -254,7 +254,7 @@ class TableTask(Task):
                 f"{path} has {len(rows.feature_names)} features, {_ends(rows.feature_names)}, but "
                 f"this run was trained on {len(names)}, {_ends(names)}"
             )
-        return Scaled(rows, self.described) if has_targets else Inputs(rows, self.described)
+        return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
 
     def outputs(self, prediction):
         if self.settings.data.kind == "regression":
