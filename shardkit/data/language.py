@@ -41,6 +41,7 @@ class LanguageData:
 
     def __init__(self, training: list[Corpus], validation: list[Corpus], settings: TextData):
         self._settings = settings
+        self._found = training, validation
         self._corpora = [corpus.with_documents() for corpus in training]
         self._validation = [corpus.with_documents() for corpus in validation]
         everything = self._corpora + self._validation
@@ -54,26 +55,26 @@ class LanguageData:
 
     @classmethod
     def prepare(cls, folder: Path, settings: TextData, *, resume: bool) -> "LanguageData":
-        """Find and check the data, and write the index into the folder; for one rank.
+        """Find and check the data, still without an index of it; for one rank.
 
-        resume  the index is there already: the files must be as it says
-        Errors: CorpusError, OSError; no index is left behind then.
+        resume  the folder has an index: the files must be as it says
+        Errors: CorpusError, OSError.
         """
-        if resume:
-            found = _read_index(folder)
-            for corpus in found[0] + found[1]:
-                _check_unchanged(corpus)
-            return cls(*found, settings)
-        (folder / _INDEX).unlink(missing_ok=True)  # it would be that of other files
-        found = find_corpora(settings)
-        opened = cls(*found, settings)
+        if not resume:
+            return cls(*find_corpora(settings), settings)
+        found = _read_index(folder)
+        for corpus in found[0] + found[1]:
+            _check_unchanged(corpus)
+        return cls(*found, settings)
+
+    def store(self, folder: Path) -> None:
+        """Write the index into the folder, in place of another. Errors: OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        _write_index(folder, *found)
-        return opened
+        _write_index(folder, *self._found)
 
     @classmethod
     def open(cls, folder: Path, settings: TextData) -> "LanguageData":
-        """Open what was prepared. Errors: CorpusError, OSError."""
+        """Open what was prepared and stored. Errors: CorpusError, OSError."""
         return cls(*_read_index(folder), settings)
 
     def num_tokens(self, part: str) -> int:

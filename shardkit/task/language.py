@@ -112,6 +112,7 @@ class Language(Task):
         found = LanguageData.prepare(folder / "data", self.settings.data, resume=resume)
         self._take(found)
         found.check_tokens(self.vocabulary_size)
+        found.store(folder / "data")
         for name, content in found.tokenizer_files.items():
             write_whole(folder / name, content)
 

@@ -25,7 +25,7 @@ def prepared(folder, *, resume=False, **settings):
     """What rank 0 prepares and another rank opens."""
     settings = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
     settings = TextData(**settings)
-    LanguageData.prepare(folder / "data", settings, resume=resume)
+    LanguageData.prepare(folder / "data", settings, resume=resume).store(folder / "data")
     return LanguageData.open(folder / "data", settings)
 
 

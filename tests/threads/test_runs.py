@@ -67,9 +67,9 @@ def text_of(folder):
 
 
 def failed_start(folder):
-    """A first start that leaves its text and no checkpoint."""
-    with pytest.raises(CorpusError, match="sequence_length"):
-        run(settings_of(folder, model__sequence_length=10**5))
+    """A first start that leaves an index of its text and no checkpoint."""
+    with pytest.raises(DeviceError):
+        run(settings_of(folder, parallel__device="cuda"))
     assert "one.txt" in text_of(folder)
 
 
