@@ -68,7 +68,7 @@ from .parallel import (
 from .parallel.settings import ShardingConfiguration
 from .task import Task
 from .task.metrics import Metric
-from .train import ElasticTraining
+from .train import Callback, ElasticTraining, Training
 
 __version__ = "0.1.0"
 
@@ -76,6 +76,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "AutogradError",
+    "Callback",
     "CheckpointError",
     "CommunicationBackend",
     "CommunicationError",
@@ -120,6 +121,7 @@ __all__ = [
     "Task",
     "TensorParallelModel",
     "TensorParallelOptimizer",
+    "Training",
     "ZeRO1Model",
     "ZeRO1Optimizer",
     "ZeRO2Model",

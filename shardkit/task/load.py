@@ -30,6 +30,7 @@ BUILT_IN = {  # name: (module of this room, class)
     "table": ("table", "TableMLP"),
 }
 DEFAULT_TASK = "language"
+SCRIPT = "script"  # the task of a run that a script of the user's own makes, with sk.Training
 
 
 def absolute_task(name: str) -> str:
@@ -46,6 +47,11 @@ def load_task(name: str) -> type[Task]:
     if name in BUILT_IN:
         module, attribute = BUILT_IN[name]
         return getattr(importlib.import_module(f".{module}", __package__), attribute)
+    if name == SCRIPT:
+        raise ConfigurationError(
+            "this run was made by a script with sk.Training; start that script again, which goes "
+            "on with the run"
+        )
     place, colon, attribute = name.rpartition(":")
     if not colon or not place or not attribute.isidentifier():
         near = nearest(name, BUILT_IN)

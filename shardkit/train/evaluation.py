@@ -77,6 +77,14 @@ class TrainedRun:
         self.model: ShardedModel = make_model(self.task, backend)
         self.step: int = self.model.load_model(folder / "checkpoints", only="model")["step"]
 
+    @classmethod
+    def of_model(cls, task: Task, model: ShardedModel) -> "TrainedRun":
+        """Return one around a model that is there already."""
+        made = cls.__new__(cls)
+        made.task, made.model, made.backend = task, model, model.mesh.world
+        made.window_samples, made.step = task.settings.batch.micro_batch, model.step_number
+        return made
+
     def samples(self, path: str | None, *, has_targets: bool = True) -> Samples:
         """Return the samples of a source; None: those that the run held out. Collective.
 

@@ -12,6 +12,7 @@ run folder/
 """
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from ..comm.failure.program import Program
 from ..data.stream import Stream
 from ..errors import CheckpointError, StopVoted
 from ..task.task import TRAINING, Task
+from .callback import Callback, Callbacks
 from .folder import check_folder, store_settings
 from .log import RankLog, Reporter
 from .model import make_model
@@ -32,6 +34,7 @@ from .ranks import check_batch
 from .saves import Saves
 from .settings import RunConfiguration, settled
 from .stopping import Clock, Patience, StopSignals
+from .tracking import make_tracker
 from .validation import Validation
 
 
@@ -57,6 +60,8 @@ def train_run(
     resume: bool = False,
     program: Program | None = None,
     signals: StopSignals | None = None,
+    callbacks: Iterable[Callback] = (),
+    after: Callable[["TrainingRun"], None] = lambda run: None,
 ) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
@@ -64,6 +69,8 @@ def train_run(
     program  of the abort_on_error around this call, which learns the run folder and the step from
              here
     signals  that end the run early, with a checkpoint
+    callbacks  beside those of the run itself
+    after      function (run), called when it has ended
     Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError,
     OutOfMemoryError, NonFiniteError.
     """
@@ -75,14 +82,16 @@ def train_run(
         backend.keep_ledger(folder / "ledger")
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
-        run = TrainingRun(task, backend, signals or StopSignals(), log)
+        run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks)
         begin_run(run, settings, resume=resume)
         if program is not None:
             program.run_folder, program.describe = (
                 folder,
                 lambda: f"step {run.model.step_number + 1}",
             )
-        return run.go()
+        result = run.go()
+        after(run)
+        return result
 
 
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
@@ -133,7 +142,12 @@ class TrainingRun:
     """
 
     def __init__(
-        self, task: Task, backend: CommunicationBackend, signals: StopSignals, log: RankLog
+        self,
+        task: Task,
+        backend: CommunicationBackend,
+        signals: StopSignals,
+        log: RankLog,
+        callbacks: Iterable[Callback] = (),
     ):
         settings = task.settings
         self.task, self.settings = task, settings
@@ -144,6 +158,9 @@ class TrainingRun:
             task.open(self.folder)
             samples = task.samples(TRAINING)
             self.fingerprint = samples.fingerprint()
+            is_first, run = backend.rank == 0, settings.run
+            tracks = is_first and run.track is not None
+            tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
         self.model = make_model(task, backend)
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         part = settings.batch.sequences // self.model.mesh.size("data")
@@ -157,6 +174,7 @@ class TrainingRun:
         )
         self.validation = Validation(task, self.model)
         self.report = RunReport(task, self.model, backend, self.reporter, log)
+        self.callbacks = Callbacks([self.report, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
         self.saves = Saves(
             self.model,
@@ -164,7 +182,7 @@ class TrainingRun:
             self.reporter,
             self.fingerprint,
             note_save=lambda seconds: self.clock.note_save(seconds),
-            after=lambda step, folder: None,
+            after=self.callbacks.after_checkpoint,
         )
 
     def start(self):
@@ -217,7 +235,7 @@ class TrainingRun:
     def go(self) -> RunResult:
         """Train to the last step, then let the task show it; or stop before, as the ranks vote."""
         self._listen()
-        self.report.introduce()
+        self.callbacks.at_start(self)
         train_loss = validation_loss = stop = None
         with self.stream, self.reporter:
             while self.model.step_number < self.settings.run.steps:
@@ -242,14 +260,18 @@ class TrainingRun:
             validation_loss = self._validate(self.model.step_number)
         self.report.report_memory()
         shown = "" if is_interrupted else self._finish()
-        return RunResult(self.model.step_number, train_loss, validation_loss, shown, is_interrupted)
+        result = RunResult(
+            self.model.step_number, train_loss, validation_loss, shown, is_interrupted
+        )
+        self.callbacks.at_end(result)
+        return result
 
     def _step(self) -> float:
         """Train one step and return its loss. Errors: StopVoted, on all ranks."""
         loss = self.model.train(*self._batch(self.model.step_number))
         self.commit()
         self.saves.look()
-        self.report.after_step(self.model.step_number)
+        self.callbacks.after_step(self.model.step_number, loss)
         return loss
 
     def _batch(self, step: int):
@@ -265,7 +287,7 @@ class TrainingRun:
         run, step = self.settings.run, self.model.step_number
         is_last = step == run.steps
         if step % run.report_every == 0 or is_last:
-            self.report.report(step, train_loss)
+            self.callbacks.after_report(step, self.report.speed(step, train_loss))
         began = time.perf_counter()
         if step % run.validate_every == 0 or is_last:
             validation_loss = self._validate(step)
@@ -277,7 +299,8 @@ class TrainingRun:
     def _validate(self, step: int) -> float:
         loss, metrics = self.validation.measure()
         self.patience.note(loss)
-        self.report.report_validation(step, loss, metrics)
+        values = {"validation_loss": loss, **self.task.loss_record(loss), **metrics}
+        self.callbacks.after_validation(step, values)
         return loss
 
     def _finish(self) -> str:

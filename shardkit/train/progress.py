@@ -12,12 +12,15 @@ from ..environment import slurm_node
 from ..errors import NonFiniteError
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
+from .callback import Callback
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
 
 
-class RunReport:
-    """The words and the numbers of one run in progress."""
+class RunReport(Callback):
+    """The lines and the curve of one run in progress."""
+
+    on_all_ranks = True
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class RunReport:
 
     # ---- at the start ----------------------------------------------------------------------------
 
-    def introduce(self) -> None:
+    def at_start(self, run):
         """Say what is trained, where, and which ranks do it; start the clock. Collective."""
         about, settings = self._model.get_model_metadata(), self._settings
         mixed = (
@@ -74,7 +77,7 @@ class RunReport:
 
     # ---- during it -------------------------------------------------------------------------------
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step, loss):
         """Move the bar, and say what was decided or went wrong in this step.
 
         Errors, on all ranks: NonFiniteError if too many steps in a row were skipped.
@@ -83,8 +86,8 @@ class RunReport:
         self._report_overlap()
         self._reporter.progress(step)
 
-    def report(self, step: int, loss: float) -> dict[str, float]:
-        """Say and record how the steps since the last report went; return the record."""
+    def speed(self, step: int, loss: float) -> dict[str, float]:
+        """Say how the steps since the last report went, and return it in numbers."""
         run, now = self._settings.run, time.perf_counter()
         seconds_left = (now - self._began) / (step - self._first_step) * (run.steps - step)
         samples = (step - self._reported_step) * self._settings.batch.sequences
@@ -98,7 +101,7 @@ class RunReport:
         )
         self._reporter.progress(step, text)
         self._reporter.line(f"step {step}/{run.steps}  {text}")
-        values = {
+        return {
             "train_loss": loss,
             "learning_rate": engine.state.rule.rate(step),
             f"{self._unit}_per_second": speed,
@@ -106,23 +109,25 @@ class RunReport:
             "exposed_communication_seconds": exposed,
             **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
         }
+
+    def after_report(self, step, values):
+        """Record the numbers of a report."""
         self._reporter.record(step=step, **values)
-        return values
 
     def leave_out(self, seconds: float) -> None:
         """Count these seconds as no training time, in the speed of the next report."""
         self._reported_at += seconds
 
-    def report_validation(self, step: int, loss: float, metrics: dict[str, float]) -> dict:
-        """Say and record the loss and the metrics of the held-out samples; return the record."""
-        words = "".join(f"  {name} {value:.4g}" for name, value in metrics.items())
+    def after_validation(self, step, values):
+        """Say and record the loss and the metrics of the held-out samples."""
+        words = "".join(
+            f"  {name} {values[name]:.4g}" for name in self._task.metrics if name in values
+        )
         self._reporter.line(
             f"step {step}/{self._settings.run.steps}  validation loss "
-            f"{self._task.describe_loss(loss)}{words}"
+            f"{self._task.describe_loss(values['validation_loss'])}{words}"
         )
-        values = {"validation_loss": loss, **self._task.loss_record(loss), **metrics}
         self._reporter.record(step=step, **values)
-        return values
 
     def _report_overlap(self):
         """Say what was chosen, once it has been measured."""

@@ -18,6 +18,7 @@ from ..parallel.settings import ParallelSettings
 from ..settings import Sections, fixed, setting
 from ..task.load import DEFAULT_TASK, absolute_task
 from ..task.task import Task
+from .tracking import TRACKERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,9 @@ class Run:
         "save and stop before this; none: before the batch system ends the job",
         "seconds",
         above=0.0,
+    )
+    track: str | None = setting(
+        None, "also write the curve with this library; none: metrics.jsonl alone", among=TRACKERS
     )
     elastic: bool = setting(
         False,

@@ -1,12 +1,14 @@
 """`shardkit train --run.elastic=true`: the training run of loop.py on the surviving ranks."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from threadpoolctl import threadpool_limits
 
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
+from .callback import Callback
 from .elastic import ElasticTraining
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, prepare_run
@@ -32,10 +34,17 @@ def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
 class SurvivingRun:
     """A run that continues when ranks die. The constructor is collective over all started ranks."""
 
-    def __init__(self, settings: RunConfiguration, resume: bool, signals: StopSignals):
+    def __init__(
+        self,
+        settings: RunConfiguration,
+        resume: bool,
+        signals: StopSignals,
+        callbacks: Iterable[Callback] = (),
+    ):
         self._settings = settled(settings)
         self._resume = resume
         self._signals = signals
+        self._callbacks = tuple(callbacks)
         self._folder = Path(settings.run.folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
@@ -66,6 +75,11 @@ class SurvivingRun:
                 self._log.__exit__(None, None, None)
 
     @property
+    def run(self) -> TrainingRun | None:
+        """The run of this rank as it is now; None on a spare rank that never trained."""
+        return self._run
+
+    @property
     def has_lost_ranks(self) -> bool:
         """True if ranks have died, as far as this one knows."""
         return bool(self.training.num_lost)
@@ -86,7 +100,7 @@ class SurvivingRun:
             self._run.stream.close()
         with collectively(backend):
             task = self._left().make_task()
-        self._run = TrainingRun(task, backend, self._signals, self._log)
+        self._run = TrainingRun(task, backend, self._signals, self._log, self._callbacks)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)
         self.training.program.run_folder, self.training.program.describe = self._folder, self._doing

@@ -1,0 +1,126 @@
+"""A task from a model and data that a script has made itself.
+
+task_of(model, (training, validation), loss=...) --> a Task class, as a file would declare it
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from ..data.samples import Samples
+from ..data.split import Selected, split_rows
+from ..errors import ConfigurationError
+from ..nn.module import Module
+from .load import SCRIPT
+from .task import TRAINING, VALIDATION, Task
+
+_HELD_OUT_PERCENT = 10.0  # of data that is not split yet
+
+
+class ArraySamples(Samples):
+    """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, an h5py dataset.
+
+    x, y   [n, ...]
+    """
+
+    def __init__(self, x, y):
+        if not len(x) or len(x) != len(y):
+            raise ConfigurationError(
+                f"x has {len(x):,} rows and y {len(y):,}; wanted the same number, at least 1"
+            )
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def read(self, numbers):
+        return _rows(self.x, numbers), _rows(self.y, numbers)
+
+    def fingerprint(self):
+        digest = hashlib.sha256()
+        for array in (self.x, self.y):
+            digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
+            step = max(1, len(array) // 256)
+            digest.update(numpy.ascontiguousarray(array[::step][:256]).tobytes())
+        return digest.hexdigest()
+
+
+def _rows(array, numbers) -> numpy.ndarray:
+    """Return these rows, in this order; a dataset is read in ascending order, each row once."""
+    if isinstance(array, numpy.ndarray):
+        return array[numbers]
+    found, places = numpy.unique(numbers, return_inverse=True)
+    return numpy.asarray(array[found])[places]
+
+
+def parts_of(data) -> dict[str, Samples]:
+    """Return the training and the validation samples of what a script gives as data.
+
+    data   (training, validation), or one of them, of which a tenth is held out; each is Samples or
+           a pair of arrays x, y
+    """
+    if isinstance(data, (tuple, list)) and len(data) == 2 and _is_part(data[0]):
+        return {TRAINING: as_samples(data[0]), VALIDATION: as_samples(data[1])}
+    whole = as_samples(data)
+    training, held_out = split_rows(len(whole), _HELD_OUT_PERCENT, whole.run_length)
+    return {TRAINING: Selected(whole, training), VALIDATION: Selected(whole, held_out)}
+
+
+def _is_part(data) -> bool:
+    """Return True for samples and for a pair x, y."""
+    return isinstance(data, Samples) or isinstance(data, (tuple, list)) and len(data) == 2
+
+
+def as_samples(data) -> Samples:
+    """Return Samples as they are, and a pair of arrays (x, y) as Samples.
+
+    Errors: ConfigurationError on anything else.
+    """
+    if isinstance(data, Samples):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return ArraySamples(*data)
+    raise ConfigurationError(
+        f"data of type {type(data).__name__}; wanted Samples, a pair of arrays (x, y), or a pair "
+        "of either: (training, validation)"
+    )
+
+
+def task_of(
+    model: Module | Callable[[], Module],
+    data,
+    *,
+    loss=None,
+    metrics: dict[str, Any] | None = None,
+    sample: str = "samples",
+    companions: dict[str, bytes] | None = None,
+) -> type[Task]:
+    """Return the class of a task with this model and data.
+
+    model   a Module, which stays as it is, or a function () -> Module
+    data    see parts_of
+    Errors: ConfigurationError on anything else.
+    """
+    if not callable(model) or isinstance(model, type) and not issubclass(model, Module):
+        raise ConfigurationError(
+            f"a model of type {type(model).__name__}; wanted an nn.Module, or a function that "
+            "returns one"
+        )
+    parts = parts_of(data)
+
+    def make_model(self):
+        return copy.deepcopy(model) if isinstance(model, Module) else model()
+
+    members = {
+        "make_model": make_model,
+        "samples": lambda self, part: parts[part],
+        "companions": lambda self: dict(companions or {}),
+        "loss": staticmethod(loss) if callable(loss) and not hasattr(loss, "total") else loss,
+        "metrics": dict(metrics or {}),
+        "sample": sample,
+        "defaults": {"run.task": SCRIPT},
+    }
+    return type("Script", (Task,), members)

@@ -1,0 +1,200 @@
+"""sk.Training: the road of `shardkit train` for a script of one's own.
+
+    training = sk.Training(model, (training_rows, validation_rows), folder="runs/surrogate",
+                           settings={"run.steps": 2000, "batch.sequences": 256, "run.patience": 5})
+    training.run()                          # mpiexec -n 4 python script.py; the same to go on
+    training.predict(new_rows, "out.h5")
+
+It has signals and the end of the job's time (a checkpoint, then exit code 75), resuming on any
+mesh, validation, early stop, reports, callbacks and elastic runs; `shardkit render ... -- python
+script.py` writes its job script.
+"""
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
+from ..comm.failure.program import abort_on_error
+from ..comm.mpi.backend import MPICommunicationBackend
+from ..data.samples import Samples
+from ..errors import ConfigurationError, ShardingError, StopVoted
+from ..nn.module import Module
+from ..parallel.model.sharded_model import ShardedModel
+from ..task.given import ArraySamples, as_samples, task_of
+from ..task.load import SCRIPT
+from ..task.task import Task
+from .callback import Callback
+from .evaluation import Figures, TrainedRun, evaluate
+from .folder import has_checkpoints, stored_settings
+from .loop import RunResult, TrainingRun, train_run
+from .prediction import check_output, predict
+from .settings import RunConfiguration, configuration_of, first_settings, resumed
+from .stopping import StopSignals
+from .survivors import SurvivingRun
+
+
+class Training:
+    """A run of a script's own.
+
+    task        a class derived from Task; or an nn.Module, or a function that returns one
+    data        of a module: (training, validation) or what both are taken from; each is Samples or
+                a pair of arrays x, y [n, ...]. A Task has data of its own
+    folder      of the run: checkpoints, curve, logs; a run that is there goes on
+    settings    {"section.key": value}, as `shardkit train --help` lists them
+    loss, metrics, companions    of a module; a Task has its own
+    callbacks   see Callback
+    backend     None: MPI. An error then ends the job with one message and an exit code, as it
+                does for `shardkit train`; with a backend of one's own it is raised
+    Errors: ConfigurationError on anything else.
+    """
+
+    def __init__(
+        self,
+        task: type[Task] | Module,
+        data=None,
+        *,
+        folder,
+        settings: dict[str, Any] | None = None,
+        loss=None,
+        metrics: dict[str, Any] | None = None,
+        companions: dict[str, bytes] | None = None,
+        callbacks: Iterable[Callback] = (),
+        backend: CommunicationBackend | None = None,
+    ):
+        self._given = {"run.folder": str(folder), "run.task": SCRIPT, **(settings or {})}
+        if isinstance(task, type) and issubclass(task, Task):
+            own = {"data": data, "loss": loss, "metrics": metrics, "companions": companions}
+            for name, value in own.items():
+                if value is not None:
+                    raise ConfigurationError(
+                        f"Training({task.__name__}, {name}=...): a Task has its own {name}; leave "
+                        "it out, or pass a model instead of the task"
+                    )
+        else:
+            task = task_of(task, data, loss=loss, metrics=metrics, companions=companions)
+        self._configuration = configuration_of(task)
+        self._callbacks = tuple(callbacks)
+        self._backend = backend
+        self._run: TrainingRun | None = None
+
+    # ---- training --------------------------------------------------------------------------------
+
+    def run(self) -> RunResult:
+        """Train to the end, from the newest checkpoint in the folder if there is one. Collective.
+
+        A run that is told to stop saves and ends the program with exit code 75; start it again to
+        go on. Errors, on all ranks: those of train_run.
+        """
+        signals = StopSignals()
+        if threading.current_thread() is threading.main_thread():
+            signals.listen()
+        if self._backend is not None:
+            return self._train(self._backend, signals, None)
+        if self._configuration().replace(self._given).run.elastic:
+            result = self._train_elastic(signals)
+        else:
+            self._backend = MPICommunicationBackend()
+            self._backend.initialize()
+            with abort_on_error(self._backend) as program:
+                result = self._train(self._backend, signals, program)
+        if result.is_interrupted:
+            signals.ignore()
+            sys.stdout.flush()
+            raise SystemExit(StopVoted.exit_code)
+        return result
+
+    def _train(self, backend, signals, program) -> RunResult:
+        if not backend.is_initialized:
+            backend.initialize()
+        with collectively(backend):
+            has_run = has_checkpoints(self._folder) if backend.rank == 0 else None
+        resume = backend.broadcast_object(has_run, 0)
+        with collectively(backend):
+            settings = self._settings(resume)
+        return train_run(
+            settings,
+            backend,
+            resume=resume,
+            program=program,
+            signals=signals,
+            callbacks=self._callbacks,
+            after=self._keep,
+        )
+
+    def _train_elastic(self, signals) -> RunResult:
+        resume = has_checkpoints(self._folder)
+        surviving = SurvivingRun(self._settings(resume), resume, signals, self._callbacks)
+        result = surviving.go()
+        if surviving.has_lost_ranks:
+            atexit.register(_leave)
+        if result is None:  # a spare rank, which has nothing to go on with
+            raise SystemExit(0)
+        self._keep(surviving.run)
+        return result
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._given["run.folder"])
+
+    def _settings(self, resume: bool) -> RunConfiguration:
+        if not resume:
+            return first_settings(self._configuration, self._given)
+        return resumed(stored_settings(self._folder, self._configuration.task_class), self._given)
+
+    def _keep(self, run: TrainingRun) -> None:
+        self._run = run
+
+    # ---- afterwards ------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> ShardedModel:
+        """The trained model. Errors: ShardingError before run()."""
+        return self._trained().model
+
+    def evaluate(self, data=None) -> Figures:
+        """Return loss and metrics of samples; None: of the held-out ones. Collective.
+
+        data   Samples, a pair of arrays (x, y), or what Task.samples_of takes
+        """
+        run = self._trained()
+        return evaluate(run, _samples_of(run, data, has_targets=True))
+
+    def predict(self, data, output) -> dict[str, tuple[int, ...]]:
+        """Write the outputs for all samples into an HDF5 file; return {dataset: shape}. Collective.
+
+        data   as for evaluate(), or x alone. The ranks write in parallel, and the file is the same
+               for any number of them
+        """
+        run, output = self._trained(), Path(output)
+        with collectively(run.backend):
+            check_output(output)
+        return predict(run, _samples_of(run, data, has_targets=False), output)
+
+    def _trained(self) -> TrainedRun:
+        if self._run is None:
+            raise ShardingError("this training has no model yet; call run() first")
+        return TrainedRun.of_model(self._run.task, self._run.model)
+
+
+def _samples_of(run: TrainedRun, data, *, has_targets: bool) -> Samples:
+    """Return samples of what a script gives. Collective."""
+    if isinstance(data, (Samples, tuple)):
+        return as_samples(data)
+    if has_targets or not hasattr(data, "shape"):
+        return run.samples(data, has_targets=has_targets)
+    return ArraySamples(data, numpy.empty((len(data), 0), numpy.float32))
+
+
+def _leave() -> None:
+    """End the process before MPI waits for dead ranks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
