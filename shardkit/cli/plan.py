@@ -15,7 +15,7 @@ from ..plan.hardware import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
 from ..plan.model import BYTES_VOCABULARY, read_model
 from ..plan.report import (
-    Training,
+    PlannedTraining,
     as_json,
     default_tokens,
     print_explanation,
@@ -100,7 +100,7 @@ def _plan(known, overrides) -> int:
     )
     best = found.best and found.best.layout
     notes = tuple(left_out(settings, shape, software, best, settings_of(best))) if best else ()
-    training = Training(found, known.tokens or default_tokens(found), notes)
+    training = PlannedTraining(found, known.tokens or default_tokens(found), notes)
     if known.json:
         print(as_json(training, known.rows))
     else:

@@ -24,7 +24,7 @@ _WIDE = 200
 
 
 @dataclass(frozen=True)
-class Training:
+class PlannedTraining:
     """A whole run of this many tokens, in steps of the batch of the search.
 
     left_out   a line for each setting of the run that the best layout's figures do not follow
@@ -56,7 +56,7 @@ def default_tokens(found: Search) -> float:
     return TOKENS_PER_PARAMETER * found.shape.parameter_count
 
 
-def print_search(training: Training, count: int) -> None:
+def print_search(training: PlannedTraining, count: int) -> None:
     """Print the table, or why no layout fits."""
     found = training.found
     console = _console()
@@ -85,7 +85,7 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_WIDE)
 
 
-def _table(training: Training, count: int) -> Table:
+def _table(training: PlannedTraining, count: int) -> Table:
     table = Table(
         "#",
         "pipeline x data x tensor",
@@ -121,7 +121,7 @@ def _table(training: Training, count: int) -> Table:
     return table
 
 
-def _totals(training: Training) -> str:
+def _totals(training: PlannedTraining) -> str:
     found = training.found
     best = training.found.best
     saved = f"a checkpoint has {_short(checkpoint_bytes(found.shape, found.software) / _GB)} GB"
@@ -153,7 +153,7 @@ def _short(number: float) -> str:
 # ---- one row -------------------------------------------------------------------------------------
 
 
-def print_explanation(training: Training, number: int, count: int) -> Candidate | None:
+def print_explanation(training: PlannedTraining, number: int, count: int) -> Candidate | None:
     """Print memory and time of one row of the table, part by part.
 
     Return the row, or None if there is no such row.
@@ -209,7 +209,7 @@ def write_timeline(candidate: Candidate, path) -> str:
 # ---- for programs --------------------------------------------------------------------------------
 
 
-def as_json(training: Training, count: int) -> str:
+def as_json(training: PlannedTraining, count: int) -> str:
     """Return everything in the table, and the parts of memory and time, as JSON."""
     found = training.found
     report = {
@@ -230,7 +230,7 @@ def as_json(training: Training, count: int) -> str:
     return json.dumps(report, indent=1)
 
 
-def _row(training: Training, candidate: Candidate) -> dict:
+def _row(training: PlannedTraining, candidate: Candidate) -> dict:
     layout = asdict(candidate.layout)
     del layout["devices"]
     return {

@@ -69,9 +69,8 @@ def _run_file(name: str, path: Path):
     if not path.is_file():
         raise ConfigurationError(f"run.task = {name!r}: there is no file {path}")
     known = sys.modules.get(path.stem)
-    if known is not None and getattr(known, "__file__", None) == str(path):
-        return known
-    if known is not None or path.stem in sys.stdlib_module_names:
+    is_other = known is not None and getattr(known, "__file__", None) != str(path)
+    if is_other or path.stem in sys.stdlib_module_names:
         raise ConfigurationError(
             f"run.task = {name!r}: a module {path.stem!r} is loaded already; rename the file"
         )

@@ -145,7 +145,7 @@ WRONG = {
     "FILE:numpy": "is a module; wanted a class derived",
     "FILE:Unfinished": "does not define samples",
     "FILE:late": "width of late has no default",
-    "FILE": "wanted language, ",
+    "FILE": "wanted language or ",
     "languag": "did you mean language",
     "no_such_package.models:Task": "importing it raised ModuleNotFoundError",
 }
