@@ -41,6 +41,24 @@ from .work import Work
 
 
 @dataclass(frozen=True, eq=False)
+class Blueprint:
+    """What all ranks know of a model before any memory is taken.
+
+    device        of this rank; of a GPU, the one that its place on the node gives it
+    is_initial    all parameters are what the seed makes
+    """
+
+    device: Device
+    rule: object
+    numerics: Numerics
+    loss_scale: LossScale
+    keepers: Keepers
+    stages: Stages
+    programs: Programs
+    is_initial: bool
+
+
+@dataclass(frozen=True, eq=False)
 class Assembly:
     """The parts of an engine on one rank.
 
@@ -69,78 +87,100 @@ class Assembly:
 
         Errors, on all ranks: those of model and configuration.
         """
-        data, pipeline = mesh.group("data"), mesh.group("pipeline")
-        with collectively(mesh.world):
-            check_trained(model)  # before anything is cut
-            facts = facts_of(model, config, policy)
-        check_same(
-            mesh.world, facts, "build the same model, with the same configuration, on all ranks"
-        )
+        _check_alike(model, config, mesh, policy)
         awaits_values = any(parameter.awaits_values for parameter in model.parameters())
         with collectively(mesh.world):
-            device = Device(config.device, ordinal=mesh.world.local_rank)
-            device.drawing_on(data.memory() or mesh.group("tensor").memory())
-            rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
-            model.finish(config.seed)
-            _cut_layers(model, config, mesh)
-            is_initial = all(parameter.is_fresh for parameter in model.parameters())
-            order = order_named(config.schedule)(
-                mesh.size("pipeline"), config.micro_batches, config.virtual_stages
-            )
-            unit_plans = plan_units(model, config.minimum_parameter_group_size)
-            numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
-            keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
-            loss_scale = LossScale.of(config, numerics)
-            stages = _stages_of(unit_plans, config, order)
-            programs = Programs.of(
-                order,
-                stages,
-                pipeline.rank,
-                clip=config.max_gradient_norm is not None,
-                begins_gathers=keepers.parameters.is_released_after_use,
-                begins_reductions=config.deterministic and not config.gradient_compression,
-            )
+            plan = _drawn(model, config, mesh, policy)
         if config.device == "cuda":
             mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
-        pools = Pools(device, numerics.dtype, numerics.compute_dtype)
+        pools = Pools(plan.device, plan.numerics.dtype, plan.numerics.compute_dtype)
         movement = Movement(
-            data,
+            mesh.group("data"),
             pools.whole_gradients,
             deterministic=config.deterministic,
             wire_dtype=config.gradient_compression,
         )
-        units = {
-            place: Unit(stages.plans[place], movement, keepers, rule, pools)
-            for place in stages.of_rank(pipeline.rank)
-        }
-        for plan in stages.plans.values():
-            for parameter in plan.parameters.values():
-                # of other stages too: nobody may read initial values for trained ones
-                parameter.release()
-        plain, ahead = _runtimes(config, mesh, stages, units, pools, movement, numerics)
+        units = _units(plan, mesh, pools, movement)
+        plain, ahead = _runtimes(config, mesh, plan.stages, units, pools, movement, plan.numerics)
         weights = Weights(
             model,
             mesh,
-            stages,
+            plan.stages,
             units,
-            device,
-            is_initial=is_initial,
+            plan.device,
+            is_initial=plan.is_initial,
             awaits_values=awaits_values,
         )
-        state = State(model, mesh.world, weights, rule, loss_scale)
         return cls(
-            device,
-            numerics,
-            loss_scale,
-            stages,
-            programs,
+            plan.device,
+            plan.numerics,
+            plan.loss_scale,
+            plan.stages,
+            plan.programs,
             pools,
             units,
             plain,
             ahead,
             weights,
-            state,
+            State(model, mesh.world, weights, plan.rule, plan.loss_scale),
         )
+
+
+def _check_alike(model, config, mesh, policy) -> None:
+    """Raise on all ranks if the model cannot be trained, or ranks were given different ones."""
+    with collectively(mesh.world):
+        check_trained(model)  # before anything is cut
+        facts = facts_of(model, config, policy)
+    advice = "build the same model, with the same configuration, on all ranks"
+    check_same(mesh.world, facts, advice)
+
+
+def _drawn(model, config, mesh, policy) -> Blueprint:
+    """Cut the model over the tensor axis, and decide all that differs between configurations.
+
+    Nothing in it communicates.
+    """
+    data, pipeline = mesh.group("data"), mesh.group("pipeline")
+    device = Device(config.device, ordinal=mesh.world.local_rank)
+    device.drawing_on(data.memory() or mesh.group("tensor").memory())
+    rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
+    model.finish(config.seed)
+    _cut_layers(model, config, mesh)
+    is_initial = all(parameter.is_fresh for parameter in model.parameters())
+    order = order_named(config.schedule)(
+        mesh.size("pipeline"), config.micro_batches, config.virtual_stages
+    )
+    unit_plans = plan_units(model, config.minimum_parameter_group_size)
+    numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
+    keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
+    stages = _stages_of(unit_plans, config, order)
+    programs = Programs.of(
+        order,
+        stages,
+        pipeline.rank,
+        clip=config.max_gradient_norm is not None,
+        begins_gathers=keepers.parameters.is_released_after_use,
+        begins_reductions=config.deterministic and not config.gradient_compression,
+    )
+    loss_scale = LossScale.of(config, numerics)
+    return Blueprint(device, rule, numerics, loss_scale, keepers, stages, programs, is_initial)
+
+
+def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
+    """Return the units of this pipeline rank. Collective over the data axis.
+
+    The parameters of the other stages are released too: nobody may read initial values for trained
+    ones.
+    """
+    stages = plan.stages
+    units = {
+        place: Unit(stages.plans[place], movement, plan.keepers, plan.rule, pools)
+        for place in stages.of_rank(mesh.group("pipeline").rank)
+    }
+    for unit_plan in stages.plans.values():
+        for parameter in unit_plan.parameters.values():
+            parameter.release()
+    return units
 
 
 def _cut_layers(model, config, mesh):
