@@ -166,7 +166,7 @@ class Parameter(Tensor):
 
     @array.setter
     def array(self, values):
-        """Copy the values into its array, whoever owns that.
+        """Copy the values into its array, which may be part of a unit's buffer.
 
         Errors: ShapeError on another shape.
         """

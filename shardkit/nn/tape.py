@@ -3,14 +3,13 @@
     y --node--> TapeNode "gelu" --source--> TapeNode "matmul" --source--> w       a leaf Tensor
                                                               --source--> None    takes no gradient
 
-A TapeNode is one operation: it knows where gradients go (its sources) and how to make them
-(`backward`), and owns no array itself. Nodes point to older nodes only, never back, so an unused
-tape is freed by reference counting alone.
+A TapeNode is one operation: it knows where gradients go (its sources) and how to compute them
+(`backward`), and owns no array itself. Nodes refer to older nodes only, so reference counting alone
+frees an unused tape.
 
-The walk visits nodes from the newest to the oldest, by a sequence number that each node took when
-it was made. This is a legal order (what uses a tensor is younger than what made it), it needs no
-recursion, and it is the same in every run: gradients that meet are always added in the same order,
-so their bits are the same too.
+The walk visits nodes from the newest to the oldest, by the sequence number of their creation. This
+order is topological, since a tensor is made before it is used. It needs no recursion, and it is the
+same in every run, so gradients that meet are always added in the same order, with the same bits.
 """
 
 import itertools
@@ -46,7 +45,7 @@ def no_grad():
 class VersionCounter:
     """How often some memory was changed in place, for all tensors that are views of it."""
 
-    version = 0  # of the class, so that making one, as every operation does, costs next to nothing
+    version = 0  # a class attribute: every operation makes a counter, which must be cheap
 
 
 class TapeNode:
@@ -67,7 +66,7 @@ class TapeNode:
         self.is_one_pass = is_one_pass  # all its gradients cost as much as one of them
 
     def release(self):
-        """Forget everything, so that activations are freed while the walk goes on."""
+        """Drop everything, so that activations are freed during the walk."""
         self.sources = self.saved = ()
         self.backward = None
 
@@ -75,8 +74,8 @@ class TapeNode:
 def walk(output, gradient, *, retain_graph=False, deferred=None):
     """Send the gradient from the output to all leaves, newest node first.
 
-    deferred  None, or a list that receives (node's backward, gradient, ...) for what parameters are
-              owed, instead of computing it (see backward_inputs)
+    deferred  None, or a list that receives (node's backward, gradient, ...) in place of the
+              gradients of parameters, which are computed later (see backward_inputs)
     """
     if output._node is None:
         return _accumulate(output, gradient)
@@ -146,9 +145,9 @@ def _check(backward, saved):
 
 
 def _split(node, gradient, deferred):
-    """Return the gradients of a node that go on now.
+    """Return the gradients of a node that the walk needs now.
 
-    What it owes to parameters is deferred or, if it is computed in the same pass, kept.
+    Those of parameters are deferred; if one pass computes both, they are kept until then.
     """
     owed = tuple([source is not None and source.is_parameter for source in node.sources])
     if not any(owed):
@@ -173,10 +172,10 @@ class WeightGradients:
         self._deferred = deferred
 
     def run(self):
-        """Add them to `.grad` of the parameters, in the order of the plain backward; once only."""
+        """Add them to `.grad` of the parameters, in the order of the plain backward; only once."""
         if self._deferred is None:
             raise AutogradError(
-                "the weight gradients of this backward were already computed; run() is for once"
+                "the weight gradients of this backward were already computed; call run() only once"
             )
         deferred = self._deferred
         self._deferred = None

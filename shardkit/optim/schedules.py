@@ -132,7 +132,7 @@ class WarmupStableDecay(Linear):
 
     decay_part   of decay_steps that the fall takes, above 0 and at most 1; it begins after the
                  warm-up at the earliest
-    A run that shall last longer goes on from a checkpoint before the fall, with another
+    To train longer, go on from a checkpoint before the fall, with another
     decay_steps: the rates until then are the same. Source: MiniCPM (arXiv 2404.06395).
     """
 

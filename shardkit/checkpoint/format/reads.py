@@ -26,9 +26,9 @@ from .files import as_text, bytes_of, checksum, crc32, damage_of, open_regular, 
 from .stored import SEGMENT_BYTES, SegmentTable, StoredBox, cut
 
 READERS = 3  # threads of one rank: while one waits for the disk, others compute checksums
-READER_BYTES = 8 << 20  # less than this is not worth another thread
+READER_BYTES = 8 << 20  # each thread reads at least so many
 OPEN_FILES = 8  # of each reader
-GAP_BYTES = 1 << 16  # unwanted bytes between wanted ones that are rather read than jumped over
+GAP_BYTES = 1 << 16  # a gap of unwanted bytes up to this size is read, a larger one is skipped
 
 
 # ---- readers -------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class Reader:
 
     @property
     def window(self) -> memoryview:
-        """SEGMENT_BYTES to read into, when there is no better place."""
+        """A buffer of SEGMENT_BYTES, for what cannot be read to where it belongs."""
         if self._window is None:
             self._window = memoryview(numpy.empty(SEGMENT_BYTES, numpy.uint8))
         return self._window
@@ -98,10 +98,10 @@ def read_all(
 ) -> None:
     """Call each task with a Reader, on a few threads if there is much to read, and wait for all.
 
-    tasks      functions of a Reader, taken one by one, so that they may come from a generator
-    num_bytes  about what they read together
-    copies     how values go to a GPU; of one thread, so num_readers is 1 then
-    Errors: that of the first task that fails; later ones are then left out.
+    tasks      functions of a Reader; an iterator, from which the threads take one at a time
+    num_bytes  the sum of what they read, roughly
+    copies     how values go to a GPU; it serves one thread, so num_readers must be 1
+    Errors: that of the first task that fails; the remaining tasks are not started.
     """
     tasks = iter(tasks)
     lock = threading.Lock()
@@ -184,8 +184,8 @@ class Check:
 class RunRead:
     """Read bytes [low, high) of a stored box, within one segment, to array[part].
 
-    number   of the segment, if this is the whole of it and its checksum is to be compared; it is
-             then marked in `verified`
+    number   of the segment, if these are all of its bytes and its checksum is to be compared; then
+             it is marked in `verified`; else None
     """
 
     stored: StoredBox

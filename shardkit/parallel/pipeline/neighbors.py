@@ -7,9 +7,9 @@
     rank 2 dies: its part is at rank 3. It is lost only if rank 3 dies with it; then a checkpoint
     must do.
 
-Two generations are kept, since a rank may die while a new one is on its way: whoever has completed
-a step's copies knows that all others have completed those of the step before. So each rank keeps
-four times what it owns, in host memory.
+Two generations are kept, since a rank may die while a new one is on its way: a rank that has
+completed a step's copies knows that all others have completed those of the step before. So each
+rank keeps four times what it owns, in host memory.
 Source: the idea is from diskless checkpointing (Plank, Li and Puening, 1998).
 """
 

@@ -3,14 +3,14 @@
     products        matrix products
     kernels         the other inner loops of array/kernels.py
     optimizer       clipping and the update
-    communication   inside verbs, other ranks being there too
-    idle            waiting for another rank to come
-    rest            what no timed call claims: Python, and passes over arrays that are no kernel
+    communication   inside verbs, once all ranks of the group have called them
+    idle            waiting for another rank to call a verb, or for its message
+    rest            outside of all timed calls: Python, and passes over arrays without a kernel
 
-Steps are taken in pairs, one plain and one watched by a stopwatch (stopwatch.py). The parts are
-those of the watched step in the middle, and add up to it. A collective that this rank came to first
-is idle time until the last rank came: ranks tell each other afterwards when they did, by clocks
-that a barrier has set equal. Waiting for a message is idle time too.
+Steps are taken in pairs, one plain and one watched by a stopwatch (stopwatch.py). The watched step
+of median length is reported, and its parts add up to it. In a collective, the time until the last
+rank arrives is idle: ranks exchange their arrival times afterwards, by clocks that a barrier has
+synchronized.
 """
 
 import resource

@@ -7,7 +7,7 @@ this rank.
 A call's time is its own: what calls inside of it take is theirs. What no call claims stays with the
 region: Python, and passes over arrays that are no kernel. Inside `watching` kernels, products,
 verbs and the executor are wrapped where each offers it, so a normal run pays nothing; the time that
-the stopwatch takes itself is measured, and subtracted by whoever reads the table.
+the stopwatch takes itself is measured, and the reader of the table subtracts it.
 """
 
 import time

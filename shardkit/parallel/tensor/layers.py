@@ -40,8 +40,8 @@ class TensorAxis:
     sequence   outside of the regions each rank holds a slice of the sequence
     enter      x -> x as every rank's layers read it
     leave      x -> the sum of what the ranks' layers computed
-    Both are collective over the group, enter in backward and leave in forward; with `sequence` both
-    are in both. Then leave raises ShapeError if the ranks do not divide the sequence.
+    Collective over the group: enter in backward, leave in forward; with `sequence` both in both.
+    Errors of leave, with `sequence`: ShapeError if the ranks do not divide the sequence.
     """
 
     def __init__(self, group: CommunicationBackend, sequence: bool = False):
