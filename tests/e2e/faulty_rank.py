@@ -133,7 +133,8 @@ def main(how, where, pipeline, folder):
         at[0], fault.is_due = "exit", where == "exit"
         fault.pass_by("exit")
         print(
-            f"rank {backend.rank} ends with {model.engine.state.skips.total} skipped, loss {loss:.6f}",
+            f"rank {backend.rank} ends with {model.engine.state.skips.total} skipped, loss "
+            f"{loss:.6f}",
             flush=True,
         )
     backend.shutdown()

@@ -53,7 +53,10 @@ def python_of(library):
 @functools.lru_cache
 def mpi_of(python):
     """Return the name of the MPI that mpi4py loads in this Python; "" if it loads none."""
-    program = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.get_vendor()[0])"
+    program = (
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "print(MPI.get_vendor()[0])"
+    )
     return subprocess.run(
         [python, "-c", program], capture_output=True, text=True, timeout=60
     ).stdout.strip()

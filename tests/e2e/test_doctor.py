@@ -116,7 +116,10 @@ def test_a_mesh_that_does_not_fit_is_one_sentence():
 
 
 def test_ranks_without_mpi_are_told_to_install_it():
-    code = "import sys; sys.modules['mpi4py'] = None; from shardkit.cli import main; sys.exit(main(['doctor']))"
+    code = (
+        "import sys; sys.modules['mpi4py'] = None; from shardkit.cli import main; "
+        "sys.exit(main(['doctor']))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -225,7 +228,8 @@ def test_ranks_that_do_not_see_the_same_folder_are_named(tmp_path):
     [
         (
             (),
-            "this Open MPI was started without fault tolerance; start with its own mpiexec --with-ft ulfm",
+            "this Open MPI was started without fault tolerance; start with its own mpiexec "
+            "--with-ft ulfm",
         ),
         (
             ("--with-ft", "ulfm"),

@@ -104,7 +104,8 @@ def undisturbed_bits(tmp_path_factory):
             1,
             "fsdp",
             [
-                r"rank 2 died; 3 live, 2 of them train, 1 waits as spare; state of step 5 from memory"
+                r"rank 2 died; 3 live, 2 of them train, 1 waits as spare; state of step 5 from "
+                r"memory"
             ],
         ),
         (
@@ -130,7 +131,8 @@ def undisturbed_bits(tmp_path_factory):
             1,
             "fsdp",
             [
-                r"rank 3 died; 3 live, 2 of them train, 1 waits as spare; state of step 6 from memory"
+                r"rank 3 died; 3 live, 2 of them train, 1 waits as spare; state of step 6 from "
+                r"memory"
             ],
         ),
         (
@@ -148,7 +150,8 @@ def undisturbed_bits(tmp_path_factory):
             2,
             "fsdp",
             [
-                r"rank 0 died; 3 live, 2 of them train, 1 waits as spare; state of step 2 from memory",
+                r"rank 0 died; 3 live, 2 of them train, 1 waits as spare; state of step 2 from "
+                r"memory",
                 r"rank 1 died; 2 live, 2 of them train; state of step 7 from memory",
             ],
         ),
@@ -176,8 +179,8 @@ def test_too_few_for_a_mesh_end_the_job_with_the_fix(tmp_path):
     recoveries, bits, done = elastic(tmp_path / "run", "3.0:1", num_ranks=2, pipeline=2)
     assert not bits and done.returncode != 0
     assert (
-        "1 ranks live, too few for a mesh with 2 in each data replica; start again on another layout"
-        in done.stderr
+        "1 ranks live, too few for a mesh with 2 in each data replica; start again on another "
+        "layout" in done.stderr
     )
 
 
@@ -209,7 +212,10 @@ def test_thirty_deaths_at_random(tmp_path, undisturbed_bits):
             tensor=tensor,
             policy=policy,
         )
-        what = f"{number}: rank {rank} at {step}.{place}, {policy}, pipeline {pipeline}, tensor {tensor}"
+        what = (
+            f"{number}: rank {rank} at {step}.{place}, {policy}, pipeline {pipeline}, tensor "
+            f"{tensor}"
+        )
         print(what, recoveries, flush=True)
         assert bits == undisturbed_bits(pipeline, tensor), what + done.stdout + done.stderr
         found = re.match(r".*state of step (\d+) from memory; ([\d.]+) s", recoveries[0])
@@ -258,7 +264,8 @@ def test_the_command_line_trains_on_when_a_process_is_killed(folder):
         shutil.rmtree(folder / "run")
     assert code == 0, output
     assert re.search(
-        r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; [\d.]+ s",
+        r"step \d+/40  rank 1 died; 2 live, 2 of them train; state of step \d+ from memory; "
+        r"[\d.]+ s",
         output,
     )
     recorded = [
@@ -311,12 +318,8 @@ def test_where_mpi_cannot_outlive_a_rank_the_run_says_so_and_spares_wait(folder)
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout.count(
-            "run.elastic: MPICH ends the job with a rank; Open MPI 5 under mpiexec --with-ft ulfm does not"
-        )
-        == 1
-    )
+    advice = "MPICH ends the job with a rank; Open MPI 5 under mpiexec --with-ft ulfm does not"
+    assert done.stdout.count(f"run.elastic: {advice}") == 1
     assert "on 2 ranks" in done.stdout and "step 4/4  loss" in done.stdout
 
 

@@ -37,7 +37,8 @@ TABLE = {
         "",
     ),
     "count": (
-        r".*rank 1 called all_reduce\(sum, 4 float64\); rank 0 and \d more called all_reduce\(sum, 5 float64\)",
+        r".*rank 1 called all_reduce\(sum, 4 float64\); rank 0 and \d more called "
+        r"all_reduce\(sum, 5 float64\)",
         "",
     ),
     "memory": (

@@ -29,7 +29,8 @@ PROGRAM = textwrap.dedent("""
     backend.keep_ledger(folder)
     for _ in range(5):
         backend.all_reduce(array)
-    os.write(1, f"ready {backend.rank} {os.getpid()}\\n".encode())        # print() may write a line in parts
+    # print() may write a line in parts
+    os.write(1, f"ready {backend.rank} {os.getpid()}\\n".encode())
     if kind == "late" and backend.rank == 1:
         time.sleep(60)
     if kind in ("stopped", "killed") and backend.rank == 1:
@@ -57,7 +58,10 @@ def job(tmp_path, kind, **settings):
     )
 
 
-WAITING = r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d+\.\d s, called at .*program.py:\d+"
+WAITING = (
+    r"ranks 0, 2 in all_reduce of 10 float32 \(call \d on group world\) for \d+\.\d s, "
+    r"called at .*program.py:\d+"
+)
 
 
 @pytest.mark.timeout(90)
@@ -98,7 +102,8 @@ def test_a_job_that_stands_still_is_ended_with_one_report(tmp_path, kind, words)
         (
             "count",
             "1",
-            r"rank 2 called all_reduce\(sum, 9 float32\); rank 0 and 1 more called all_reduce\(sum, 10 float32\)",
+            r"rank 2 called all_reduce\(sum, 9 float32\); rank 0 and 1 more called "
+            r"all_reduce\(sum, 10 float32\)",
         ),
         ("none", "0", ""),
     ],

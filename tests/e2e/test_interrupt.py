@@ -102,8 +102,8 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_and_says_how_to_go_on(folder, ranks
     assert job.end() == 75, job.output
     (step,) = checkpoints(folder)
     assert (
-        f"stopped with a checkpoint of step {step}; to go on: shardkit train --resume --run.folder=run"
-        in job.output
+        f"stopped with a checkpoint of step {step}; to go on: shardkit train --resume "
+        f"--run.folder=run" in job.output
     )
     assert (
         job.output.count("shardkit: Ctrl-C: the run ends after this step") == 1
@@ -169,13 +169,20 @@ BENCH = """
 import sys
 from shardkit.cli import bench, main
 {name} = bench.{name}
-bench.{name} = lambda *arguments, **settings: print("ready\\n", end="", flush=True) or {name}(*arguments, **settings)
-sys.exit(main(["bench", "--steps=100000", "--model.width=16", "--batch.sequences=12", "--batch.micro_batch=2"]))
+def bench_{name}(*arguments, **settings):
+    print("ready\\n", end="", flush=True)
+    return {name}(*arguments, **settings)
+bench.{name} = bench_{name}
+settings = ["--model.width=16", "--batch.sequences=12", "--batch.micro_batch=2"]
+sys.exit(main(["bench", "--steps=100000", *settings]))
 """
 INSPECT = """
 import signal, sys
 from shardkit.cli import inspect, main
-inspect.describe = lambda *arguments, **options: print("ready\\n", end="", flush=True) or signal.pause()
+def describe(*arguments, **options):
+    print("ready\\n", end="", flush=True)
+    signal.pause()
+inspect.describe = describe
 sys.exit(main(["inspect", "."]))
 """
 SCRIPT = """

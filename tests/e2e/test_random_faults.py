@@ -19,7 +19,13 @@ import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
-from e2e.mpi_jobs import LIBRARIES, fair_seconds, run_job, seconds_since, words_of_shardkit  # noqa: E402
+from e2e.mpi_jobs import (  # noqa: E402
+    LIBRARIES,
+    fair_seconds,
+    run_job,
+    seconds_since,
+    words_of_shardkit,
+)
 from e2e.struck_rank import FROM_INSIDE, FROM_OUTSIDE, PHASES, STRATEGIES, TIMEOUT  # noqa: E402
 
 SCRIPT = Path(__file__).with_name("struck_rank.py")
@@ -70,7 +76,8 @@ class Case:
 
     def __str__(self):
         return (
-            f"{self.seed:5d} {self.library:8s} {self.how:18s} {self.phase:11s} +{self.delay:.4f} {self.strategy:8s} "
+            f"{self.seed:5d} {self.library:8s} {self.how:18s} {self.phase:11s} +{self.delay:.4f} "
+            f"{self.strategy:8s} "
             f"x{self.num_ranks} {self.ending:8s}"
         )
 
@@ -251,7 +258,8 @@ def main(seeds):
         counts[outcome.verdict] += 1
         words = outcome.words[0][:150] if outcome.words else ""
         print(
-            f"{case} {outcome.seconds:5.1f} of {time.monotonic() - began:5.1f} s  {outcome.verdict:10s} {words}",
+            f"{case} {outcome.seconds:5.1f} of {time.monotonic() - began:5.1f} s  "
+            f"{outcome.verdict:10s} {words}",
             flush=True,
         )
         if not outcome.is_well:

@@ -30,7 +30,8 @@ def node(backend):
     """The backend, if its ranks see each other's memory."""
     if backend.memory() is None:
         pytest.skip(
-            "no shared memory here: SHARDKIT_SHARED=0, several nodes, or a system that does not let "
+            "no shared memory here: SHARDKIT_SHARED=0, several nodes, or a system that does not "
+            "let "
             "neighbors in"
         )
     backend.carrier.small_bytes = -1  # empty arrays too go through it

@@ -337,7 +337,8 @@ def main(folder, first, count):
             problems.append(f"{number}: {type(error).__name__} {error}")
         if outcome == "changed" and not is_forged:
             problems.append(
-                f"{number}: {target} {mutation.__name__} changed what was loaded, and nobody noticed"
+                f"{number}: {target} {mutation.__name__} changed what was loaded, and nobody "
+                f"noticed"
             )
         outcomes["forgery " * is_forged + outcome] += 1
     print(json.dumps({"outcomes": outcomes, "problems": problems}))

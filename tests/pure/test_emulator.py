@@ -33,8 +33,10 @@ extern "C" __global__ void reverse_without_barrier(float* x) {
 }
 extern "C" __global__ void warp_sums(float* x) { x[threadIdx.x] = warp_sum(x[threadIdx.x]); }
 extern "C" __global__ void lanes(float* x) {
-    float own = x[threadIdx.x], y = __shfl_down_sync(ALL, own, 1, 8) + 100 * __shfl_up_sync(ALL, own, 1);
-    if (__any_sync(ALL, threadIdx.x == 3) && !__all_sync(ALL, threadIdx.x == 3)) y += 10000 * __shfl_sync(ALL, own, 2, 16);
+    float own = x[threadIdx.x];
+    float y = __shfl_down_sync(ALL, own, 1, 8) + 100 * __shfl_up_sync(ALL, own, 1);
+    if (__any_sync(ALL, threadIdx.x == 3) && !__all_sync(ALL, threadIdx.x == 3))
+        y += 10000 * __shfl_sync(ALL, own, 2, 16);
     x[threadIdx.x] = y;
 }
 extern "C" __global__ void turn(float* x, int from) {

@@ -123,7 +123,10 @@ def run(code, folder=".", **environment):
     return done.stdout.split()
 
 
-GELU = "import numpy, shardkit; from shardkit.array import kernels; y = kernels.gelu(numpy.ones(3, 'float32')); "
+GELU = (
+    "import numpy, shardkit; from shardkit.array import kernels; y = "
+    "kernels.gelu(numpy.ones(3, 'float32')); "
+)
 
 
 def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keeps_its_code_there(
@@ -136,8 +139,8 @@ def test_where_only_the_temporary_directory_can_be_written_to_it_starts_and_keep
     (package / "array/cpu/__pycache__").write_text("a file, where even root cannot make a folder")
     (tmp_path / "temporary").mkdir()
     code = (
-        GELU
-        + "print(shardkit.__file__, y[0], sum(shardkit.array.cpu.activation._gelu.stats.cache_hits.values()))"
+        GELU + "print(shardkit.__file__, y[0], "
+        "sum(shardkit.array.cpu.activation._gelu.stats.cache_hits.values()))"
     )
     for hits in "01":
         assert run(

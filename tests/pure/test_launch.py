@@ -31,7 +31,8 @@ def test_threads_that_fit_their_cores_are_no_crowd(rows):
         ),
         (
             [("a", range(2), 1)] * 4,
-            "on a ranks 0-3 run 4 threads on 2 cores; start 2 ranks there, or give the job more cores",
+            "on a ranks 0-3 run 4 threads on 2 cores; start 2 ranks there, or give the job more "
+            "cores",
         ),
         (
             [("b", range(4), 1), ("a", [0], 4)],

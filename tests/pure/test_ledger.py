@@ -210,7 +210,8 @@ def test_who_is_stopped_inside_of_a_call_is_named(tmp_path):
         import os, signal
         from pathlib import Path
         from shardkit.comm.watch.ledger import Ledger
-        Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3).begin("all_reduce", "world", (0, 1, 2), 3)
+        ledger = Ledger(Path({str(tmp_path / LEDGER_NAME.format(1))!r}), 1, 3)
+        ledger.begin("all_reduce", "world", (0, 1, 2), 3)
         os.kill(os.getpid(), signal.SIGSTOP)"""),
         ]
     )

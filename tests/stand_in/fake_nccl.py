@@ -184,7 +184,8 @@ class NcclCommunicator:
             message = world.boxes[box].popleft()
             if message["num_bytes"] != num_bytes:
                 raise NcclError(
-                    f"rank {peer} sends {message['num_bytes']} bytes, rank {self._rank} receives {num_bytes}"
+                    f"rank {peer} sends {message['num_bytes']} bytes, rank {self._rank} receives "
+                    f"{num_bytes}"
                 )
             _write(address, numpy.array(_bytes(message["address"], num_bytes)), stream)
             message["is_received"] = True

@@ -41,7 +41,8 @@ class Watch:
             now, peak = tracemalloc.get_traced_memory()
             if peak - self._before > self._most_bytes:
                 self.found.append(
-                    f"{peak - self._before} bytes before {event} at {frame.f_code.co_filename}:{frame.f_lineno}"
+                    f"{peak - self._before} bytes before {event} at "
+                    f"{frame.f_code.co_filename}:{frame.f_lineno}"
                 )
             tracemalloc.reset_peak()
             self._before = now

@@ -286,7 +286,7 @@ def test_the_loss_scale_stays_when_no_label_counts():
     assert sk.run_ranks(2, run) == [1024.0] * 2
 
 
-def test_where_no_label_counts_evaluation_is_nan_and_accumulated_gradients_are_a_step_that_is_skipped():
+def test_where_no_label_counts_evaluation_is_nan_and_a_step_of_accumulated_gradients_is_skipped():
     def run(backend):
         model = ignoring(backend, auto_synchronize_gradients=False)
         x, y = good(gpt)

@@ -45,7 +45,10 @@ def saved(tmp_path_factory):
 def run_example(folder):
     """The page's example, on a process of its own that does not see shardkit."""
     code = re.search(r"## Reading.*?```python\n(.*?)```", PAGE, re.S)[1]
-    code += "\nimport sys; assert 'shardkit' not in sys.modules; print(float(weight.sum(dtype='float64')))"
+    code += (
+        "\nimport sys; assert 'shardkit' not in sys.modules; "
+        "print(float(weight.sum(dtype='float64')))"
+    )
     return subprocess.run(
         [sys.executable, "-I", "-c", code], cwd=folder, capture_output=True, text=True, timeout=60
     )

@@ -99,7 +99,10 @@ def test_one_rank_in_a_job_of_several_tasks_is_a_warning(launched):
 
 
 def test_importing_shardkit_imports_no_mpi():
-    program = "import shardkit.comm, sys; assert not [name for name in sys.modules if name.startswith('mpi4py')]"
+    program = (
+        "import shardkit.comm, sys; assert not [name for name in sys.modules if "
+        "name.startswith('mpi4py')]"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 

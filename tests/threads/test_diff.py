@@ -219,7 +219,10 @@ def test_scalars_and_empty_tensors_compare_too(tmp_path):
 
 def test_memory_is_bounded_by_the_window_and_not_by_the_tensors(tmp_path, monkeypatch):
     monkeypatch.setattr(diff_module, "WINDOW", 1 << 12)
-    make = lambda: small_gpt(width=128, layers=1)  # noqa: E731 -- one matrix alone has 65,536 elements, 256 KiB
+
+    def make():
+        return small_gpt(width=128, layers=1)  # one matrix alone has 65,536 elements, 256 KiB
+
     first, second = (save(tmp_path / name, model=make, optimizer=sk.SGD(lr=1.0)) for name in "ab")
     compare(first, second)
     tracemalloc.start()

@@ -25,8 +25,8 @@ from shardkit.comm.threads import backend as memory
 from shardkit.comm.threads.backend import InMemoryCommunicationBackend
 
 WRONG = 1e-8  # relative; rounding is 1e-15
-# Seconds that a rank waits for another: in a step that has all its calls, and in one that lacks one,
-# where the ranks may be out of step and wait for ever.
+# Seconds that a rank waits for another: in a step that has all its calls, and in one that lacks
+# one, where the ranks may be out of step and wait for ever.
 PATIENCE, PATIENCE_IN_VAIN = 60, 1.5
 
 

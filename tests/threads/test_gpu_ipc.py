@@ -1,5 +1,5 @@
-"""The transport through blocks of GPU memory that ranks of a node open, on stand-ins: ranks are threads
-that share a pretended GPU.
+"""The transport through blocks of GPU memory that ranks of a node open, on stand-ins: ranks are
+threads that share a pretended GPU.
 """
 
 import gc

@@ -1,5 +1,5 @@
-"""The transport through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a strict
-fake of NCCL between them.
+"""The transport through NCCL, on stand-ins: ranks are threads with a pretended GPU each, and a
+strict fake of NCCL between them.
 """
 
 import numpy

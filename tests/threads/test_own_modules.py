@@ -159,7 +159,7 @@ def test_modules_and_parameters_in_plain_containers_are_refused_because_they_wou
     sk.run_ranks(2, run)
 
 
-def test_a_tensor_that_takes_a_gradient_and_is_no_parameter_is_refused_because_it_would_not_be_trained():
+def test_a_tensor_that_takes_a_gradient_and_is_no_parameter_is_refused_as_it_would_not_be_trained():
     own = Own("layers", "scale", nn.Tensor(numpy.ones(8), requires_grad=True))
     with pytest.raises(
         sk.ConfigurationError,

@@ -1,5 +1,5 @@
-"""Tasks of the user's own: how their files are found, what they declare, and that they are runs like
-any other.
+"""Tasks of the user's own: how their files are found, what they declare, and that they are runs
+like any other.
 """
 
 import numpy

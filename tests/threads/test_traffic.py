@@ -4,8 +4,10 @@ equal, not close.
 Big messages. N parameters (elements of the flat buffers, padding included), d data ranks, t tensor
 ranks, A bytes of an activation [micro-batch, sequence, width]:
 
-    data       DDP, ZeRO-1, ZeRO-2   2 N (d-1)/d     gradients to their owners; sums or updated parameters to all
-               FSDP                  3 N (d-1)/d     parameters for forward and for backward, gradients to their owners;
+    data       DDP, ZeRO-1, ZeRO-2   2 N (d-1)/d     gradients to their owners; sums or updated
+                                                     parameters to all
+               FSDP                  3 N (d-1)/d     parameters for forward and for backward,
+                                                     gradients to their owners;
                                                      the last unit stays gathered between the two,
                                                      and is sent once less
     tensor     an all-reduce is 2 A (t-1)/t per micro-batch: 2 forward and 2 backward per layer, 1

@@ -91,7 +91,8 @@ class ndarray:
 
     def __array__(self, dtype=None):
         raise TypeError(
-            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy array "
+            "Implicit conversion to a NumPy array is not allowed. Please use `.get()` to "
+            "construct a NumPy array "
             "explicitly."
         )
 
@@ -329,7 +330,8 @@ def unwrapped(value):
 def _check_device(array):
     if array._allocation.device != machine.device:
         raise ValueError(
-            f"Array device must be same as the current device: array device = {array._allocation.device} while "
+            f"Array device must be same as the current device: array device = "
+            f"{array._allocation.device} while "
             f"current = {machine.device}"
         )
 

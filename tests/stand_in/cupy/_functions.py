@@ -44,9 +44,12 @@ SIGNATURES = {
     "zeros_like": "a, dtype=None, order='K', subok=None, shape=None",
 }
 UFUNCS = (
-    "absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater greater_equal invert "
-    "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or maximum minimum multiply "
-    "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh true_divide"
+    "absolute add bitwise_and bitwise_or bitwise_xor cos divide equal exp floor_divide greater "
+    "greater_equal invert "
+    "isfinite isinf isnan left_shift less less_equal log logical_and logical_not logical_or "
+    "maximum minimum multiply "
+    "negative not_equal power remainder right_shift rint sign sin sqrt square subtract tanh "
+    "true_divide"
 ).split()
 _FROM_NOTHING = ("arange", "empty", "full", "ones", "zeros")
 _VIEWS = ("broadcast_to", "expand_dims", "moveaxis", "reshape")

@@ -221,7 +221,8 @@ class Machine:
         if allocator is None:
             if self.stream.capture is not None:
                 self.mistake(
-                    "memory of the pool that all have, in a graph: others get it before the graph is launched"
+                    "memory of the pool that all have, in a graph: others get it before the "
+                    "graph is launched"
                 )
             return None
         lease = allocator(num_bytes).mem._allocation

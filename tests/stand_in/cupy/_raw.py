@@ -76,7 +76,8 @@ class Function:
     def __call__(self, grid, block, args, *, shared_mem=0):
         if shared_mem > self.max_dynamic_shared_size_bytes:
             raise RuntimeError(
-                "CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes allows"
+                "CUDA_ERROR_INVALID_VALUE: more shared memory than max_dynamic_shared_size_bytes "
+                "allows"
             )
         self._run.max_dynamic_shared_size_bytes = self.max_dynamic_shared_size_bytes
         machine.begin()

@@ -32,9 +32,8 @@ FLAGS = [
 ]
 if platform.machine() == "x86_64":
     FLAGS.append("-mtls-dialect=gnu2")  # threadIdx without a call
-KERNEL = re.compile(
-    r"__global__(?:\s+__launch_bounds__\s*\([^()]*\))?\s+void(?:\s+__launch_bounds__\s*\([^()]*\))?\s+(\w+)\s*\("
-)
+BOUNDS = r"(?:\s+__launch_bounds__\s*\([^()]*\))?"
+KERNEL = re.compile(rf"__global__{BOUNDS}\s+void{BOUNDS}\s+(\w+)\s*\(")
 DYNAMIC = re.compile(
     r"extern\s+__shared__\s+(?:__align__\s*\(\d+\)\s*)?([\w\s:]+?)\s+(\w+)\s*\[\s*\]\s*;"
 )
@@ -147,13 +146,15 @@ class EmulatedFunction:
             or numpy.prod(block) > MAX_THREADS
         ):
             raise EmulationError(
-                f"kernel {self.name}: grid {grid}, block {block}; wanted a grid of 1 to {MAX_GRID} and a block "
+                f"kernel {self.name}: grid {grid}, block {block}; wanted a grid of 1 to "
+                f"{MAX_GRID} and a block "
                 f"of 1 to {MAX_BLOCK} with at most {MAX_THREADS} threads"
             )
         allowed = max(DEFAULT_SHARED_BYTES, self.max_dynamic_shared_size_bytes)
         if not 0 <= shared_mem <= min(allowed, MAX_SHARED_BYTES):
             raise EmulationError(
-                f"kernel {self.name}: {shared_mem} bytes of dynamic shared memory; wanted at most {allowed} "
+                f"kernel {self.name}: {shared_mem} bytes of dynamic shared memory; wanted at "
+                f"most {allowed} "
                 f"(max_dynamic_shared_size_bytes) and {MAX_SHARED_BYTES}"
             )
 
@@ -184,7 +185,8 @@ def _as_cpp(plain, names):
     )
     launchers = [
         f"""
-extern "C" __attribute__((visibility("default"))) void launch_{name}(void** values, const unsigned* bytes, unsigned count,
+extern "C" __attribute__((visibility("default")))
+void launch_{name}(void** values, const unsigned* bytes, unsigned count,
     const unsigned* sizes, unsigned shared, unsigned limit, int order, char* error) {{
     emulator::launch(::{name}, values, bytes, count, sizes, shared, limit, order, error);
 }}"""

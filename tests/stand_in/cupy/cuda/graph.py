@@ -10,7 +10,8 @@ class Graph:
 
     def __init__(self, *args, **kwargs):
         raise NotImplementedError(
-            "currently this class cannot be initiated by the user and must be created via stream capture"
+            "currently this class cannot be initiated by the user and must be created via stream "
+            "capture"
         )
 
     @classmethod

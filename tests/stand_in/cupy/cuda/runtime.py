@@ -23,7 +23,8 @@ _ERRORS = {
     101: "cudaErrorInvalidDevice: invalid device ordinal",
     400: "cudaErrorInvalidResourceHandle: invalid resource handle",
     900: "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing",
-    901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during capture",
+    901: "cudaErrorStreamCaptureInvalidated: operation failed due to a previous error during "
+    "capture",
 }
 _held: dict[int, object] = {}  # what malloc, hostAlloc and streamCreate gave out
 
