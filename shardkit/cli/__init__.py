@@ -18,16 +18,29 @@ from . import (
     checkpoint,
     doctor,
     evaluate,
+    generate,
     inspect,
     plan,
     prepare,
     render,
-    results,
+    report,
     train,
 )
 from .settings import without_settings
 
-_GROUPS = (train, prepare, evaluate, bench, inspect, checkpoint, render, plan, doctor, results)
+_GROUPS = (
+    train,
+    prepare,
+    evaluate,
+    bench,
+    inspect,
+    checkpoint,
+    render,
+    plan,
+    doctor,
+    generate,
+    report,
+)
 _FIRST_MESSAGE_SECONDS = 1.0
 
 

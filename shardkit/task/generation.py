@@ -1,5 +1,9 @@
-"""Text from a trained model, on one process."""
+"""Text from a trained model, through its tokenizer.
 
+prompts --encode--> numbers --ShardedModel.generate--> numbers --decode--> texts
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -8,9 +12,11 @@ from ..checkpoint.load import Checkpoint
 from ..checkpoint.models import gpt_of
 from ..checkpoint.sources import find_model
 from ..checkpoint.store import warn_of_skipped
+from ..comm.failure.agreement import collectively
 from ..data.tokenizer import ByteTokenizer, Tokenizer
 from ..errors import ConfigurationError
 from ..nn.models import GPT
+from ..parallel.model.sharded_model import ShardedModel
 from ..settings import setting
 
 
@@ -21,14 +27,6 @@ class Sample:
     prompt: str = setting("def ", "text to continue; \\n is a line end")
     tokens: int = setting(200, "tokens to generate at the end of training", "tokens", minimum=0)
     temperature: float = setting(0.8, "0 takes the most probable token", minimum=0.0)
-
-
-def fill_parameters(model, vector) -> None:
-    """Write the vector of ShardedModel.gather_full_parameters() into an unsharded model."""
-    at = 0
-    for parameter in model.named_parameters().values():
-        parameter.array = vector[at : at + parameter.size].reshape(parameter.shape)
-        at += parameter.size
 
 
 def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
@@ -44,21 +42,75 @@ def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
     return model, checkpoint
 
 
-def generate_text(
-    model: GPT, tokenizer: Tokenizer, prompt: str, num_tokens: int, temperature: float, seed: int
-) -> str:
-    """Return the prompt and its continuation; tokens that make no UTF-8 come as U+FFFD.
+def write_texts(
+    model: ShardedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    num_tokens: int,
+    *,
+    stop: Sequence[str] = (),
+    seed: int = 0,
+    **choice,
+) -> list[str]:
+    """Return each prompt with its continuation, the same on all ranks. Collective.
 
-    Errors: ConfigurationError if the tokens of the model are not those of the tokenizer.
+    stop    texts that end a continuation, and are not part of it; the tokenizer's end of text is
+            another
+    seed    of the first prompt; the others follow it
+    choice  temperature, top_k, top_p of ShardedModel.generate
+    Tokens that make no UTF-8 come as U+FFFD.
+    Errors, on all ranks: ConfigurationError, also if the tokens of the model are not those of the
+    tokenizer.
     """
-    check_tokenizer(tokenizer, model.settings.vocabulary_size)
+    with collectively(model.mesh.world):
+        check_tokenizer(tokenizer, language_model(model).settings.vocabulary_size)
+        numbers = [_numbers_of(prompt, tokenizer) for prompt in prompts]
+        ends = _stop_tokens(stop, tokenizer)
+    seeds = range(seed, seed + len(prompts))
+    new = model.generate(numbers, num_tokens, stop=ends, seeds=list(seeds), **choice)
+    return [
+        prompt + _until(stop, _continuation(tokenizer, *both))
+        for prompt, both in zip(prompts, zip(numbers, new))
+    ]
+
+
+def language_model(model: ShardedModel) -> GPT:
+    """Return the GPT that is sharded. Errors: ConfigurationError if it is something else."""
+    if not isinstance(model.wrapped_model, GPT):
+        raise ConfigurationError(
+            f"a {type(model.wrapped_model).__name__} generates no text; wanted a GPT"
+        )
+    return model.wrapped_model
+
+
+def _numbers_of(prompt: str, tokenizer: Tokenizer) -> numpy.ndarray:
+    """Return the tokens of a prompt; an empty one begins a text."""
     numbers = tokenizer.encode(prompt)
-    if not len(numbers):
-        numbers = _beginning(tokenizer)
-    new = model.generate(numbers, num_tokens, temperature=temperature, seed=seed)
+    if len(numbers):
+        return numbers
+    if tokenizer.end_of_text is None:
+        return tokenizer.encode("\n")
+    return numpy.array([tokenizer.end_of_text], numpy.int64)
+
+
+def _stop_tokens(stop: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens that end a continuation: of the texts that are one token, and its end."""
+    if "" in stop:
+        raise ConfigurationError("a stop text is empty; wanted at least one character")
+    numbers = [tokenizer.encode(text) for text in stop]
+    ends = [int(each[0]) for each in numbers if len(each) == 1]
+    return ends if tokenizer.end_of_text is None else [*ends, tokenizer.end_of_text]
+
+
+def _continuation(tokenizer: Tokenizer, prompt, new) -> str:
     # A token may be written differently at the beginning of a text, so both are decoded whole.
-    whole = tokenizer.decode(numpy.concatenate([numbers, new]))
-    return prompt + whole[len(tokenizer.decode(numbers)) :]
+    whole = tokenizer.decode(numpy.concatenate([prompt, new]))
+    return whole[len(tokenizer.decode(prompt)) :]
+
+
+def _until(stop: Sequence[str], text: str) -> str:
+    """Return the text up to the first of the stop texts."""
+    return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> None:
@@ -74,10 +126,3 @@ def check_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> None:
             f"{tokenizer.name} has {tokenizer.vocabulary_size:,} tokens, but the model has "
             f"{vocabulary_size:,}; wanted the tokenizer that the model was trained with"
         )
-
-
-def _beginning(tokenizer: Tokenizer) -> numpy.ndarray:
-    """Return the tokens that stand for an empty prompt."""
-    if tokenizer.end_of_text is None:
-        return tokenizer.encode("\n")
-    return numpy.array([tokenizer.end_of_text], numpy.int64)

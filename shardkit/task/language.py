@@ -7,7 +7,6 @@ import numpy
 
 from ..checkpoint.format.files import write_whole
 from ..checkpoint.models import without_weights
-from ..comm.failure.agreement import collectively
 from ..data.language import LanguageData
 from ..data.packed import IGNORED
 from ..data.samples import Samples
@@ -17,7 +16,7 @@ from ..errors import ConfigurationError
 from ..nn.loss import CrossEntropy
 from ..nn.models import GPT
 from ..nn.settings import Model
-from .generation import Sample, fill_parameters, generate_text
+from .generation import Sample, write_texts
 from .task import TRAINING, VALIDATION, Task
 
 BITS_PER_NAT = 1 / numpy.log(2).item()
@@ -185,16 +184,9 @@ class Language(Task):
             tokenizer = tokenizer_of(model.companions)
         if tokenizer is None:
             return "no sample of text: there is no tokenizer beside the tokens or the model"
-        vector = model.gather_full_parameters()
-        text = ""
-        with collectively(model.mesh.world):
-            if model.rank == 0:
-                plain = self.make_model()
-                fill_parameters(plain, vector)
-                prompt = sample.prompt.replace("\\n", "\n")
-                seed = self.settings.run.seed
-                how = sample.tokens, sample.temperature, seed
-                text = generate_text(plain, tokenizer, prompt, *how)
+        prompt = sample.prompt.replace("\\n", "\n")
+        how = {"temperature": sample.temperature, "seed": self.settings.run.seed}
+        (text,) = write_texts(model, tokenizer, [prompt], sample.tokens, **how)
         return f"sample of generated text:\n{text}"
 
 

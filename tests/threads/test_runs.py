@@ -13,7 +13,7 @@ from shardkit.checkpoint.tools.diff import compare
 from shardkit.data.tokenizer import ByteTokenizer, tokenizer_of
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
-from shardkit.task.generation import generate_text, load_for_generation
+from shardkit.task.generation import load_for_generation, write_texts
 from shardkit.task.language import Language
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun, evaluate
@@ -124,14 +124,25 @@ def test_what_cannot_be_trained_is_refused_on_all_ranks_before_there_is_a_checkp
 
 
 def test_text_is_generated_by_the_tokenizer_of_the_model():
-    def generated(num_tokens, tokenizer, prompt):
-        model = GPT(num_tokens, 8, width=8, layers=1, heads=2)
-        return generate_text(model, tokenizer, prompt, 3, 0.0, 0)
+    def generated(num_tokens, tokenizer, prompt, stop=()):
+        def on_rank(backend):
+            config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+            model = sk.FSDPModel(GPT(num_tokens, 8, width=8, layers=1, heads=2), config)
+            return write_texts(model, tokenizer, [prompt], 3, temperature=0.0, stop=stop)[0]
+
+        one, other = sk.run_ranks(2, on_rank)
+        assert one == other
+        return one
 
     with pytest.raises(ConfigurationError, match=r"this model has 5,003 tokens.* tokenizer"):
         generated(5003, ByteTokenizer(), "def ")
     assert generated(256, ByteTokenizer(), "def ").startswith("def ")
-    assert len(generated(256, ByteTokenizer(), "")) == 3
+    whole = generated(256, ByteTokenizer(), "")
+    assert len(whole) == 3
+    assert generated(256, ByteTokenizer(), "", [whole[1]]) == whole[: whole.index(whole[1])]
+    assert generated(256, ByteTokenizer(), "", [whole[1:]]) == whole[: whole.index(whole[1:])]
+    with pytest.raises(ConfigurationError, match="a stop text is empty"):
+        generated(256, ByteTokenizer(), "", [""])
     pytest.importorskip("tokenizers")
     words = tokenizer_of({"tokenizer.json": word_json()})
     assert set(generated(12, words, "a b").split()) <= {"a", "b", "?", "<|endoftext|>"}

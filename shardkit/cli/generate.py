@@ -1,0 +1,161 @@
+"""`shardkit generate`."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+
+from ..checkpoint.models import gpt_of
+from ..checkpoint.sources import find_model
+from ..comm.failure.agreement import collectively
+from ..data.tokenizer import open_tokenizer, tokenizer_of
+from ..errors import ConfigurationError
+from ..nn.gpt import GPT
+from ..optim import SGD
+from ..parallel.model.sharded_model import ShardedModel
+from ..parallel.model.strategies import HybridShardedModel
+from ..parallel.settings import ShardingConfiguration
+from ..settings import Sections
+from ..task.generation import write_texts
+from ..train.settings import MeshAxes, Parallel
+from .arguments import count
+from .job import job, mpi_backend
+from .settings import parsed
+
+
+@dataclass(frozen=True)
+class GenerationConfiguration(Sections):
+    """How the ranks share a model that generates text."""
+
+    mesh: MeshAxes = MeshAxes()
+    parallel: Parallel = Parallel()
+
+
+def add_commands(commands) -> None:
+    """Add the parser of the command."""
+    generate = commands.add_parser(
+        "generate",
+        help="continue texts with a trained model",
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Continue texts with a trained language model, alone or on many ranks:\n"
+        "  mpiexec -n 4 shardkit generate RUN --prompt 'Once' [--mesh.tensor=2 ...]\n"
+        "A text depends on its prompt and its seed, not on the ranks.",
+    )
+    generate.add_argument(
+        "path", help="run folder, checkpoint, folder of checkpoints, or folder of transformers"
+    )
+    generate.add_argument(
+        "--prompt", action="append", help="text to continue, may be given again; default: 'def '"
+    )
+    generate.add_argument("--prompt-file", metavar="FILE", help="a prompt in each line")
+    generate.add_argument(
+        "--tokens", type=int, default=200, help="most tokens to add; default: %(default)s"
+    )
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0 takes the most probable token; default: %(default)s",
+    )
+    generate.add_argument("--top-k", type=count, help="draw among the k likeliest tokens")
+    generate.add_argument(
+        "--top-p", type=float, help="draw among the likeliest tokens of this probability together"
+    )
+    generate.add_argument(
+        "--stop", action="append", default=[], help="text that ends a text, may be given again"
+    )
+    generate.add_argument(
+        "--seed", type=int, default=0, help="of the first prompt; default: %(default)s"
+    )
+    generate.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer.json, where none is beside the weights"
+    )
+    generate.add_argument(
+        "--numbers",
+        action="store_true",
+        help="prompts are token numbers, as 5,3,8, and so is what is printed: no tokenizer",
+    )
+    generate.add_argument(
+        "--json", action="store_true", help="print an object of prompt and text in each line"
+    )
+    generate.set_defaults(run=_generate, takes_settings=True)
+
+
+def _generate(known, overrides) -> int:
+    backend = mpi_backend()
+    with job(backend):
+        with collectively(backend):
+            prompts = _prompts(known)
+            settings = GenerationConfiguration().replace(parsed(overrides, GenerationConfiguration))
+            _check_numbers(known)
+            checkpoint, _ = find_model(known.path)
+            gpt = gpt_of(checkpoint, "generates text")
+            files = checkpoint.companions()
+        model = _sharded(gpt, settings, backend)
+        model.load_model(known.path, only="model")
+        how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
+        if known.numbers:
+            texts = _continued_numbers(model, prompts, known, how)
+        else:
+            with collectively(backend):
+                own = None if known.tokenizer is None else open_tokenizer(known.tokenizer)
+                tokenizer = tokenizer_of(files) if own is None else own
+            how |= {"stop": known.stop, "seed": known.seed}
+            texts = write_texts(model, tokenizer, prompts, known.tokens, **how)
+        if backend.rank == 0:
+            _show(prompts, texts, as_json=known.json)
+        model.close()
+    return 0
+
+
+def _prompts(known) -> list[str]:
+    """Return the prompts of the command line, then those of the file."""
+    prompts = list(known.prompt or [])
+    if known.prompt_file is not None:
+        prompts += Path(known.prompt_file).read_text(encoding="utf-8").splitlines()
+    if not prompts and known.numbers:
+        raise ConfigurationError("--numbers wants --prompt=5,3,8 or --prompt-file=FILE")
+    return prompts or ["def "]
+
+
+def _check_numbers(known) -> None:
+    """Raise ConfigurationError if --numbers comes with what is about text."""
+    if known.numbers and (known.stop or known.tokenizer):
+        name = "--stop" if known.stop else "--tokenizer"
+        raise ConfigurationError(f"{name} is about text, but --numbers generates no text")
+
+
+def _sharded(gpt: GPT, settings: GenerationConfiguration, backend) -> ShardedModel:
+    parallel = settings.parallel
+    mesh = settings.mesh
+    with collectively(backend):
+        if parallel.stage_balance == "measured":
+            raise ConfigurationError("parallel.stage_balance = 'measured' is of training")
+        rule = SGD(lr=1.0)  # which never takes a step
+        config = ShardingConfiguration(backend, optimizer=rule, **parallel.shared())
+    return HybridShardedModel(gpt, config, mesh.pipeline, mesh.tensor, policy=parallel.policy)
+
+
+def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict) -> list[str]:
+    with collectively(model.mesh.world):
+        numbers = [_parsed_numbers(prompt) for prompt in prompts]
+    seeds = list(range(known.seed, known.seed + len(prompts)))
+    new = model.generate(numbers, known.tokens, seeds=seeds, **how)
+    return [",".join(map(str, each.tolist())) for each in new]
+
+
+def _parsed_numbers(prompt: str) -> numpy.ndarray:
+    try:
+        return numpy.array([int(number) for number in prompt.split(",")], numpy.int64)
+    except ValueError:
+        raise ConfigurationError(
+            f"prompt {prompt!r}; wanted token numbers with --numbers, such as 5,3,8"
+        ) from None
+
+
+def _show(prompts: list[str], texts: list[str], *, as_json: bool) -> None:
+    for prompt, text in zip(prompts, texts):
+        print(json.dumps({"prompt": prompt, "text": text}) if as_json else text)
