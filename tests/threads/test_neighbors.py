@@ -17,11 +17,7 @@ SAMPLES = 8
 
 def model_on(backend, policy, pipeline=1, tensor=1):
     replicas = backend.world_size // (pipeline * tensor)
-    gpt = (
-        small_gpt(layers=3)
-        if tensor == 1
-        else sk.models.GPT(64, 12, width=16, layers=3, heads=2, seed=3)
-    )
+    gpt = small_gpt(layers=3)
     config = sk.ShardingConfiguration(
         backend,
         optimizer=sk.AdamW(lr=1e-2),
