@@ -188,9 +188,7 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
     assert bits_equal(folder / "run", folder / "whole")
 
 
-@pytest.mark.parametrize(
-    "launcher, seconds", [("srun", 0.0), ("srun", 0.5), ("mpiexec", 0.0), ("mpiexec", 0.5)]
-)
+@pytest.mark.parametrize("launcher, seconds", [("srun", 0.0), ("mpiexec", 0.5)])
 def test_a_warning_to_a_job_whose_ranks_do_not_listen_yet_is_heard_later(
     cluster, folder, launcher, seconds
 ):
