@@ -31,6 +31,7 @@ from ..parallel.step.profile import StepProfile, least_parts, profile_steps
 from ..parallel.step.stopwatch import Product, large_product_speed
 from ..task.task import Task
 from .advice import advise
+from .feed import waiting_seconds
 from .model import make_model
 from .ranks import check_batch
 from .settings import RunConfiguration
@@ -67,8 +68,10 @@ def bench_run(
         model = make_model(task, backend)
         task.begin(model)
         ranks = profile_steps(model, *_batch(task, model), steps)
+        waits = backend.all_gather_object(waiting_seconds(task, model, steps))
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
         figures = _figures(task, model, ranks, alone, _fixed_costs(task, model))
+        figures["data_wait_seconds"] = max(waits)
         figures["other_blas_seconds"] = backend.all_gather_object(
             _seconds_by_other_blas(model, ranks[backend.rank])
         )
@@ -306,7 +309,8 @@ def print_figures(figures: dict) -> None:
         f"{figures[figures['unit'] + '_per_second']:,.0f} {figures['unit']}/s; "
         f"model FLOP utilization {figures['model_flop_utilization']:.0%}: {reached:.1f} of "
         f"{alone:.1f} GFLOP/s, the speed of its matrix products alone\n"
-        f"peak memory per rank {' '.join(peaks)} MiB",
+        f"peak memory per rank {' '.join(peaks)} MiB; a step waits "
+        f"{figures['data_wait_seconds'] * 1e3:.2f} ms for its data",
         markup=False,
     )
     console.print(_parts_table(figures))

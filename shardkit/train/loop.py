@@ -22,10 +22,10 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
-from ..data.stream import Stream
 from ..errors import CheckpointError, StopVoted
 from ..task.task import TRAINING, Task
 from .callback import Callback, Callbacks
+from .feed import training_stream
 from .folder import check_folder, store_settings
 from .log import RankLog, Reporter
 from .model import make_model
@@ -163,17 +163,9 @@ class TrainingRun:
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
         self.model = make_model(task, backend)
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
-        part = settings.batch.sequences // self.model.mesh.size("data")
-        self.stream = Stream(
-            samples,
-            settings.run.seed,
-            TRAINING,
-            global_batch=settings.batch.sequences,
-            first=self.model.mesh.coordinates.data * part,
-            count=part,
-        )
+        self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model)
-        self.report = RunReport(task, self.model, backend, self.reporter, log)
+        self.report = RunReport(task, self.model, self.stream, self.reporter, log)
         self.callbacks = Callbacks([self.report, *tracked, *callbacks], is_first=is_first)
         self.clock = Clock(None, settings.run.stop_margin_seconds)
         self.saves = Saves(

@@ -6,8 +6,8 @@ import time
 
 import numpy
 
-from ..comm.backend import CommunicationBackend
 from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
+from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
 from ..parallel.model.sharded_model import ShardedModel
@@ -26,17 +26,18 @@ class RunReport(Callback):
         self,
         task: Task,
         model: ShardedModel,
-        backend: CommunicationBackend,
+        stream: Stream,
         reporter: Reporter,
         log: RankLog,
     ):
         self._task, self._settings = task, task.settings
-        self._model, self._backend = model, backend
+        self._model, self._backend, self._stream = model, model.mesh.world, stream
         self._reporter, self._log = reporter, log
         self._unit = task.unit or task.sample
         self._knows_overlap = False  # the log says what was chosen
         self._began = self._reported_at = time.perf_counter()
         self._first_step = self._reported_step = model.step_number
+        self._reported_wait = 0.0
 
     # ---- at the start ----------------------------------------------------------------------------
 
@@ -91,8 +92,11 @@ class RunReport(Callback):
         run, now = self._settings.run, time.perf_counter()
         seconds_left = (now - self._began) / (step - self._first_step) * (run.steps - step)
         samples = (step - self._reported_step) * self._settings.batch.sequences
+        waited = self._stream.waited_seconds - self._reported_wait
+        num_steps = step - self._reported_step
         speed = samples * self._task.units_per_sample / (now - self._reported_at)
         self._reported_at, self._reported_step = now, step
+        self._reported_wait = self._stream.waited_seconds
         engine = self._model.engine
         exposed = sum(engine.exposure.of_step.values())
         text = (
@@ -107,6 +111,7 @@ class RunReport(Callback):
             f"{self._unit}_per_second": speed,
             "gradient_norm": engine.gradient_norm,
             "exposed_communication_seconds": exposed,
+            "data_wait_seconds": waited / num_steps,
             **({"loss_scale": engine.loss_scale.value} if engine.loss_scale.is_dynamic else {}),
         }
 

@@ -58,6 +58,7 @@ def test_the_parts_add_up_to_the_step_and_stand_in_table_and_file(
         "model FLOP utilization",
         "GFLOP/s",
         "peak memory per rank",
+        "ms for its data",
         "\n- ",
     ):
         assert done.stdout.count(words) >= 1, done.stdout

@@ -14,6 +14,7 @@ from shardkit.errors import ConfigurationError, CorpusError
 from shardkit.task.language import Language
 from shardkit.train import train_run
 from shardkit.train.folder import stored_settings
+from shardkit.train.log import read_metrics
 from shardkit.train.settings import configuration_of, resumed
 
 SMALL = {
@@ -72,6 +73,8 @@ def test_a_mixture_stopped_in_an_epoch_goes_on_on_another_mesh_as_if_it_had_not(
     whole = run(tmp_path, "whole", data)
     run(tmp_path, "parts", {**data, "run.steps": 3}, num_ranks=2)
     parts = run(tmp_path, "parts", {"run.steps": 8}, num_ranks=1, resume=True)
+    records = [r for r in read_metrics(tmp_path / "parts" / "metrics.jsonl") if "train_loss" in r]
+    assert records and all(0 <= r["data_wait_seconds"] < 10 for r in records)
     assert parts.manifest["step"] == 8 and are_equal(whole, parts)
 
 

@@ -1,0 +1,33 @@
+"""The batches of a run, and how long its steps wait for them."""
+
+from ..data.samples import Samples
+from ..data.stream import Stream
+from ..parallel.model.sharded_model import ShardedModel
+from ..task.task import TRAINING, Task
+
+
+def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream:
+    """Return the batches of this data rank, in the order of the run's seed."""
+    settings = task.settings
+    part = settings.batch.sequences // model.mesh.size("data")
+    return Stream(
+        samples,
+        settings.run.seed,
+        TRAINING,
+        global_batch=settings.batch.sequences,
+        first=model.mesh.coordinates.data * part,
+        count=part,
+    )
+
+
+def waiting_seconds(task: Task, model: ShardedModel, steps: int) -> float:
+    """Train so many steps on the data of the run; return what a step waits for it on this rank.
+
+    Collective. The first batch, for which nothing was read ahead, is not counted.
+    """
+    with training_stream(task, model, task.samples(TRAINING)) as stream:
+        stream.batch(0)
+        began = stream.waited_seconds
+        for step in range(1, 1 + steps):
+            model.train(*stream.batch(step))
+        return (stream.waited_seconds - began) / steps
