@@ -68,6 +68,7 @@ from .parallel import (
 from .parallel.settings import ShardingConfiguration
 from .task import Task
 from .task.metrics import Metric
+from .task.table import TableTask
 from .train import Callback, ElasticTraining, Training
 
 __version__ = "0.1.0"
@@ -119,6 +120,7 @@ __all__ = [
     "StateDrift",
     "StopVoted",
     "Task",
+    "TableTask",
     "TensorParallelModel",
     "TensorParallelOptimizer",
     "Training",
