@@ -13,7 +13,6 @@ from pathlib import Path
 from ..errors import ConfigurationError
 from ..plan.hardware import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
-from ..plan.model import BYTES_VOCABULARY, read_model
 from ..plan.report import (
     PlannedTraining,
     as_json,
@@ -22,6 +21,7 @@ from ..plan.report import (
     print_search,
     write_timeline,
 )
+from ..plan.run import BYTES_VOCABULARY, read_model
 from ..plan.search import search
 from ..plan.settings import left_out, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, Software, software_named

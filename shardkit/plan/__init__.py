@@ -1,6 +1,7 @@
 """PLANNING: what a layout takes in memory and in time, and which one is best. No array is made.
 
 model        a GPT by its sizes: its weights, cut over tensor ranks
+run          the model and the settings of a run, from its file
 software     what a program does: shardkit itself, and others to compare it with
 settings     which settings of a run are counted, searched for, or left out with a note
 hardware     what a cluster does per second; hardware/*.toml
@@ -19,7 +20,8 @@ from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster, known_clusters, read_cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not
 from .memory import MemoryEstimate, memory_of, rank_memory
-from .model import ModelShape, read_model
+from .model import ModelShape
+from .run import read_model
 from .search import Candidate, Search, search
 from .software import (
     MIXED,

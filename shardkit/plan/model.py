@@ -13,15 +13,8 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
-from ..errors import ConfigurationError
 from ..nn.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
-from ..settings import read_toml
-from ..task.language import Language
-from ..train.settings import RunConfiguration, configuration_of
-
-NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
-BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
 
 
 @dataclass(frozen=True)
@@ -192,38 +185,3 @@ class ModelShape:
         tables = positions + (0 if self.tied else self.vocabulary * self.width)
         attention = 12 * self.layers * self.width * self.sequence_length
         return 6 * (self.parameter_count - tables) + attention
-
-
-def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
-    """Return the model of a settings file of `shardkit train`, and its other settings.
-
-    overrides   {"section.key": value} on top of the file
-    Without model.vocabulary_size the tokens are bytes, 256 of them.
-    Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
-    which is not opened here.
-    """
-    settings = configuration_of(Language)().replace({**read_toml(path), **(overrides or {})})
-    model = settings.model
-    if model.start:
-        raise ConfigurationError(
-            f"model.start = {model.start!r} does not say here how large the model is; give its "
-            "model.width, model.layers and so on instead (`shardkit inspect` shows them)"
-        )
-    for name in NOT_COUNTED:
-        if getattr(model, name) is not None:
-            raise ConfigurationError(
-                f"model.{name} = {getattr(model, name)!r} is not counted in predictions; leave it "
-                "out to plan for a model without it"
-            )
-    return ModelShape(
-        model.layers,
-        model.width,
-        model.heads,
-        model.vocabulary_size or BYTES_VOCABULARY,
-        model.sequence_length,
-        model.kv_heads,
-        model.hidden,
-        model.style,
-        model.tied,
-        model.dropout,
-    ), settings
