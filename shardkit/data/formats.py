@@ -160,7 +160,7 @@ def format_of(path: Path, settings: TextData) -> str:
     Errors: CorpusError if there is no such path, or it holds something else.
     """
     if not path.exists() and not _megatron_pair(path)[1].exists():
-        raise CorpusError(f"data.path {path} does not exist; give a file or folder of text")
+        raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
     if settings.format != AUTO:
         if path.is_dir() and settings.format != "text":
             raise CorpusError(

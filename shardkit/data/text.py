@@ -35,7 +35,7 @@ def find_files(paths) -> list[Path]:
     files = []
     for path in map(Path, paths):
         if not path.exists():
-            raise CorpusError(f"data.path {path} does not exist; give a file or folder of text")
+            raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
         files += [path] if path.is_file() else _texts_under(path)
     return files
 

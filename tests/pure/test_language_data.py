@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import resource
 import time
 from pathlib import Path
 
@@ -301,6 +300,10 @@ def test_a_part_without_a_window_is_refused_with_its_size(tmp_path):
 # ---- large files ---------------------------------------------------------------------------------
 
 
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_a_sparse_file_of_2_gb_starts_as_fast_as_a_small_one_and_stays_on_disk(tmp_path):
     docs = documents()
     small = write_documents(tmp_path / "small", "nanogpt", docs)
@@ -309,17 +312,17 @@ def test_a_sparse_file_of_2_gb_starts_as_fast_as_a_small_one_and_stays_on_disk(t
     large.write_bytes(b"")
     os.truncate(large, 2 << 30)
     seconds = []
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident_bytes()
     for path in (small, large):
         began = time.perf_counter()
         data = prepared(path.parent, path=[str(path)], token_dtype="uint16")
         data.check_tokens(256)
         samples = data.samples("training", 64, 256)
-        x, _ = samples.read(numpy.arange(64) * (len(samples) // 64))
+        x, _ = samples.read(numpy.arange(4096) * len(samples) // 4096)
         seconds.append(time.perf_counter() - began)
     assert len(samples) > 15 * 10**6 and not x.any()
     assert seconds[1] - seconds[0] < 2.0
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) < 100 * 1024  # KiB
+    assert resident_bytes() - before < 100 << 20  # pages of a map would be there
 
 
 def test_documents_of_a_large_file_are_split_without_a_list_of_them(tmp_path):
