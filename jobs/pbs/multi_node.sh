@@ -15,5 +15,5 @@ NODES="@{nodes}" RANKS_PER_NODE="@{ranks_per_node}" THREADS="@{threads}" LAUNCHE
 . "@{jobs}/launch.sh"
 
 limit_end_time          # PBS sends no signal before the limit: the run looks at the clock
-run_ranks "${PYTHON[@]}" -m shardkit train --resume-if-any "@{settings}"
+run_ranks "@{command}"
 end_pbs

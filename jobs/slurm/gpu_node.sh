@@ -19,5 +19,5 @@ NODES="@{nodes}" RANKS_PER_NODE="@{ranks_per_node}" THREADS="@{threads}" LAUNCHE
 . "@{jobs}/launch.sh"
 
 slurm_end_time
-run_ranks "${PYTHON[@]}" -m shardkit train --resume-if-any "@{settings}"
+run_ranks "@{command}"
 end_slurm

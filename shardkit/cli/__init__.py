@@ -55,11 +55,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     parser, commands = _parser()
+    arguments, own_command = _cut(arguments)
     rest, settings = without_settings(arguments)
     if " ".join(rest[:2]) in commands:  # "inspect hang" is a command of its own
         rest[:2] = [" ".join(rest[:2])]
     known, unknown = parser.parse_known_args(rest)
     settings += unknown
+    if own_command and not getattr(known, "takes_command", False):
+        return _refuse("--", known.command, parser, commands)
+    known.own_command = own_command
     if settings and not known.takes_settings:
         return _refuse(settings[0], known.command, parser, commands)
     try:
@@ -73,6 +77,12 @@ def _run(arguments: list[str]) -> int:
         else:
             print(f"shardkit: {error}", file=sys.stderr)
         return getattr(error, "exit_code", 1)
+
+
+def _cut(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Return (arguments, the command of the user's own that stands behind --)."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return arguments[:at], arguments[at + 1 :]
 
 
 def _refuse(argument: str, command: str, parser: argparse.ArgumentParser, commands: dict) -> int:

@@ -16,7 +16,8 @@ def add_commands(commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Fill in a job template (jobs/README.md):\n"
         "  shardkit render --template multi_node --nodes 2 --ranks-per-node 32 --output job.sh\n"
-        "    [settings.toml] [--section.key=value ...]",
+        "    [settings.toml] [--section.key=value ...]\n"
+        "  shardkit render ... -- python my_script.py     (a script with sk.Training)",
     )
     add = parser.add_argument
     add("settings", nargs="?", help="TOML file, as for `shardkit train`")
@@ -50,7 +51,7 @@ def add_commands(commands) -> None:
     )
     add("--env", metavar="FILE", help="settings of the site; default: env.sh beside the templates")
     add("--output", metavar="FILE", help="file to write; default: standard output")
-    parser.set_defaults(run=_render, takes_settings=True)
+    parser.set_defaults(run=_render, takes_settings=True, takes_command=True)
 
 
 def _render(known, arguments) -> int:
@@ -70,6 +71,7 @@ def _render(known, arguments) -> int:
         known.restarts,
         known.notice_seconds,
         known.env,
+        tuple(known.own_command),
     )
     given = [known.settings] * bool(known.settings) + arguments
     script = render(plan, settings, given, known.output)

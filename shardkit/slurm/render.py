@@ -20,6 +20,8 @@ from ..train.settings import RunConfiguration
 
 TEMPLATES = ("single_node", "multi_node", "gpu_node", "array", "chain")
 SCHEDULERS = ("slurm", "pbs", "lsf")
+_PYTHONS = ("python", "python3")  # which env.sh may say more about
+_OF_JOBS = ("run.threads", "run.folder", "run.elastic")
 _SUBMITS_ITSELF = (("slurm", "chain"), ("pbs", "multi_node"))
 _PLACEHOLDER = re.compile(r"@\{(\w+)\}")
 _TIME = re.compile(r"(?:(\d+)-)?(\d{1,3}):(\d\d):(\d\d)")
@@ -40,6 +42,8 @@ class JobPlan:
     at_once           runs of a sweep that may run at the same time
     restarts          how often a job is queued again at most
     notice_seconds    how long before the limit the job is warned
+    command           that every rank runs in place of `shardkit train`: a script with sk.Training;
+                      (): shardkit train
     env_file          what is particular to the site; None: env.sh beside the templates
     """
 
@@ -56,6 +60,7 @@ class JobPlan:
     restarts: int = 20
     notice_seconds: int = 120
     env_file: str | None = None
+    command: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -96,6 +101,11 @@ class JobPlan:
                 f"--template single_node with --nodes {self.nodes}; wanted 1, or "
                 "--template multi_node"
             )
+        if self.command and self.template == "array":
+            raise ConfigurationError(
+                f"--template array with {self.command[0]}: a sweep changes settings of `shardkit "
+                "train`; render a job for each script, or leave the command out"
+            )
         if bool(self.sweep) != (self.template == "array"):
             raise ConfigurationError(
                 "--template array and --sweep section.key=value,value go together"
@@ -118,7 +128,10 @@ def render(
     Errors: ConfigurationError, MeshError if the ranks are not the mesh.
     """
     plan.check()
-    _check_ranks(plan, settings)
+    if plan.command:
+        _check_resources(plan, arguments)
+    else:
+        _check_ranks(plan, settings)
     if (plan.scheduler, plan.template) in _SUBMITS_ITSELF and output is None:
         raise ConfigurationError(
             "this script submits itself again, so it must know its own name; give --output FILE"
@@ -158,6 +171,30 @@ def _check_ranks(plan, settings):
         raise ConfigurationError('parallel.device = "cuda" needs --template gpu_node')
 
 
+def _check_resources(plan, arguments):
+    """Raise ConfigurationError on a setting that only the script of a job can take."""
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if name.removeprefix("--") not in _OF_JOBS:
+            raise ConfigurationError(
+                f"{name} with a command of one's own: the settings of its run are in "
+                f"{shlex.join(plan.command)}; wanted none but {', '.join(_OF_JOBS)}, which the "
+                "job itself needs"
+            )
+
+
+def _command(plan, given: list[str]) -> str:
+    """Return what every rank runs, as words of a shell, without the outermost quotes."""
+    train = ["-m", "shardkit", "train", "--resume-if-any"]
+    words = list(plan.command) or ["python", *train, *given]
+    is_python = words[0] in _PYTHONS
+    quoted = [
+        word if not plan.command and word in train else f'"{_escaped(word)}"'
+        for word in words[is_python:]
+    ]
+    return " ".join(['"${PYTHON[@]}"'] * is_python + quoted)[1:-1]
+
+
 def _values(plan, settings, arguments, folder, output) -> dict:
     """Return {placeholder: its text}."""
     runs = _sweep_lines(plan, settings)
@@ -169,7 +206,8 @@ def _values(plan, settings, arguments, folder, output) -> dict:
     if plan.template == "gpu_node":
         given.append("--parallel.device=cuda")
     return {
-        "name": plan.name or Path(settings.run.folder).name,
+        "command": _command(plan, given),
+        "name": plan.name or _name(plan, settings),
         "nodes": plan.nodes,
         "ranks_per_node": plan.ranks_per_node,
         "ranks": plan.ranks,
@@ -195,11 +233,19 @@ def _values(plan, settings, arguments, folder, output) -> dict:
     }
 
 
+def _name(plan, settings) -> str:
+    """Return the name of a script, or else that of the run folder."""
+    scripts = [word for word in plan.command if word.endswith(".py")]
+    return Path(scripts[0]).stem if scripts else Path(settings.run.folder).name
+
+
 def _sweep_lines(plan, settings) -> list[str]:
     """Return the arguments of each run of a sweep, a line each.
 
     Errors: ConfigurationError on a value that its key does not take.
     """
+    if not plan.sweep:
+        return [""]
     lines = []
     for values in product(*(values for _, values in plan.sweep)):
         chosen = dict(zip((key for key, _ in plan.sweep), values))

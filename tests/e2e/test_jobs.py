@@ -85,6 +85,21 @@ def test_the_script_asks_for_what_the_configuration_needs():
     assert 'THREADS="3"' in script and '"--mesh.pipeline=2" "--run.folder=runs/a b"' in script
 
 
+@pytest.mark.parametrize("scheduler, template", KINDS)
+def test_a_script_of_ones_own_takes_the_place_of_the_command(scheduler, template):
+    command = ("python", "my script.py", "--data=$HOME/a b")
+    if template == "array":
+        with pytest.raises(ConfigurationError, match="render a job for each script"):
+            rendered(scheduler, template, command=command)
+        return
+    script = rendered(scheduler, template, ranks_per_node=7, command=command)
+    assert r'run_ranks "${PYTHON[@]}" "my script.py" "--data=\$HOME/a b"' + "\n" in script
+    assert "my script" in script and "shardkit train" not in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True, timeout=10)
+    with pytest.raises(ConfigurationError, match="--mesh.pipeline with a command of one's own"):
+        rendered(scheduler, template, {"mesh.pipeline": 2}, command=command)
+
+
 def test_a_sweep_is_every_combination():
     script = rendered(
         template="array",
