@@ -98,7 +98,7 @@ class Training:
             signals.listen()
         if self._backend is not None:
             return self._train(self._backend, signals, None)
-        if self._configuration().replace(self._given).run.elastic:
+        if self._given.get("run.elastic") is True:  # another value is refused by all ranks, below
             result = self._train_elastic(signals)
         else:
             self._backend = MPICommunicationBackend()
