@@ -8,6 +8,7 @@ from builders import small_gpt, train
 from hybrids import hybrid, step_once
 
 import shardkit as sk
+from shardkit.checkpoint.tools.convert import to_safetensors
 from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
 WAYS = [
@@ -54,6 +55,28 @@ def test_training_goes_on_from_a_checkpoint_of_the_other_device(gpu, tmp_path, t
 def batch():
     tokens = numpy.random.default_rng(5).integers(0, 61, (12, 13))
     return tokens[:, :-1], tokens[:, 1:]
+
+
+@pytest.mark.parametrize("style", ["gpt2", "llama"])  # transposed in the file, and as it is
+def test_a_folder_of_transformers_is_read_into_gpu_memory(gpu, tmp_path, style):
+    later = {"rotary_scaling": (8.0, 1.0, 4.0, 5.0), "qk_norm": "head", "head_dim": 4}
+    changes = {"style": style, "heads": 4, **(later if style == "llama" else {})}
+
+    def on_rank(backend):
+        model, _ = train("FSDP", backend, 1, model=small_gpt(**changes), device="cpu")
+        model.save_model(tmp_path / "store")
+        if backend.rank == 0:
+            to_safetensors(tmp_path / "store", tmp_path / "theirs")
+        backend.barrier()
+        made = sk.models.GPT.from_checkpoint(tmp_path / "theirs")
+        config = sk.ShardingConfiguration(backend, device="cuda", minimum_parameter_group_size=64)
+        other = sk.HybridShardedModel(made, config, tensor_parallel_size=2)
+        other.load_model(tmp_path / "theirs", only="model")
+        assert other.gather_full_parameters().tobytes() == model.gather_full_parameters().tobytes()
+        x, _ = batch()
+        numpy.testing.assert_allclose(other.predict(x), model.predict(x), rtol=0, atol=1e-5)
+
+    sk.run_ranks(2, on_rank)
 
 
 def test_training_that_goes_on_does_not_change_what_is_being_written(gpu, tmp_path):
