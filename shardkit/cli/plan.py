@@ -13,6 +13,7 @@ from pathlib import Path
 from ..errors import ConfigurationError
 from ..plan.hardware import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
+from ..plan.model import ModelShape
 from ..plan.report import (
     PlannedTraining,
     as_json,
@@ -21,13 +22,13 @@ from ..plan.report import (
     print_search,
     write_timeline,
 )
-from ..plan.run import BYTES_VOCABULARY, read_model
+from ..plan.run import has_data, read_model
 from ..plan.search import search
 from ..plan.settings import left_out, settings_of, software_of
-from ..plan.software import OWN, SHARDKIT, SOFTWARE, Software, software_named
+from ..plan.software import OWN, SHARDKIT, SOFTWARE, software_named
 from ..slurm.planned import script_of_plan
 from ..task.language import Language
-from ..train.settings import configuration_of
+from ..train.settings import RunConfiguration, configuration_of
 from .arguments import count, tokens
 from .settings import parsed
 
@@ -111,16 +112,10 @@ def _plan(known, overrides) -> int:
         chosen = next(dtype for dtype, ours in OWN.items() if ours is named)
         given["parallel.compute_dtype"] = "none" if chosen is None else chosen
     arguments = _train_arguments(best, known.model, given)
-    is_runnable = is_own and shape.vocabulary == BYTES_VOCABULARY
     if is_own and not known.json:
-        print(_how_to_run(best, arguments, is_runnable, named))
+        print(_how_to_run(best, arguments, shape, settings))
     if known.script is not None:
-        if not is_runnable:
-            raise ConfigurationError(
-                f"--script {known.script}: a job script runs `shardkit train`, which trains a GPT "
-                f"of {BYTES_VOCABULARY} tokens with --software {SHARDKIT.name}; this model or "
-                "software is another"
-            )
+        _check_script(known.script, is_own, shape, settings)
         chosen = settings.replace(settings_of(best))
         script = script_of_plan(best, cluster, chosen, arguments, known.time, known.script)
         Path(known.script).write_text(script, encoding="utf-8")
@@ -145,25 +140,25 @@ def _train_arguments(layout: RunLayout, path: str, given: dict) -> list[str]:
 
 
 def _how_to_run(
-    layout: RunLayout, arguments: list[str], is_runnable: bool, software: Software
+    layout: RunLayout, arguments: list[str], shape: ModelShape, settings: RunConfiguration
 ) -> str:
-    if is_runnable:
-        return f"run it: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
-    values = {
-        "micro_batches": layout.micro_batches,
-        "schedule": layout.schedule,
-        "virtual_stages": layout.virtual,
-        "sequence_parallel": layout.is_sequence_parallel,
-        "activation_checkpointing": layout.recomputation == "full",
-        **({} if software is SHARDKIT else {"compute_dtype": software.dtype}),
-    }
-    config = ", ".join(f"{key}={value!r}" for key, value in values.items())
-    sizes = f"{layout.pipeline}, {layout.tensor}, {layout.data}"
-    return (
-        f"run it from Python (`shardkit train` reads bytes, {BYTES_VOCABULARY} tokens):\n"
-        f"  config = ShardingConfiguration(backend, {config})\n"
-        f"  model = HybridShardedModel(gpt, config, {sizes}, policy={layout.policy!r})"
-    )
+    """Return the command line of a run in this layout."""
+    data = "" if has_data(shape, settings) else ", with files of its tokens in data.path"
+    return f"run it{data}: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
+
+
+def _check_script(path: str, is_own: bool, shape: ModelShape, settings: RunConfiguration) -> None:
+    """Raise ConfigurationError if a job script would not run as it is written."""
+    if not is_own:
+        raise ConfigurationError(
+            f"--script {path}: a job script runs `shardkit train`; plan it with --software "
+            f"{SHARDKIT.name}, the default"
+        )
+    if not has_data(shape, settings):
+        raise ConfigurationError(
+            f"--script {path}: a model of {shape.vocabulary} tokens learns from files of its "
+            "tokens; name them in data.path"
+        )
 
 
 def _explain(known, training) -> None:

@@ -3,11 +3,17 @@
 from ..errors import ConfigurationError
 from ..settings import read_toml
 from ..task.language import Language
+from ..task.load import DEFAULT_TASK
 from ..train.settings import RunConfiguration, configuration_of
 from .model import ModelShape
 
 NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
-BYTES_VOCABULARY = 256  # of `shardkit train`, whose tokens are bytes
+BYTES_VOCABULARY = 256  # where nothing else is said, tokens are bytes
+
+
+def has_data(shape: ModelShape, settings: RunConfiguration) -> bool:
+    """Return True if the settings name data of the model's vocabulary, or it is that of bytes."""
+    return shape.vocabulary == BYTES_VOCABULARY or bool(settings.data.path)
 
 
 def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
@@ -16,9 +22,16 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
     overrides   {"section.key": value} on top of the file
     Without model.vocabulary_size the tokens are bytes, 256 of them.
     Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
-    which is not opened here.
+    which is not opened here, and on another task than language.
     """
-    settings = configuration_of(Language)().replace({**read_toml(path), **(overrides or {})})
+    given = {**read_toml(path), **(overrides or {})}
+    task = given.get("run.task", DEFAULT_TASK)
+    if task != DEFAULT_TASK:
+        raise ConfigurationError(
+            f"run.task = {task!r}: layouts are planned for {DEFAULT_TASK} alone, whose layers have "
+            "known sizes; `shardkit bench` measures a step of any task on the ranks that there are"
+        )
+    settings = configuration_of(Language)().replace(given)
     model = settings.model
     if model.start:
         raise ConfigurationError(

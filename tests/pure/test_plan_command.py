@@ -152,13 +152,23 @@ def test_where_nothing_fits_it_says_so_and_what_would(capsys, large):
     )
 
 
-def test_a_model_that_train_does_not_know_is_shown_in_python(capsys, folder):
+def test_a_model_of_other_tokens_runs_as_printed_where_its_data_is_named(capsys, folder):
     own = MODEL.replace("width = 64\n", "width = 64\nvocabulary_size = 51200\n")
     (folder / "own.toml").write_text(own)
     code, said, _ = plan(capsys, "--devices", 4, model="own.toml")
-    assert code == 0 and "HybridShardedModel(gpt, config" in said and "run it: mpiexec" not in said
+    assert code == 0 and "run it, with files of its tokens in data.path: mpiexec -n 4 " in said
     code, _, said = plan(capsys, "--devices", 4, "--script", "job.sh", model="own.toml")
-    assert code == 2 and "256 tokens" in said
+    assert code == 2 and "a model of 51200 tokens learns from files of its tokens" in said
+    (folder / "own.toml").write_text(own + '[data]\npath = ["tokens.h5"]\n')
+    code, said, _ = plan(capsys, "--devices", 4, "--script", "job.sh", model="own.toml")
+    assert code == 0 and "run it: mpiexec -n 4 shardkit train own.toml" in said
+    assert '"own.toml"' in (folder / "job.sh").read_text()
+
+
+def test_a_task_whose_sizes_nobody_knows_is_not_planned(capsys, folder):
+    (folder / "own.toml").write_text('[run]\ntask = "table"\n')
+    code, _, said = plan(capsys, "--devices", 4, model="own.toml")
+    assert code == 2 and "run.task = 'table': layouts are planned for language alone" in said
 
 
 def planned(capsys, *arguments, cluster="cpu-node"):
