@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..errors import CommunicationError
 from .channel import SIGNATURES, WrappedChannel
-from .under_way import UnderWay
+from .watch.progress import UnderWay
 
 
 @dataclass(frozen=True)

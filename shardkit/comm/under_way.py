@@ -1,25 +1,10 @@
-"""Context managers around a verb: the process's `progress` hears when it ends, and how."""
+"""Verbs that end later than they begin: what must be alive, and how waiting is noted."""
 
 from functools import partial
 
 from ..errors import CommunicationError
 from .operations import FinishedHandle, Handle
-
-
-class UnderWay:
-    """Around a verb under way; `given` is what `with` gives. contextlib costs a microsecond."""
-
-    def __init__(self, progress, given=None):
-        self.progress, self._given = progress, given
-
-    def __enter__(self):
-        return self._given
-
-    def __exit__(self, kind, error, traceback):
-        if kind is None:
-            self.progress.end()
-        else:
-            self.progress.fail()
+from .watch.progress import UnderWay
 
 
 def check_alive(group, name: str) -> None:

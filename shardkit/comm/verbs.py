@@ -30,8 +30,8 @@ from .channel import Channel
 from .checks import is_carried, is_plain, is_slice, pieces_of_plain
 from .operations import Handle, ReductionOperation, Traffic
 from .transport import GpuTransport, StagedTransport
-from .under_way import UnderWay, check_alive, handle_of
-from .watch.progress import Progress
+from .under_way import check_alive, handle_of
+from .watch.progress import Progress, UnderWay
 
 SUM = ReductionOperation.SUM
 _NOTHING = SimpleNamespace(dtype=None, size=-1)  # what a barrier carries
@@ -132,8 +132,9 @@ class Verbs:
         channel, n = self.channel, self.world_size
         if is_plain(array) and is_carried(op) and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
-            self._carry("all_reduce", array, channel.all_reduce, flat, op)
-            self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
+            with self.verb("all_reduce", array.dtype, array.size):
+                channel.all_reduce(flat, op)
+                self.traffic.add("all_reduce", 2 * (n - 1) * array.nbytes // n)
             return
         with self.verb("all_reduce"):
             port = self.arguments.reduction("array", array, op, writes=True)

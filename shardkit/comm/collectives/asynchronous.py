@@ -19,7 +19,8 @@ import time
 from ...errors import OutOfMemoryError
 from ..checks import equal_counts, pieces_of, shares_of
 from ..operations import ReductionOperation
-from ..under_way import UnderWay, check_alive, waiting_for
+from ..under_way import check_alive, waiting_for
+from ..watch.progress import UnderWay
 from .ordered import add_slices
 
 NUM_TAGS = 2  # of each collective: its own and the next one

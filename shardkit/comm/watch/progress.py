@@ -97,6 +97,25 @@ class Progress:
         return made
 
 
+class UnderWay:
+    """A context manager around a verb: its progress hears when it ends, and how.
+
+    given   what `with` gives. contextlib would cost a microsecond.
+    """
+
+    def __init__(self, progress, given=None):
+        self.progress, self._given = progress, given
+
+    def __enter__(self):
+        return self._given
+
+    def __exit__(self, kind, error, traceback):
+        if kind is None:
+            self.progress.end()
+        else:
+            self.progress.fail()
+
+
 class Exposure:
     """Seconds that this rank spends in collectives of each group, not computing.
 
