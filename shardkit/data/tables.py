@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy
 
+from ..checkpoint.format.files import write_whole
 from ..errors import ConfigurationError
 from .array_table import ArrayTable
 from .columns import Columns, chosen
@@ -51,14 +52,13 @@ def open_table(path, index: Path | None = None) -> Table:
         raise ConfigurationError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def write_index(path, index: Path) -> None:
+def write_index(table: Table, index: Path) -> None:
     """Write what open_table needs beside the file, if it is of a kind that needs it. On one rank.
 
-    Errors: ConfigurationError with the line of a row that is ragged or empty; OSError.
+    Errors: OSError.
     """
-    if KINDS.get(Path(path).suffix.lower()) is CSVTable:
-        table = open_table(path)
-        table.begins.tofile(index)
+    if isinstance(table, CSVTable):
+        write_whole(index, table.begins.tobytes())
 
 
 class TableSamples(Samples):
@@ -78,7 +78,7 @@ class TableSamples(Samples):
     def __init__(
         self, table: Table, features=(), targets=(), *, weights=None, classes=False, dtype="float32"
     ):
-        where, self._table = str(table.path), table
+        where, self.table = str(table.path), table
         self.targets = chosen(table.fields, targets, where, "target")
         self.weights = chosen(table.fields, (weights,) if weights else (), where, "weights")
         self.features = chosen(table.fields, features, where, "features") or self._others()
@@ -94,14 +94,14 @@ class TableSamples(Samples):
         rows = {part.field.rows for part in self.targets}
         return tuple(
             Columns.whole(field)
-            for field in self._table.fields.values()
+            for field in self.table.fields.values()
             if field.dtype is not None
             and field.name not in taken
             and (not rows or field.rows in rows)
         )
 
     def _check(self):
-        path = self._table.path
+        path = self.table.path
         if not self.features:
             raise ConfigurationError(f"{path} has no column of numbers left for features")
         for feature in self.features:
@@ -141,7 +141,7 @@ class TableSamples(Samples):
 
     def read(self, numbers):
         numbers = numpy.asarray(numbers, numpy.int64)
-        values = self._table.read(numbers, self._parts)
+        values = self.table.read(numbers, self._parts)
         num_features = len(self.features)
         y_parts = values[num_features:]
         x = self._joined(values[:num_features], self.features, numbers)
@@ -155,7 +155,7 @@ class TableSamples(Samples):
     def _joined(self, values, parts, numbers):
         """Return the parts side by side, checked for NaN. Errors: ConfigurationError."""
         for part_values, part in zip(values, parts):
-            _check_finite(part_values, part, self._table, numbers)
+            _check_finite(part_values, part, self.table, numbers)
         if len(values) == 1 and (values[0].ndim > 1 or not parts):
             return values[0].astype(self._dtype or values[0].dtype, copy=False)
         dtype = self._dtype or numpy.result_type(*(v.dtype for v in values), numpy.float32)
@@ -170,7 +170,7 @@ class TableSamples(Samples):
     def _class_numbers(self, values, numbers):
         flat = values.reshape(-1)
         part = self.targets[0]
-        _check_finite(flat, part, self._table, numbers)
+        _check_finite(flat, part, self.table, numbers)
         classes = flat.astype(numpy.int64)
         wrong = numpy.flatnonzero((classes != flat) | (classes < 0))
         if wrong.size:
@@ -181,13 +181,13 @@ class TableSamples(Samples):
         return classes
 
     def _where(self, part, number) -> str:
-        return _where(self._table, part, number)
+        return _where(self.table, part, number)
 
     def fingerprint(self):
         names = ";".join(
             f"{part.field.name}[{part.start}:{part.stop}]{part.field.dtype}" for part in self._parts
         )
-        text = f"{self._table.fingerprint()} {self._rows} {names}"
+        text = f"{self.table.fingerprint()} {self._rows} {names}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -102,16 +102,16 @@ class TableTask(Task):
     # ---- before the model ------------------------------------------------------------------------
 
     def prepare(self, folder, resume):
-        data = self.settings.data
         if resume and (folder / "data" / DESCRIPTION).exists():
             return
         self._check()
+        parts = self._parts(None)
+        described = self._describe(*parts)
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        for path, index in ((data.path, TRAINING), (data.validation_path, VALIDATION)):
-            if path is not None:
-                write_index(path, _index(folder, index))
-        training, validation = self._parts(folder)
-        write_whole(folder / "data" / DESCRIPTION, self._describe(training, validation).to_json())
+        write_index(_rows_of(parts[0]).table, _index(folder, TRAINING))
+        if self.settings.data.validation_path is not None:
+            write_index(_rows_of(parts[1]).table, _index(folder, VALIDATION))
+        write_whole(folder / "data" / DESCRIPTION, described.to_json())
 
     def _check(self):
         data = self.settings.data
@@ -124,8 +124,11 @@ class TableTask(Task):
                 "data.class_weights is for classes, but data.kind = 'regression'; take it out"
             )
 
-    def _parts(self, folder) -> tuple[Samples, Samples]:
-        """Return the training and the validation rows, not scaled."""
+    def _parts(self, folder: Path | None) -> tuple[Samples, Samples]:
+        """Return the training and the validation rows, not scaled.
+
+        folder   of the run, with what prepare() wrote; None: it has written nothing yet
+        """
         data = self.settings.data
         rows = self._rows(data.path, _index(folder, TRAINING))
         if data.validation_path is not None:
@@ -147,7 +150,7 @@ class TableTask(Task):
 
     def _describe(self, training: Samples, validation: Samples) -> Described:
         """Return what one pass over all rows finds. Errors: ConfigurationError."""
-        rows = training.whole if isinstance(training, Selected) else training
+        rows = _rows_of(training)
         names = rows.feature_names, rows.target_names
         widths = tuple(map(len, names))
         moments = Moments(widths[0]), Moments(widths[1])
@@ -285,8 +288,13 @@ class TableMLP(TableTask):
         )
 
 
-def _index(folder: Path, part: str) -> Path:
-    return folder / "data" / f"{part}.rows"
+def _index(folder: Path | None, part: str) -> Path | None:
+    return folder and folder / "data" / f"{part}.rows"
+
+
+def _rows_of(samples: Samples) -> TableSamples:
+    """Return the rows of a table that these samples are all or part of."""
+    return samples.whole if isinstance(samples, Selected) else samples
 
 
 def _check_form(x, path) -> None:

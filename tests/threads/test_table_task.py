@@ -239,7 +239,7 @@ def test_a_wrong_table_is_refused_on_all_ranks_and_leaves_no_checkpoint(case, nu
 
     for message in sk.run_ranks(num_ranks, refused):
         assert words in message and "\n" not in message, message
-    assert not (folder / "run" / "checkpoints").exists()
+    assert not (folder / "run").exists()
 
 
 OTHER = {
