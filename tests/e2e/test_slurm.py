@@ -36,6 +36,19 @@ SMALL = [
     "--optimizer.decay_steps=100000",
     "--data.path=text.txt",
 ]
+OWN = [  # a task of the user's own, whose validation keeps a step busy
+    f"--task={ROOT}/jobs/surrogate.py:Surrogate",
+    "--data.path=table.h5",
+    "--data.features=x",
+    "--data.target=y",
+    "--batch.sequences=8",
+    "--batch.micro_batch=2",
+    "--run.report_every=1",
+    "--run.validate_every=1",
+    "--run.validation_batches=20",
+    "--run.checkpoint_every=100000",
+    "--optimizer.decay_steps=100000",
+]
 ENDLESS = "--run.steps=100000"
 TRIES = 3  # of a job that SLURM may warn before the first line of its script
 
@@ -73,7 +86,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def render(folder, template, *options):
+def render(folder, template, *options, settings=SMALL):
     """The name of a script for two ranks, one on each of two nodes."""
     subprocess.run(
         [
@@ -88,7 +101,7 @@ def render(folder, template, *options):
             "--time=00:05:00",
             "--env=env.sh",
             "--output=job.sh",
-            *SMALL,
+            *settings,
             "--run.folder=run",
             *options,
         ],
@@ -137,17 +150,16 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
     cluster, folder
 ):
-    """SLURM itself sends the warning, 150 to 180 seconds before the limit of three minutes: at any
+    """A task of the user's own. SLURM itself sends the warning, 150 to 180 seconds before the limit of three minutes: at any
     time of the start, too.
 
     With less between the warning and the limit, a busy machine starts the ranks too late to hear of
     it. The second start must not be warned again before the test is done with it: it has a later
     limit."""
-    slow = [
-        "--run.validate_every=1",
-        "--run.validation_batches=20",
-    ]  # keeps a step busy, and changes no bits
-    script = render(folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, *slow)
+    subprocess.run([sys.executable, ROOT / "jobs" / "surrogate_table.py", "table.h5"], cwd=folder)
+    script = render(
+        folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, settings=OWN
+    )
     jobs = [cluster.submit(script, cwd=folder)]
 
     def is_queued_again():
@@ -180,7 +192,7 @@ def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_tha
         "-m",
         "shardkit",
         "train",
-        *SMALL,
+        *OWN,
         f"--run.steps={last}",
         "--run.folder=whole",
     ]
