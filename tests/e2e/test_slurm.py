@@ -150,12 +150,13 @@ def test_a_rendered_job_trains_on_two_nodes(cluster, folder, launcher):
 def test_a_job_is_warned_saves_is_queued_again_and_ends_with_the_bits_of_one_that_was_not(
     cluster, folder
 ):
-    """A task of the user's own. SLURM itself sends the warning, 150 to 180 seconds before the limit of three minutes: at any
-    time of the start, too.
+    """A task of the user's own. SLURM itself sends the warning, 150 to 180 seconds before the limit
+    of three minutes: at any time of the start, too.
 
     With less between the warning and the limit, a busy machine starts the ranks too late to hear of
     it. The second start must not be warned again before the test is done with it: it has a later
-    limit."""
+    limit.
+    """
     subprocess.run([sys.executable, ROOT / "jobs" / "surrogate_table.py", "table.h5"], cwd=folder)
     script = render(
         folder, "multi_node", "--time=00:03:00", "--notice-seconds=150", ENDLESS, settings=OWN
