@@ -137,6 +137,7 @@ SMALL = {
     "model.layers": 4,
     "model.heads": 4,
     "model.sequence_length": 16,
+    "model.vocabulary_size": 256,
     "batch.sequences": 16,
     "batch.micro_batch": 2,
     "optimizer.warmup_steps": 1,
