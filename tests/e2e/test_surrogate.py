@@ -1,13 +1,18 @@
 """The example of a scientist's script: a model of one's own, from a table to predictions."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import h5py
 import numpy
 from test_command_line import MPIEXEC
+
+from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.diff import compare
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
@@ -41,3 +46,28 @@ def test_the_script_of_a_surrogate_trains_stops_early_or_in_time_and_predicts(tm
 
     assert "resumed at step" in run(tmp_path, *script)  # it is done, and predicts again
     assert (tmp_path / "run" / "predictions.h5").read_bytes() == first
+
+
+def test_a_task_of_ones_own_is_killed_on_four_ranks_and_goes_on_on_two_with_the_same_bits(tmp_path):
+    run(tmp_path, sys.executable, str(JOBS / "surrogate_table.py"), "table.h5", "300")
+    train = [sys.executable, "-m", "shardkit", "train", "--task", f"{JOBS}/surrogate.py:Surrogate"]
+    train += ["--data.path=table.h5", "--data.features=x", "--data.target=y", "--run.steps=120"]
+    train += ["--batch.sequences=64", "--batch.micro_batch=16", "--run.checkpoint_every=5"]
+    killed = subprocess.Popen(
+        [MPIEXEC, "-n", "4", *train, "--run.folder=killed"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "killed" / "checkpoints" / "step-00000010").exists():
+        assert killed.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait(20)
+    out = run(tmp_path, MPIEXEC, "-n", "2", *train, "--run.folder=killed", "--resume")
+    assert "resumed at step" in out and "resumed at step 120" not in out
+    run(tmp_path, *train, "--run.folder=whole")
+    both = (find_checkpoint(tmp_path / name)[0] for name in ("killed", "whole"))
+    assert compare(*both, tolerance=0.0, model_only=False).is_equal
