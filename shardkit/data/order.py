@@ -7,7 +7,12 @@
 The number at a position is a function of (seed, purpose, position), so no mesh changes it, a run
 goes on anywhere, and 10^10 samples cost as much as ten.
 
-A permutation of range(size) is a cipher on it (array/cpu/cipher.py).
+A permutation of range(size) is a cipher on it. A position is written as left + a * right with
+a * b >= size, and rounds add to each half, modulo its size, a hash of the other half; a result that
+is no number below `size` is enciphered again until it is one (cycle walking). All arithmetic is on
+whole arrays of 64-bit integers.
+Sources: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; the hash: Steele,
+Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 """
 
 import math
@@ -15,11 +20,14 @@ import math
 import numpy
 
 from ..arguments import is_integer
-from ..array.cpu.cipher import GOLDEN, encipher
 from ..array.random import key_of
 from ..errors import ConfigurationError
 
+_NUM_ROUNDS = 8
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
 _WINDOW_RUNS = 4  # runs whose samples are mixed
+_AHEAD = 1024  # numbers found at once, in little more time than a few
+_WORTH_A_CALL = 64  # numbers
 
 
 class Permutation:
@@ -36,15 +44,15 @@ class Permutation:
 
     def __call__(self, positions) -> numpy.ndarray:
         """Return the numbers at these positions: [n] in range(size) -> [n] int64."""
-        return self._walk(positions)
+        return self._walk(positions, _enciphered)
 
     def positions(self, numbers) -> numpy.ndarray:
         """Return the positions of these numbers, the inverse of a call."""
-        return self._walk(numbers, is_back=True)
+        return self._walk(numbers, _deciphered)
 
-    def _walk(self, numbers, is_back=False):
+    def _walk(self, numbers, cipher):
         numbers = numpy.atleast_1d(numpy.asarray(numbers, numpy.uint64))
-        return _walk(numbers, self.size, _as_keys(self.key), is_back).astype(numpy.int64)
+        return _walk(numbers, self.size, _as_keys(self.key), cipher).astype(numpy.int64)
 
 
 class EpochOrder:
@@ -66,14 +74,22 @@ class EpochOrder:
         self.num_samples = num_samples
         self.run_length = min(run_length, num_samples)
         self._key = _as_keys(key_of(seed, "order", purpose))
+        self._known = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 
     def numbers(self, first: int, count: int) -> numpy.ndarray:
         """Return the sample numbers at positions [first, first + count): [count] int64."""
+        start, known = self._known
+        if not start <= first <= first + count <= start + len(known):
+            start, known = first, self._found(first, max(count, _AHEAD))
+            self._known = start, known
+        return known[first - start : first - start + count].copy()
+
+    def _found(self, first: int, count: int) -> numpy.ndarray:
         positions = numpy.arange(first, first + count, dtype=numpy.uint64)
         epochs, positions = numpy.divmod(positions, numpy.uint64(self.num_samples))
         keys = _subkeys(self._key, epochs)
         if self.run_length == 1:
-            numbers = _walk(positions, self.num_samples, keys)
+            numbers = _walk(positions, self.num_samples, keys, _enciphered)
         else:
             numbers = self._run_by_run(positions, keys)
         return numbers.astype(numpy.int64)
@@ -91,7 +107,7 @@ class EpochOrder:
         run_keys = _subkeys(keys, 0)
         begins, epoch = _groups(run_keys)
         last_run = numpy.full(len(begins), num_runs - 1, numpy.uint64)
-        short = _walk(last_run, num_runs, run_keys[begins], is_back=True)[epoch]  # its place
+        short = _walk(last_run, num_runs, run_keys[begins], _deciphered)[epoch]  # its place
         short_window = short // _WINDOW_RUNS
 
         is_behind = positions + hole >= (short_window + 1) * width
@@ -99,14 +115,14 @@ class EpochOrder:
         start = window * width - hole * is_behind
         stop = (window + 1) * width - hole * (window >= short_window)
         size = numpy.minimum(stop, self.num_samples) - start
-        row = _walk(positions - start, size, _subkeys(keys, window + 1))
+        row = _walk(positions - start, size, _subkeys(keys, window + 1), _enciphered)
 
         place = window * width + row  # with the hole
         place += hole * ((window == short_window) & (place >= (short + 1) * length - hole))
         begins, group = _groups(run_keys, window)
         slots = window[begins, None] * _WINDOW_RUNS + numpy.arange(_WINDOW_RUNS, dtype=numpy.uint64)
         slot_keys = numpy.repeat(run_keys[begins], _WINDOW_RUNS)
-        runs = _walk(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys)
+        runs = _walk(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys, _enciphered)
         slot, within = numpy.divmod(place - window * width, numpy.uint64(length))
         run = runs.reshape(-1, _WINDOW_RUNS)[group, slot]
         return run * length + within
@@ -126,7 +142,7 @@ def _check_size(name: str, value):
         raise ConfigurationError(f"{name} = {value!r}; wanted an integer in [1, 2^62]")
 
 
-# ---- arrays of uint64 ----------------------------------------------------------------------------
+# ---- the cipher, on arrays of uint64 -------------------------------------------------------------
 
 
 def _as_keys(key: int):
@@ -141,20 +157,41 @@ def _mixed(bits):
 
 def _subkeys(keys, number):
     """Return keys that the key and the number decide, of one or of all."""
-    return _mixed(_mixed(keys) + (number + 1) * numpy.array([GOLDEN], numpy.uint64))
+    return _mixed(_mixed(keys) + (number + 1) * numpy.array([_GOLDEN], numpy.uint64))
 
 
-def _walk(numbers, sizes, keys, is_back=False):
-    """Return the enciphered numbers, [n]; is_back: deciphered.
+def _walk(numbers, sizes, keys, cipher):
+    """Apply the cipher until each result is below its size.
 
-    sizes [n] or one integer; keys [n] or [1]
+    numbers [n]; sizes [n] or one integer; keys [n] or [1]
     """
     sizes, keys = (numpy.broadcast_to(a, numbers.shape) for a in (sizes, keys))
-    sizes = numpy.ascontiguousarray(sizes, numpy.uint64)
-    found = numpy.empty(len(numbers), numpy.uint64)
-    numbers = numpy.ascontiguousarray(numbers, numpy.uint64)
-    keys = numpy.ascontiguousarray(keys, numpy.uint64)
-    encipher(numbers, sizes, *_halves(sizes), keys, is_back, found)
+    begins, _ = _groups(sizes, keys)
+    if 0 < len(begins) * _WORTH_A_CALL <= len(numbers):
+        ends = [*begins[1:], len(numbers)]
+        return numpy.concatenate(
+            [
+                _walk_alike(numbers[begin:end], sizes[begin:][:1], keys[begin:][:1], cipher)
+                for begin, end in zip(begins, ends)
+            ]
+        )
+    left_sizes, right_sizes = _halves(sizes)
+    found = cipher(numbers, left_sizes, right_sizes, keys)
+    (out,) = numpy.nonzero(found >= sizes)
+    while len(out):
+        found[out] = cipher(found[out], left_sizes[out], right_sizes[out], keys[out])
+        out = out[found[out] >= sizes[out]]
+    return found
+
+
+def _walk_alike(numbers, size, key, cipher):
+    """Do the same for numbers of one size [1] and one key [1]: less arithmetic for each."""
+    left, right = _halves(size)
+    found = cipher(numbers, left, right, key)
+    (out,) = numpy.nonzero(found >= size)
+    while len(out):
+        found[out] = cipher(found[out], left, right, key)
+        out = out[found[out] >= size]
     return found
 
 
@@ -164,3 +201,27 @@ def _halves(sizes):
     left = [1 + math.isqrt(int(size) - 1) for size in different]
     right = [-(-int(size) // a) for size, a in zip(different, left)]
     return (numpy.array(half, numpy.uint64)[which] for half in (left, right))
+
+
+def _rounds(keys):
+    return [(number % 2, _subkeys(keys, number)) for number in range(_NUM_ROUNDS)]
+
+
+def _enciphered(numbers, left_sizes, right_sizes, keys):
+    right, left = numpy.divmod(numbers, left_sizes)
+    for is_right, key in _rounds(keys):
+        if is_right:
+            right = (right + _mixed(left + key) % right_sizes) % right_sizes
+        else:
+            left = (left + _mixed(right + key) % left_sizes) % left_sizes
+    return left + right * left_sizes
+
+
+def _deciphered(numbers, left_sizes, right_sizes, keys):
+    right, left = numpy.divmod(numbers, left_sizes)
+    for is_right, key in reversed(_rounds(keys)):
+        if is_right:
+            right = (right + right_sizes - _mixed(left + key) % right_sizes) % right_sizes
+        else:
+            left = (left + left_sizes - _mixed(right + key) % left_sizes) % left_sizes
+    return left + right * left_sizes
