@@ -57,10 +57,10 @@ def test_arrays_of_the_gpu_at_the_door_of_a_model_are_one_clear_error(gpu, call)
             "evaluate": (x, there),
             "set_parameters": (there,),
             "apply_gradients": (there, 0.1),
-            "generate": (model.wrapped_model, there[0], 3),
+            "generate": ([there[0]], 3),
         }[call]
         with pytest.raises(DeviceError, match="is on the GPU; wanted an array of the host"):
-            (sk.nn.generation.generate if call == "generate" else getattr(model, call))(*arguments)
+            getattr(model, call)(*arguments)
         model.train(x, y)  # nothing is broken
 
     sk.run_ranks(1, on_rank)

@@ -154,6 +154,7 @@ class _ContextOfGraphs:
         self.training = context.training
         self.seed = context.seed
         self.first_sample = context.first_sample
+        self.texts = context.texts
 
     @property
     def step(self):
