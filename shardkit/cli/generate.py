@@ -5,20 +5,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy
-
 from ..checkpoint.models import gpt_of
 from ..checkpoint.sources import find_model
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
+from ..nn.generation import checked_prompt
 from ..nn.gpt import GPT
 from ..optim import SGD
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel
 from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
-from ..task.generation import write_texts
+from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
 from .arguments import count
 from .job import job, mpi_backend
@@ -115,10 +114,20 @@ def _prompts(known) -> list[str]:
     """Return the prompts of the command line, then those of the file."""
     prompts = list(known.prompt or [])
     if known.prompt_file is not None:
-        prompts += Path(known.prompt_file).read_text(encoding="utf-8").splitlines()
+        prompts += _lines_of(known.prompt_file)
     if not prompts and known.numbers:
         raise ConfigurationError("--numbers wants --prompt=5,3,8 or --prompt-file=FILE")
     return prompts or ["def "]
+
+
+def _lines_of(path: str) -> list[str]:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--prompt-file={path}: {error}; wanted a file of UTF-8 text, a prompt in each line"
+        ) from None
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _check_numbers(known) -> None:
@@ -141,18 +150,20 @@ def _sharded(gpt: GPT, settings: GenerationConfiguration, backend) -> ShardedMod
 
 def _continued_numbers(model: ShardedModel, prompts: list[str], known, how: dict) -> list[str]:
     with collectively(model.mesh.world):
-        numbers = [_parsed_numbers(prompt) for prompt in prompts]
+        vocabulary_size = language_model(model).settings.vocabulary_size
+        numbers = [_parsed_numbers(prompt, vocabulary_size) for prompt in prompts]
     seeds = list(range(known.seed, known.seed + len(prompts)))
     new = model.generate(numbers, known.tokens, seeds=seeds, **how)
     return [",".join(map(str, each.tolist())) for each in new]
 
 
-def _parsed_numbers(prompt: str) -> numpy.ndarray:
+def _parsed_numbers(prompt: str, vocabulary_size: int) -> list[int]:
     try:
-        return numpy.array([int(number) for number in prompt.split(",")], numpy.int64)
+        return checked_prompt([int(number) for number in prompt.split(",")], vocabulary_size)
     except ValueError:
         raise ConfigurationError(
-            f"prompt {prompt!r}; wanted token numbers with --numbers, such as 5,3,8"
+            f"prompt {prompt!r}; wanted token numbers with --numbers, such as 5,3,8, each below "
+            f"the model's {vocabulary_size:,}"
         ) from None
 
 

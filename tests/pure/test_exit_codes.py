@@ -9,7 +9,7 @@ from shardkit import errors
 from shardkit.cli import main
 
 # in a folder with a checkpoint in `run`, one that is damaged in `broken`, nothing in `empty`, and
-# settings in run.toml
+# settings in run.toml, prompts in prompts.txt
 CODES = [
     (0, "--version"),
     (0, "--help"),
@@ -52,6 +52,16 @@ CODES = [
     (2, "generate run --tokens -1"),
     (2, "generate run --temperature -1"),
     (2, "generate run --temperature warm"),
+    (0, "generate run --tokens 2 --prompt-file prompts.txt --json"),
+    (2, "generate run --prompt-file nowhere.txt"),
+    (2, "generate run --prompt-file latin.txt"),
+    (0, "generate run --tokens 2 --numbers --prompt 3,1"),
+    (2, "generate run --numbers"),
+    (2, "generate run --numbers --prompt 3,a"),
+    (2, "generate run --numbers --prompt 3,256"),
+    (2, "generate run --numbers --prompt 3 --stop x"),
+    (2, "generate run --top-k 0"),
+    (2, "generate run --top-p 1.5"),
     (1, "report nowhere"),
     (1, "report empty"),
     (2, "report"),
@@ -97,6 +107,8 @@ def folder(tmp_path_factory):
     (root / "run.toml").write_text("[model]\nwidth = 64\n")
     (root / "huge.toml").write_text("[model]\nwidth = 2097152\nlayers = 1\nheads = 8\n")
     (root / "broken.toml").write_text("[model\n")
+    (root / "prompts.txt").write_text("one\ntwo\n")
+    (root / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
     return root
 
 
