@@ -53,6 +53,7 @@ class TextPass:
     rows           numbers of the texts
     num_positions  new ones of each text; 1 where texts hold positions already
     starts         [rows] int64: position of each text's first new one
+    is_aligned     the new positions are the same in all texts
     Errors: ShapeError if they do not fit into the capacity.
     """
 
@@ -61,22 +62,33 @@ class TextPass:
         self.num_positions = num_positions
         self.starts = texts.lengths[rows]
         self._texts = texts
-        if self.starts.max() + num_positions > texts.capacity:
+        first = int(self.starts[0])
+        last = int(self.starts.max())
+        if last + num_positions > texts.capacity:
             raise ShapeError(
-                f"{num_positions} positions do not fit behind {self.starts.max()} in a key/value "
-                f"cache of {texts.capacity}"
+                f"{num_positions} positions do not fit behind {last} in a key/value cache of "
+                f"{texts.capacity}"
             )
+        self.is_aligned = bool((self.starts == first).all())
+        if self.is_aligned:
+            self._positions = numpy.arange(first, first + num_positions)
+        else:
+            self._positions = self.starts[:, None]
+        self._groups = self._attended_together()
 
-    @property
-    def is_aligned(self) -> bool:
-        """True if the new positions are the same in all texts."""
-        return bool((self.starts == self.starts[0]).all())
+    def _attended_together(self) -> list[tuple[slice, slice, int]]:
+        """Return (rows of the pass, texts, position of the first new one) of each product."""
+        first, stop = self.rows[0], self.rows[-1] + 1
+        if self.is_aligned and self.rows == list(range(first, stop)):
+            return [(slice(0, len(self.rows)), slice(first, stop), int(self.starts[0]))]
+        return [
+            (slice(at, at + 1), slice(row, row + 1), start)
+            for at, (row, start) in enumerate(zip(self.rows, self.starts.tolist()))
+        ]
 
     def positions(self):
         """Return the new positions as integers: [S] if all texts have the same, else [rows, 1]."""
-        if self.is_aligned:
-            return self.starts[0] + numpy.arange(self.num_positions)
-        return self.starts[:, None]
+        return self._positions
 
     def attend(self, layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep k and v, and return the attention of q to all that is held of its text.
@@ -84,29 +96,17 @@ class TextPass:
         q [rows, heads, S, D]; k, v [rows, kv_heads, S, D]; returns [rows, heads, S, D]
         No gradient flows through what is kept.
         """
-        keys, values = self._texts.kept(layer, k)
-        for at, row in enumerate(self.rows):
-            new = slice(self.starts[at], self.starts[at] + self.num_positions)
-            keys[row, :, new] = k.array[at]
-            values[row, :, new] = v.array[at]
-        first, last = self.rows[0], self.rows[-1] + 1
-        if self.is_aligned and self.rows == list(range(first, last)):
-            return self._attend(q, keys[first:last], values[first:last], int(self.starts[0]))
-        parts = [
-            self._attend(
-                Tensor(q.array[at : at + 1]),
-                keys[row : row + 1],
-                values[row : row + 1],
-                int(self.starts[at]),
-            ).array
-            for at, row in enumerate(self.rows)
-        ]
-        return Tensor(xp_of(q.array).concatenate(parts))
-
-    def _attend(self, q: Tensor, keys, values, first: int) -> Tensor:
-        stop = first + self.num_positions
-        held = [Tensor(array[:, :, :stop]) for array in (keys, values)]
-        return causal_attention(q, *held, first_query=first)
+        kept = self._texts.kept(layer, k)
+        parts = []
+        for rows, texts, start in self._groups:
+            stop = start + self.num_positions
+            for held, new in zip(kept, (k, v)):
+                held[texts, :, start:stop] = new.array[rows]
+            keys, values = (Tensor(held[texts, :, :stop]) for held in kept)
+            parts.append(causal_attention(Tensor(q.array[rows]), keys, values, first_query=start))
+        if len(parts) == 1:
+            return parts[0]
+        return Tensor(xp_of(q.array).concatenate([part.array for part in parts]))
 
     def finish(self) -> None:
         """Count the new positions as held: all layers have kept them."""
