@@ -14,12 +14,11 @@ import numpy
 from ..errors import CorpusError
 from .formats import format_named, format_of
 from .packed import PackedTokens
+from .samples import TRAINING, VALIDATION
 from .segments import Segment
 from .settings import TextData
 from .split import split_documents
 
-TRAINING = "training"
-VALIDATION = "validation"
 _NUM_GROUPS = 4096  # of neighboring documents, that are held out together
 
 

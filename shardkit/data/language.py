@@ -15,11 +15,11 @@ import numpy
 
 from ..checkpoint.format.files import write_whole
 from ..errors import CorpusError
-from .corpus import TRAINING, VALIDATION, Corpus, find_corpora
+from .corpus import Corpus, find_corpora
 from .formats import format_named
 from .mixture import Mixture
 from .packed import PackedTokens, TokenWindows, beyond_vocabulary
-from .samples import Samples
+from .samples import TRAINING, VALIDATION, Samples
 from .segments import OpenFiles, Segment
 from .settings import TextData
 from .tokenizer import ByteTokenizer, Tokenizer, tokenizer_of

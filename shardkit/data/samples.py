@@ -11,6 +11,9 @@ from abc import ABC, abstractmethod
 
 import numpy
 
+TRAINING = "training"  # the parts that the data of a run is split into
+VALIDATION = "validation"
+
 
 class Samples(ABC):
     """Numbered samples, each an input and a target.

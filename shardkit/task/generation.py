@@ -8,10 +8,6 @@ from dataclasses import dataclass
 
 import numpy
 
-from ..checkpoint.load import Checkpoint
-from ..checkpoint.models import gpt_of
-from ..checkpoint.sources import find_model
-from ..checkpoint.store import warn_of_skipped
 from ..comm.failure.agreement import collectively
 from ..data.tokenizer import ByteTokenizer, Tokenizer
 from ..errors import ConfigurationError
@@ -27,19 +23,6 @@ class Sample:
     prompt: str = setting("def ", "text to continue; \\n is a line end")
     tokens: int = setting(200, "tokens to generate at the end of training", "tokens", minimum=0)
     temperature: float = setting(0.8, "0 takes the most probable token", minimum=0.0)
-
-
-def load_for_generation(folder) -> tuple[GPT, Checkpoint]:
-    """Build the model of the newest valid checkpoint in a folder, or of this one, with weights.
-
-    Errors: FileNotFoundError, CheckpointError.
-    """
-    checkpoint, skipped = find_model(folder)
-    warn_of_skipped(checkpoint, skipped)
-    model = gpt_of(checkpoint, "generates text")
-    for name, parameter in model.named_parameters().items():
-        parameter.array = checkpoint.read_whole(f"model/{name}")
-    return model, checkpoint
 
 
 def write_texts(

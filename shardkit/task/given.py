@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy
 
-from ..data.samples import Samples
+from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
 from ..nn.module import Module
 from .load import SCRIPT
-from .task import TRAINING, VALIDATION, Task
+from .task import Task
 
 _HELD_OUT_PERCENT = 10.0  # of data that is not split yet
 

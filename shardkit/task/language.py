@@ -9,7 +9,7 @@ from ..checkpoint.format.files import write_whole
 from ..checkpoint.models import without_weights
 from ..data.language import LanguageData
 from ..data.packed import IGNORED
-from ..data.samples import Samples
+from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
@@ -17,7 +17,7 @@ from ..nn.loss import CrossEntropy
 from ..nn.models import GPT
 from ..nn.settings import Model
 from .generation import Sample, write_texts
-from .task import TRAINING, VALIDATION, Task
+from .task import Task
 
 BITS_PER_NAT = 1 / numpy.log(2).item()
 BYTES = 256

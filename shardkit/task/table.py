@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 
 from ..checkpoint.format.files import write_whole
-from ..data.samples import Samples
+from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
@@ -25,7 +25,7 @@ from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
 from .scaling import Moments, Scaling, blocks_of
-from .task import TRAINING, VALIDATION, Task
+from .task import Task
 
 DESCRIPTION = "table.json"
 _LOSSES = {

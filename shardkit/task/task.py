@@ -26,13 +26,11 @@ from typing import Any, ClassVar
 
 import numpy
 
-from ..data.samples import Samples
+from ..data.samples import TRAINING, VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..nn.module import Module
 from ..settings import as_section
 
-TRAINING = "training"
-VALIDATION = "validation"
 OWN_SECTION = "task"  # of the settings that a task declares as Settings
 
 

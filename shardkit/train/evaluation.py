@@ -3,8 +3,8 @@
     samples  | window 0 | window 1 | window 2 | window 3 | ...    of batch.micro_batch samples
     data rank     0          1          0          1
 
-The windows are the same for any number of ranks, and what they add up is exact, so the figures
-are too (task/metrics.py). A rank that has no window in the last round runs along, uncounted.
+The windows are the same for any number of ranks, so the figures are too (measuring.py). A rank
+that has no window in the last round runs along, uncounted.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,13 @@ from typing import Any
 import numpy
 
 from ..comm.backend import CommunicationBackend
-from ..comm.collectives.ordered import ordered_sum
 from ..comm.failure.agreement import collectively
-from ..data.samples import Samples
+from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
-from ..nn.autograd import Tensor, no_grad
-from ..nn.loss import as_loss
 from ..parallel.model.sharded_model import ShardedModel
-from ..task.metrics import LANES, exact_lanes, exact_value
-from ..task.task import VALIDATION, Task
+from ..task.task import Task
 from .folder import has_checkpoints, stored_settings
+from .measuring import Measurement
 from .model import make_model
 from .ranks import num_replicas
 from .settings import RunConfiguration, resumed
@@ -132,38 +129,8 @@ def on_these_ranks(
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:
     """Return loss and metrics of all samples, the same on all ranks. Collective."""
-    measured = _with_metrics if run.task.metrics else _loss_alone
-    loss, metrics = measured(run, samples)
+    measurement = Measurement(run.task, run.model)
+    for window in run.windows(samples):
+        measurement.add(window.x, window.y, is_counted=window.is_counted)
+    loss, metrics = measurement.figures()
     return Figures(run.step, len(samples), loss, metrics)
-
-
-def _loss_alone(run: TrainedRun, samples: Samples) -> tuple[float, dict[str, float]]:
-    """Return the mean loss; predictions stay where they are made."""
-    total, items = [], 0.0
-    for window in run.windows(samples):
-        of_round = run.model.engine.evaluation.total_loss(
-            window.x, window.y, is_counted=window.is_counted
-        )
-        total.append(of_round[0])
-        items += of_round[1]
-    return exact_value(exact_lanes(total)) / items if items else float("nan"), {}
-
-
-def _with_metrics(run: TrainedRun, samples: Samples) -> tuple[float, dict[str, float]]:
-    """Return the mean loss and the metrics, from predictions."""
-    metrics, model = run.task.metrics, run.model
-    loss = as_loss(run.task.loss or model.wrapped_model.loss)
-    vectors: list[numpy.ndarray] = []
-    for window in run.windows(samples):
-        prediction = model.predict(window.x)
-        with collectively(model.mesh.world), no_grad():
-            total = float(loss.total(Tensor(prediction), window.y).item())
-            added = [numpy.array([*exact_lanes(total), loss.count(window.y)])]
-            added += [metric.sums(prediction, window.y) for metric in metrics.values()]
-        if not window.is_counted:
-            added = [numpy.zeros_like(vector) for vector in added]
-        vectors = [a + b for a, b in zip(vectors, added)] or added
-    sums = [ordered_sum(model.mesh.group("data"), vector) for vector in vectors]
-    items = sums[0][LANES]
-    mean = exact_value(sums[0][:LANES]) / items if items else float("nan")
-    return mean, {name: metrics[name].value(s) for name, s in zip(metrics, sums[1:])}

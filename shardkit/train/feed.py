@@ -1,9 +1,9 @@
 """The batches of a run, and how long its steps wait for them."""
 
-from ..data.samples import Samples
+from ..data.samples import TRAINING, Samples
 from ..data.stream import Stream
 from ..parallel.model.sharded_model import ShardedModel
-from ..task.task import TRAINING, Task
+from ..task.task import Task
 
 
 def training_stream(task: Task, model: ShardedModel, samples: Samples) -> Stream:

@@ -22,8 +22,9 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
+from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
-from ..task.task import TRAINING, Task
+from ..task.task import Task
 from .callback import Callback, Callbacks
 from .feed import training_stream
 from .folder import check_folder, store_settings

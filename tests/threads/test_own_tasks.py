@@ -14,7 +14,7 @@ from shardkit.errors import ConfigurationError, CorpusError
 from shardkit.task.load import load_task
 from shardkit.train import train_run
 from shardkit.train.folder import stored_settings
-from shardkit.train.settings import resumed
+from shardkit.train.settings import configuration_of, first_settings, resumed
 
 SURROGATE = '''
 import numpy
@@ -281,3 +281,51 @@ def test_every_held_out_sample_counts_once_on_any_mesh(file, monkeypatch):
         assert result.validation_loss == pytest.approx(expected[-1][0] / 5, rel=1e-6)
         records = (file.parent / str(num_ranks) / "metrics.jsonl").read_text()
         assert '"mse": ' in records
+
+
+# ---- a language model with metrics ---------------------------------------------------------------
+
+
+class Tokens(sk.Samples):
+    """Sample k is a window of tokens that follows from k."""
+
+    def __len__(self):
+        return 20
+
+    def read(self, numbers):
+        windows = (numpy.asarray(numbers)[:, None] + 3 * numpy.arange(9)) % 61
+        return windows[:, :-1], windows[:, 1:]
+
+    def fingerprint(self):
+        return "tokens"
+
+
+class Right(sk.Metric):
+    """Share of tokens that the model holds for the likeliest."""
+
+    def sums(self, prediction, y):
+        return numpy.array([(prediction.argmax(-1) == y).sum(), y.size], float)
+
+    def value(self, sums):
+        return sums[0] / sums[1]
+
+
+class Measured(sk.Task):
+    metrics = {"right": Right()}
+
+    def make_model(self):
+        return sk.models.GPT(61, 8, width=24, layers=1, heads=6, seed=3, dtype="float64")
+
+    def samples(self, part):
+        return Tokens()
+
+
+@pytest.mark.parametrize("tensor", [2, 3])
+def test_loss_and_metrics_of_whole_logits_are_the_same_on_tensor_ranks(tmp_path, tensor):
+    """The logits of a step are cut along the vocabulary; those that metrics see are whole."""
+    results = []
+    for name, ranks in (("one", 1), ("cut", tensor)):
+        settings = {"mesh.tensor": ranks, "run.steps": 1, "run.folder": str(tmp_path / name)}
+        chosen = first_settings(configuration_of(Measured), {**SMALL, **settings})
+        results.append(run(chosen, ranks).validation_loss)
+    assert results[0] == pytest.approx(results[1], rel=1e-9)

@@ -30,7 +30,7 @@ _whole_outputs = ContextVar("shardkit_whole_outputs", default=False)
 def whole_outputs():
     """Make a vocabulary-parallel last layer return all logits, for predictions and generated text.
 
-    Its loss takes the logits that are cut.
+    Its loss takes them too; outside it takes the logits that are cut.
     """
     token = _whole_outputs.set(True)
     try:
@@ -94,8 +94,10 @@ def _own_ids(ids, start, count):
 class VocabularyParallelCrossEntropy(CrossEntropy):
     """Cross-entropy of logits that are cut along the vocabulary; the whole logits are never built.
 
-    prediction   [..., V/T] local; y [...] class numbers in [0, V), the same on all ranks
-    `total` is collective over the axis, and the same on all of its ranks; its gradient is local.
+    prediction   [..., V/T] local, or [..., V] inside whole_outputs()
+    y            [...] class numbers in [0, V), the same on all ranks
+    `total` of local logits is collective over the axis, and the same on all of its ranks; its
+    gradient is local.
     """
 
     def __init__(self, axis: TensorAxis, num_classes: int, ignore_index: int | None = IGNORED):
@@ -104,6 +106,8 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
         self.num_classes = num_classes
 
     def total(self, prediction, y):
+        if _whole_outputs.get():
+            return super().total(prediction, y)
         return _cross_entropy(
             prediction,
             fresh.placed(array_of(y), xp_of(prediction.array)),
