@@ -16,6 +16,20 @@ STRATEGIES = {
 }
 
 
+TINY_RUN = {  # settings of two steps of the language task
+    "model.width": 8,
+    "model.layers": 1,
+    "model.heads": 2,
+    "model.sequence_length": 8,
+    "batch.sequences": 4,
+    "batch.micro_batch": 2,
+    "run.steps": 2,
+    "run.validation_batches": 1,
+    "sample.tokens": 0,
+    "optimizer.warmup_steps": 1,
+}
+
+
 def small_gpt(**changes):
     """Return a GPT of two blocks, about 9,000 parameters."""
     sizes = {"width": 16, "layers": 2, "heads": 2, "seed": 3, **changes}

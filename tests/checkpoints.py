@@ -8,6 +8,8 @@ import numpy
 
 import shardkit as sk
 from shardkit.checkpoint import CheckpointStore
+from shardkit.checkpoint.models import gpt_of
+from shardkit.checkpoint.sources import find_model
 from shardkit.layout.box import Box
 from shardkit.layout.piece import Piece
 
@@ -26,6 +28,15 @@ DESCRIPTION = {
 def described(step=1, **changes):
     """Return a description that save() takes."""
     return {**DESCRIPTION, "step": step, **changes}
+
+
+def plain_gpt(path):
+    """Return the unsharded GPT of what is found at this path, with its weights."""
+    checkpoint, _ = find_model(path)
+    model = gpt_of(checkpoint, "is compared")
+    for name, parameter in model.named_parameters().items():
+        parameter.array = checkpoint.read_whole(f"model/{name}")
+    return model
 
 
 def owned_part(tensor, array, box):

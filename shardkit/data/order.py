@@ -30,31 +30,6 @@ _AHEAD = 1024  # numbers found at once, in little more time than a few
 _WORTH_A_CALL = 64  # numbers
 
 
-class Permutation:
-    """A permutation of range(size), drawn by the key.
-
-    size  1 ... 2^62
-    key   of 64 bits, see `key_of`
-    """
-
-    def __init__(self, size: int, key: int):
-        _check_size("size of a permutation", size)
-        self.size = size
-        self.key = key
-
-    def __call__(self, positions) -> numpy.ndarray:
-        """Return the numbers at these positions: [n] in range(size) -> [n] int64."""
-        return self._walk(positions, _enciphered)
-
-    def positions(self, numbers) -> numpy.ndarray:
-        """Return the positions of these numbers, the inverse of a call."""
-        return self._walk(numbers, _deciphered)
-
-    def _walk(self, numbers, cipher):
-        numbers = numpy.atleast_1d(numpy.asarray(numbers, numpy.uint64))
-        return _walk(numbers, self.size, _as_keys(self.key), cipher).astype(numpy.int64)
-
-
 class EpochOrder:
     """The order in which an endless stream visits numbered samples.
 
@@ -73,7 +48,7 @@ class EpochOrder:
         _check_size("run_length", run_length)
         self.num_samples = num_samples
         self.run_length = min(run_length, num_samples)
-        self._key = _as_keys(key_of(seed, "order", purpose))
+        self._key = numpy.array([key_of(seed, "order", purpose)], numpy.uint64)
         self._known = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 
     def numbers(self, first: int, count: int) -> numpy.ndarray:
@@ -89,7 +64,7 @@ class EpochOrder:
         epochs, positions = numpy.divmod(positions, numpy.uint64(self.num_samples))
         keys = _subkeys(self._key, epochs)
         if self.run_length == 1:
-            numbers = _walk(positions, self.num_samples, keys, _enciphered)
+            numbers = encipher(positions, self.num_samples, keys)
         else:
             numbers = self._run_by_run(positions, keys)
         return numbers.astype(numpy.int64)
@@ -107,7 +82,7 @@ class EpochOrder:
         run_keys = _subkeys(keys, 0)
         begins, epoch = _groups(run_keys)
         last_run = numpy.full(len(begins), num_runs - 1, numpy.uint64)
-        short = _walk(last_run, num_runs, run_keys[begins], _deciphered)[epoch]  # its place
+        short = decipher(last_run, num_runs, run_keys[begins])[epoch]  # its place
         short_window = short // _WINDOW_RUNS
 
         is_behind = positions + hole >= (short_window + 1) * width
@@ -115,14 +90,14 @@ class EpochOrder:
         start = window * width - hole * is_behind
         stop = (window + 1) * width - hole * (window >= short_window)
         size = numpy.minimum(stop, self.num_samples) - start
-        row = _walk(positions - start, size, _subkeys(keys, window + 1), _enciphered)
+        row = encipher(positions - start, size, _subkeys(keys, window + 1))
 
         place = window * width + row  # with the hole
         place += hole * ((window == short_window) & (place >= (short + 1) * length - hole))
         begins, group = _groups(run_keys, window)
         slots = window[begins, None] * _WINDOW_RUNS + numpy.arange(_WINDOW_RUNS, dtype=numpy.uint64)
         slot_keys = numpy.repeat(run_keys[begins], _WINDOW_RUNS)
-        runs = _walk(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys, _enciphered)
+        runs = encipher(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys)
         slot, within = numpy.divmod(place - window * width, numpy.uint64(length))
         run = runs.reshape(-1, _WINDOW_RUNS)[group, slot]
         return run * length + within
@@ -145,8 +120,17 @@ def _check_size(name: str, value):
 # ---- the cipher, on arrays of uint64 -------------------------------------------------------------
 
 
-def _as_keys(key: int):
-    return numpy.array([key], numpy.uint64)
+def encipher(numbers, sizes, keys) -> numpy.ndarray:
+    """Return the permuted numbers, [n] uint64.
+
+    numbers [n] uint64, each below its size; sizes [n] or one integer; keys [n] or [1] uint64
+    """
+    return _walk(numbers, sizes, keys, _enciphered)
+
+
+def decipher(numbers, sizes, keys) -> numpy.ndarray:
+    """Return the numbers that encipher() permutes to these."""
+    return _walk(numbers, sizes, keys, _deciphered)
 
 
 def _mixed(bits):

@@ -11,6 +11,7 @@ import numpy
 
 from ..errors import ConfigurationError
 from .columns import Field
+from .parquet_file import open_parquet
 from .table import Table
 
 _KEPT_GROUPS = 8
@@ -20,17 +21,7 @@ class ParquetTable(Table):
     """The columns of a Parquet file."""
 
     def __init__(self, path: Path):
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise ConfigurationError(
-                f"{path} is a Parquet file, which needs pyarrow: pip install shardkit[parquet]"
-            ) from None
-        try:
-            self._file = parquet.ParquetFile(path)
-        except (pyarrow.ArrowInvalid, OSError) as error:
-            raise ConfigurationError(f"{path} cannot be read as Parquet: {error}") from None
+        self._file = open_parquet(path)
         about = self._file.metadata
         sizes = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
         self._begins = numpy.concatenate([[0], numpy.cumsum(sizes, dtype=numpy.int64)])

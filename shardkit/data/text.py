@@ -25,8 +25,7 @@ _SKIPPED_FOLDERS = {
 def find_files(paths) -> list[Path]:
     """Return the text files under these paths, sorted; without paths, the standard library's.
 
-    Folders are searched for files whose name does not begin with a dot and that hold no NUL byte
-    near their beginning.
+    Folders are searched for files that are not hidden and hold no NUL byte near their beginning.
     Errors: CorpusError if a path does not exist, or a folder holds nothing but files of other
     kinds.
     """
@@ -50,7 +49,7 @@ def _library_files() -> list[Path]:
 
 def _texts_under(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    texts = [path for path in found if _looks_like_text(path)]
+    texts = [path for path in found if not is_hidden(path, folder) and not has_nul(path)]
     if found and not texts:
         raise CorpusError(
             f"no text in {folder}: {len(found)} file{'s were' if len(found) > 1 else ' was'} "
@@ -60,11 +59,15 @@ def _texts_under(folder: Path) -> list[Path]:
     return texts
 
 
-def _looks_like_text(path: Path) -> bool:
-    if any(part.startswith(".") for part in path.parts[-2:]):
-        return False
+def is_hidden(path: Path, folder: Path) -> bool:
+    """Return True if the file, or a folder on the way to it from this one, begins with a dot."""
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+
+def has_nul(path: Path) -> bool:
+    """Return True if there is a NUL byte near the beginning of the file, as no text has."""
     with open(path, "rb") as file:
-        return b"\0" not in file.read(1024)
+        return b"\0" in file.read(1024)
 
 
 def _check_text(path: Path, head: bytes) -> None:

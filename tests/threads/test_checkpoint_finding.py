@@ -13,7 +13,6 @@ from checkpoints import flip_bit
 
 import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint, find_description
-from shardkit.task.generation import load_for_generation
 
 DAMAGE = {
     "a flipped bit": lambda folder: flip_bit(folder / "rank-00001.h5"),
@@ -167,9 +166,15 @@ def test_a_newest_checkpoint_of_another_model_is_not_exchanged_for_an_older_one_
 
 
 def test_generating_says_what_was_passed_over(store):
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=1.0))
+        model = sk.FSDPModel(sk.models.GPT.from_checkpoint(store), config)
+        model.load_model(store, only="model")
+        assert len(model.generate([[1]], 2)[0]) == 2
+
     (store / "step-00000003" / "rank-00000.h5").unlink()
     with pytest.warns(UserWarning, match="step-00000002 is taken; passed over.*step-00000003"):
-        load_for_generation(store)
+        sk.run_ranks(1, on_rank)
 
 
 def test_a_path_that_is_a_file_is_said_to_be_one(store):

@@ -17,7 +17,8 @@ from checkpoints import described, edit_manifest, rows, save_boxes, seal
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
 from shardkit.checkpoint.image import image_of, read_image
-from shardkit.task.generation import load_for_generation
+from shardkit.checkpoint.models import gpt_of
+from shardkit.checkpoint.sources import find_model
 
 SHAPE = (40, 30)
 A = "model/a"
@@ -231,7 +232,7 @@ def test_a_description_of_a_model_that_is_not_stored_is_refused_before_it_is_mad
 
     folder = Path(sk.run_ranks(1, on_rank)[0])
     edit_manifest(folder, lambda m: m["model"]["configuration"].update(layers=size))
-    refused(lambda: load_for_generation(tmp_path), "layers|describes")
+    refused(lambda: gpt_of(find_model(tmp_path)[0], "generates text"), "layers|describes")
 
 
 # ---- images --------------------------------------------------------------------------------------

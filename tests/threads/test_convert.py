@@ -8,14 +8,15 @@ import tracemalloc
 import numpy
 import pytest
 from builders import train
+from checkpoints import plain_gpt
 from torch_or_skip import torch
+from transformers_models import logits_of, moved
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint
 from shardkit.checkpoint.pretrained.safetensors import read_header
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.checkpoint.tools.diff import compare
-from shardkit.task.generation import load_for_generation
 
 VOCABULARY = 62  # even, for two tensor ranks; token_batch of builders stays below
 SIZES = {"vocabulary_size": VOCABULARY, "sequence_length": 12, "width": 24, "layers": 2, "heads": 4}
@@ -441,7 +442,7 @@ def test_a_converted_model_trains_on_two_stages_and_two_tensor_ranks_and_goes_ba
     )
     to_safetensors(tmp_path / "trained", tmp_path / "back")
     from_safetensors(tmp_path / "back", tmp_path / "again")
-    model, _ = load_for_generation(tmp_path / "again")
+    model = plain_gpt(tmp_path / "again")
     numpy.testing.assert_allclose(model.predict(token_ids()), after, atol=1e-5)
     assert abs(after - before).max() > 1e-2
 
@@ -489,15 +490,7 @@ def hugging_face_model(form):
     model = (
         transformers.GPT2LMHeadModel if form.startswith("gpt2") else transformers.LlamaForCausalLM
     )(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def logits_of(model):
-    with torch.no_grad():
-        return model(torch.tensor(token_ids())).logits.numpy()
+    return moved(model)
 
 
 @forms
@@ -505,14 +498,16 @@ def test_logits_equal_those_of_transformers_and_so_they_do_after_a_sharded_step(
     theirs = hugging_face_model(form)
     theirs.save_pretrained(tmp_path / "theirs")
     from_safetensors(tmp_path / "theirs", tmp_path / "start")
-    model, _ = load_for_generation(tmp_path / "start")
-    numpy.testing.assert_allclose(model.predict(token_ids()), logits_of(theirs), rtol=0, atol=1e-5)
+    model = plain_gpt(tmp_path / "start")
+    numpy.testing.assert_allclose(
+        model.predict(token_ids()), logits_of(theirs, token_ids()), rtol=0, atol=1e-5
+    )
     before, after = train_sharded(tmp_path / "start", tmp_path / "trained")
-    numpy.testing.assert_allclose(before, logits_of(theirs), rtol=0, atol=1e-5)
+    numpy.testing.assert_allclose(before, logits_of(theirs, token_ids()), rtol=0, atol=1e-5)
     to_safetensors(tmp_path / "trained", tmp_path / "back")
     again, loading = type(theirs).from_pretrained(tmp_path / "back", output_loading_info=True)
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    numpy.testing.assert_allclose(logits_of(again.eval()), after, rtol=0, atol=1e-5)
+    numpy.testing.assert_allclose(logits_of(again.eval(), token_ids()), after, rtol=0, atol=1e-5)
     assert abs(after - before).max() > 1e-2
 
 
@@ -521,8 +516,8 @@ def test_several_files_in_bfloat16_from_transformers_are_read(tmp_path):
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="6KB")
     assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 2
     from_safetensors(tmp_path / "theirs", tmp_path / "start")
-    model, _ = load_for_generation(tmp_path / "start")
+    model = plain_gpt(tmp_path / "start")
     exact = type(theirs).from_pretrained(tmp_path / "theirs", dtype=torch.float32)
     numpy.testing.assert_allclose(
-        model.predict(token_ids()), logits_of(exact.eval()), rtol=0, atol=1e-5
+        model.predict(token_ids()), logits_of(exact.eval(), token_ids()), rtol=0, atol=1e-5
     )

@@ -8,12 +8,13 @@ from functools import cache
 
 import numpy
 import pytest
+from checkpoints import plain_gpt
 from torch_or_skip import torch
+from transformers_models import logits_of, moved
 
 import shardkit as sk
 from shardkit.checkpoint.tools.convert import from_safetensors, to_safetensors
 from shardkit.nn.init import Fill, Normal
-from shardkit.task.generation import load_for_generation
 
 VOCABULARY, LENGTH = 61, 16  # odd: two tensor ranks do not divide it
 TOLERANCE = 1e-5  # absolute, of float32 logits of a few units
@@ -77,15 +78,7 @@ def theirs_of(family):
     config = getattr(transformers, name)(**{**sizes, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
-
-
-def logits_of(model):
-    with torch.no_grad():
-        return model(torch.tensor(token_ids())).logits.numpy()
+    return moved(model)
 
 
 def opened(folder):
@@ -126,11 +119,11 @@ def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_
         return before, model.predict(token_ids())
 
     before, after = sk.run_ranks(4, on_rank)[0]
-    numpy.testing.assert_allclose(before, logits_of(theirs), rtol=0, atol=TOLERANCE)
+    numpy.testing.assert_allclose(before, logits_of(theirs, token_ids()), rtol=0, atol=TOLERANCE)
     to_safetensors(tmp_path / "trained", tmp_path / "back")
     again = opened(tmp_path / "back")
     assert type(again) is type(theirs)
-    numpy.testing.assert_allclose(logits_of(again), after, rtol=0, atol=TOLERANCE)
+    numpy.testing.assert_allclose(logits_of(again, token_ids()), after, rtol=0, atol=TOLERANCE)
     assert abs(after - before).max() > 1e-2
 
 
@@ -138,7 +131,7 @@ def test_a_folder_predicts_on_a_mesh_what_transformers_does_and_goes_back_after_
 def test_text_from_the_cache_is_that_of_transformers(family, tmp_path):
     theirs = theirs_of(family)
     theirs.save_pretrained(tmp_path / "theirs")
-    model, _ = load_for_generation(tmp_path / "theirs")
+    model = plain_gpt(tmp_path / "theirs")
     prompt = token_ids()[0, :4]
     wanted = theirs.generate(
         torch.tensor(prompt[None]), max_new_tokens=10, do_sample=False, eos_token_id=None
@@ -153,7 +146,7 @@ def test_half_floats_in_several_files_are_read_box_by_box_on_three_ranks(tmp_pat
     half.load_state_dict(theirs.state_dict())
     half.to(torch.bfloat16).save_pretrained(tmp_path / "half", max_shard_size="6KB")
     assert len(list((tmp_path / "half").glob("*.safetensors"))) > 2
-    wanted = logits_of(opened(tmp_path / "half"))
+    wanted = logits_of(opened(tmp_path / "half"), token_ids())
     found = sk.run_ranks(
         3, lambda backend: sharded(backend, tmp_path / "half").predict(token_ids())
     )
@@ -240,7 +233,7 @@ def test_a_link_to_the_file_is_followed_as_caches_of_downloads_have_them(tmp_pat
     folder = written(tmp_path)
     (folder / "model.safetensors").rename(tmp_path / "blob")
     (folder / "model.safetensors").symlink_to(tmp_path / "blob")
-    model, _ = load_for_generation(folder)
+    model = plain_gpt(folder)
     assert model.predict(token_ids()).shape == (3, LENGTH, VOCABULARY)
 
 

@@ -4,6 +4,8 @@ refuse.
 
 import numpy
 import pytest
+from builders import TINY_RUN
+from checkpoints import plain_gpt
 from word_tokenizer import word_json
 
 import shardkit as sk
@@ -13,7 +15,7 @@ from shardkit.checkpoint.tools.diff import compare
 from shardkit.data.tokenizer import ByteTokenizer, tokenizer_of
 from shardkit.errors import ConfigurationError, CorpusError, DeviceError
 from shardkit.nn.models import GPT
-from shardkit.task.generation import load_for_generation, write_texts
+from shardkit.task.generation import write_texts
 from shardkit.task.language import Language
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun, evaluate
@@ -28,18 +30,7 @@ def with_initial_sizes(given):
     return first_settings(RunConfiguration, given)
 
 
-SMALL = {
-    "model.width": 8,
-    "model.layers": 1,
-    "model.heads": 2,
-    "model.sequence_length": 8,
-    "batch.sequences": 4,
-    "batch.micro_batch": 2,
-    "run.steps": 2,
-    "run.validation_batches": 1,
-    "sample.tokens": 0,
-    "optimizer.warmup_steps": 1,
-}
+SMALL = TINY_RUN
 
 
 @pytest.fixture
@@ -257,7 +248,7 @@ def test_a_run_begins_with_the_weights_and_sizes_of_another(folder, num_ranks):
     }
     run(with_initial_sizes(given), num_ranks=num_ranks)
     assert are_equal(folder / "run", folder / "next")
-    first, second = (load_for_generation(folder / name)[0].settings for name in ("run", "next"))
+    first, second = (plain_gpt(folder / name).settings for name in ("run", "next"))
     assert (
         first == second
         and first.hidden == 12

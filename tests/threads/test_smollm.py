@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy
 import pytest
+from checkpoints import plain_gpt
 from torch_or_skip import torch
 
 import shardkit as sk
 from shardkit.checkpoint.tools.convert import to_safetensors
-from shardkit.task.generation import load_for_generation
 
 pytestmark = [pytest.mark.sweep, pytest.mark.timeout(900)]
 
@@ -193,7 +193,7 @@ def test_the_exported_folder_generates_the_same_text_in_transformers(theirs, tmp
     wanted = opened(tmp_path / "back").generate(
         **prompt, max_new_tokens=24, do_sample=False, eos_token_id=None
     )[0, prompt["input_ids"].shape[1] :]
-    model, _ = load_for_generation(tmp_path / "tuned")
+    model = plain_gpt(tmp_path / "tuned")
     text = model.generate(prompt["input_ids"][0].numpy(), 24, temperature=0)
     print(tokenizer.decode(text))
     numpy.testing.assert_array_equal(text, wanted.numpy())

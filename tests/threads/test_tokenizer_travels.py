@@ -1,6 +1,7 @@
 """The tokenizer of a token file: in the run, in its checkpoints, in the text that comes out."""
 
 import pytest
+from builders import TINY_RUN
 
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.cli import main
@@ -12,19 +13,7 @@ from shardkit.train import train_run
 from shardkit.train.settings import configuration_of, first_settings
 
 pytest.importorskip("tokenizers")
-SMALL = {
-    "model.width": 8,
-    "model.layers": 1,
-    "model.heads": 2,
-    "model.sequence_length": 8,
-    "batch.sequences": 4,
-    "batch.micro_batch": 2,
-    "run.steps": 2,
-    "run.validation_batches": 1,
-    "sample.tokens": 5,
-    "sample.prompt": "the cat",
-    "optimizer.warmup_steps": 1,
-}
+SMALL = {**TINY_RUN, "sample.tokens": 5, "sample.prompt": "the cat"}
 
 
 def tokens_of(folder, text):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ConfigurationError, CorpusError
+from ..text import has_nul, is_hidden
 from .parquet import ParquetReader
 from .readers import DocumentReader, JSONReader, Span, TextReader
 
@@ -78,29 +79,20 @@ def _under(path: Path) -> list[Input]:
         raise CorpusError(f"{path} does not exist; wanted files or folders of text")
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.is_file()]
-        files = [file for file in files if not _is_hidden(file.relative_to(path))]
-        return [_input(file) for file in files if _kind(file) == "Parquet" or not _has_nul(file)]
+        files = [file for file in files if not is_hidden(file, path)]
+        return [_input(file) for file in files if _kind(file) == "Parquet" or not has_nul(file)]
     if path.suffix in _COMPRESSED:
         raise CorpusError(
             f"{path} is compressed, and ranks cannot begin in its middle; "
             f"{_COMPRESSED[path.suffix]} unpacks it"
         )
-    if _kind(path) != "Parquet" and _has_nul(path):
+    if _kind(path) != "Parquet" and has_nul(path):
         raise CorpusError(f"{path} is no text: it holds NUL bytes")
     return [_input(path)]
 
 
 def _kind(path: Path) -> str:
     return _KINDS.get(path.suffix, "text")
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _has_nul(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return b"\0" in file.read(1024)
 
 
 def _input(path: Path) -> Input:

@@ -6,7 +6,8 @@ another.
 
 from pathlib import Path
 
-from ...errors import ConfigurationError, CorpusError
+from ...errors import CorpusError
+from ..parquet_file import first_line, open_parquet
 from .readers import DocumentReader, Span, hint_of
 
 
@@ -15,8 +16,7 @@ class ParquetReader(DocumentReader):
 
     def __init__(self, path: Path, field: str):
         super().__init__(path, field)
-        self._library = _library()
-        self._file = self._opened()
+        self._file = open_parquet(path)
         self._kept: tuple = (None, None)  # a row group, and its column
 
     def spans(self, block_bytes):
@@ -43,12 +43,6 @@ class ParquetReader(DocumentReader):
                 raise CorpusError(f"{self.path} row {row} has no value in {self.field!r}")
             yield text, True
 
-    def _opened(self):
-        try:
-            return self._library.parquet.ParquetFile(self.path)
-        except (self._library.ArrowInvalid, OSError) as error:
-            raise CorpusError(f"{self.path} is no Parquet file: {_first_line(error)}") from None
-
     def _column(self) -> int:
         """Return the number of the column of text. Errors: CorpusError if there is none."""
         schema = self._file.schema_arrow
@@ -71,28 +65,13 @@ class ParquetReader(DocumentReader):
             try:
                 table = self._file.read_row_group(group, columns=[self.field])
                 table.validate(full=True)  # strings are UTF-8
-            except (self._library.ArrowInvalid, OSError) as error:
+            except (ValueError, OSError) as error:
                 raise CorpusError(
                     f"{self.path} cannot be read from row {self._rows_before(group) + 1} on: "
-                    f"{_first_line(error)}"
+                    f"{first_line(error)}"
                 ) from None
             self._kept = group, table.column(0)
         return self._kept[1]
 
     def _rows_before(self, group: int) -> int:
         return sum(self._file.metadata.row_group(g).num_rows for g in range(group))
-
-
-def _library():
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigurationError(
-            "Parquet files need the library pyarrow: pip install 'shardkit[parquet]'"
-        ) from None
-    return pyarrow
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
