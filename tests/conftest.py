@@ -8,6 +8,7 @@ mpiexec -n 1 pytest --only-mpi    tests/mpi on one rank; without a launcher too
 """
 
 import gc
+import signal
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,21 @@ def pytest_collection_finish():
     """Keep thousands of tests out of the garbage collector's way: many tests call it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def signals_stay():
+    """Fail a test that leaves a signal blocked or handled: processes of later tests inherit it."""
+    before = _signals()
+    yield
+    assert _signals() == before
+
+
+def _signals():
+    """What this thread blocks, and who handles the signals that shardkit listens to."""
+    heard = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return blocked, [signal.getsignal(number) for number in heard]
 
 
 def _limit(item):

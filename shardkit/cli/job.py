@@ -25,11 +25,18 @@ def mpi_backend() -> MPICommunicationBackend:
 
 @contextmanager
 def job(backend):
-    """Initialize the backend; an error or Ctrl-C on one rank ends all of them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    backend.initialize()
-    with abort_on_error(backend) as program:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        yield program
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    backend.shutdown()
+    """Initialize the backend; an error or Ctrl-C on one rank ends all of them.
+
+    Ctrl-C waits while the ranks begin and end together. Afterwards signals are as before: whoever
+    calls a command from Python, and the processes that start then, hear Ctrl-C.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        backend.initialize()
+        with abort_on_error(backend) as program:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            yield program
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        backend.shutdown()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
