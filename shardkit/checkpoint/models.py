@@ -8,8 +8,8 @@ Modules know nothing of files, so this file gives every Module class its from_ch
 """
 
 from ..errors import CheckpointError, ConfigurationError
-from ..nn.gpt import GPT
 from ..nn.init import Unread
+from ..nn.models.gpt import GPT
 from ..nn.module import Module
 from .find import find_description
 from .load import Checkpoint

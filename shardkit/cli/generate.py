@@ -11,7 +11,7 @@ from ..comm.failure.agreement import collectively
 from ..data.tokenizer import open_tokenizer, tokenizer_of
 from ..errors import ConfigurationError
 from ..nn.generation import checked_prompt
-from ..nn.gpt import GPT
+from ..nn.models.gpt import GPT
 from ..optim import SGD
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.model.strategies import HybridShardedModel

@@ -7,7 +7,7 @@ from . import init, models, operators, ops  # noqa: F401  operators: given to Te
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .context import ForwardContext, current_context, forward_context
 from .features import InputFeatures, input_features
-from .layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
+from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .loss import (
     BinaryCrossEntropy,
     CrossEntropy,

@@ -6,7 +6,7 @@ import numpy
 
 from ..array.backend import xp_of
 from ..errors import ConfigurationError, FeatureError
-from .layers import check_width, input_tensor
+from .layers.basic import check_width, input_tensor
 from .module import Module
 from .ops.elementwise import where
 

@@ -14,7 +14,7 @@ from ..array.backend import xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
 from .autograd import Tensor, array_of
-from .layers import input_tensor
+from .layers.basic import input_tensor
 from .ops.loss import binary_cross_entropy, cross_entropy, mse
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..settings import fixed, setting
-from .layers import DTYPES
+from .layers.basic import DTYPES
 from .transformer import ATTENTION_BIASES, BLOCK_NORMS, QK_NORMS, ROTARY_BASE, STYLES
 
 _KEPT = "its weights were trained as those of this model"

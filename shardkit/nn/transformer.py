@@ -24,7 +24,7 @@ from ..array.backend import xp_of
 from ..errors import ConfigurationError
 from .context import current_context
 from .init import Initializer, Normal
-from .layers import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
+from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
 from .ops.activation import gelu, swiglu
 from .ops.attention import causal_attention, rotary

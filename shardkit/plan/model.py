@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
-from ..nn.gpt import GPTSettings
+from ..nn.models.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
 
 

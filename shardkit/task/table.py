@@ -19,8 +19,8 @@ from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
-from ..nn.mlp import ACTIVATIONS
 from ..nn.models import MLP
+from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
 from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of

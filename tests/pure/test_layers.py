@@ -8,7 +8,7 @@ from shardkit.errors import ConfigurationError, ShapeError, ShardingError
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
 from shardkit.nn.context import ForwardContext, forward_context
-from shardkit.nn.layers import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
+from shardkit.nn.layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from shardkit.nn.loss import (
     BinaryCrossEntropy,
     CrossEntropy,

@@ -8,8 +8,8 @@ from torch_or_skip import torch
 
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn.loss import CrossEntropy, MeanSquaredError
-from shardkit.nn.mlp import ACTIVATIONS
 from shardkit.nn.models import MLP
+from shardkit.nn.models.mlp import ACTIVATIONS
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 TORCH = {

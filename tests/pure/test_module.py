@@ -16,7 +16,7 @@ from shardkit.errors import (
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
 from shardkit.nn.init import Normal
-from shardkit.nn.layers import Dropout, LayerNorm, Linear, ModuleList, Sequential
+from shardkit.nn.layers.basic import Dropout, LayerNorm, Linear, ModuleList, Sequential
 from shardkit.nn.models import GPT, MLP
 from shardkit.nn.module import Module, Parameter
 

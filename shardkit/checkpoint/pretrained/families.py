@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ...errors import CheckpointError
-from ...nn.gpt import GPT, GPTSettings
+from ...nn.models.gpt import GPT, GPTSettings
 from ...nn.transformer import STYLES, hidden_width
 from .configuration import (
     Configuration,

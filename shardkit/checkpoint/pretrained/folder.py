@@ -22,8 +22,8 @@ from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
 from ...layout.box import Box
 from ...layout.piece import Piece
-from ...nn.gpt import GPT
 from ...nn.init import Unread
+from ...nn.models.gpt import GPT
 from ..fit import Fit, Wanted
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..format.manifest import MANIFEST_NAME

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 
 from ...layout.box import Box
-from ...nn.gpt import GPT
+from ...nn.models.gpt import GPT
 from .families import Family
 
 # constants that older files repeat

@@ -19,7 +19,7 @@ import numpy
 
 from ...comm.threads.backend import run_ranks
 from ...errors import ConfigurationError
-from ...nn.gpt import GPT
+from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..models import gpt_of
 from ..pretrained.families import configuration_of

@@ -20,7 +20,7 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import ConfigurationError
 from ...nn.generation import Choice, Writer, check_number, checked_prompt
-from ...nn.gpt import GPT
+from ...nn.models.gpt import GPT
 from ..step.engine import Engine
 from ..tensor.vocabulary import whole_outputs
 

@@ -24,7 +24,7 @@ from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
 from ...layout.cuts import even_span
 from ...nn.autograd import Tensor
-from ...nn.layers import check_width, input_tensor
+from ...nn.layers.basic import check_width, input_tensor
 from ...nn.module import Module, Parameter, members_of
 from ...nn.ops import reduction
 from ...nn.ops.linear import add_bias, linear

@@ -23,10 +23,10 @@ from ...comm.backend import CommunicationBackend
 from ...errors import ConfigurationError, ShardingError
 from ...layout.box import Box
 from ...layout.cuts import even_span
-from ...nn.gpt import GPT
-from ...nn.layers import Dropout
+from ...nn.layers.basic import Dropout
 from ...nn.loss import CrossEntropy
-from ...nn.mlp import MLP
+from ...nn.models.gpt import GPT
+from ...nn.models.mlp import MLP
 from ...nn.module import Module, Parameter, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention

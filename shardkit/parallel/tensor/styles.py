@@ -8,8 +8,8 @@ A style enters it with a decorator on the function that builds the layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...nn.layers import Embedding, Linear, RMSNorm
-from ...nn.mlp import DenseLayer
+from ...nn.layers.basic import Embedding, Linear, RMSNorm
+from ...nn.models.mlp import DenseLayer
 from ...nn.module import Module
 from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
 from .vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear

@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 
 import numpy
 
-from ..arguments import is_among, is_integer, is_number, require
-from ..array.backend import xp_of
-from ..errors import ShapeError
-from .context import current_context
-from .generation import Choice, generate
-from .init import Normal
-from .layers import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
-from .loss import CrossEntropy
-from .module import Module, ModuleList
-from .transformer import (
+from ...arguments import is_among, is_integer, is_number, require
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..context import current_context
+from ..generation import Choice, generate
+from ..init import Normal
+from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
+from ..loss import CrossEntropy
+from ..module import Module, ModuleList
+from ..transformer import (
     ATTENTION_BIASES,
     BLOCK_NORMS,
     ROTARY_BASE,

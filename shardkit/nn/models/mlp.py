@@ -1,12 +1,12 @@
 """MLP: layers of units, each fully connected to the one before."""
 
-from ..arguments import is_among, is_integer, require
-from ..errors import ConfigurationError
-from .features import InputFeatures
-from .layers import Linear, check_sizes, checked_dtype, input_tensor
-from .loss import CrossEntropy, MeanSquaredError
-from .module import Module, ModuleList
-from .ops.activation import gelu, relu, silu, tanh
+from ...arguments import is_among, is_integer, require
+from ...errors import ConfigurationError
+from ..features import InputFeatures
+from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
+from ..loss import CrossEntropy, MeanSquaredError
+from ..module import Module, ModuleList
+from ..ops.activation import gelu, relu, silu, tanh
 
 ACTIVATIONS = {"gelu": gelu, "relu": relu, "tanh": tanh, "silu": silu}
 TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}

@@ -1,0 +1,1 @@
+"""Layers: parameters with the operation that uses them, one family per file."""
