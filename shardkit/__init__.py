@@ -39,6 +39,7 @@ from .errors import (
     StopVoted,
 )
 from .nn import models
+from .nn.metrics import Metric
 from .optim import SGD, Adam, AdamW, Momentum, schedules
 from .parallel import (
     DDPModel,
@@ -67,7 +68,6 @@ from .parallel import (
 )
 from .parallel.settings import ShardingConfiguration
 from .task import Task
-from .task.metrics import Metric
 from .task.table import TableTask
 from .train import Callback, ElasticTraining, Training
 

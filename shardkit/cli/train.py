@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 
+from ..comm.failure.signals import StopSignals
 from ..errors import ShardkitError, StopVoted
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
-from ..train.stopping import StopSignals
 from ..train.survivors import SurvivingRun
 from .job import job, mpi_backend
 from .settings import Given

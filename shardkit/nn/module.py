@@ -41,6 +41,7 @@ class Module:
 
     is_table = False  # its weight is looked up and not multiplied
     loss = None  # what training makes small; None: the training configuration names one
+    metrics = {}  # {name: Metric}: what evaluation reports beside the loss
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
     def __setattr__(self, name, value):
@@ -202,6 +203,7 @@ TAKEN = frozenset(_METHODS) - {
     "is_table",
     "loss",
     "members",
+    "metrics",
     "output_shape",
     "path_in_model",
 }

@@ -11,7 +11,7 @@ import numpy
 
 from ..data.samples import Samples
 from ..data.tables import TableSamples
-from .metrics import Metric
+from ..nn.metrics import Metric
 from .scaling import Scaling
 
 

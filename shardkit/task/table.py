@@ -19,11 +19,11 @@ from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
+from ..nn.metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
 from ..nn.models import MLP
 from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
-from .metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
 from .scaling import Moments, Scaling, blocks_of
 from .task import Task
 

@@ -1,7 +1,7 @@
 """Training runs: the loop over the steps of a task, its reports, its end and its beginning."""
 
+from ..parallel.model.callback import Callback
 from .bench import bench_run
-from .callback import Callback
 from .elastic import ElasticTraining
 from .loop import train_run
 from .survivors import SurvivingRun

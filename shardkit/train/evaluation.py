@@ -18,10 +18,10 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..data.samples import VALIDATION, Samples
 from ..errors import ConfigurationError
+from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
 from .folder import has_checkpoints, stored_settings
-from .measuring import Measurement
 from .model import make_model
 from .ranks import num_replicas
 from .settings import RunConfiguration, resumed
@@ -129,7 +129,7 @@ def on_these_ranks(
 
 def evaluate(run: TrainedRun, samples: Samples) -> Figures:
     """Return loss and metrics of all samples, the same on all ranks. Collective."""
-    measurement = Measurement(run.task, run.model)
+    measurement = Measurement(run.model.engine, run.task.metrics, run.task.loss)
     for window in run.windows(samples):
         measurement.add(window.x, window.y, is_counted=window.is_counted)
     loss, metrics = measurement.figures()

@@ -22,10 +22,11 @@ from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.ballot import Ballot
 from ..comm.failure.program import Program
+from ..comm.failure.signals import StopSignals
 from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
+from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
-from .callback import Callback, Callbacks
 from .feed import training_stream
 from .folder import check_folder, store_settings
 from .log import RankLog, Reporter
@@ -34,7 +35,7 @@ from .progress import RunReport
 from .ranks import check_batch
 from .saves import Saves
 from .settings import RunConfiguration, settled
-from .stopping import Clock, Patience, StopSignals
+from .stopping import Clock, Patience
 from .tracking import make_tracker
 from .validation import Validation
 

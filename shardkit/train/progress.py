@@ -10,9 +10,9 @@ from ..comm.mpi.launch import all_seats, crowding, launch_warnings, ranks_text
 from ..data.stream import Stream
 from ..environment import slurm_node
 from ..errors import NonFiniteError
+from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
-from .callback import Callback
 from .log import RankLog, Reporter, duration_text
 from .ranks import bits_text
 

@@ -1,4 +1,5 @@
-"""Why a run stops before its last step: a signal, the end of its allocation, or its patience.
+"""Why a run stops before its last step: a signal (comm/failure/signals.py), the end of its
+allocation, or its patience.
 
     rank 0   time is short?    --+
     rank k   signal arrived?   --+--> Ballot, before each step --> all ranks save the same step and
@@ -7,74 +8,17 @@
 Each rank votes for itself and all act on the outcome, so any rank may receive the signal.
 """
 
-import os
-import signal
 import subprocess
 import time
 from collections import deque
 from math import inf
 
-from ..comm.failure.program import INTERRUPTED_CODE
-from ..environment import allocation_end, launcher, slurm_job
+from ..environment import allocation_end, slurm_job
 from .log import duration_text
 from .settings import Run
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_FIRST_INTERRUPT = (
-    b"\nshardkit: Ctrl-C: the run ends after this step, with a checkpoint; "
-    b"once more ends it at once, without\n"
-)
-_SECOND_INTERRUPT = b"""
-shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
-"""
 _ASK_SECONDS = 10.0  # longest wait for squeue
 _GAPS = 64  # the longest of the last so many times between two boundaries is kept free
-
-
-class StopSignals:
-    """SIGTERM, SIGUSR1, SIGUSR2 and SIGINT (Ctrl-C) as a flag that is checked between steps.
-
-    More of them change nothing, but for a second SIGINT, which ends the process at once, with exit
-    code 130.
-    """
-
-    def __init__(self):
-        self.name: str | None = None  # of the first that came
-        self._is_interrupted = False
-        self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
-
-    def listen(self) -> "StopSignals":
-        """Catch the signals from now on, so that none interrupts a save. In the main thread."""
-        for number in _SIGNALS:
-            signal.signal(number, self._note)
-        if (
-            signal.getsignal(signal.SIGINT) != signal.SIG_IGN
-        ):  # as a shell has it for jobs in the background
-            signal.signal(signal.SIGINT, self._interrupt)
-        return self
-
-    def ignore(self) -> None:
-        """Ignore the signals: nothing may change the exit code any more.
-
-        Python itself would restore the default, which ends the process.
-        """
-        for number in (*_SIGNALS, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)
-
-    def _note(self, number, frame):
-        self.name = self.name or signal.Signals(number).name
-
-    def _interrupt(self, number, frame):
-        if self._speaks:
-            os.write(2, _SECOND_INTERRUPT if self._is_interrupted else _FIRST_INTERRUPT)
-        if self._is_interrupted:
-            os._exit(INTERRUPTED_CODE)
-        self._is_interrupted = True
-        self._note(number, frame)
-
-    def is_raised(self) -> bool:
-        """Return True once a signal has come."""
-        return self.name is not None
 
 
 class Clock:

@@ -7,14 +7,14 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from ..comm.failure.agreement import collectively
+from ..comm.failure.signals import StopSignals
 from ..errors import ConfigurationError
-from .callback import Callback
+from ..parallel.model.callback import Callback
 from .elastic import ElasticTraining
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, prepare_run
 from .ranks import check_batch
 from .settings import RunConfiguration, settled
-from .stopping import StopSignals
 
 
 def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from .callback import Callback
+from ..parallel.model.callback import Callback
 
 _ID_FILE = "tracking.json"  # in the run folder: under which name a tracker knows the run
 

@@ -23,21 +23,21 @@ import numpy
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..comm.failure.program import abort_on_error
+from ..comm.failure.signals import StopSignals
 from ..comm.mpi.backend import MPICommunicationBackend
 from ..data.samples import Samples
 from ..errors import ConfigurationError, ShardingError, StopVoted
 from ..nn.module import Module
+from ..parallel.model.callback import Callback
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.given import ArraySamples, as_samples, task_of
 from ..task.load import SCRIPT
 from ..task.task import Task
-from .callback import Callback
 from .evaluation import Figures, TrainedRun, evaluate
 from .folder import has_checkpoints, stored_settings
 from .loop import RunResult, TrainingRun, train_run
 from .prediction import check_output, predict
 from .settings import RunConfiguration, configuration_of, first_settings, resumed
-from .stopping import StopSignals
 from .survivors import SurvivingRun
 
 

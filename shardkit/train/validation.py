@@ -9,9 +9,9 @@ along with a sample that is not counted.
 from ..comm.failure.agreement import collectively
 from ..data.order import EpochOrder
 from ..data.samples import VALIDATION
+from ..parallel.model.measuring import Measurement
 from ..parallel.model.sharded_model import ShardedModel
 from ..task.task import Task
-from .measuring import Measurement
 
 
 class Validation:
@@ -30,12 +30,12 @@ class Validation:
 
     def measure(self) -> tuple[float, dict[str, float]]:
         """Return the mean loss and the metrics; NaN if nothing counts. Collective."""
-        measurement = Measurement(self._task, self._model)
+        measurement = Measurement(self._model.engine, self._task.metrics, self._task.loss)
         for start in range(0, self._num, self._batch):
             x, y, is_counted = self._read(start)
             measurement.add(x, y, is_counted=is_counted)
         loss, metrics = measurement.figures()
-        self._model.history.evaluation = {"loss": loss, "step": self._model.step_number}
+        self._model.history.note_evaluation(self._model.step_number, loss, metrics)
         return loss, metrics
 
     def _read(self, start: int):

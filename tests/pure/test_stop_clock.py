@@ -8,10 +8,11 @@ from math import inf, nan
 
 import pytest
 
+from shardkit.comm.failure.signals import StopSignals
 from shardkit.environment import allocation_end
 from shardkit.train import stopping
 from shardkit.train.settings import Run
-from shardkit.train.stopping import Clock, Patience, StopSignals, end_of_slurm_job
+from shardkit.train.stopping import Clock, Patience, end_of_slurm_job
 
 
 @pytest.fixture
@@ -105,10 +106,8 @@ def test_patience_ends_after_so_many_validations_without_a_lower_loss(patience, 
 
 
 def test_a_signal_is_a_flag_and_the_first_one_is_named():
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in numbers]
+    signals = StopSignals().listen()
     try:
-        signals = StopSignals().listen()
         assert not signals.is_raised()
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)
@@ -116,5 +115,4 @@ def test_a_signal_is_a_flag_and_the_first_one_is_named():
         signals.ignore()
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
-        for number, handler in zip(numbers, before):
-            signal.signal(number, handler)
+        signals.leave()  # tests/conftest.py looks whether all handlers are back

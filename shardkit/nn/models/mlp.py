@@ -5,6 +5,7 @@ from ...errors import ConfigurationError
 from ..features import InputFeatures
 from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
 from ..loss import CrossEntropy, MeanSquaredError
+from ..metrics import MAE, R2, RMSE, Accuracy, MacroF1
 from ..module import Module, ModuleList
 from ..ops.activation import gelu, relu, silu, tanh
 
@@ -30,7 +31,7 @@ class MLP(Module):
     activation  between the layers: "gelu", "relu", "tanh" or "silu"; the last layer has none
     task        "regression": y [batch, sizes[-1]], the loss is the mean squared error per element;
                 "classification": y [batch] class numbers, outputs are logits, the loss is the
-                cross-entropy per sample
+                cross-entropy per sample. Metrics: RMSE, MAE, R2; accuracy, macro F1
     seed        of the initial weights
     feature_names  of the columns of x; None: feature_0, feature_1, ...
     Errors: ConfigurationError (a ValueError) on anything else.
@@ -63,6 +64,7 @@ class MLP(Module):
             for index, (num_in, num_out) in enumerate(zip(self._sizes, self._sizes[1:]))
         )
         self.loss = TASKS[task]()
+        self.metrics = self._own_metrics()
         self.finish(seed)
 
     def _check(self):
@@ -78,6 +80,11 @@ class MLP(Module):
         ):
             require(is_among(value, known), f"MLP with {name}", value, f"one of {', '.join(known)}")
         require(is_integer(self._seed), "MLP with seed", self._seed, "an integer")
+
+    def _own_metrics(self):
+        if self._task == "regression":
+            return {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
+        return {"accuracy": Accuracy(), "macro_f1": MacroF1(self._sizes[-1])}
 
     def blocks(self):
         return [

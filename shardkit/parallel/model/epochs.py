@@ -1,10 +1,23 @@
-"""The epochs of ShardedOptimizer.optimize(): training, judging, and the best epoch so far."""
+"""The epochs of ShardedOptimizer.optimize(): training, judging, and the best epoch so far.
 
-from math import inf
+    batches of epoch e --train--> mean training loss --\
+    validation set     --evaluate--> validation loss ----> fitness --offered--> best epoch
+
+Between two batches any rank may ask to stop; all ranks stop there (StopVoted), and `progress` says
+where.
+"""
+
+from math import inf, isnan
 from typing import Callable
 
+from ...comm.failure.agreement import agree
+from ...errors import StopVoted
 from ...nn.features import input_features
+from ...nn.metrics import metrics_of
 from ..data.batches import own_part, split_batch
+from .callback import Callback
+from .journal import EpochProgress
+from .measuring import Measurement
 from .optimization import SETS, EvaluationResult, OptimizationInputData, OptimizationResult
 from .sharded_model import ShardedModel
 
@@ -12,13 +25,21 @@ from .sharded_model import ShardedModel
 class Epochs:
     """The epochs of one run over given samples. Every method is collective, but for check().
 
-    step   completes the step of a batch whose gradients are only accumulated
+    step        completes the step of a batch whose gradients are only accumulated
+    callbacks   told of steps and validations
+    stop        () -> bool, asked on each rank before each step; None: nobody asks
     """
 
-    def __init__(self, model: ShardedModel, given: OptimizationInputData, step: Callable):
+    def __init__(
+        self,
+        model: ShardedModel,
+        given: OptimizationInputData,
+        step: Callable,
+        callbacks: Callback,
+        stop: Callable[[], bool] | None,
+    ):
         self._model, self._given = model, given
-        self._step = step
-        self._first_step = model.step_number
+        self._step, self._callbacks, self._stop = step, callbacks, stop
         # equal parts that a global batch is cut into, over all data ranks
         config = model.sharding_configuration
         self._num_parts = model.mesh.size("data") * config.micro_batches
@@ -29,80 +50,96 @@ class Epochs:
         self._given.check_batches(self._num_parts)
         self._given.check_samples(self._model.engine)
 
-    def fitness_after(self, epoch: int) -> float:
-        """Train for an epoch; return the validation loss after it, or else its training loss."""
-        training_loss = self._train(epoch)
-        validation = self._evaluate("validation")
-        return training_loss if validation is None else validation.loss
+    def train(self, progress: EpochProgress) -> float:
+        """Finish the epoch that `progress` is in, and return its fitness: the validation loss after
+        it, or else its training loss.
 
-    def _train(self, epoch: int) -> float:
-        """Take a step per batch; return the mean loss of their samples, each before its step."""
+        Errors: StopVoted, on all ranks.
+        """
+        self._train(progress)
+        values = {"train_loss": progress.total / progress.count}
+        validation = self._evaluate("validation")
+        if validation is not None:
+            values["validation_loss"] = validation.loss
+        fitness = values.get("validation_loss", values["train_loss"])
+        self._callbacks.after_validation(self._model.step_number, {**values, "fitness": fitness})
+        return fitness
+
+    def _train(self, progress: EpochProgress) -> None:
+        """Take a step per batch, and add up the loss of their samples, each before its step."""
         x, y = self._given.samples("train")
-        total, count = 0.0, 0
-        for batch in self._given.batches(epoch, self._num_parts):
+        for batch in self._given.batches(progress.epoch, self._num_parts)[progress.batch :]:
+            if self._stop is not None and agree(self._model.mesh.world, self._stop()):
+                raise StopVoted("signal")
             (mine,) = split_batch(self._model.mesh, batch)
-            total += len(batch) * self._model.train(x[mine], y[mine])
-            count += len(batch)
+            loss = self._model.train(x[mine], y[mine])
             if not self._synchronizes:
                 self._step()
-        return total / count
+            progress.total += len(batch) * loss
+            progress.count += len(batch)
+            progress.batch += 1
+            self._callbacks.after_step(self._model.step_number, loss)
 
-    def _evaluate(self, name: str) -> EvaluationResult | None:
-        return evaluate_set(self._model, self._given.samples(name), self._given.batch_size)
+    def _evaluate(self, name: str, metrics=None) -> EvaluationResult | None:
+        samples = self._given.samples(name)
+        return evaluate_set(self._model, samples, self._given.batch_size, metrics or {})
 
-    def result(self, fitness: float, history: list[float]) -> OptimizationResult:
+    def result(self, progress: EpochProgress) -> OptimizationResult:
         """Return the result of a run whose best parameters are back in the model."""
-        features = input_features(self._model.wrapped_model)
+        module = self._model.wrapped_model
+        features = input_features(module)
         return OptimizationResult(
             self._model,
-            fitness,
-            self._model.step_number - self._first_step,
-            tuple(history),
-            *(self._evaluate(name) for name in SETS),
+            progress.fitness,
+            self._model.step_number - progress.first_step,
+            tuple(progress.fitness_history),
+            *(self._evaluate(name, metrics_of(module)) for name in SETS),
             selected_features=None if features is None else tuple(features.active),
         )
 
 
 class BestEpoch:
-    """The best fitness so far, and what this rank owns of the parameters of its epoch."""
+    """What this rank owns of the parameters of the best epoch so far."""
 
     def __init__(self):
-        self.fitness = inf
         self._parameters = None
 
-    def offer(self, fitness: float, model: ShardedModel):
-        """Keep the model's parameters if this fitness is the lowest, or the first.
+    def keep(self, model: ShardedModel) -> None:
+        """Keep the model's parameters. No communication."""
+        self._parameters = model.engine.weights.copy_owned()
 
-        No communication.
-        """
-        if self._parameters is None or fitness < self.fitness or self.fitness != self.fitness:
-            self.fitness, self._parameters = fitness, model.engine.weights.copy_owned()
-
-    def put_back(self, model: ShardedModel):
-        """Give the model the parameters of the best epoch. Collective."""
+    def put_back(self, model: ShardedModel) -> None:
+        """Give the model the parameters that were kept. Collective."""
         model.engine.weights.put_back(self._parameters)
 
 
-def evaluate_set(model: ShardedModel, samples, batch_size: int) -> EvaluationResult | None:
-    """Return the mean loss over all items of a set, whatever its size; None for None. Collective.
+def is_better(fitness: float, best: float | None) -> bool:
+    """Return True if the fitness is lower than the best so far; NaN is higher than any number."""
+    return best is None or fitness < best or isnan(best) and not isnan(fitness)
+
+
+def evaluate_set(
+    model: ShardedModel, samples, batch_size: int, metrics=None
+) -> EvaluationResult | None:
+    """Return loss and metrics of a set, whatever its size; None for None. Collective.
 
     samples      (x, y), global, the same on all ranks
     batch_size   samples per pass, over all data ranks
+    metrics      {name: Metric}
     The last slice may leave a data rank without a part. It computes on a sample that it does not
     count, since the others gather parameters with it.
     """
     if samples is None:
         return None
-    total = items = 0.0
+    loss = model.sharding_configuration.loss
+    measurement = Measurement(model.engine, metrics or {}, loss)
     for start in range(0, len(samples[0]), batch_size):
         x, y = (array[start : start + batch_size] for array in samples)
         mine = own_part(model.mesh, x), own_part(model.mesh, y)
         has_part = len(mine[0]) > 0
-        of_slice = model.engine.evaluation.total_loss(
-            *(mine if has_part else (x[:1], y[:1])), is_counted=has_part
-        )
-        total, items = total + of_slice[0], items + of_slice[1]
-    return EvaluationResult(total / max(items, 1.0), len(samples[0]))
+        measurement.add(*(mine if has_part else (x[:1], y[:1])), is_counted=has_part)
+    mean, figures = measurement.figures()
+    return EvaluationResult(mean, len(samples[0]), figures)
 
 
 def epochs_since_improvement(history, minimum_improvement: float) -> int:

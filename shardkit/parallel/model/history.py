@@ -9,7 +9,7 @@ class History:
 
     last_loss       of the last batch; None before the first
     last_batch      (x, y) of this data rank, on which feature importance is measured
-    evaluation      {"loss", "step"} of the last evaluate()
+    evaluation      {"loss", "step", "metrics": {name: figure}} of the last evaluation
     train_seconds   spent in train()
     """
 
@@ -17,3 +17,7 @@ class History:
     last_batch: tuple | None = None
     evaluation: dict | None = None
     train_seconds: float = 0.0
+
+    def note_evaluation(self, step: int, loss: float, metrics: dict[str, float]) -> None:
+        """Record what was measured at a step."""
+        self.evaluation = {"loss": loss, "step": step, "metrics": metrics}

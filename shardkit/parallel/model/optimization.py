@@ -7,7 +7,7 @@
 The arrays are global and the same on all ranks; who computes on which sample follows from the mesh.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy
@@ -157,10 +157,14 @@ def _outline(value) -> str:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """The mean loss over all samples of a set."""
+    """The mean loss over all samples of a set; NaN if nothing in it counts.
+
+    metrics   {name: figure}, those of the model: nn.Module.metrics
+    """
 
     loss: float
     samples: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

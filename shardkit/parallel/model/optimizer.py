@@ -8,6 +8,7 @@ engine, sharded as the model's class decides, and its files (stored.py) are the 
 implementation (optimizers.py) names the ShardedModel that it trains with.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 from ...arguments import is_integer, is_number, require
@@ -18,9 +19,12 @@ from ...layout.mesh_shape import AXES
 from ...nn.module import Module
 from ...optim.rules import Rule
 from ..settings import ShardingConfiguration
+from .callback import Callback, Callbacks
 from .checkpoints import Checkpoints
-from .epochs import BestEpoch, Epochs, epochs_since_improvement
+from .epochs import epochs_since_improvement
+from .journal import EpochProgress
 from .optimization import OptimizationInputData, OptimizationResult, check_together
+from .optimizing import Optimization
 from .replicas import StateDrift, synchronize_replicas
 from .sharded_model import ShardedModel
 from .stored import Stored
@@ -175,31 +179,47 @@ class ShardedOptimizer(Stored):
 
     # ---- whole runs ------------------------------------------------------------------------------
 
-    def optimize(self, input_data: OptimizationInputData) -> OptimizationResult:
+    def optimize(
+        self,
+        input_data: OptimizationInputData,
+        *,
+        folder=None,
+        callbacks: Iterable[Callback] = (),
+        stop: Callable[[], bool] | None = None,
+    ) -> OptimizationResult:
         """Train for some epochs and keep the parameters of the best.
 
         Collective; all ranks pass the same whole arrays.
         Lower fitness is better: the validation loss after an epoch or, without validation samples,
         the mean training loss of the epoch. Ends early when `patience` epochs brought no
         improvement. The model then has the best parameters, and the optimizer state and step number
-        of the last step. An initial vector starts with fresh optimizer state. Errors, on all ranks:
-        ShapeError, ConfigurationError and TypeError on bad input, ShardingError without a model.
+        of the last step. An initial vector starts with fresh optimizer state.
+
+        folder     checkpoints are written here after each epoch, and a run that is here goes on, to
+                   the bits of an uninterrupted one, or on another mesh to its parameters, while the
+                   fitness rounds as the mesh cuts the validation set. SIGTERM, SIGUSR1, SIGUSR2 and
+                   Ctrl-C, on any rank, are then a wish to stop
+        callbacks  see Callback: at_start (with an object that has model and folder), after_step,
+                   after_validation ("train_loss", "validation_loss", "fitness"), after_checkpoint,
+                   at_end (with the result)
+        stop       () -> bool, asked on each rank before each step; one yes stops all ranks. With a
+                   folder they save a checkpoint and leave the program with exit code 75, as a
+                   stopped Training does; without, StopVoted is raised
+        Errors, on all ranks: ShapeError, ConfigurationError and TypeError on bad input,
+        ShardingError without a model, CheckpointError on a folder of another run.
         """
         check_together(input_data, self.sharding_configuration.backend)
         self._begin_at(input_data.initial_solution)
-        model = self._attached()
-        epochs = Epochs(model, input_data, self.step)
-        with collectively(model.mesh.world):
-            epochs.check()
+        optimization = Optimization(
+            self._attached(), input_data, self.step, folder, Callbacks(callbacks, self.rank == 0)
+        )
         self.zero_gradients()
-        self.fitness_history, best = [], BestEpoch()
-        for epoch in range(input_data.epochs):
-            self.fitness_history.append(epochs.fitness_after(epoch))
-            best.offer(self.fitness_history[-1], model)
-            if self.should_early_stop():
-                break
-        best.put_back(model)
-        return epochs.result(best.fitness, self.fitness_history)
+        return optimization.run(self._is_over, stop)
+
+    def _is_over(self, progress: EpochProgress) -> bool:
+        """Return whether no further epoch shall be trained. Collective."""
+        self.fitness_history = progress.fitness_history
+        return bool(self.fitness_history) and self.should_early_stop()
 
     def _begin_at(self, solution):
         if isinstance(solution, (Module, ShardedModel)):

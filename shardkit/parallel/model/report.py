@@ -1,5 +1,7 @@
 """Reports of a sharded model: metadata, and the table of who is where."""
 
+import copy
+
 from ...layout.mesh_shape import AXES
 from ...nn.module import blocks_of
 
@@ -46,7 +48,7 @@ def metadata_of(model) -> dict:
             "skipped_steps": state.skips.total,
             "wall_seconds": history.train_seconds,
         },
-        "evaluation": dict(history.evaluation) if history.evaluation else None,
+        "evaluation": copy.deepcopy(history.evaluation),
     }
 
 

@@ -27,6 +27,7 @@ from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
+from ...nn.metrics import metrics_of
 from ...nn.module import Module
 from ..data.partition import describe_one_unit
 from ..settings import ShardingConfiguration
@@ -37,6 +38,7 @@ from .copied import Copied
 from .features import Featured
 from .generation import generate
 from .history import History
+from .measuring import Measurement
 from .report import metadata_of, table_of
 from .stored import Stored
 
@@ -297,14 +299,21 @@ class ShardedModel(Stored, Copied, Featured):
         }
         return generate(self.engine, prompts, num_tokens, choice, seeds)
 
-    def evaluate(self, x, y) -> float:
+    def evaluate(self, x, y, metrics=None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.
 
-        Nothing is learned. NaN if no label counts. Errors, on all ranks: ShapeError as train.
+        Nothing is learned. NaN if no label counts. get_model_metadata()["evaluation"] has the loss
+        and the metrics then.
+        metrics  {name: Metric}; None: the model's own, which are RMSE, MAE and R2 of an MLP for
+                 regression, accuracy and macro F1 of one for classes
+        Errors, on all ranks: ShapeError as train.
         """
         self._check_open()
-        loss = self.engine.evaluation.mean_loss(x, y)
-        self.history.evaluation = {"loss": loss, "step": self.step_number}
+        metrics = metrics_of(self.wrapped_model) if metrics is None else metrics
+        measurement = Measurement(self.engine, metrics, self.sharding_configuration.loss)
+        measurement.add(x, y)
+        loss, figures = measurement.figures()
+        self.history.note_evaluation(self.step_number, loss, figures)
         return loss
 
     # ---- the end ---------------------------------------------------------------------------------

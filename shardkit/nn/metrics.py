@@ -14,6 +14,8 @@ from abc import ABC, abstractmethod
 
 import numpy
 
+from ..errors import ConfigurationError
+
 # Pieces are below 2^20 units, so 2^33 of them fit into the 53 bits of a float64.
 _LANE_BITS = 20
 _HIGHEST = 280  # of the unit of the first lane, as a power of two
@@ -60,6 +62,24 @@ class Metric(ABC):
     @abstractmethod
     def value(self, sums) -> float:
         """Return the figure of the rows whose sums were added up; NaN if it is not defined."""
+
+
+def metrics_of(module) -> dict[str, Metric]:
+    """Return what a module says that it is judged by beside its loss: its attribute `metrics`.
+
+    {} if that is something of the module's own. Errors: ConfigurationError if only some of its
+    values are metrics.
+    """
+    metrics = module.metrics
+    if not isinstance(metrics, dict):
+        return {}
+    are_metrics = [isinstance(metric, Metric) for metric in metrics.values()]
+    if any(are_metrics) and not all(are_metrics):
+        raise ConfigurationError(
+            f"{type(module).__name__}.metrics has values that are no Metric; wanted a dict "
+            "of Metric by name"
+        )
+    return metrics if all(are_metrics) else {}
 
 
 # ---- regression ----------------------------------------------------------------------------------

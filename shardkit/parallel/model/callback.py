@@ -4,9 +4,9 @@
         def after_validation(self, step, values):
             print(step, values["validation_loss"])
 
-    sk.Training(..., callbacks=[Print()])
+    sk.Training(..., callbacks=[Print()])         # or optimizer.optimize(..., callbacks=[Print()])
 
-The lines and the curve of a run are callbacks themselves (progress.py).
+The lines and the curve of a run are callbacks themselves (train/progress.py).
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,9 @@ class Callback:
     on_all_ranks = False
 
     def at_start(self, run) -> None:
-        """Before the first step; run.model, run.task, run.settings, run.folder are there."""
+        """Before the first step. run.model and run.folder are there; in a training also run.task
+        and run.settings.
+        """
 
     def after_step(self, step: int, loss: float) -> None:
         """After each step; the loss is the mean of its global batch before the step, or NaN."""
@@ -49,7 +51,7 @@ class Callbacks(Callback):
 
     on_all_ranks = True
 
-    def __init__(self, callbacks: Iterable[Callback], *, is_first: bool):
+    def __init__(self, callbacks: Iterable[Callback], is_first: bool):
         self._own = [each for each in callbacks if is_first or each.on_all_ranks]
 
     def at_start(self, run):

@@ -1,0 +1,68 @@
+"""Signals that ask a run to stop, as a flag that is checked between steps."""
+
+import os
+import signal
+
+from ...environment import launcher
+from .program import INTERRUPTED_CODE
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+_FIRST_INTERRUPT = (
+    b"\nshardkit: Ctrl-C: the run ends after this step, with a checkpoint; "
+    b"once more ends it at once, without\n"
+)
+_SECOND_INTERRUPT = b"""
+shardkit: ended by Ctrl-C; the checkpoints that were written before are whole
+"""
+
+
+class StopSignals:
+    """SIGTERM, SIGUSR1, SIGUSR2 and SIGINT (Ctrl-C) as a flag that is checked between steps.
+
+    More of them change nothing, but for a second SIGINT, which ends the process at once, with exit
+    code 130.
+    """
+
+    def __init__(self):
+        self.name: str | None = None  # of the first that came
+        self._is_interrupted = False
+        self._before: dict[int, object] = {}  # the handlers that were there
+        self._speaks = launcher().rank == 0  # Ctrl-C reaches all ranks, and one of them answers
+
+    def listen(self) -> "StopSignals":
+        """Catch the signals from now on, so that none interrupts a save. In the main thread."""
+        self._before = {n: signal.getsignal(n) for n in (*_SIGNALS, signal.SIGINT)}
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        if self._before[signal.SIGINT] != signal.SIG_IGN:  # as shells have it in the background
+            signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def leave(self) -> None:
+        """Give the signals back to whoever handled them before listen()."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def ignore(self) -> None:
+        """Ignore the signals: nothing may change the exit code any more.
+
+        Python itself would restore the default, which ends the process.
+        """
+        for number in (*_SIGNALS, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    def _note(self, number, frame):
+        self.name = self.name or signal.Signals(number).name
+
+    def _interrupt(self, number, frame):
+        if self._speaks:
+            os.write(2, _SECOND_INTERRUPT if self._is_interrupted else _FIRST_INTERRUPT)
+        if self._is_interrupted:
+            os._exit(INTERRUPTED_CODE)
+        self._is_interrupted = True
+        self._note(number, frame)
+
+    def is_raised(self) -> bool:
+        """Return True once a signal has come."""
+        return self.name is not None

@@ -1,0 +1,254 @@
+"""optimize() in a folder: it goes on after an end, on another mesh, to the same bits; what it
+reports; metrics of models.
+"""
+
+import os
+import signal
+
+import numpy
+import pytest
+from builders import sha256
+
+import shardkit as sk
+from shardkit.errors import CheckpointError, StopVoted
+
+RNG = numpy.random.default_rng(3)
+X, Y = RNG.normal(size=(24, 5)), RNG.normal(size=(24, 2))
+X_HELD, Y_HELD = RNG.normal(size=(7, 5)), RNG.normal(size=(7, 2))
+
+
+def data(**changes):
+    given = {"epochs": 4, "batch_size": 8, "x_validation": X_HELD, "y_validation": Y_HELD}
+    return sk.OptimizationInputData(X, Y, **{**given, **changes})
+
+
+def optimizer_of(backend, *, auto=True):
+    config = sk.ShardingConfiguration(
+        backend, minimum_parameter_group_size=1, auto_synchronize_gradients=auto
+    )
+    model = sk.models.MLP([5, 9, 2], dtype="float64", seed=4)
+    return sk.FSDPOptimizer(sk.AdamW(lr=0.03), config, model=model)
+
+
+def optimized(num_ranks, *, stop_after=None, given=None, auto=True, **arguments):
+    """(fitness history, best score, hash of the best parameters, steps) of each rank; "stopped"
+    where rank 0 asked to stop after so many steps of this call.
+    """
+
+    def run(backend):
+        optimizer = optimizer_of(backend, auto=auto)
+        asked = []
+
+        def stop():
+            asked.append(1)
+            return backend.rank == 0 and stop_after is not None and len(asked) > stop_after
+
+        try:
+            result = optimizer.optimize(given or data(), stop=stop, **arguments)
+        except SystemExit as end:
+            assert end.code == 75
+            return "stopped"
+        parameters = optimizer.model.gather_full_parameters()
+        score = result.best_fitness_score
+        return result.fitness_history, score, sha256(parameters), result.iterations
+
+    return sk.run_ranks(num_ranks, run)
+
+
+@pytest.mark.parametrize("auto", [True, False])
+def test_a_stopped_run_goes_on_to_the_bits_of_an_uninterrupted_one(tmp_path, auto):
+    (whole,) = set(optimized(2, auto=auto))
+    for stop_after in (4, 2, 3):  # in epoch 1, at epoch 2, before the last
+        assert set(optimized(2, stop_after=stop_after, auto=auto, folder=tmp_path)) == {"stopped"}
+    assert set(optimized(2, auto=auto, folder=tmp_path)) == {whole}
+    # a run that is done is read, not trained again
+    assert set(optimized(2, stop_after=0, auto=auto, folder=tmp_path)) == {whole}
+
+
+def test_a_stopped_run_goes_on_on_other_meshes(tmp_path):
+    (whole,) = set(optimized(2))
+    for ranks, stop_after in ((2, 4), (1, 2), (4, 3)):
+        assert set(optimized(ranks, stop_after=stop_after, folder=tmp_path)) == {"stopped"}
+    ((history, score, parameters, steps),) = set(optimized(1, folder=tmp_path))
+    assert (parameters, steps) == whole[2:]
+    # the mean over the validation set rounds as its parts are cut
+    numpy.testing.assert_allclose([*history, score], [*whole[0], whole[1]], rtol=1e-13)
+
+
+def test_more_epochs_can_be_added(tmp_path):
+    (whole,) = set(optimized(1, given=data(epochs=6)))
+    optimized(1, given=data(epochs=3), folder=tmp_path)
+    assert set(optimized(1, given=data(epochs=6), folder=tmp_path)) == {whole}
+
+
+def test_without_a_folder_a_stop_is_an_error_on_all_ranks():
+    def run(backend):
+        with pytest.raises(StopVoted):
+            optimizer_of(backend).optimize(data(), stop=lambda: backend.rank == 1)
+
+    sk.run_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    "changes, name",
+    [
+        ({"batch_size": 12}, "batch_size"),
+        ({"shuffle_seed": 1}, "shuffle_seed"),
+        ({"x_validation": X_HELD + 1}, "validation set"),
+    ],
+)
+def test_other_data_is_refused_on_all_ranks_and_the_model_stays(tmp_path, changes, name):
+    optimized(1, folder=tmp_path, given=data(epochs=1))
+
+    def run(backend):
+        optimizer = optimizer_of(backend)
+        before = optimizer.model.gather_full_parameters()
+        with pytest.raises(CheckpointError, match=name):
+            optimizer.optimize(data(**changes), folder=tmp_path)
+        numpy.testing.assert_array_equal(optimizer.model.gather_full_parameters(), before)
+
+    sk.run_ranks(2, run)
+
+
+def test_checkpoints_of_something_else_are_refused(tmp_path):
+    def run(backend):
+        optimizer = optimizer_of(backend)
+        optimizer.model.save_model(tmp_path / "checkpoints")
+        with pytest.raises(CheckpointError, match="no optimize"):
+            optimizer.optimize(data(), folder=tmp_path)
+
+    sk.run_ranks(2, run)
+
+
+class Notes(sk.Callback):
+    """What was called, on each rank that calls it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def at_start(self, run):
+        self.seen.append(("start", run.model.step_number, run.folder))
+
+    def after_step(self, step, loss):
+        self.seen.append(("step", step, loss > 0))
+
+    def after_validation(self, step, values):
+        self.seen.append(("validation", step, sorted(values)))
+
+    def after_checkpoint(self, step, folder):
+        self.seen.append(("checkpoint", step, folder.rsplit("/", 1)[-1]))
+
+    def at_end(self, result):
+        self.seen.append(("end", result.iterations))
+
+
+def test_callbacks_hear_of_steps_validations_and_checkpoints(tmp_path):
+    def run(backend):
+        notes = Notes()
+        optimizer_of(backend).optimize(data(epochs=1), folder=tmp_path, callbacks=[notes])
+        return notes.seen
+
+    first, second = sk.run_ranks(2, run)
+    assert second == []  # rank 0 alone calls it
+    assert first == [
+        ("start", 0, tmp_path),
+        *(("step", step, True) for step in (1, 2, 3)),
+        ("validation", 3, ["fitness", "train_loss", "validation_loss"]),
+        ("checkpoint", 3, "step-00000003"),
+        ("end", 3),
+    ]
+
+
+def test_results_and_metadata_have_the_metrics_of_the_model():
+    def run(backend):
+        optimizer = optimizer_of(backend)
+        result = optimizer.optimize(data(epochs=1, x_test=X[:5], y_test=Y[:5]))
+        model = result.best_solution
+        part = sk.split_batch(model.mesh, X, Y)
+        loss = model.evaluate(*part)
+        evaluation = model.get_model_metadata()["evaluation"]
+        model.get_feature_importance(*part)
+        assert model.get_model_metadata()["evaluation"] == evaluation
+        assert evaluation["loss"] == loss and evaluation["step"] == 3
+        sets = result.training_result, result.validation_result, result.test_result
+        return evaluation["metrics"], [each.metrics for each in sets], model.predict(X)
+
+    results = sk.run_ranks(2, run)
+    for metrics, of_sets, prediction in results:
+        error = prediction - Y
+        expected = {
+            "rmse": (error**2).mean() ** 0.5,
+            "mae": abs(error).mean(),
+            "r2": 1 - ((error**2).sum(0) / ((Y - Y.mean(0)) ** 2).sum(0)).mean(),
+        }
+        assert metrics == pytest.approx(expected, rel=1e-12)
+        assert of_sets[0] == metrics and all(
+            figures.keys() == expected.keys() for figures in of_sets
+        )
+    assert str(results[0][:2]) == str(results[1][:2])
+
+
+def test_a_classifier_reports_accuracy_and_f1_and_other_metrics_can_be_asked_for():
+    y = (X[:, 0] > 0).astype(int) + (X[:, 1] > 1)
+
+    class Largest(sk.Metric):
+        def sums(self, prediction, y):
+            return numpy.array([float(len(y))])
+
+        def value(self, sums):
+            return sums[0]
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend)
+        model = sk.DDPModel(
+            sk.models.MLP([5, 6, 3], task="classification", dtype="float64"), config
+        )
+        part = sk.split_batch(model.mesh, X, y)
+        model.evaluate(*part)
+        own = model.get_model_metadata()["evaluation"]["metrics"]
+        model.evaluate(*part, metrics={"rows": Largest()})
+        asked = model.get_model_metadata()["evaluation"]["metrics"]
+        return own, asked, model.predict(X)
+
+    for own, asked, prediction in sk.run_ranks(3, run):
+        assert own["accuracy"] == (prediction.argmax(1) == y).mean() and 0 <= own["macro_f1"] <= 1
+        assert asked == {"rows": 24.0}
+
+
+@pytest.mark.parametrize("first", ["copy", "original"])
+def test_whoever_closes_first_leaves_the_mesh_to_the_others(first):
+    def run(backend):
+        config = sk.ShardingConfiguration(backend)
+        model = sk.HybridShardedModel(
+            sk.models.MLP([5, 8, 2], dtype="float64"), config, tensor_parallel_size=2
+        )
+        part = sk.split_batch(model.mesh, X, Y)
+        model.train(*part)
+        others = [model.deep_copy(), model.with_parameters(model.gather_full_parameters())]
+        closed, open_ones = (others, [model]) if first == "copy" else ([model], others)
+        for each in closed:
+            each.close()
+        return [each.train(*part) for each in open_ones for _ in range(2)]
+
+    assert len(set(map(str, sk.run_ranks(4, run)))) == 1
+
+
+class Kill(sk.Callback):
+    """A signal to this process after a step."""
+
+    def after_step(self, step, loss):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def test_a_signal_saves_and_leaves_with_75(tmp_path):
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    backend = sk.InMemoryCommunicationBackend(0, 1, "killed")  # ranks as threads get no signals
+    try:
+        with pytest.raises(SystemExit) as end:
+            optimizer_of(backend).optimize(data(), folder=tmp_path, callbacks=[Kill()])
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert end.value.code == 75 and (tmp_path / "checkpoints" / "step-00000002").is_dir()
