@@ -11,6 +11,7 @@ import numpy
 
 import shardkit.array.kernels  # noqa: F401  fills the registry
 from shardkit.array.registry import KERNELS
+from shardkit.data.cipher import tables
 
 
 def implementations(slot: str) -> SimpleNamespace:
@@ -86,6 +87,12 @@ def cross_entropy_backward(n, s):
     return 0.7, x, t, reference.cross_entropy(x, t)[1], targets(s[0], 5) > 1
 
 
+def shuffle(n, s):
+    """Size, first and count; three slots."""
+    (rounds,) = tables([s[0]], numpy.array([2**63 + 5], numpy.uint64))
+    return rounds, *s, numpy.array([s[0] // 3, s[0] // 2, s[0]]), numpy.array([7, -3, 0])
+
+
 ADAM = {
     "step": 3,
     "lr": 0.01,
@@ -148,6 +155,7 @@ TABLE = {
         ),
         Line(VECTORS, lambda n, s: (n(s), n(s)), {"lr": 0.1}),
     ],
+    "shuffled": [Line([(1, 1, 0), (5, 0, 5), (600, 3, 590), (4099, 0, 4099)], shuffle)],
     "sigmoid": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "silu": [Line(ANY, lambda n, s: (n(s),), in_place=(0,))],
     "silu_backward": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
@@ -180,9 +188,11 @@ EXACT = {
     "momentum",
     "rotary_tables",
     "sgd",
+    "shuffled",
     "to_half",
     "tree_sum",
 }
+HOST_ONLY = {"rotary_tables", "shuffled"}  # in NumPy: not on GPUs
 IN_PLACE_RULES = {"adam", "momentum", "sgd"}
 CASES = [
     (name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes

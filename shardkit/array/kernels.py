@@ -18,6 +18,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     half,
     normalization,
     rules,
+    shuffle,
     vocabulary,
 )
 from .registry import KERNELS

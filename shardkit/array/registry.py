@@ -40,13 +40,13 @@ class Kernel:
     dispatch    what callers call; it looks at the first argument, or at what `deciding` finds
     """
 
-    def __init__(self, reference, deciding, kinds: str, rounded, after_adding):
+    def __init__(self, reference, deciding, kinds: str, rounded, after_adding, is_on_host):
         self.name = reference.__name__
         self.reference = reference
         self.rounded = rounded
         self.after_adding = after_adding
         self.cpu = self._first_on_cpu
-        self.cuda = None
+        self.cuda = reference if is_on_host else None
         self.half: Callable | None = None
         self.implementations = {"cpu": reference, "cuda": reference}  # as far as they are imported
         self.cuda_dtypes: tuple[str, ...] = ()
@@ -90,11 +90,14 @@ def _dispatcher(entry: Kernel, deciding, kinds):
     return kernel
 
 
-def kernel(*, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=None):
+def kernel(
+    *, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=None, is_on_host=False
+):
     """Enter a definition into the registry; the function itself stays as it is.
 
     deciding      arguments -> the array whose kind and dtype decide which implementation computes
-    kinds         dtypes that the loops compute: f float32, d float64, e float16, E bfloat16
+    kinds         dtypes that the loops compute: f float32, d float64, e float16, E bfloat16,
+                  I uint32
     rounded       which results are rounded to half floats where the arguments are half floats that
                   are computed in float32; None: this kernel takes half floats itself, or none
     after_adding  the kernel that follows the addition of the first two arguments, where the sum is
@@ -103,7 +106,7 @@ def kernel(*, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=Non
 
     def enter(reference):
         entry = KERNELS[reference.__name__] = Kernel(
-            reference, deciding, kinds, rounded, after_adding
+            reference, deciding, kinds, rounded, after_adding, is_on_host
         )
         reference.dispatch = entry.dispatch
         return reference

@@ -3,20 +3,26 @@
     address of row number r  =  places[r // rows_per_place] + r % rows_per_place * row_bytes
 
 One place is a plain array (.npy, a contiguous HDF5 dataset); several are the chunks of an HDF5
-dataset that is not compressed. A batch is one gather of rows by address: there is no sorting, no
-library lock, and no copy but the batch.
+dataset that is not compressed. There is no sorting and no library lock:
+
+    one place         rows are taken from the map
+    several places    whole runs are read into a buffer, rows taken from there (kept_runs.py)
+    where that fails  rows are gathered from the map by address
 
 Pages of a map count as memory of the process once they are touched, so they are given back when 32
 MiB have come together; they stay in the cache of the system.
 """
 
 import mmap
+import os
+import weakref
 from math import prod
 from pathlib import Path
 
 import numpy
 
 from ..errors import ConfigurationError
+from .kept_runs import KeptRuns
 
 _MOST_MAPPED_BYTES = 1 << 25  # of files in memory, before pages are given back
 MISSING = -1  # the place of a chunk that was never written
@@ -26,21 +32,41 @@ class FileMap:
     """A file mapped into memory, read only; shared by the fields that lie in it."""
 
     def __init__(self, path: Path):
-        with open(path, "rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self._map = mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
         self.path, self.size = path, len(self._map)
         self._mapped_bytes = _mapped_bytes()  # of all files, after the last release
 
-    def rows(self, addresses, row_bytes: int) -> numpy.ndarray:
-        """Return the bytes at these addresses as an array [n] of void elements of this size."""
+    def gather(self, addresses, row_bytes: int) -> numpy.ndarray:
+        """Return the bytes at these addresses: [n, row_bytes] uint8."""
         window = numpy.ndarray(
             (self.size - row_bytes + 1,), f"V{row_bytes}", self._map, strides=(1,)
         )
         found = window[addresses]
+        self._give_back()
+        return found.view(numpy.uint8).reshape(len(addresses), row_bytes)
+
+    def take(self, numbers, start: int, num_rows: int, row_bytes: int) -> numpy.ndarray:
+        """Return these of the rows that lie one after the other from byte `start` on."""
+        rows = numpy.ndarray((num_rows, row_bytes), numpy.uint8, self._map, start)
+        found = rows.take(numbers, axis=0)
+        self._give_back()
+        return found
+
+    def read_into(self, buffer, start: int) -> None:
+        """Fill a buffer with the bytes from `start` on. Errors: OSError, also if there are less."""
+        content = memoryview(buffer).cast("B")
+        while content:
+            count = os.preadv(self._file, [content], start)
+            if not count:
+                raise OSError(f"{self.path} has become shorter while it was read")
+            content, start = content[count:], start + count
+
+    def _give_back(self) -> None:
         if _mapped_bytes() - self._mapped_bytes > _MOST_MAPPED_BYTES:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._mapped_bytes = _mapped_bytes()
-        return found
 
     def bytes(self, start: int, stop: int) -> bytes:
         """Return the bytes [start, stop) of the file."""
@@ -71,7 +97,8 @@ class MappedRows:
         self._places = numpy.asarray(places, numpy.int64)
         self._rows_per_place = max(rows_per_place, 1)
         self._row_bytes = self._dtype.itemsize * prod(self._row_shape)
-        self._fill = fill
+        self._fill = numpy.array(fill, self._dtype)
+        self._num_rows = shape[0]
         last_rows = shape[0] - (len(self._places) - 1) * self._rows_per_place
         sizes = numpy.full(len(self._places), self._rows_per_place * self._row_bytes)
         sizes[-1:] = last_rows * self._row_bytes
@@ -80,20 +107,47 @@ class MappedRows:
                 f"{file.path} ends before its {shape[0]} rows: it has {file.size} bytes; make the "
                 "file again"
             )
+        self._kept = None
+        if KeptRuns.fits(len(self._places), self._rows_per_place * self._row_bytes):
+            self._kept = KeptRuns(
+                self._read_run, len(self._places), self._rows_per_place, self._row_bytes
+            )
 
     def read(self, numbers, start: int, stop: int) -> numpy.ndarray:
         """Return the elements [start, stop) of each of these rows: [n, stop - start]."""
-        dtype = self._dtype
+        begin, end = start * self._dtype.itemsize, stop * self._dtype.itemsize
+        found = self._whole_rows(numbers) if 2 * (end - begin) >= self._row_bytes else None
+        if found is None:
+            found = self._gathered(numbers, begin, end)
+        elif end - begin < self._row_bytes:
+            found = numpy.ascontiguousarray(found[:, begin:end])
+        values = found.view(self._dtype) if begin < end else numpy.empty((len(numbers), 0))
+        return values.astype(self._dtype.newbyteorder("="), copy=False)
+
+    def _whole_rows(self, numbers):
+        """Return these rows as bytes; None if they must be gathered by address."""
+        if len(self._places) == 1 and self._places[0] != MISSING:
+            return self._file.take(numbers, self._places[0], self._num_rows, self._row_bytes)
+        return self._kept and self._kept.take(numbers)
+
+    def _read_run(self, run: int, rows) -> None:
+        """Fill rows [rows_per_place, row_bytes] uint8 with a run; what is behind the last stays."""
+        if self._places[run] == MISSING:
+            rows.view(self._dtype)[...] = self._fill
+        else:
+            there = rows[: self._num_rows - run * self._rows_per_place]
+            self._file.read_into(there, self._places[run])
+
+    def _gathered(self, numbers, begin: int, end: int):
+        """Return the bytes [begin, end) of these rows."""
         places = self._places[numbers // self._rows_per_place]
-        within = numbers % self._rows_per_place * self._row_bytes + start * dtype.itemsize
+        within = numbers % self._rows_per_place * self._row_bytes + begin
         is_there = places != MISSING
-        found = self._file.rows(
-            numpy.where(is_there, places + within, 0), (stop - start) * dtype.itemsize
-        )
-        values = found.view(dtype).reshape(len(numbers), stop - start)
+        addresses = numpy.where(is_there, places + within, 0)
+        found = self._file.gather(addresses, end - begin)
         if not is_there.all():
-            values[~is_there] = self._fill
-        return values.astype(dtype.newbyteorder("="), copy=False)
+            found.view(self._dtype)[~is_there] = self._fill
+        return found
 
     def read_shaped(self, numbers, part) -> numpy.ndarray:
         """Return these rows of a part of this array: see Table.read."""

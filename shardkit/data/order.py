@@ -5,29 +5,21 @@
     number     3 0 4 1 2 | 1 4 2 0 3 |             a permutation of 0 ... N - 1 in each epoch
 
 The number at a position is a function of (seed, purpose, position), so no mesh changes it, a run
-goes on anywhere, and 10^10 samples cost as much as ten.
+goes on anywhere, and 10^10 samples cost as much as ten. The permutation is a cipher (cipher.py).
 
-A permutation of range(size) is a cipher on it. A position is written as left + a * right with
-a * b >= size, and rounds add to each half, modulo its size, a hash of the other half; a result that
-is no number below `size` is enciphered again until it is one (cycle walking). All arithmetic is on
-whole arrays of 64-bit integers.
-Sources: Black, Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002; the hash: Steele,
-Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
+    ByPosition   the definition: whole arrays of positions, each with the key of its window
+    ByWindow     the same numbers from tables (windows.py), where windows have many rows
 """
-
-import math
 
 import numpy
 
 from ..arguments import is_integer
 from ..array.random import key_of
 from ..errors import ConfigurationError
+from .cipher import decipher, encipher, groups, subkeys
+from .windows import WINDOW_RUNS, ByWindow, Runs, Single
 
-_NUM_ROUNDS = 8
-_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio
-_WINDOW_RUNS = 4  # runs whose samples are mixed
 _AHEAD = 1024  # numbers found at once, in little more time than a few
-_WORTH_A_CALL = 64  # numbers
 
 
 class EpochOrder:
@@ -48,7 +40,33 @@ class EpochOrder:
         _check_size("run_length", run_length)
         self.num_samples = num_samples
         self.run_length = min(run_length, num_samples)
-        self._key = numpy.array([key_of(seed, "order", purpose)], numpy.uint64)
+        key = numpy.array([key_of(seed, "order", purpose)], numpy.uint64)
+        width = num_samples if self.run_length == 1 else WINDOW_RUNS * self.run_length
+        if ByWindow.fits(width):
+            self._found = ByWindow(num_samples, self._epochs(key), width)
+        else:
+            self._found = ByPosition(num_samples, self.run_length, key)
+
+    def _epochs(self, key):
+        """Return (number of an epoch) -> its windows."""
+        if self.run_length == 1:
+            return lambda number: Single(self.num_samples, subkeys(key, number))
+        return lambda number: Runs(self.num_samples, self.run_length, subkeys(key, number))
+
+    def numbers(self, first: int, count: int) -> numpy.ndarray:
+        """Return the sample numbers at positions [first, first + count): [count] int64."""
+        return self._found.numbers(first, count)
+
+
+class ByPosition:
+    """The numbers at positions, by arithmetic on whole arrays of positions.
+
+    The last numbers that were found are kept: a few cost nearly as much as a thousand.
+    """
+
+    def __init__(self, num_samples: int, run_length: int, key):
+        self.num_samples, self.run_length = num_samples, run_length
+        self._key = key
         self._known = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 
     def numbers(self, first: int, count: int) -> numpy.ndarray:
@@ -62,7 +80,7 @@ class EpochOrder:
     def _found(self, first: int, count: int) -> numpy.ndarray:
         positions = numpy.arange(first, first + count, dtype=numpy.uint64)
         epochs, positions = numpy.divmod(positions, numpy.uint64(self.num_samples))
-        keys = _subkeys(self._key, epochs)
+        keys = subkeys(self._key, epochs)
         if self.run_length == 1:
             numbers = encipher(positions, self.num_samples, keys)
         else:
@@ -78,134 +96,31 @@ class EpochOrder:
         length = self.run_length
         num_runs = -(-self.num_samples // length)
         hole = numpy.uint64(num_runs * length - self.num_samples)
-        width = _WINDOW_RUNS * length
-        run_keys = _subkeys(keys, 0)
-        begins, epoch = _groups(run_keys)
+        width = WINDOW_RUNS * length
+        run_keys = subkeys(keys, 0)
+        begins, epoch = groups(run_keys)
         last_run = numpy.full(len(begins), num_runs - 1, numpy.uint64)
         short = decipher(last_run, num_runs, run_keys[begins])[epoch]  # its place
-        short_window = short // _WINDOW_RUNS
+        short_window = short // WINDOW_RUNS
 
         is_behind = positions + hole >= (short_window + 1) * width
         window = (positions + hole * is_behind) // width
         start = window * width - hole * is_behind
         stop = (window + 1) * width - hole * (window >= short_window)
         size = numpy.minimum(stop, self.num_samples) - start
-        row = encipher(positions - start, size, _subkeys(keys, window + 1))
+        row = encipher(positions - start, size, subkeys(keys, window + 1))
 
         place = window * width + row  # with the hole
         place += hole * ((window == short_window) & (place >= (short + 1) * length - hole))
-        begins, group = _groups(run_keys, window)
-        slots = window[begins, None] * _WINDOW_RUNS + numpy.arange(_WINDOW_RUNS, dtype=numpy.uint64)
-        slot_keys = numpy.repeat(run_keys[begins], _WINDOW_RUNS)
+        begins, group = groups(run_keys, window)
+        slots = window[begins, None] * WINDOW_RUNS + numpy.arange(WINDOW_RUNS, dtype=numpy.uint64)
+        slot_keys = numpy.repeat(run_keys[begins], WINDOW_RUNS)
         runs = encipher(numpy.minimum(slots, num_runs - 1).ravel(), num_runs, slot_keys)
         slot, within = numpy.divmod(place - window * width, numpy.uint64(length))
-        run = runs.reshape(-1, _WINDOW_RUNS)[group, slot]
+        run = runs.reshape(-1, WINDOW_RUNS)[group, slot]
         return run * length + within
-
-
-def _groups(*arrays):
-    """Return (where each run of equal neighbors begins, number of its run for each element)."""
-    is_first = numpy.zeros(len(arrays[0]), bool)
-    is_first[:1] = True
-    for array in arrays:
-        is_first[1:] |= array[1:] != array[:-1]
-    return numpy.flatnonzero(is_first), numpy.cumsum(is_first) - 1
 
 
 def _check_size(name: str, value):
     if not is_integer(value) or not 1 <= value <= 1 << 62:
         raise ConfigurationError(f"{name} = {value!r}; wanted an integer in [1, 2^62]")
-
-
-# ---- the cipher, on arrays of uint64 -------------------------------------------------------------
-
-
-def encipher(numbers, sizes, keys) -> numpy.ndarray:
-    """Return the permuted numbers, [n] uint64.
-
-    numbers [n] uint64, each below its size; sizes [n] or one integer; keys [n] or [1] uint64
-    """
-    return _walk(numbers, sizes, keys, _enciphered)
-
-
-def decipher(numbers, sizes, keys) -> numpy.ndarray:
-    """Return the numbers that encipher() permutes to these."""
-    return _walk(numbers, sizes, keys, _deciphered)
-
-
-def _mixed(bits):
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
-    return bits ^ (bits >> 31)
-
-
-def _subkeys(keys, number):
-    """Return keys that the key and the number decide, of one or of all."""
-    return _mixed(_mixed(keys) + (number + 1) * numpy.array([_GOLDEN], numpy.uint64))
-
-
-def _walk(numbers, sizes, keys, cipher):
-    """Apply the cipher until each result is below its size.
-
-    numbers [n]; sizes [n] or one integer; keys [n] or [1]
-    """
-    sizes, keys = (numpy.broadcast_to(a, numbers.shape) for a in (sizes, keys))
-    begins, _ = _groups(sizes, keys)
-    if 0 < len(begins) * _WORTH_A_CALL <= len(numbers):
-        ends = [*begins[1:], len(numbers)]
-        return numpy.concatenate(
-            [
-                _walk_alike(numbers[begin:end], sizes[begin:][:1], keys[begin:][:1], cipher)
-                for begin, end in zip(begins, ends)
-            ]
-        )
-    left_sizes, right_sizes = _halves(sizes)
-    found = cipher(numbers, left_sizes, right_sizes, keys)
-    (out,) = numpy.nonzero(found >= sizes)
-    while len(out):
-        found[out] = cipher(found[out], left_sizes[out], right_sizes[out], keys[out])
-        out = out[found[out] >= sizes[out]]
-    return found
-
-
-def _walk_alike(numbers, size, key, cipher):
-    """Do the same for numbers of one size [1] and one key [1]: less arithmetic for each."""
-    left, right = _halves(size)
-    found = cipher(numbers, left, right, key)
-    (out,) = numpy.nonzero(found >= size)
-    while len(out):
-        found[out] = cipher(found[out], left, right, key)
-        out = out[found[out] >= size]
-    return found
-
-
-def _halves(sizes):
-    """Return a, b with a * b >= size > a * b - a for each size."""
-    different, which = numpy.unique(sizes, return_inverse=True)
-    left = [1 + math.isqrt(int(size) - 1) for size in different]
-    right = [-(-int(size) // a) for size, a in zip(different, left)]
-    return (numpy.array(half, numpy.uint64)[which] for half in (left, right))
-
-
-def _rounds(keys):
-    return [(number % 2, _subkeys(keys, number)) for number in range(_NUM_ROUNDS)]
-
-
-def _enciphered(numbers, left_sizes, right_sizes, keys):
-    right, left = numpy.divmod(numbers, left_sizes)
-    for is_right, key in _rounds(keys):
-        if is_right:
-            right = (right + _mixed(left + key) % right_sizes) % right_sizes
-        else:
-            left = (left + _mixed(right + key) % left_sizes) % left_sizes
-    return left + right * left_sizes
-
-
-def _deciphered(numbers, left_sizes, right_sizes, keys):
-    right, left = numpy.divmod(numbers, left_sizes)
-    for is_right, key in reversed(_rounds(keys)):
-        if is_right:
-            right = (right + right_sizes - _mixed(left + key) % right_sizes) % right_sizes
-        else:
-            left = (left + left_sizes - _mixed(right + key) % left_sizes) % left_sizes
-    return left + right * left_sizes

@@ -190,6 +190,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "momentum",
         "rotary_tables",
         "sgd",
+        "shuffled",
         "to_half",
         "tree_sum",
     }

@@ -2,11 +2,14 @@
 
 import tracemalloc
 from collections import Counter
+from hashlib import sha256
 
 import numpy
 import pytest
 
-from shardkit.data.order import EpochOrder, decipher, encipher
+from shardkit.array.random import key_of
+from shardkit.data.cipher import decipher, encipher
+from shardkit.data.order import ByPosition, EpochOrder
 from shardkit.errors import ConfigurationError
 
 SIZES = [*range(1, 40), 101, 1000, 4099]
@@ -79,3 +82,42 @@ def test_many_samples_cost_no_more_than_few(run_length):
 def test_no_samples_are_refused():
     with pytest.raises(ConfigurationError, match="number of samples = 0; wanted"):
         EpochOrder(0, 0, "x")
+
+
+@pytest.mark.parametrize(
+    "num_samples, run_length",
+    [
+        (512, 1),
+        (1000, 1),
+        (4099, 1),
+        (2048, 128),
+        (2049, 128),
+        (5000, 300),
+        (130, 129),
+        (513, 513),
+        (8191, 512),
+        (10**12, 700),
+    ],
+)
+def test_tables_give_the_numbers_of_the_definition(num_samples, run_length):
+    fast = EpochOrder(num_samples, 5, "batch", run_length)
+    plain = ByPosition(num_samples, fast.run_length, key(5))
+    size = min(num_samples, 9000)
+    for first in (0, 3, size - 5, 2 * num_samples - 7, 7 * num_samples + 1):
+        wanted = plain.numbers(first, size)
+        assert numpy.array_equal(fast.numbers(first, size), wanted)
+        parts = [fast.numbers(first + i, min(37, size - i)) for i in range(0, size, 37)]
+        assert numpy.array_equal(numpy.concatenate(parts), wanted)
+
+
+def key(seed):
+    return numpy.array([key_of(seed, "order", "batch")], numpy.uint64)
+
+
+def test_the_order_is_the_one_that_stored_runs_go_on_with():
+    def digest(*order):
+        return sha256(EpochOrder(*order).numbers(10**6 - 3, 2000).tobytes()).hexdigest()[:12]
+
+    assert digest(10**6, 0, "batch") == "fd7605a23680"
+    assert digest(10**6 + 1, 1, "batch", 1000) == "1d2c46c069ad"
+    assert digest(99, 2, "validation", 3) == "fc88350328be"

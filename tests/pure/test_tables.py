@@ -1,9 +1,14 @@
 """Tables: rows of numbers in files of many kinds, read in place, in any order."""
 
+import os
+import tracemalloc
+
 import h5py
 import numpy
 import pytest
 
+from shardkit.data.order import EpochOrder
+from shardkit.data.stream import Stream
 from shardkit.data.tables import TableSamples, open_table
 from shardkit.errors import ConfigurationError
 
@@ -131,6 +136,48 @@ def test_columns_are_chosen_by_name_range_and_what_is_left(tmp_path):
     names, values = chosen([], ["group/y"])
     assert names == tuple(f"x[{column}]" for column in range(WIDTH))
     assert numpy.array_equal(values, x)
+
+
+def written_chunks(path, rows, length, width=8):
+    x = numpy.arange(rows * width, dtype="float32").reshape(rows, width)
+    write_hdf5(path, x, x[:, 0], chunks=(length, width))
+    return x, TableSamples(open_table(path), ["x"], ["group/y"], dtype=None)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7])
+def test_two_epochs_of_runs_are_right_however_few_rows_of_a_run_are_wanted(ranks, tmp_path):
+    """With seven ranks a rank wants too few rows of a run to read it whole."""
+    x, samples = written_chunks(tmp_path / "t.h5", 5003, 50)
+    order = EpochOrder(len(samples), 1, "batch", samples.run_length)
+    for first in range(0, 2 * 5003, 20 * ranks):
+        numbers = order.numbers(first, 20)
+        found, y = samples.read(numbers)
+        assert numpy.array_equal(found, x[numbers]) and numpy.array_equal(y[:, 0], found[:, 0])
+
+
+def test_an_epoch_in_memory_is_two_windows_and_two_batches(tmp_path):
+    written_chunks(tmp_path / "t.h5", 40_000, 256, 32)
+    EpochOrder(40_000, 0, "batch", 256).numbers(0, 1)  # the kernel is loaded
+    row_bytes, batch, window = 4 * 33, 1000, 4 * 256
+    tracemalloc.start()
+    samples = TableSamples(open_table(tmp_path / "t.h5"), ["x"], ["group/y"], dtype=None)
+    with Stream(samples, 0, "batch", global_batch=batch, first=0, count=batch) as stream:
+        for step in range(45):
+            stream.batch(step)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 1.5 * row_bytes * (2 * batch + 2 * window)
+
+
+def test_a_file_that_becomes_shorter_is_an_error_and_no_row_of_it_is_kept(tmp_path):
+    x, samples = written_chunks(tmp_path / "t.h5", 400, 50)
+    content = (tmp_path / "t.h5").read_bytes()
+    os.truncate(tmp_path / "t.h5", 3000)
+    for _ in range(2):
+        with pytest.raises(OSError, match="has become shorter while it was read"):
+            samples.read(numpy.arange(300, 400))
+    (tmp_path / "t.h5").write_bytes(content)
+    assert numpy.array_equal(samples.read(numpy.arange(300, 400))[0], x[300:])
 
 
 def test_chunks_that_were_never_written_read_as_the_fill_value(tmp_path):

@@ -1,0 +1,83 @@
+"""Runs of rows that are read whole, one read each, and kept while an order comes back to them.
+
+    file     | run 0 | run 1 | ...                    one read each, in the order of the file
+    buffer   | run 7 | run 2 | ... | eight runs       rows are taken from here, in any order
+
+An order mixes the rows of four runs (windows.py), so eight runs are two windows: the one that is
+read from and, at its end, the next. Where many ranks share each window, a rank wants few rows of a
+run, and where rows are wanted from everywhere there are too many runs: `take` declines both.
+"""
+
+import numpy
+
+from .windows import WINDOW_RUNS
+
+_NUM_KEPT = 2 * WINDOW_RUNS
+_MOST_RUN_BYTES = 1 << 20
+_WORTH_READING = 0.4  # of the rows that were read, those that were asked for
+
+
+class KeptRuns:
+    """The last runs of a file that were read.
+
+    read_run  (number of a run, array [length, row_bytes] uint8 to fill); errors: OSError
+    num_runs  all but the last of them `length` rows long
+    """
+
+    def __init__(self, read_run, num_runs: int, length: int, row_bytes: int):
+        self._read_run = read_run
+        self._length = length
+        self._rows = numpy.empty((_NUM_KEPT * length, row_bytes), numpy.uint8)
+        self._slot_of = numpy.full(num_runs, -1, numpy.int32)
+        self._is_wanted = numpy.zeros(num_runs, bool)
+        self._run_in = [-1] * _NUM_KEPT
+        self._num_asked = _NUM_KEPT * length  # rows; two windows are read on trust
+        self._num_read = 0
+
+    @staticmethod
+    def fits(num_runs: int, run_bytes: int) -> bool:
+        """Return True if runs of this size are worth keeping."""
+        return num_runs > 1 and 0 < run_bytes <= _MOST_RUN_BYTES
+
+    def take(self, numbers) -> numpy.ndarray | None:
+        """Return these rows as bytes [n, row_bytes]; None if reading whole runs would be waste.
+
+        Errors: OSError.
+        """
+        found = numpy.empty((len(numbers), self._rows.shape[1]), numpy.uint8)
+        most = WINDOW_RUNS * self._length  # of an order, these are in two windows
+        for start in range(0, len(numbers), most):
+            piece = numbers[start : start + most]
+            runs = piece // self._length
+            slots = self._slots(runs)
+            if slots is None:
+                return None
+            rows = piece + (slots - runs) * self._length
+            self._rows.take(rows, axis=0, out=found[start : start + len(piece)], mode="clip")
+            self._num_asked += len(piece)
+        return found
+
+    def _slots(self, runs):
+        """Return where these runs are kept, reading what is missing; None: it is not worth it."""
+        slots = self._slot_of[runs]
+        if slots.min() < 0:
+            self._is_wanted[runs] = True
+            wanted = numpy.flatnonzero(self._is_wanted).tolist()
+            self._is_wanted[runs] = False
+            if len(wanted) > _NUM_KEPT or self._num_asked < self._num_read * _WORTH_READING:
+                return None
+            self._read(wanted)
+            slots = self._slot_of[runs]
+        return slots
+
+    def _read(self, wanted: list[int]) -> None:
+        """Read the runs of these that are not kept, in place of runs that are none of these."""
+        free = [slot for slot, run in enumerate(self._run_in) if run not in wanted]
+        missing = [run for run in wanted if run not in self._run_in]
+        for run, slot in zip(missing, free):
+            if self._run_in[slot] >= 0:
+                self._slot_of[self._run_in[slot]] = -1
+            self._run_in[slot] = -1  # until it is read
+            self._read_run(run, self._rows[slot * self._length :][: self._length])
+            self._run_in[slot], self._slot_of[run] = run, slot
+            self._num_read += self._length
