@@ -5,6 +5,7 @@ It knows nothing of ranks.
 
 from . import init, models, operators, ops  # noqa: F401  operators: given to Tensor
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
+from .buffer import Buffer
 from .context import ForwardContext, current_context, forward_context
 from .features import InputFeatures, input_features
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
@@ -26,6 +27,7 @@ from .transformer import (
 
 __all__ = [
     "BinaryCrossEntropy",
+    "Buffer",
     "CrossEntropy",
     "Dropout",
     "Embedding",

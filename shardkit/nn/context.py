@@ -17,6 +17,8 @@ class ForwardContext:
     training      layers such as dropout are active
     first_sample  number, in the global batch, of row 0 of the input
     texts         the pass over texts that are being continued (texts.py); None: the input is whole
+    observer      function (buffer, Observation) that takes what buffers observe in training
+                  (buffer.py); None: buffers apply it at once
     """
 
     training: bool = False
@@ -24,6 +26,7 @@ class ForwardContext:
     step: int = 0
     first_sample: int = 0
     texts: Any = None
+    observer: Any = None
 
 
 _current = ContextVar("shardkit_forward_context", default=ForwardContext())

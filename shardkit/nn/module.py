@@ -1,4 +1,4 @@
-"""Modules: a model as a tree of named parameters.
+"""Modules: a model as a tree of named parameters and buffers.
 
     class TwoLayers(Module):
         def __init__(self):
@@ -19,19 +19,20 @@ import numpy
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
+from .buffer import Buffer
 from .context import ForwardContext, forward_context
 from .parameter import Parameter
 
-__all__ = ["Module", "ModuleList", "Parameter"]
+__all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
 
 
 class Module:
     """A part of a model: parameters and smaller modules, and a forward pass over them.
 
-    What is assigned to attributes (Parameter, Module, ModuleList) belongs to it, in the order of
-    assignment, under the attribute's name. A subclass writes __init__ and forward; nothing has to
-    be called or registered. Attributes may have any name but those of methods that a module itself
-    is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
+    What is assigned to attributes (Parameter, Buffer, Module, ModuleList) belongs to it, in the
+    order of assignment, under the attribute's name. A subclass writes __init__ and forward; nothing
+    has to be called or registered. Attributes may have any name but those of methods that a module
+    itself is asked for (TAKEN, below). `blocks`, `members`, `configuration`, `check_input` and
     `output_shape` are asked of the class, so that attributes of these names are free.
 
     The contract with the engine that shards a model: chaining `for _, block in blocks(): x =
@@ -45,7 +46,7 @@ class Module:
     path_in_model: str | None = None  # dotted; "" for the root; None before finish()
 
     def __setattr__(self, name, value):
-        if name in TAKEN and (isinstance(value, (Module, Parameter)) or not callable(value)):
+        if name in TAKEN and (isinstance(value, (Module, Tensor)) or not callable(value)):
             raise ConfigurationError(
                 f"{type(self).__name__}.{name} cannot be assigned a {type(value).__name__}: it "
                 f"would hide Module.{name}, which a module needs; give the attribute another name"
@@ -91,12 +92,12 @@ class Module:
 
     # The tree.
 
-    def members(self) -> "dict[str, Parameter | Module]":
+    def members(self) -> "dict[str, Parameter | Buffer | Module]":
         """Return what this module is made of, one level deep, in order."""
         return {
             name: value
             for name, value in vars(self).items()
-            if isinstance(value, (Parameter, Module))
+            if isinstance(value, (Parameter, Buffer, Module))
         }
 
     def named_modules(self) -> "dict[str, Module]":
@@ -110,6 +111,12 @@ class Module:
         """
         return {path: member for path, member in self._walk() if isinstance(member, Parameter)}
 
+    def named_buffers(self) -> dict[str, Buffer]:
+        """Return {dotted name: buffer} in canonical order, each once: values that are not trained,
+        but saved and copied with the model.
+        """
+        return {path: member for path, member in self._walk() if isinstance(member, Buffer)}
+
     def parameters(self) -> list[Parameter]:
         """Return the parameters in canonical order, each once."""
         return list(self.named_parameters().values())
@@ -120,7 +127,7 @@ class Module:
         return sum(parameter.size for parameter in self.parameters())
 
     def _walk(self, path="", seen=None):
-        """Yield (dotted path, module or parameter), parents first, each object once."""
+        """Yield (dotted path, module, parameter or buffer), parents first, each object once."""
         seen = set() if seen is None else seen
         if id(self) in seen:
             return
@@ -135,15 +142,17 @@ class Module:
                 yield below, member
 
     def finish(self, seed: int = 0) -> "Module":
-        """Tell every parameter its name and seed, and every module its path, and return the module.
+        """Tell every parameter and buffer its name and seed, and every module its path.
+
+        Returns the module.
 
         The outermost module that is finished gives the names; the first seed given stays: a GPT
         inside a larger model keeps its own. Repeating it changes nothing, nor does finishing a part
         of a finished model.
 
-        Errors: ConfigurationError if modules or parameters are in a plain list, tuple, dict or set
-        and nowhere else, or an attribute takes a gradient and is no Parameter: they would not be
-        trained.
+        Errors: ConfigurationError if modules, parameters or buffers are in a plain list, tuple,
+        dict or set and nowhere else, or an attribute takes a gradient and is no Parameter: they
+        would not be trained.
         """
         if self.path_in_model:
             return self
@@ -162,28 +171,32 @@ class Module:
     # Values.
 
     def state_dict(self) -> dict:
-        """Return {name: copy of the parameter as a NumPy array}, in canonical order."""
-        return {name: to_host(p.array).copy() for name, p in self.named_parameters().items()}
+        """Return {name: copy of the parameter or buffer as a NumPy array}, parameters first."""
+        return {name: to_host(p.array).copy() for name, p in self._kept().items()}
 
     def load_state_dict(self, state: dict, strict: bool = True):
-        """Copy these values into the parameters; nothing changes if anything is wrong.
+        """Copy these values into parameters and buffers; nothing changes if anything is wrong.
 
         strict  False: names that the other side lacks are left alone
         Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another
         shape.
         """
-        parameters = self.named_parameters()
+        kept = self._kept()
         if strict:
-            _check_names(type(self).__name__, parameters, state)
-        shared = [name for name in parameters if name in state]
+            _check_names(type(self).__name__, kept, state)
+        shared = [name for name in kept if name in state]
         for name in shared:
-            if numpy.shape(state[name]) != parameters[name].shape:
+            if numpy.shape(state[name]) != kept[name].shape:
+                what = "buffer" if isinstance(kept[name], Buffer) else "parameter"
                 raise ShapeError(
-                    f"parameter {name} has shape {parameters[name].shape}, but the state holds "
+                    f"{what} {name} has shape {kept[name].shape}, but the state holds "
                     f"{numpy.shape(state[name])}; is it of a model of other sizes?"
                 )
         for name in shared:
-            parameters[name].array = state[name]
+            kept[name].array = state[name]
+
+    def _kept(self) -> "dict[str, Parameter | Buffer]":
+        return {**self.named_parameters(), **self.named_buffers()}
 
     def predict(self, x):
         """Return the output for x as a NumPy array, without recording and without dropout."""
@@ -209,7 +222,7 @@ TAKEN = frozenset(_METHODS) - {
 }
 
 
-def members_of(module: Module) -> "dict[str, Parameter | Module]":
+def members_of(module: Module) -> "dict[str, Parameter | Buffer | Module]":
     """Return what the class says the module is made of, whatever its attribute `members` is."""
     return type(module).members(module)
 
@@ -256,8 +269,8 @@ def _check_containers(tree):
     for name, value in _attributes(tree):
         if any(id(member) not in known for member in _contained(value)):
             raise ConfigurationError(
-                f"{name} is a plain {type(value).__name__} of modules or parameters, which would "
-                "not be trained; use ModuleList, or one attribute each"
+                f"{name} is a plain {type(value).__name__} of modules, parameters or buffers, "
+                "which would not be trained or kept; use ModuleList, or one attribute each"
             )
 
 
@@ -281,11 +294,11 @@ def _attributes(tree):
 
 
 def _contained(value):
-    """Return the modules and parameters in a container, and in containers in it."""
+    """Return the modules, parameters and buffers in a container, and in containers in it."""
     if not isinstance(value, (dict, list, tuple, set, frozenset)):
         return
     for element in value.values() if isinstance(value, dict) else value:
-        if isinstance(element, (Parameter, Module)):
+        if isinstance(element, (Parameter, Buffer, Module)):
             yield element
         else:
             yield from _contained(element)

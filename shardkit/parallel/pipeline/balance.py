@@ -21,7 +21,7 @@ from ...nn.autograd import Tensor, backward_inputs
 from ...nn.context import ForwardContext, forward_context
 from ...nn.init import Fill
 from ...nn.loss import as_loss
-from ...nn.module import Module, blocks_of, members_of
+from ...nn.module import Module, Parameter, blocks_of, members_of
 from ..data.partition import UnitPlan
 from .settings import BALANCES
 
@@ -71,7 +71,7 @@ def multiplied_elements(block: Module) -> int:
         for module in block.named_modules().values()
         if not module.is_table
         for member in members_of(module).values()
-        if not isinstance(member, Module) and member.ndim == 2
+        if isinstance(member, Parameter) and member.ndim == 2
     ]
     return sum(matrix.planned_size for matrix in matrices)
 

@@ -1,0 +1,262 @@
+"""Buffers: values of a module that are kept with the model, but not trained.
+
+    class Standardized(Module):
+        def __init__(self, width):
+            self.running_mean = Buffer(width, Fill(0.0))
+            self.steps_tracked = Buffer((), Fill(0), "int64")
+
+        def forward(self, x):                        # x [batch, width]
+            if not current_context().training:
+                return x - self.running_mean
+            mean = ops.mean(x, 0)
+            self.steps_tracked.advance()
+            self.running_mean.observe(mean, momentum=0.1)
+            return x - mean
+
+A forward pass never writes to a buffer of a sharded model. It observes:
+
+    micro-batch 0   observe(v0) --\\
+    micro-batch 1   observe(v1) ---+--> mean of the step --the step is taken--> old + momentum *
+    ...             ...           /                                             (mean - old)
+    a second forward of recomputation, a skipped step: nothing
+
+so that the new value depends on the global batch and not on the mesh. Without an engine, which is
+what a training loop by hand is, each observation is applied at once, as in PyTorch.
+"""
+
+import copy
+from dataclasses import dataclass
+from math import prod
+
+import numpy
+
+from ..arguments import is_number, require
+from ..array.backend import to_host, xp_of
+from ..errors import ConfigurationError, ShapeError, ShardingError
+from .autograd import Tensor, array_of
+from .context import current_context
+from .init import Initializer
+
+BUFFER_DTYPES = ("float32", "float64", "float16", "int64", "int32")  # that a checkpoint may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one forward pass says about a buffer.
+
+    value      float64, of the buffer's shape, memory of its own; None: advance() was called
+    momentum   the weight of the new mean; None: 1 / count, so that all steps weigh alike
+    count      the buffer that counts steps, if there is no momentum
+    """
+
+    value: object = None
+    momentum: float | None = None
+    count: "Buffer | None" = None
+
+
+class Buffer(Tensor):
+    """A tensor that is kept, saved and copied with a model, but takes no gradient.
+
+    shape   an integer or a tuple; dtype one of BUFFER_DTYPES
+    init    its values, as a function of seed, name and element index
+    name, seed   set by Module.finish; without them there are no initial values
+
+    On a mesh, the ranks that compute its block hold it whole; `array` is a ShardingError on the
+    others. Every rank of a tensor group must observe the same.
+    Errors: ConfigurationError on another dtype.
+    """
+
+    __slots__ = ("name", "seed", "init", "_shape", "_dtype", "_array", "_is_released")
+
+    def __init__(self, shape, init: Initializer, dtype="float32"):
+        self._begin(requires_grad=False)
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        self._dtype = numpy.dtype(dtype)
+        if str(self._dtype) not in BUFFER_DTYPES:
+            raise ConfigurationError(
+                f"a buffer of dtype {self._dtype}; wanted one of {', '.join(BUFFER_DTYPES)}"
+            )
+        self.init = init
+        self.name: str | None = None
+        self.seed: int | None = None
+        self._array = None
+        self._is_released = False
+
+    # ---- what it is, without making the array ----------------------------------------------------
+
+    @property
+    def shape(self):
+        return self._shape
+
+    @property
+    def dtype(self):
+        return self._dtype
+
+    @property
+    def ndim(self):
+        return len(self._shape)
+
+    @property
+    def size(self):
+        return prod(self._shape)
+
+    @property
+    def is_fresh(self) -> bool:
+        """True while it has its initial values and no array yet."""
+        return self._array is None and not self._is_released
+
+    @property
+    def is_released(self) -> bool:
+        """True on ranks that do not compute with it."""
+        return self._is_released
+
+    # ---- values ----------------------------------------------------------------------------------
+
+    @property
+    def array(self):
+        """[*shape]; made from the initial values on the first access.
+
+        Errors: ShardingError if other ranks hold it, or it has no name and seed yet.
+        """
+        if self._array is None:
+            self._array = self.initial_values()
+        return self._array
+
+    @array.setter
+    def array(self, values):
+        """Copy the values into its array. Errors: ShapeError on another shape."""
+        values = array_of(values)
+        if numpy.shape(values) != self._shape:
+            raise ShapeError(
+                f"{self._called} has shape {self._shape}, but values of shape "
+                f"{numpy.shape(values)} were given; the two must be equal"
+            )
+        if self.is_fresh:
+            self._array = xp_of(values).empty(self._shape, self._dtype)
+        xp = xp_of(self.array)
+        self._array[...] = to_host(values) if xp is numpy else xp.asarray(values)
+        self._memory.version += 1
+
+    def initial_values(self):
+        """Return a new array of the initial values. Errors: ShardingError as `array`."""
+        if self._is_released:
+            raise ShardingError(
+                f"{self._called} lives on the pipeline ranks that compute with it; a checkpoint "
+                "(save_model, serialize) holds it whole"
+            )
+        if self.name is None or self.seed is None:
+            raise ShardingError(
+                f"{self._called} has no name and seed yet, and its initial values depend on both; "
+                "call finish(seed) on the model that it belongs to"
+            )
+        values = self.init.span(self.seed, self.name, 0, self.size, self._dtype)
+        return values.reshape(self._shape)
+
+    def bind(self, array):
+        """Use this memory from now on: [*shape], of the buffer's dtype, on any device."""
+        assert array.shape == self._shape and array.dtype == self._dtype
+        self._array = array
+        self._is_released = False
+        self._memory.version += 1
+
+    def release(self):
+        """Give up the memory: other ranks hold the values."""
+        self._array = None
+        self._is_released = True
+
+    def renew(self):
+        """Return to the initial values, where it is held. On other ranks nothing changes."""
+        if self._array is not None:
+            self.array = self.initial_values()
+
+    # ---- in a forward pass -----------------------------------------------------------------------
+
+    def observe(self, value, momentum: float | None = 0.1, *, count: "Buffer | None" = None):
+        """Say what this forward pass found: after the step the buffer is
+        (1 - momentum) * old + momentum * mean over all that was observed in the step.
+
+        Nothing happens outside of training. The mean is over all micro-batches of the global batch,
+        each with the same weight, in float64. Without an engine the buffer changes at once.
+        value     Tensor or array of the buffer's shape; no gradient goes through it
+        momentum  0 to 1; None: the mean over all steps, 1 / count
+        count     the buffer whose advance() every training forward calls; with momentum=None only
+        Errors: ShapeError on another shape, ConfigurationError on another momentum, or of integers.
+        """
+        context = current_context()
+        if not context.training:
+            return
+        self._check_observed(value, momentum, count)
+        array = array_of(value)
+        observation = Observation(xp_of(array).array(array, "float64"), momentum, count)
+        self._tell(context, observation)
+
+    def advance(self):
+        """Count this step: after it the buffer is larger by 1, however many micro-batches it has.
+
+        Nothing happens outside of training. Without an engine it changes at once.
+        """
+        context = current_context()
+        if context.training:
+            self._tell(context, Observation())
+
+    def _tell(self, context, observation):
+        if context.observer is not None:
+            return context.observer(self, observation)
+        if observation.value is None:
+            self.add_one()
+        else:
+            self.blend(observation.value, weight_of(observation))
+
+    def _check_observed(self, value, momentum, count):
+        if numpy.shape(array_of(value)) != self._shape:
+            raise ShapeError(
+                f"{self._called} has shape {self._shape}, but observed a value of shape "
+                f"{numpy.shape(array_of(value))}; the two must be equal"
+            )
+        if self._dtype.kind != "f":
+            raise ConfigurationError(f"{self._called} is {self._dtype}; only floats have a mean")
+        if (momentum is None) != (count is not None):
+            raise ConfigurationError(
+                f"{self._called}: observe() wants either a momentum, or momentum=None and the "
+                "buffer that counts steps"
+            )
+        if momentum is not None:
+            is_weight = is_number(momentum, at_least=0) and momentum <= 1
+            require(is_weight, f"{self._called}: momentum", momentum, "a number from 0 to 1")
+
+    # ---- after a step ----------------------------------------------------------------------------
+
+    def blend(self, mean, weight: float):
+        """Become (1 - weight) * old + weight * mean, computed in float64."""
+        old = self.array.astype("float64")
+        self.array = ((1.0 - weight) * old + weight * mean).astype(self._dtype)
+
+    def add_one(self):
+        """Become one larger."""
+        self.array = self.array + self._dtype.type(1)
+
+    # ---- the rest --------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo):
+        """Return a copy in the same state, with memory of its own."""
+        copied = Buffer(self._shape, self.init, self._dtype)
+        copied.name = self.name
+        copied.seed = self.seed
+        copied._array = copy.deepcopy(self._array, memo)
+        copied._is_released = self._is_released
+        return copied
+
+    @property
+    def _called(self) -> str:
+        return f"a buffer of shape {self._shape}" if self.name is None else f"buffer {self.name}"
+
+    def __repr__(self):
+        state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"
+        return f"Buffer({self.name!r}, {self._shape}, {self._dtype}, {state})"
+
+
+def weight_of(observation: Observation) -> float:
+    """Return the weight of a new mean: its momentum, or 1 / the steps counted so far."""
+    if observation.momentum is not None:
+        return float(observation.momentum)
+    return 1.0 / max(observation.count.array.item(), 1)
