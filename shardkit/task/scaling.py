@@ -2,18 +2,13 @@
 
     training rows, block after block, in their order --> count, mean, squared deviations --> Scaling
 
-The blocks have a fixed size and are merged in their order, on one rank, so that no mesh changes a
-bit. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-variances" (1979).
+The order of additions is that of survey.py. Source: Chan, Golub, LeVeque, "Updating formulae and a
+pairwise algorithm for computing sample variances" (1979).
 """
 
 from dataclasses import dataclass
 
 import numpy
-
-from ..data.samples import Samples
-
-_BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +42,15 @@ class Scaling:
 
 
 class Moments:
-    """Count, mean and squared deviations of the columns that were added, block after block."""
+    """What is known of the rows that were added, column by column.
+
+    count, mean, squares  how many; [columns] float64: their mean, the sum of squared deviations
+    """
 
     def __init__(self, columns: int):
-        self._count = 0
-        self._mean = numpy.zeros(columns)
-        self._squares = numpy.zeros(columns)
+        self.count = 0
+        self.mean = numpy.zeros(columns)
+        self.squares = numpy.zeros(columns)
 
     def add(self, values) -> None:
         """Add rows [n, columns]."""
@@ -61,22 +59,24 @@ class Moments:
         if not count:
             return
         mean = values.mean(0)
-        difference = mean - self._mean
-        total = self._count + count
-        self._squares += ((values - mean) ** 2).sum(0)
-        self._squares += difference**2 * (self._count * count / total)
-        self._mean += difference * (count / total)
-        self._count = total
+        deviations = values - mean
+        self._merge(count, mean, (deviations * deviations).sum(0))
+
+    def merge(self, other: "Moments") -> None:
+        """Add the rows that were added to another."""
+        if other.count:
+            self._merge(other.count, other.mean, other.squares)
+
+    def _merge(self, count, mean, squares):
+        difference = mean - self.mean
+        total = self.count + count
+        self.squares += squares
+        self.squares += difference**2 * (self.count * count / total)
+        self.mean += difference * (count / total)
+        self.count = total
 
     def scaling(self) -> Scaling:
         """Return the scaling to mean 0 and deviation 1; a constant column is only shifted."""
-        deviation = numpy.sqrt(self._squares / max(self._count, 1))
-        is_constant = deviation <= 1e-12 * numpy.abs(self._mean)
-        return Scaling(self._mean.copy(), numpy.where(is_constant, 1.0, deviation))
-
-
-def blocks_of(samples: Samples, columns: int):
-    """Yield x, y of all samples in their order, in blocks of a size that `columns` decides."""
-    rows = max(_BLOCK_ELEMENTS // max(columns, 1), 1)
-    for first in range(0, len(samples), rows):
-        yield samples.read(numpy.arange(first, min(first + rows, len(samples))))
+        deviation = numpy.sqrt(self.squares / max(self.count, 1))
+        is_constant = deviation <= 1e-12 * numpy.abs(self.mean)
+        return Scaling(self.mean.copy(), numpy.where(is_constant, 1.0, deviation))

@@ -2,8 +2,9 @@
 
     file --TableSamples--> rows --split--> training, validation --Scaled--> x, y of mean 0
                                               |
-    prepare(), on rank 0: one pass over all rows, which checks them, counts classes and fits the
-    scaling; it is stored in the run folder and in every checkpoint as table.json
+    before that one pass over all rows, shared by the ranks (survey.py), which checks them, counts
+    classes and fits the scaling; it is stored in the run folder and in every checkpoint as
+    table.json
 
 Predictions and metrics are in the units of the file. TableTask has all of this but the model.
 """
@@ -24,7 +25,8 @@ from ..nn.models import MLP
 from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
-from .scaling import Moments, Scaling, blocks_of
+from .scaling import Scaling
+from .survey import Findings, TableSurvey
 from .task import Task
 
 DESCRIPTION = "table.json"
@@ -98,19 +100,35 @@ class TableTask(Task):
     def __init__(self, settings):
         super().__init__(settings)
         self._samples: dict[str, Samples] = {}
+        self._new: tuple[Samples, Samples] | None = None  # the parts of a run that starts
 
     # ---- before the model ------------------------------------------------------------------------
 
-    def prepare(self, folder, resume):
+    def num_surveys(self, folder, resume):
         if resume and (folder / "data" / DESCRIPTION).exists():
-            return
+            return 0
         self._check()
-        parts = self._parts(None)
-        described = self._describe(*parts)
+        self._new = self._parts(None)
+        return len(self._survey())
+
+    def survey(self, number):
+        return self._survey().look(number)
+
+    def _survey(self) -> TableSurvey:
+        data = self.settings.data
+        rows = _rows_of(self._new[0])
+        widths = len(rows.feature_names), len(rows.target_names)
+        has_classes = data.kind != "regression"
+        return TableSurvey(*self._new, widths, has_classes=has_classes, path=data.path)
+
+    def prepare(self, folder, resume):
+        if self._new is None:
+            return
+        described = self._describe(*self._survey().merged(self.surveyed))
         (folder / "data").mkdir(parents=True, exist_ok=True)
-        write_index(_rows_of(parts[0]).table, _index(folder, TRAINING))
+        write_index(_rows_of(self._new[0]).table, _index(folder, TRAINING))
         if self.settings.data.validation_path is not None:
-            write_index(_rows_of(parts[1]).table, _index(folder, VALIDATION))
+            write_index(_rows_of(self._new[1]).table, _index(folder, VALIDATION))
         write_whole(folder / "data" / DESCRIPTION, described.to_json())
 
     def _check(self):
@@ -148,28 +166,18 @@ class TableTask(Task):
             dtype=None,
         )
 
-    def _describe(self, training: Samples, validation: Samples) -> Described:
-        """Return what one pass over all rows finds. Errors: ConfigurationError."""
-        rows = _rows_of(training)
+    def _describe(self, training: Findings, validation: Findings) -> Described:
+        """Return what the pass over all rows has found. Errors: ConfigurationError."""
+        rows = _rows_of(self._new[0])
         names = rows.feature_names, rows.target_names
-        widths = tuple(map(len, names))
-        moments = Moments(widths[0]), Moments(widths[1])
-        counts = numpy.zeros(0, numpy.int64)
+        counts = training.class_counts
         has_classes = self.settings.data.kind != "regression"
-        for x, y in blocks_of(training, sum(widths)):
-            _check_form(x, self.settings.data.path)
-            moments[0].add(x)
-            targets = y.reshape(len(y), -1)[:, : widths[1]]
-            if has_classes:
-                counts = _added(counts, numpy.bincount(targets[:, 0].astype(numpy.int64)))
-            else:
-                moments[1].add(targets)
-        most = max((_most(y) for _, y in blocks_of(validation, sum(widths))), default=0)
+        most = max(len(validation.class_counts) - 1, 0)
         classes = self._num_classes(len(counts), most) if has_classes else 0
         is_scaled = self.settings.data.standardize
         scalings = (
-            moments[0].scaling() if is_scaled else Scaling.none(widths[0]),
-            moments[1].scaling() if is_scaled and not has_classes else Scaling.none(widths[1]),
+            training.x.scaling() if is_scaled else Scaling.none(len(names[0])),
+            training.y.scaling() if is_scaled and not has_classes else Scaling.none(len(names[1])),
         )
         features = tuple(part.spec for part in rows.features)
         return Described(features, *names, *scalings, classes, tuple(counts.tolist()))
@@ -295,27 +303,6 @@ def _index(folder: Path | None, part: str) -> Path | None:
 def _rows_of(samples: Samples) -> TableSamples:
     """Return the rows of a table that these samples are all or part of."""
     return samples.whole if isinstance(samples, Selected) else samples
-
-
-def _check_form(x, path) -> None:
-    if x.ndim != 2:
-        raise ConfigurationError(
-            f"{path}: a row of features has shape {x.shape[1:]}; the task `table` takes vectors, "
-            "others need a task of your own"
-        )
-
-
-def _added(counts, more):
-    """Return the sum of two counts by class, of different lengths."""
-    total = numpy.zeros(max(len(counts), len(more)), numpy.int64)
-    total[: len(counts)] += counts
-    total[: len(more)] += more
-    return total
-
-
-def _most(y) -> int:
-    """Return the highest class number of a block; 0 of one without rows."""
-    return int(y.reshape(len(y), -1)[:, 0].max(initial=0))
 
 
 def _ends(names) -> str:

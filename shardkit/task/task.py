@@ -52,7 +52,10 @@ class Task(ABC):
     metrics     {name: Metric}, measured with the loss on the held-out samples
     instead_of_predict  the command to use where `shardkit predict` makes no sense; "": it does
 
-    A run calls prepare() on rank 0, open() on every rank after it, then the others in any order.
+    surveyed    what survey() returned for each number, where prepare() is called
+
+    A run calls num_surveys() on every rank, survey() for each number on some rank, prepare() on
+    rank 0, open() on every rank after it, then the others in any order.
     What a method raises on one rank is raised on all.
     """
 
@@ -64,6 +67,7 @@ class Task(ABC):
     loss_unit: str = ""
     initial: ClassVar[str | None] = None
     metrics: dict[str, Any] = {}
+    surveyed: list = []
     instead_of_predict: ClassVar[str] = ""
 
     def __init_subclass__(cls, **arguments):
@@ -91,6 +95,17 @@ class Task(ABC):
     def begin_with(cls, path) -> str:
         """Return how another run begins, with the weights at this path where that is possible."""
         return f" with its weights: --{cls.initial}={path}" if cls.initial else ":"
+
+    def num_surveys(self, folder: Path, resume: bool) -> int:
+        """Return in how many parts the data must be looked at before prepare(); ranks share them.
+
+        The same on all ranks; nothing is written. Errors: those of prepare().
+        """
+        return 0
+
+    def survey(self, number: int) -> Any:
+        """Return what one part of the data shows, as a small object that can be pickled."""
+        raise NotImplementedError
 
     def prepare(self, folder: Path, resume: bool) -> None:
         """Check the data, on rank 0 alone, and write what all ranks share into folder / "data".

@@ -33,6 +33,7 @@ from ..task.task import Task
 from .advice import advise
 from .feed import waiting_seconds
 from .model import make_model
+from .preparing import prepare_data
 from .ranks import check_batch
 from .settings import RunConfiguration
 
@@ -99,9 +100,7 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
             folder = tempfile.mkdtemp(prefix=".shardkit-bench-", dir=place)
     folder = backend.broadcast_object(folder, 0)
     try:
-        with collectively(backend):
-            if backend.rank == 0:
-                task.prepare(Path(folder), False)
+        prepare_data(task, Path(folder), backend)
         with collectively(backend):
             task.open(Path(folder))
         yield task

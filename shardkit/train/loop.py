@@ -31,6 +31,7 @@ from .feed import training_stream
 from .folder import check_folder, store_settings
 from .log import RankLog, Reporter
 from .model import make_model
+from .preparing import prepare_data
 from .progress import RunReport
 from .ranks import check_batch
 from .saves import Saves
@@ -106,7 +107,7 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
         task = settings.make_task()
         if backend.rank == 0:
             check_folder(folder, resume, settings.task_class)
-            task.prepare(folder, resume)
+    prepare_data(task, folder, backend, resume=resume)
     return task
 
 

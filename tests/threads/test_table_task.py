@@ -11,9 +11,11 @@ import shardkit as sk
 from shardkit.checkpoint.find import find_checkpoint
 from shardkit.checkpoint.tools.diff import compare
 from shardkit.errors import ConfigurationError
+from shardkit.task import survey
 from shardkit.task.load import load_task
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun, evaluate
+from shardkit.train.loop import prepare_run
 from shardkit.train.prediction import predict
 from shardkit.train.settings import configuration_of, first_settings
 
@@ -270,3 +272,35 @@ def test_other_data_that_does_not_fit_is_refused_and_no_file_is_left(case, folde
 
     assert all(words in message for message in sk.run_ranks(2, refused))
     assert not list(folder.glob("out*"))
+
+
+def test_the_scaling_has_the_same_bits_however_many_ranks_look_at_the_rows(folder, monkeypatch):
+    monkeypatch.setattr(survey, "_BLOCK_ELEMENTS", 6 * 20)
+    monkeypatch.setattr(survey, "_PIECE_ELEMENTS", 6 * 7)
+    looked, found = [], set()
+    look = survey.TableSurvey.look
+    monkeypatch.setattr(
+        survey.TableSurvey, "look", lambda self, n: looked.append(n) or look(self, n)
+    )
+    for ranks in (1, 2, 3, 4):
+        settings = settings_of(folder, run__folder=str(folder / f"run{ranks}"), batch__sequences=48)
+        sk.run_ranks(ranks, lambda backend: prepare_run(settings, backend, resume=False))
+        found.add((folder / f"run{ranks}" / "data" / "table.json").read_bytes())
+    assert len(found) == 1 and sorted(looked) == sorted(4 * list(range(max(looked) + 1)))
+    task = settings.make_task()
+    task.open(folder / "run4")
+    for values in task.samples("training").read(numpy.arange(183)):
+        assert abs(values.mean(0)).max() < 1e-6 and abs(values.std(0) - 1).max() < 1e-6
+
+
+def test_a_wrong_row_that_any_rank_finds_stops_the_run_before_it_is_there(folder, monkeypatch):
+    monkeypatch.setattr(survey, "_BLOCK_ELEMENTS", 6 * 20)
+    with h5py.File(folder / "t.h5", "a") as file:
+        rows = numpy.arange(ROWS)
+        file["x"][rows[40:200:30], 2] = numpy.nan
+    for ranks in (1, 3):
+        with pytest.raises(
+            ConfigurationError, match=r"row (40|70|100|130|160|190), column x\[2\]: nan"
+        ):
+            run(settings_of(folder, batch__sequences=48), num_ranks=ranks)
+        assert not (folder / "run" / "data").exists()

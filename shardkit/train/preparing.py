@@ -1,0 +1,30 @@
+"""The data of a run before its model: all ranks look at it, the first writes down what they saw.
+
+    rank 0   survey(0), survey(1)   \\
+    rank 1   survey(2), survey(3)    > all, in their order --> rank 0: prepare() --> folder / data
+    rank 2   survey(4)              /
+"""
+
+from pathlib import Path
+
+from ..comm.backend import CommunicationBackend
+from ..comm.failure.agreement import collectively
+from ..task.task import Task
+
+
+def prepare_data(
+    task: Task, folder: Path, backend: CommunicationBackend, *, resume: bool = False
+) -> None:
+    """Let a task look at its data and write into a folder what its open() reads. Collective.
+
+    Errors, on all ranks: those of the task.
+    """
+    with collectively(backend):
+        num = task.num_surveys(folder, resume)
+        shares = [num * rank // backend.world_size for rank in range(backend.world_size + 1)]
+        found = [task.survey(number) for number in range(*shares[backend.rank :][:2])]
+    gathered = backend.gather_object(found, 0)
+    with collectively(backend):
+        if backend.rank == 0:
+            task.surveyed = [each for part in gathered for each in part]
+            task.prepare(folder, resume)
