@@ -8,7 +8,7 @@ import numpy
 from shardkit.data.token_file import lay_out_token_file
 from shardkit.data.tokenizer import ByteTokenizer
 
-FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy")
+FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy", "npz")
 WITH_DOCUMENTS = ("text", "tokens", "megatron")
 
 
@@ -44,6 +44,9 @@ def write_documents(folder, name, docs):
         path = folder / "tokens.npy"
         numpy.save(path, tokens)
         return path
+    if name == "npz":
+        numpy.savez(folder / "tokens.npz", heldout=tokens[:9], train=tokens.astype("uint16"))
+        return folder / "tokens.npz:train"
     return write_megatron(folder / "corpus", docs, numpy.dtype("<i4"), 4)
 
 

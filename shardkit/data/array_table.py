@@ -4,6 +4,7 @@ A .npy file has one field, named "array". An .npz has a field for each array in 
 the file as the bytes of a .npy file.
 """
 
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -24,7 +25,7 @@ class ArrayTable(Table):
 
     def __init__(self, path: Path):
         self._file = FileMap(path)
-        arrays = _members(path, self._file) if path.suffix == ".npz" else _single(path)
+        arrays = members_of(path) if path.suffix == ".npz" else _single(path)
         fields, self._rows = {}, {}
         for name, (shape, dtype, offset) in arrays.items():
             is_number = dtype.kind in "biuf"
@@ -42,7 +43,11 @@ def _single(path: Path) -> dict:
         return {"array": _header(file, path, "")}
 
 
-def _members(path: Path, mapped: FileMap) -> dict:
+def members_of(path: Path) -> dict[str, tuple]:
+    """Return {name: (shape, dtype, byte of the first value)} of the arrays in an .npz.
+
+    Errors: ConfigurationError if it is none, or compressed; OSError.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -56,11 +61,9 @@ def _members(path: Path, mapped: FileMap) -> dict:
                 f"{name} of {path} is compressed and cannot be read in place; write the file with "
                 "numpy.savez instead of savez_compressed, or as HDF5"
             )
-        local = member.header_offset
-        lengths = mapped.bytes(local + 26, local + _LOCAL_HEADER_BYTES)
-        begin = local + _LOCAL_HEADER_BYTES + sum(struct.unpack("<HH", lengths))
         with open(path, "rb") as file:
-            file.seek(begin)
+            file.seek(member.header_offset + _LOCAL_HEADER_BYTES - 4)
+            file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
             arrays[name] = _header(file, path, name)
     return arrays
 

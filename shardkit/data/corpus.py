@@ -53,7 +53,10 @@ class Corpus:
     def whole(self) -> PackedTokens:
         """Return all tokens."""
         parts = [[i, 0, segment.count] for i, segment in enumerate(self.segments)]
-        return PackedTokens(list(self.segments), numpy.array(parts, numpy.int64))
+        return self._packed(numpy.array(parts, numpy.int64))
+
+    def _packed(self, parts) -> PackedTokens:
+        return PackedTokens(list(self.segments), parts, is_text=self.format == "text")
 
     def split(self, percent: float) -> dict[str, PackedTokens]:
         """Return {"training": tokens, "validation": tokens}, by documents, see split.py."""
@@ -66,7 +69,7 @@ class Corpus:
             parts = numpy.stack(
                 [group[:, 0], group[:, 1] + rows[:, 1], group[:, 1] + rows[:, 2]], axis=1
             )
-            found[name] = PackedTokens(list(self.segments), _merged(parts))
+            found[name] = self._packed(_merged(parts))
         return found
 
 

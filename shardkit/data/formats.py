@@ -6,6 +6,7 @@
                vocabulary
     megatron   NAME.bin and NAME.idx, the indexed datasets of Megatron-LM
     npy        one-dimensional arrays of integers
+    npz        the same in an archive that is not compressed: FILE.npz, or FILE.npz:NAME
 
 A format is one class here and its name in settings.FORMATS.
 """
@@ -17,7 +18,9 @@ from pathlib import Path
 
 import numpy
 
+from ..arguments import nearest
 from ..errors import CorpusError
+from .array_table import members_of
 from .segments import Segment, mark_of
 from .settings import AUTO, TextData
 from .text import VOCABULARY_SIZE, text_segments
@@ -108,12 +111,42 @@ class _NPY(TokenFormat):
             tokens = numpy.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise CorpusError(f"{path} is no .npy file of tokens: {error}") from None
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not len(tokens):
-            raise CorpusError(
-                f"{path} has shape {tokens.shape} and dtype {tokens.dtype}; wanted the tokens one "
-                "behind the other, [n] of integers"
-            )
+        _check_tokens(path, tokens.shape, tokens.dtype)
         return _plain_segment(path, tokens.dtype, tokens.offset)
+
+
+class _NPZ(TokenFormat):
+    def segment(self, path, settings):
+        file, name = _npz_parts(path)
+        arrays = members_of(file)
+        if not name and len(arrays) == 1:
+            (name,) = arrays
+        if name not in arrays:
+            close = nearest(name, arrays) or next(iter(arrays), "NAME")
+            raise CorpusError(
+                f"{path}: {file.name} holds {', '.join(arrays) or 'no arrays'}; wanted the name of "
+                f"one, such as {file}:{close}"
+            )
+        shape, dtype, at = arrays[name]
+        _check_tokens(f"{name} of {file}", shape, dtype)
+        return Segment(str(file), dtype.str, at, shape[0], mark_of(file))
+
+    def mark(self, path):
+        return mark_of(_npz_parts(path)[0])
+
+
+def _npz_parts(path: Path) -> tuple[Path, str]:
+    """Return FILE.npz and NAME of FILE.npz:NAME; the name is "" where there is none."""
+    file, suffix, name = str(path).partition(".npz")
+    return Path(file + suffix), name.removeprefix(":")
+
+
+def _check_tokens(what, shape, dtype) -> None:
+    if len(shape) != 1 or dtype.kind not in "iu" or not shape[0]:
+        raise CorpusError(
+            f"{what} has shape {shape} and dtype {dtype}; wanted the tokens one behind the other, "
+            "[n] of integers"
+        )
 
 
 class _Megatron(TokenFormat):
@@ -146,6 +179,7 @@ _READERS: dict[str, TokenFormat] = {
     "nanogpt": _NanoGPT(),
     "megatron": _Megatron(),
     "npy": _NPY(),
+    "npz": _NPZ(),
 }
 
 
@@ -159,7 +193,9 @@ def format_of(path: Path, settings: TextData) -> str:
 
     Errors: CorpusError if there is no such path, or it holds something else.
     """
-    if not path.exists() and not _megatron_pair(path)[1].exists():
+    is_archive = path.suffix.partition(":")[0] == ".npz"
+    whole = _npz_parts(path)[0] if is_archive else path
+    if not whole.exists() and not _megatron_pair(path)[1].exists():
         raise CorpusError(f"{path} does not exist; give a file or folder, of text or tokens")
     if settings.format != AUTO:
         if path.is_dir() and settings.format != "text":
@@ -174,11 +210,8 @@ def format_of(path: Path, settings: TextData) -> str:
         return "megatron"
     if path.suffix == ".npy":
         return "npy"
-    if path.suffix == ".npz":
-        raise CorpusError(
-            f"data.path {path} is an archive, which cannot be read in place; write its array of "
-            "tokens with numpy.save"
-        )
+    if is_archive:
+        return "npz"
     if path.suffix == ".bin" and (settings.token_dtype or _nanogpt_meta(path) is not None):
         return "nanogpt"
     return "tokens" if is_token_file(path) else "text"

@@ -68,10 +68,6 @@ class FileMap:
             self._map.madvise(mmap.MADV_DONTNEED)
             self._mapped_bytes = _mapped_bytes()
 
-    def bytes(self, start: int, stop: int) -> bytes:
-        """Return the bytes [start, stop) of the file."""
-        return self._map[start:stop]
-
 
 def _mapped_bytes() -> int:
     """Return how much of mapped files this process has in memory."""

@@ -25,11 +25,13 @@ IGNORED = -100  # a target that does not count
 class PackedTokens:
     """Parts of segments as one sequence.
 
-    parts  [k, 3] int64: segment, first token, token behind the last; none empty
+    parts    [k, 3] int64: segment, first token, token behind the last; none empty
+    is_text  the tokens are bytes of text, of which none is 0
     """
 
-    def __init__(self, segments: list[Segment], parts: numpy.ndarray):
+    def __init__(self, segments: list[Segment], parts: numpy.ndarray, *, is_text: bool = False):
         self.segments = segments
+        self.is_text = is_text
         self.parts = parts
         self._stops = numpy.cumsum(parts[:, 2] - parts[:, 1])
         self._files = OpenFiles()
@@ -117,9 +119,16 @@ class TokenWindows(Samples):
         return (len(self.tokens) - 1) // self.length
 
     def read(self, numbers):
-        """Return x, y of these windows. Errors: CorpusError on a token beyond the vocabulary."""
+        """Return x, y of these windows.
+
+        Errors: CorpusError on a token beyond the vocabulary, and on a NUL byte in text.
+        """
         starts = numbers * self.length
         windows = self.tokens.gather(starts, self.length + 1)
+        if self.tokens.is_text and not windows.all():
+            row, column = numpy.argwhere(windows == 0)[0].tolist()
+            path, byte = self.tokens.place(int(starts[row]) + column)
+            raise CorpusError(f"{path} is no text: byte {byte:,} is NUL; leave the file out")
         if self._is_checked:
             self._check(windows, starts)
         y = windows[:, 1:].copy()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..settings import fixed
 
 AUTO = "auto"
-FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy")
+FORMATS = ("text", "tokens", "nanogpt", "megatron", "npy", "npz")
 TOKEN_DTYPES = ("uint16", "uint32")
 _KEPT = "it is trained on the data that it was started with"
 
@@ -25,7 +25,8 @@ class TextData:
         _KEPT,
         AUTO,
         "text (its bytes are the tokens), tokens (of `shardkit prepare`), nanogpt (.bin), "
-        "megatron (.bin and .idx), npy; auto: by suffix and content",
+        "megatron (.bin and .idx), npy, npz (of several arrays FILE.npz:NAME); auto: by suffix "
+        "and content",
         among=(AUTO, *FORMATS),
     )
     weights: tuple[float, ...] = fixed(

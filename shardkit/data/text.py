@@ -10,6 +10,7 @@ from .segments import Segment, mark_of
 
 VOCABULARY_SIZE = 256  # a token is a byte
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+HEAD_BYTES = 1024  # that tell a file of another kind from text
 _CHECKED_BYTES = 1 << 20  # at the beginning of a file
 _SKIPPED_FOLDERS = {
     "test",
@@ -67,7 +68,7 @@ def is_hidden(path: Path, folder: Path) -> bool:
 def has_nul(path: Path) -> bool:
     """Return True if there is a NUL byte near the beginning of the file, as no text has."""
     with open(path, "rb") as file:
-        return b"\0" in file.read(1024)
+        return b"\0" in file.read(HEAD_BYTES)
 
 
 def _check_text(path: Path, head: bytes) -> None:

@@ -15,7 +15,7 @@ from shardkit.data.packed import IGNORED, PackedTokens, TokenWindows
 from shardkit.data.segments import Segment, mark_of
 from shardkit.data.settings import TextData
 from shardkit.data.tokenizer import ByteTokenizer
-from shardkit.errors import CorpusError
+from shardkit.errors import ConfigurationError, CorpusError
 
 PARTS = ("training", "validation")
 
@@ -39,7 +39,7 @@ def test_the_tokens_of_each_format_are_those_that_were_written(tmp_path, name):
     docs = documents()
     path = write_documents(tmp_path / "files", name, docs)
     data = prepared(tmp_path, path=[str(path)], validation_percent=25.0)
-    assert data.vocabulary_size == (None if name in ("megatron", "npy") else 256)
+    assert data.vocabulary_size == (None if name in ("megatron", "npy", "npz") else 256)
     written = numpy.concatenate(docs)
     parts = {part: tokens_of(data.samples(part, 1, 256)) for part in PARTS}
     assert sum(map(len, parts.values())) == len(written)
@@ -348,3 +348,28 @@ def test_packed_tokens_cross_parts_and_files(tmp_path):
     assert packed.boundaries(0, 7) == [3, 5] and packed.place(5) == (str(tmp_path / "b"), 3)
     windows = TokenWindows(packed, 3, 256, mask_documents=True)
     assert windows.read(numpy.array([0, 1]))[1].tolist() == [[97, 97, -100], [98, -100, 98]]
+
+
+def test_a_nul_byte_anywhere_in_a_text_is_found_where_it_is_read(tmp_path):
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"a" * (1 << 21) + b"\0" + b"a" * 99)
+    samples = prepared(tmp_path, path=[str(path)]).samples("validation", 64, 256)
+    with pytest.raises(CorpusError, match="long.txt is no text: byte 2,097,152 is NUL"):
+        samples.read(numpy.arange(len(samples)))
+
+
+def test_an_array_of_an_archive_is_named_if_there_are_several(tmp_path):
+    path = tmp_path / "tokens.npz"
+    numpy.savez(path, train=numpy.arange(300) % 7, table=numpy.ones((4, 2)))
+    for name, words in (
+        ("", "holds train, table; wanted the name of one, such as .*tokens.npz:train"),
+        (":trian", "such as .*tokens.npz:train"),
+        (":table", r"table of .*tokens.npz has shape \(4, 2\) and dtype float64"),
+    ):
+        with pytest.raises(CorpusError, match=words):
+            prepared(tmp_path, path=[f"{path}{name}"])
+    with pytest.raises(CorpusError, match="missing.npz:a does not exist"):
+        prepared(tmp_path, path=[str(tmp_path / "missing.npz:a")])
+    numpy.savez_compressed(path, train=numpy.arange(300))
+    with pytest.raises(ConfigurationError, match="train of .* is compressed"):
+        prepared(tmp_path, path=[str(path)])

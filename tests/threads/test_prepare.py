@@ -1,6 +1,9 @@
 """`shardkit prepare`: one file for any number of ranks and any history, and what is refused."""
 
+import bz2
+import gzip
 import json
+import lzma
 import random
 import threading
 
@@ -8,7 +11,7 @@ import numpy
 import pytest
 
 from shardkit.comm import run_ranks
-from shardkit.data.prepare import inputs, readers, work
+from shardkit.data.prepare import inputs, job, readers, unpacking, work
 from shardkit.data.prepare.job import Preparation, prepare_tokens
 from shardkit.data.prepare.parts import PartsFolder
 from shardkit.data.token_file import open_token_file
@@ -66,6 +69,31 @@ def test_the_file_is_the_same_for_any_number_of_ranks_and_holds_the_documents(tm
     decode = open_tokenizer("bytes").decode
     ends = found.documents
     assert [decode(found.tokens[a:b]) for a, b in zip(ends, ends[1:])] == documents
+
+
+def test_compressed_files_are_read_as_what_they_hold_and_unpacked_once(
+    tmp_path, corpus, monkeypatch
+):
+    paths, _ = corpus
+    prepared(1, tmp_path / "plain.h5", paths)
+    packs = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    files = [*sorted((tmp_path / "lines").iterdir()), tmp_path / "text.txt"]
+    for file, suffix in zip(files, [*packs, ".gz"]):
+        file.with_name(file.name + suffix).write_bytes(packs[suffix](file.read_bytes()))
+        file.unlink()
+    paths = [paths[0], paths[1] + ".gz"]
+
+    def die(*assembled):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as struck:
+        struck.setattr(job, "assemble", die)
+        with pytest.raises(KeyboardInterrupt):
+            prepared(2, tmp_path / "packed.h5", paths)
+    monkeypatch.setattr(unpacking.shutil, "copyfileobj", die)  # it was done before
+    prepared(3, tmp_path / "packed.h5", paths)
+    assert (tmp_path / "packed.h5").read_bytes() == (tmp_path / "plain.h5").read_bytes()
+    assert not (tmp_path / "packed.h5.parts").exists()
 
 
 @pytest.fixture
@@ -177,7 +205,19 @@ WRONG = {
     "Latin-1": ("a.txt", b"one\ntwo\nna\xefve", {}, "a.txt line 3 is not valid UTF-8"),
     "late": ("a.txt", b"line\n" * 99 + b"\xe6", {}, "a.txt line 100 is not valid UTF-8"),
     "binary": ("a.txt", b"a\0b", {}, "holds NUL bytes"),
-    "compressed": ("a.jsonl.gz", b"\x1f\x8b", {}, "gunzip"),
+    "late NUL": ("a.txt", b"line\n" * 999 + b"a\0b", {}, "a.txt is no text: line 1000 holds a NUL"),
+    "NUL, packed": ("a.gz", gzip.compress(b"l\n" * 999 + b"\0"), {}, "a.gz is no text: line 1000"),
+    "half a gzip": ("a.jsonl.gz", gzip.compress(b"{}" * 9999)[:50], {}, "a.jsonl.gz is damaged"),
+    "no bzip2": ("a.bz2", b"BZh9what", {}, "a.bz2 is damaged and cannot be unpacked"),
+    "no xz": ("a.xz", b"text", {}, "a.xz is damaged and cannot be unpacked"),
+    "a line, packed": (
+        "a.jsonl.xz",
+        lzma.compress(b"\n[1]"),
+        {},
+        "a.jsonl.xz line 2 is a JSON list",
+    ),
+    "Zstandard": ("a.jsonl.zst", b"\x28\xb5", {}, "unzstd unpacks it"),
+    "packed Parquet": ("a.parquet.gz", gzip.compress(b"PAR1"), {}, "compressed once more"),
     "empty": ("a.txt", b"", {}, "no text in"),
     "field of text": ("a.txt", b"a", {"field": "body"}, "--field=body has no use"),
     "no tokenizer": ("a.txt", b"a", {"tokenizer": "nowhere"}, "nowhere: no such file"),

@@ -5,13 +5,14 @@ many ranks there are, changes nothing.
 """
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import ConfigurationError, CorpusError
-from ..text import has_nul, is_hidden
+from ..text import HEAD_BYTES, has_nul, is_hidden
 from .parquet import ParquetReader
 from .readers import DocumentReader, JSONReader, Span, TextReader
+from .unpacking import head_of, is_compressed, unpack
 
 READERS = {"text": TextReader, "JSON lines": JSONReader, "Parquet": ParquetReader}
 _KINDS = {
@@ -20,7 +21,6 @@ _KINDS = {
     ".json": "JSON lines",
     ".parquet": "Parquet",
 }
-_COMPRESSED = {".gz": "gunzip", ".zst": "unzstd", ".bz2": "bunzip2", ".xz": "unxz"}
 LEAST_BLOCK = 1 << 20  # bytes, a power of two and a multiple of a piece
 LARGEST_BLOCK = 1 << 26
 _MANY_BLOCKS = 1024
@@ -29,16 +29,27 @@ FIELD = "text"  # where documents are, unless something else is said
 
 @dataclass(frozen=True)
 class Input:
-    """One file as it was found: its kind, its size in bytes, and when it was changed (ns)."""
+    """One file as it was found: its kind, its size in bytes, and when it was changed (ns).
+
+    content   the file with its documents: itself, or what was unpacked; None: not yet unpacked
+    """
 
     path: Path
     kind: str
     num_bytes: int
     modified: int
+    content: Path | None
+
+    def unpacked(self, folder: Path) -> "Input":
+        """Return this input with its content, unpacked into a folder if it is compressed."""
+        if self.content is not None:
+            return self
+        content = unpack(self.path, folder)
+        return replace(self, content=content, num_bytes=content.stat().st_size)
 
     def reader(self, field: str) -> DocumentReader:
         """Return its reader. Errors: CorpusError, ConfigurationError without a library."""
-        return READERS[self.kind](self.path, field)
+        return READERS[self.kind](self.content, field, self.path)
 
 
 @dataclass(frozen=True)
@@ -65,8 +76,9 @@ class Block:
 def find_inputs(paths: list[str]) -> list[Input]:
     """Return the files under these paths, in their order; folders are searched, sorted by name.
 
-    In folders, files that are hidden or hold NUL bytes, as no text does, are passed over.
-    Errors: CorpusError if a path does not exist, is no text or compressed, or nothing is there.
+    In folders, files that are hidden or begin with NUL bytes, as no text does, are passed over.
+    Errors: CorpusError if a path does not exist, is no text, is compressed in a way that is not
+    read, or nothing is there.
     """
     found = [found for path in map(Path, paths) for found in _under(path)]
     if not sum(one.num_bytes for one in found):
@@ -80,24 +92,31 @@ def _under(path: Path) -> list[Input]:
     if path.is_dir():
         files = [file for file in sorted(path.rglob("*")) if file.is_file()]
         files = [file for file in files if not is_hidden(file, path)]
-        return [_input(file) for file in files if _kind(file) == "Parquet" or not has_nul(file)]
-    if path.suffix in _COMPRESSED:
-        raise CorpusError(
-            f"{path} is compressed, and ranks cannot begin in its middle; "
-            f"{_COMPRESSED[path.suffix]} unpacks it"
-        )
-    if _kind(path) != "Parquet" and has_nul(path):
+        return [_input(file) for file in files if _is_readable(file)]
+    if not _is_readable(path):
         raise CorpusError(f"{path} is no text: it holds NUL bytes")
     return [_input(path)]
 
 
+def _is_readable(path: Path) -> bool:
+    """Return False for a file that begins as no text does. Errors: CorpusError."""
+    if is_compressed(path):
+        if _kind(path) == "Parquet":
+            raise CorpusError(f"{path} is Parquet that is compressed once more; unpack it")
+        return b"\0" not in head_of(path, HEAD_BYTES)
+    return _kind(path) == "Parquet" or not has_nul(path)
+
+
 def _kind(path: Path) -> str:
-    return _KINDS.get(path.suffix, "text")
+    """Return the kind that the name says, of a compressed file the name without that suffix."""
+    name = path.with_suffix("") if is_compressed(path) else path
+    return _KINDS.get(name.suffix, "text")
 
 
 def _input(path: Path) -> Input:
     about = path.stat()
-    return Input(path, _kind(path), about.st_size, about.st_mtime_ns)
+    content = None if is_compressed(path) else path
+    return Input(path, _kind(path), about.st_size, about.st_mtime_ns, content)
 
 
 def check_field(inputs: list[Input], field: str | None) -> str:

@@ -21,7 +21,7 @@ from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError
 from ..tokenizer import MAIN_FILE, Tokenizer, open_tokenizer, tokenizer_of
 from .assemble import Totals, assemble
-from .inputs import Block, check_field, cut_into_blocks, find_inputs
+from .inputs import Block, Input, check_field, cut_into_blocks, find_inputs
 from .parts import PartsFolder
 from .vocabulary import train_vocabulary
 from .work import Encoding, PreparationProgress, Readers, told
@@ -88,7 +88,25 @@ def _plan(backend, preparation: Preparation) -> tuple[list[Block], str, str, dic
     with collectively(backend):
         if backend.rank == 0:
             plan = _look(preparation)
-    return backend.broadcast_object(plan, 0)
+    inputs, field, attempt, files = backend.broadcast_object(plan, 0)
+    inputs = _unpacked(backend, inputs, PartsFolder(preparation.output, attempt).path)
+    blocks = None
+    with collectively(backend):
+        if backend.rank == 0:
+            blocks = cut_into_blocks(inputs, field)
+    return backend.broadcast_object(blocks, 0), field, attempt, files
+
+
+def _unpacked(backend, inputs: list[Input], folder: Path) -> list[Input]:
+    """Return the inputs with their content; the ranks share what is compressed. Collective."""
+    packed = [number for number, one in enumerate(inputs) if one.content is None]
+    with collectively(backend):
+        mine = packed[backend.rank :: backend.world_size]
+        made = {number: inputs[number].unpacked(folder) for number in mine}
+    for of_rank in backend.all_gather_object(made):
+        for number, one in of_rank.items():
+            inputs[number] = one
+    return inputs
 
 
 def _look(preparation: Preparation):
@@ -106,10 +124,9 @@ def _look(preparation: Preparation):
     files = None if trains else open_tokenizer(preparation.tokenizer).files
     inputs = find_inputs(list(preparation.inputs))
     field = check_field(inputs, preparation.field)
-    blocks = cut_into_blocks(inputs, field)
     attempt = uuid.uuid4().hex
     PartsFolder(output, attempt).open()
-    return blocks, field, attempt, files
+    return inputs, field, attempt, files
 
 
 def _publish(folder: PartsFolder, preparation: Preparation, tokenizer: Tokenizer) -> None:

@@ -14,8 +14,8 @@ from .readers import DocumentReader, Span, hint_of
 class ParquetReader(DocumentReader):
     """A Parquet file, read by the library pyarrow."""
 
-    def __init__(self, path: Path, field: str):
-        super().__init__(path, field)
+    def __init__(self, path: Path, field: str, name: Path | None = None):
+        super().__init__(path, field, name)
         self._file = open_parquet(path)
         self._kept: tuple = (None, None)  # a row group, and its column
 

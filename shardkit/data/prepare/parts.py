@@ -4,6 +4,7 @@
       <key>-<documents>-<tokens>-<checksum>.part   ends of documents, int64, then tokens
       claims-<attempt>/00000012                    empty: a rank of this attempt has taken block 12
       claims-<attempt>/failed                      empty: a rank has met an error
+      <key>.unpacked                               what a compressed input holds (unpacking.py)
       tokenizer-<key>.json                         a vocabulary that was trained for this output
       tokens.h5                                    the token file while it is put together
 

@@ -49,11 +49,13 @@ class Span:
 class DocumentReader(ABC):
     """Reads the documents of one file.
 
+    path    of the file that is read
     field   name of the field or column that holds the text
+    name    of the file in messages; None: its path
     """
 
-    def __init__(self, path: Path, field: str):
-        self.path = path
+    def __init__(self, path: Path, field: str, name: Path | None = None):
+        self.path, self.name = path, name or path
         self.field = field
 
     def spans(self, block_bytes: int) -> list[Span]:
@@ -88,11 +90,15 @@ class TextReader(DocumentReader):
             yield self._decoded(content[start:stop], first + start), first + stop == size
 
     def _decoded(self, content: bytes, at: int) -> str:
+        nul = content.find(b"\0")
+        if nul >= 0:
+            line = line_at(self.path, at + nul)
+            raise CorpusError(f"{self.name} is no text: line {line} holds a NUL byte")
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise CorpusError(
-                f"{self.path} line {line_at(self.path, at + error.start)} is not valid UTF-8; "
+                f"{self.name} line {line_at(self.path, at + error.start)} is not valid UTF-8; "
                 "iconv -t UTF-8 converts other encodings"
             ) from None
 
@@ -133,7 +139,7 @@ class JSONReader(DocumentReader):
             return text
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise CorpusError(
-                f"{self.path} line {line_at(self.path, at)} {self._fault(line, error)}"
+                f"{self.name} line {line_at(self.path, at)} {self._fault(line, error)}"
             ) from None
 
     def _fault(self, line: bytes, error: Exception) -> str:
