@@ -35,7 +35,7 @@ from .preparing import prepare_data
 from .progress import RunReport
 from .ranks import check_batch
 from .saves import Saves
-from .settings import RunConfiguration, settled
+from .settings import RunConfiguration, settled, with_steps
 from .stopping import Clock, Patience
 from .tracking import make_tracker
 from .validation import Validation
@@ -86,7 +86,7 @@ def train_run(
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks)
-        begin_run(run, settings, resume=resume)
+        begin_run(run, task.settings, resume=resume)
         if program is not None:
             program.run_folder, program.describe = (
                 folder,
@@ -98,8 +98,9 @@ def train_run(
 
 
 def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, resume: bool) -> Task:
-    """Make the task and its run folder, if these ranks can do the run. Collective. Errors: as
-    train_run.
+    """Make the task and its run folder, if these ranks can do the run. Collective.
+
+    The settings of the task have the steps of their epochs. Errors: as train_run.
     """
     folder = Path(settings.run.folder)
     check_batch(settings, backend.world_size)
@@ -108,7 +109,20 @@ def prepare_run(settings: RunConfiguration, backend: CommunicationBackend, *, re
         if backend.rank == 0:
             check_folder(folder, resume, settings.task_class)
     prepare_data(task, folder, backend, resume=resume)
-    return task
+    with collectively(backend):
+        return counted(settings).make_task()
+
+
+def counted(settings: RunConfiguration) -> RunConfiguration:
+    """Return the settings with the steps of their epochs, of the data of a run that is prepared.
+
+    Errors: as train_run, on this rank alone.
+    """
+    if settings.run.epochs is None:
+        return settings
+    task = settings.make_task()
+    task.open(Path(settings.run.folder))
+    return with_steps(settings, len(task.samples(TRAINING)))
 
 
 def begin_run(run: "TrainingRun", settings: RunConfiguration, *, resume: bool) -> None:

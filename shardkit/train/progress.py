@@ -55,7 +55,7 @@ class RunReport(Callback):
             f"{self._backend.world_size} ranks "
             f"({self._model.mesh.shape}), {about['shard_size']:,} on this one{mixed}; "
             f"{self._task.describe_data()}; "
-            f"{settings.batch.sequences} {self._task.sample} per step; "
+            f"{settings.batch.sequences} {self._task.sample} per step{_epochs_text(settings)}; "
             f"{bits_text(settings, self._backend.world_size)}; run folder {settings.run.folder}"
         )
         self._introduce_ranks()
@@ -172,3 +172,9 @@ class RunReport(Callback):
             f"{' '.join(f'{m:.0f}' for m in everyones[:8])}{' ...' if len(everyones) > 8 else ''} "
             "MiB"
         )
+
+
+def _epochs_text(settings) -> str:
+    """Return how many steps the epochs of a run take; "" for a run of given steps."""
+    run = settings.run
+    return "" if run.epochs is None else f"; {run.epochs:g} epochs are {run.steps:,} steps"

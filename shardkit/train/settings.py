@@ -7,7 +7,9 @@ Sections stand beside the code that reads them, and those of the training loop h
 """
 
 from dataclasses import dataclass, field, fields, make_dataclass
+from fractions import Fraction
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +36,12 @@ class Run:
     folder: str = setting("runs/run", "folder of checkpoints, metrics and the index of the data")
     steps: int = setting(
         300, "optimization steps in all, counted from the start of the run", "steps", minimum=1
+    )
+    epochs: float | None = setting(
+        None,
+        "passes over the training samples, in place of run.steps: as many steps as they take",
+        "epochs",
+        above=0.0,
     )
     seed: int = fixed(
         "the order of its data and its dropout follow from it",
@@ -232,6 +240,9 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
 
     Errors: ConfigurationError on a value that the run cannot take, with both values and the reason.
     """
+    _check_length(given)
+    if "run.steps" in given:
+        given = {"run.epochs": None, **given}
     wanted = stored.replace(given)
     for name, key in stored.keys().items():
         ours = _absolute(key, stored.value(name))
@@ -260,22 +271,45 @@ def first_settings(
 
     Errors: ConfigurationError, and those of Task.implied.
     """
+    _check_length(given)
     implied = configuration.task_class.implied(configuration().replace(given), given)
     return configuration().replace({**implied, **given})
+
+
+def _check_length(given: dict[str, Any]) -> None:
+    """Raise ConfigurationError if the length of a run is given twice."""
+    if "run.steps" in given and given.get("run.epochs") is not None:
+        raise ConfigurationError(
+            f"run.steps = {given['run.steps']} and run.epochs = {given['run.epochs']} both say how "
+            "long the run is; give one of them"
+        )
 
 
 def settled(settings: RunConfiguration) -> RunConfiguration:
     """Return the settings of a first start with absolute paths, and run.steps as decay_steps.
 
-    A longer run afterwards changes neither.
+    A longer run afterwards changes neither. The steps of epochs: see with_steps().
     """
     paths = {
         name: _absolute(key, settings.value(name))
         for name, key in settings.keys().items()
         if {"is_path", "made_absolute"} & key.metadata.keys()
     }
+    settings = settings.replace(paths)
+    return settings if settings.run.epochs is not None else _decaying(settings)
+
+
+def with_steps(settings: RunConfiguration, num_samples: int) -> RunConfiguration:
+    """Return settled settings with the steps that their epochs of so many samples take."""
+    if settings.run.epochs is None:
+        return settings
+    samples = Fraction(str(settings.run.epochs)) * num_samples  # 1.1 of 10 is 11, and no more
+    return _decaying(settings.replace({"run.steps": ceil(samples / settings.batch.sequences)}))
+
+
+def _decaying(settings: RunConfiguration) -> RunConfiguration:
     steps = settings.optimizer.decay_steps or settings.run.steps
-    return settings.replace({"optimizer.decay_steps": steps, **paths})
+    return settings.replace({"optimizer.decay_steps": steps})
 
 
 def _absolute(key, value):

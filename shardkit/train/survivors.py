@@ -12,7 +12,7 @@ from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
 from .elastic import ElasticTraining
 from .log import RankLog
-from .loop import RunResult, TrainingRun, begin_run, prepare_run
+from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
 from .ranks import check_batch
 from .settings import RunConfiguration, settled
 
@@ -99,6 +99,7 @@ class SurvivingRun:
         if self._run is not None:
             self._run.stream.close()
         with collectively(backend):
+            self._settings = counted(self._settings)
             task = self._left().make_task()
         self._run = TrainingRun(task, backend, self._signals, self._log, self._callbacks)
         if is_new:

@@ -15,9 +15,10 @@ from shardkit.task import survey
 from shardkit.task.load import load_task
 from shardkit.train import train_run
 from shardkit.train.evaluation import TrainedRun, evaluate
+from shardkit.train.folder import stored_settings
 from shardkit.train.loop import prepare_run
 from shardkit.train.prediction import predict
-from shardkit.train.settings import configuration_of, first_settings
+from shardkit.train.settings import configuration_of, first_settings, resumed, with_steps
 
 Configuration = configuration_of(load_task("table"))
 ROWS = 203
@@ -304,3 +305,40 @@ def test_a_wrong_row_that_any_rank_finds_stops_the_run_before_it_is_there(folder
         ):
             run(settings_of(folder, batch__sequences=48), num_ranks=ranks)
         assert not (folder / "run" / "data").exists()
+
+
+def test_epochs_are_as_many_steps_as_their_samples_take(folder, capsys):
+    """183 rows in batches of 16: 1.5 epochs end in the 18th step."""
+    given = {name: value for name, value in SMALL.items() if name != "run.steps"}
+    given |= {
+        "run.folder": str(folder / "run"),
+        "data.path": str(folder / "t.h5"),
+        "data.target": ["y"],
+        "data.features": ["x"],
+        "run.epochs": 1.5,
+    }
+    settings = first_settings(Configuration, given)
+    assert run(settings, num_ranks=2).steps == 18
+    assert "16 rows per step; 1.5 epochs are 18 steps;" in " ".join(capsys.readouterr().out.split())
+    stored = stored_settings(folder / "run")
+    assert (stored.run.steps, stored.run.epochs, stored.optimizer.decay_steps) == (18, 1.5, 18)
+    longer = resumed(stored, {"run.epochs": 2})
+    assert run(longer, resume=True).steps == 23
+    stored = stored_settings(folder / "run")
+    assert (stored.run.steps, stored.optimizer.decay_steps) == (23, 18)
+    in_steps = resumed(stored, {"run.steps": 24})
+    assert in_steps.run.epochs is None and run(in_steps, resume=True).steps == 24
+    for refuse in (
+        lambda: first_settings(Configuration, {**given, "run.steps": 3}),
+        lambda: resumed(stored, {"run.steps": 3, "run.epochs": 1.0}),
+    ):
+        with pytest.raises(ConfigurationError, match="run.steps = 3 and run.epochs = .* give one"):
+            refuse()
+
+
+@pytest.mark.parametrize(
+    "epochs, samples, steps", [(1.1, 10, 11), (1, 1, 1), (0.05, 10, 1), (3.0, 10**9, 3 * 10**9)]
+)
+def test_epochs_are_counted_exactly(epochs, samples, steps):
+    given = {"run.epochs": epochs, "batch.sequences": 1, "batch.micro_batch": 1}
+    assert with_steps(first_settings(Configuration, given), samples).run.steps == steps
