@@ -14,6 +14,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     activation,
     attention,
     dropout,
+    erf,
     flat,
     half,
     normalization,

@@ -3,7 +3,7 @@
 It knows nothing of ranks.
 """
 
-from . import init, models, operators, ops  # noqa: F401  operators: given to Tensor
+from . import init, methods, models, operators, ops  # noqa: F401  two of them: given to Tensor
 from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .buffer import Buffer
 from .context import ForwardContext, current_context, forward_context

@@ -9,9 +9,9 @@ import operator
 from ..errors import ShapeError
 from .autograd import Tensor
 from .ops.elementwise import add, compare, divide, multiply, negative, power, subtract
+from .ops.functions import abs
 from .ops.linear import matmul
-from .ops.reduction import mean, sum
-from .ops.shape import getitem, reshape, transpose
+from .ops.shape import getitem
 
 BINARY = {
     "add": add,
@@ -49,11 +49,6 @@ def _truth(self) -> bool:
     return bool(self.item())
 
 
-def _reshape(self, *shape):
-    """Return the elements in another shape, given as one tuple or as separate sizes."""
-    return reshape(self, shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
-
-
 for name, operation in BINARY.items():
     setattr(Tensor, f"__{name}__", operation)
     setattr(Tensor, f"__r{name}__", _reflected(operation))
@@ -61,13 +56,10 @@ for name in COMPARISONS:
     setattr(Tensor, f"__{name}__", _comparison(name))
 for name, convert in NUMBERS.items():
     setattr(Tensor, f"__{name}__", _number(convert))
+Tensor.__abs__ = abs
 Tensor.__bool__ = _truth
 Tensor.__contains__ = lambda self, value: bool((self == value).array.any())
 Tensor.__getitem__ = getitem
 Tensor.__iter__ = lambda self: (self[row] for row in range(len(self)))
 Tensor.__len__ = lambda self: len(self.array)
 Tensor.__neg__ = negative
-Tensor.mean = mean
-Tensor.reshape = _reshape
-Tensor.sum = sum
-Tensor.transpose = transpose

@@ -42,6 +42,15 @@ def gelu(x: Tensor) -> Tensor:
     return record(kernels.gelu(x.array), (x,), backward, needs=(x,))
 
 
+def erf_gelu(x: Tensor) -> Tensor:
+    """Return x/2 (1 + erf(x / sqrt 2)), the form that PyTorch calls approximate="none"."""
+
+    def backward(gradient, wanted):
+        return (kernels.erf_gelu_backward(gradient, x.array),)
+
+    return record(kernels.erf_gelu(x.array), (x,), backward, needs=(x,))
+
+
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return gelu(x + bias) without the sum in between; x [..., D], bias [D] of one dtype."""
     if x.ndim < 1 or bias.shape != x.shape[-1:] or bias.dtype != x.dtype:

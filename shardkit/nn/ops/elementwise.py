@@ -195,6 +195,16 @@ def maximum(x, y) -> Tensor:
 
     Equal elements share the gradient half and half; NaN gives it to both.
     """
+    return _extreme("maximum", operator.lt, x, y)
+
+
+def minimum(x, y) -> Tensor:
+    """Return the smaller of the two; ties and NaN as in maximum."""
+    return _extreme("minimum", operator.gt, x, y)
+
+
+def _extreme(name, loses, x, y):
+    """Return xp.name(x, y), where a gradient passes by an operand that loses(it, the other)."""
     form_x, form_y = form(x), form(y)
 
     def backward(gradient, wanted):
@@ -203,16 +213,15 @@ def maximum(x, y) -> Tensor:
         half = gradient * 0.5
         is_tie = a == b
         return (
-            fit(xp.where(is_tie, half, xp.where(a < b, 0, gradient)), form_x)
+            fit(xp.where(is_tie, half, xp.where(loses(a, b), 0, gradient)), form_x)
             if wanted[0]
             else None,
-            fit(xp.where(is_tie, half, xp.where(b < a, 0, gradient)), form_y)
+            fit(xp.where(is_tie, half, xp.where(loses(b, a), 0, gradient)), form_y)
             if wanted[1]
             else None,
         )
 
-    a, b = array_of(x), array_of(y)
-    return record(_compute("maximum", a, b), (x, y), backward, needs=(x, y))
+    return record(_compute(name, array_of(x), array_of(y)), (x, y), backward, needs=(x, y))
 
 
 def where(condition, x, y) -> Tensor:

@@ -40,9 +40,19 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
 
 def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
     """Return the largest element over dim; equal ones share the gradient (as in torch.amax)."""
+    return _extreme("max", x, dim, keepdim)
+
+
+def min(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Return the smallest element over dim; equal ones share the gradient (as in torch.amin)."""
+    return _extreme("min", x, dim, keepdim)
+
+
+def _extreme(name, x, dim, keepdim):
+    """Return x.name() over dim."""
     dims = reduced_dims(x, dim)
-    _count(x, dims, "max")
-    y = x.array.max(axis=dims, keepdims=True)
+    _count(x, dims, name)
+    y = getattr(x.array, name)(axis=dims, keepdims=True)
 
     def backward(gradient, wanted):
         chosen = (x.array == y).astype(gradient.dtype)
@@ -52,6 +62,16 @@ def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
     return record(
         y if keepdim else y.squeeze(axis=dims), (x,), backward, needs=(x,), needs_output=True
     )
+
+
+def any(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Return whether an element over dim is not 0: booleans, which take no gradient."""
+    return Tensor(x.array.astype(bool).any(axis=reduced_dims(x, dim), keepdims=keepdim))
+
+
+def all(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Return whether all elements over dim are not 0: booleans, which take no gradient."""
+    return Tensor(x.array.astype(bool).all(axis=reduced_dims(x, dim), keepdims=keepdim))
 
 
 def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -81,7 +101,7 @@ def reduced_dims(x, dim) -> tuple[int, ...]:
     Errors: ShapeError on one that does not exist or comes twice.
     """
     dims = tuple(range(x.ndim)) if dim is None else (dim,) if isinstance(dim, int) else tuple(dim)
-    if any(not -x.ndim <= d < x.ndim for d in dims):
+    if not set(dims) <= set(range(-x.ndim, x.ndim)):
         raise ShapeError(
             f"dim {dim} of a tensor of shape {x.shape}; wanted dims from {-x.ndim} to {x.ndim - 1}"
         )

@@ -1,0 +1,42 @@
+"""Running sums and products along a dimension."""
+
+from ...array.backend import xp_of
+from ...array.dtypes import is_floating
+from ...array.halves import rounded, widened
+from ..autograd import Tensor, record
+from .reduction import reduced_dims
+
+
+def cumsum(x: Tensor, dim: int) -> Tensor:
+    """Return y with y[i] = x[0] + ... + x[i] along dim; the gradient sums from the end."""
+    (dim,) = reduced_dims(x, dim)
+    xp = xp_of(x.array)
+    dtype = x.dtype
+
+    def backward(gradient, wanted):
+        turned = xp.flip(widened(gradient), dim)
+        return (rounded(xp.flip(turned.cumsum(axis=dim), dim), dtype),)
+
+    y = widened(x.array).cumsum(axis=dim)
+    return record(rounded(y, dtype) if is_floating(dtype) else y, (x,), backward)
+
+
+def cumprod(x: Tensor, dim: int) -> Tensor:
+    """Return y with y[i] = x[0] ... x[i] along dim.
+
+    The gradient of x[i] is the product of all before it times r[i] = g[i] + x[i + 1] r[i + 1]:
+    nothing is divided, so that it is right where elements are 0.
+    """
+    (dim,) = reduced_dims(x, dim)
+    xp = xp_of(x.array)
+    dtype = x.dtype
+
+    def backward(gradient, wanted):
+        rows = xp.moveaxis(widened(x.array), dim, 0)
+        result = xp.moveaxis(widened(gradient), dim, 0).copy()
+        for i in range(len(rows) - 2, -1, -1):
+            result[i] += rows[i + 1] * result[i + 1]
+        result[1:] *= rows[:-1].cumprod(axis=0)
+        return (rounded(xp.moveaxis(result, 0, dim), dtype),)
+
+    return record(rounded(widened(x.array).cumprod(axis=dim), dtype), (x,), backward, needs=(x,))

@@ -1,0 +1,131 @@
+"""Numbers that describe many: products, norms, deviations, and the logarithm of a sum of exp.
+
+dim is None (all dimensions), an int or a tuple; keepdim leaves a size of 1 in its place. Half
+floats are computed in float32.
+"""
+
+from math import inf
+from math import prod as product
+
+import numpy
+
+from ...array.backend import xp_of
+from ...array.dtypes import wide
+from ...array.halves import rounded, widened
+from ...errors import ShapeError
+from ..autograd import Tensor, record
+from .functions import abs, square
+from .reduction import max, reduced_dims, sum, variance
+from .shape import cast, permute, reshape
+
+
+def prod(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Return the product over dim; the gradient of an element is the product of the others.
+
+    It is right where elements are 0: the others' product is that of all before times all after.
+    """
+    dims = reduced_dims(x, dim)
+    kept = [d for d in range(x.ndim) if d not in dims]
+    sizes = [x.shape[d] for d in kept]
+    rows = reshape(permute(x, (*kept, *dims)), (*sizes, product([x.shape[d] for d in dims])))
+    shape = [1 if d in dims else size for d, size in enumerate(x.shape)] if keepdim else sizes
+    return reshape(_row_products(rows), shape)
+
+
+def _row_products(x):
+    """Return the products [...] of the rows of x [..., n]."""
+    xp = xp_of(x.array)
+    dtype = x.dtype
+
+    def backward(gradient, wanted):
+        rows = widened(x.array)
+        ones = xp.ones((*rows.shape[:-1], 1), rows.dtype)
+        before = xp.concatenate([ones, rows[..., :-1]], axis=-1)[..., : rows.shape[-1]]
+        after = xp.concatenate([rows[..., 1:], ones], axis=-1)[..., : rows.shape[-1]]
+        others = before.cumprod(axis=-1) * after[..., ::-1].cumprod(axis=-1)[..., ::-1]
+        return (rounded(widened(gradient)[..., None] * others, dtype),)
+
+    y = widened(x.array).prod(axis=-1, dtype=wide(dtype))
+    return record(rounded(xp.asarray(y), dtype), (x,), backward, needs=(x,))
+
+
+def logsumexp(x: Tensor, dim=None, keepdim=False) -> Tensor:
+    """Return the logarithm of the sum of exp(x) over dim, without overflow for any x.
+
+    The gradient is softmax(x). Errors: ShapeError over no elements.
+    """
+    dims = reduced_dims(x, dim)
+    _check_count("logsumexp", x, dims, 0)
+    xp = xp_of(x.array)
+    dtype = x.dtype
+    array = widened(x.array)
+    top = array.max(axis=dims, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0)
+    with numpy.errstate(divide="ignore"):  # the logarithm of 0; CuPy never warns
+        y = top + xp.log(xp.exp(array - top).sum(axis=dims, keepdims=True))
+
+    def backward(gradient, wanted):
+        gradient = widened(gradient).reshape(y.shape)
+        return (rounded(gradient * xp.exp(widened(x.array) - y), dtype),)
+
+    result = rounded(y, dtype) if keepdim else rounded(y.squeeze(axis=dims), dtype)
+    return record(result, (x,), backward, needs=(x,), needs_output=True)
+
+
+def var(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
+    """Return the squared distances from the mean, summed over dim, by count - correction.
+
+    correction  1: unbiased (PyTorch's default); 0: the mean, which is ops.variance
+    Errors: ShapeError unless there are more elements than correction.
+    """
+    count = _check_count("var", x, reduced_dims(x, dim), correction)
+    wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
+    y = variance(wider, dim, keepdim) * (count / (count - correction))
+    return y if wider is x else cast(y, x.dtype)
+
+
+def std(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
+    """Return the square root of var; where that is 0, the gradient is 0."""
+    return _root(var(x, dim, correction, keepdim))
+
+
+def norm(x: Tensor, p: float = 2, dim=None, keepdim=False) -> Tensor:
+    """Return the p-norm of the elements over dim.
+
+    p        1: the sum of magnitudes; 2: the root of the sum of squares, whose gradient is 0 where
+             it is 0; inf: the largest magnitude, where equal ones share the gradient
+    Errors: ShapeError on another p.
+    """
+    if p not in (1, 2, inf):
+        raise ShapeError(f"norm with p = {p!r}; wanted 1, 2 or math.inf")
+    wider = cast(x, wide(x.dtype)) if x.dtype != wide(x.dtype) else x
+    if p == 1:
+        y = sum(abs(wider), dim, keepdim)
+    elif p == 2:
+        y = _root(sum(square(wider), dim, keepdim))
+    else:
+        y = max(abs(wider), dim, keepdim)
+    return y if wider is x else cast(y, x.dtype)
+
+
+def _root(x):
+    """Return the square root of x, with the gradient 0 where it is 0."""
+    xp = xp_of(x.array)
+    y = xp.sqrt(x.array)
+
+    def backward(gradient, wanted):
+        is_zero = y == 0
+        return (xp.where(is_zero, 0, gradient / (2 * xp.where(is_zero, 1, y))),)
+
+    return record(y, (x,), backward, needs_output=True)
+
+
+def _check_count(name, x, dims, correction):
+    """Return how many elements are reduced into one, more than `correction`."""
+    count = product([x.shape[d] for d in dims])
+    if count <= correction:
+        raise ShapeError(
+            f"{name} over dims {dims} of a tensor of shape {x.shape}, which has {count} elements "
+            f"there; wanted more than {correction}"
+        )
+    return count
