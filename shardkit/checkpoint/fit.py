@@ -10,13 +10,13 @@ The user is told what is unused or missing. A load of the parameters alone begin
 """
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import CheckpointError, ConfigurationError
 from ..optim.description import rule_text
 from .format.description import state_since
 
-_MODEL, _OPTIMIZER = "model/", "optimizer/"
+_MODEL, _OPTIMIZER, _BUFFERS = "model/", "optimizer/", "buffers/"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Wanted:
     num_features  of its input; None: it has no input features
     optimizer     its rule, as describe_rule() returns it
     can_be_late   the rule can handle state that began after the run did
-    only          "model": take the parameters alone; None: go on with everything
+    only          "model": take parameters and buffers alone; None: go on with everything
+    buffers       {path: dtype} of its buffers, which are in `shapes` too
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -39,10 +40,7 @@ class Wanted:
     optimizer: dict
     can_be_late: bool
     only: str | None = None
-
-    def taken(self, owned) -> list:
-        """Return those of the (tensor path, Piece, array) that are to be filled."""
-        return [part for part in owned if self.only is None or part[0].startswith(_MODEL)]
+    buffers: dict[str, str] = field(default_factory=dict)
 
     def fit(self, where: str, description: dict, stored: dict, dtypes: dict[str, str]) -> "Fit":
         """Compare with what is stored.
@@ -57,17 +55,51 @@ class Wanted:
         kept = state_names(self.shapes)
         missing = [name for name in kept if name not in there]
         unused = [name for name in there if name not in kept]
+        missing_buffers = self._missing_buffers(where, stored, dtypes)
+        stored = _without_buffers(stored)
         left_out = {*missing, *unused, *(kept if self.only else ())}
         stored = _without_state(stored, left_out)
         stored_dtypes = {dtypes[tensor] for tensor in stored}
         check_same_tensors(
-            where, stored, stored_dtypes, _without_state(self.shapes, left_out), self.dtype
+            where,
+            stored,
+            stored_dtypes,
+            _without_state(_without_buffers(self.shapes), left_out),
+            self.dtype,
         )
         self._check_features(where, description["active_features"])
-        fit = Fit(where, description, self.model, self.optimizer, missing, unused, only=self.only)
+        fit = Fit(
+            where,
+            description,
+            self.model,
+            self.optimizer,
+            missing,
+            unused,
+            only=self.only,
+            missing_buffers=missing_buffers,
+        )
         if self.only is None and missing and fit.num_updates:
             self._check_age(fit, [name for name in kept if name in there])
         return fit
+
+    def _missing_buffers(self, where: str, stored: dict, dtypes: dict[str, str]) -> list[str]:
+        """Return the paths of all buffers if none is stored, as in checkpoints of older models.
+
+        Errors: CheckpointError if some are stored, and not the model's.
+        """
+        there = {tensor: shape for tensor, shape in stored.items() if tensor.startswith(_BUFFERS)}
+        if not there:
+            return list(self.buffers)
+        here = {tensor: self.shapes[tensor] for tensor in self.buffers}
+        for tensor in sorted(here.keys() | there.keys()):
+            check_same_tensors(
+                where,
+                {tensor: there[tensor]} if tensor in there else {},
+                {dtypes[tensor]} if tensor in there else set(),
+                {tensor: here[tensor]} if tensor in here else {},
+                self.buffers.get(tensor, ""),
+            )
+        return []
 
     def _check_features(self, where: str, active: list[int] | None) -> None:
         """Raise CheckpointError if the stored model uses features that this one does not have."""
@@ -108,6 +140,7 @@ class Fit:
 
     missing_state   names that the rule keeps and the checkpoint lacks
     unused_state    names that the checkpoint holds and the rule does not keep
+    missing_buffers paths of buffers that the model has and the checkpoint lacks: all or none
     """
 
     where: str
@@ -117,6 +150,16 @@ class Fit:
     missing_state: list[str]
     unused_state: list[str]
     only: str | None = None
+    missing_buffers: list[str] = field(default_factory=list)
+
+    def taken(self, owned) -> list:
+        """Return those of the (tensor path, Piece, array) that are to be filled."""
+        return [part for part in owned if self._takes(part[0])]
+
+    def _takes(self, tensor: str) -> bool:
+        if tensor in self.missing_buffers:
+            return False
+        return self.only is None or not tensor.startswith(_OPTIMIZER)
 
     @property
     def old_rule(self) -> str:
@@ -164,6 +207,12 @@ class Fit:
         for difference in (self._model_difference(), self._rule_difference()):
             if difference:
                 warnings.warn(f"{self.where} was written under {difference}", stacklevel=4)
+        if self.missing_buffers:
+            names = ", ".join(tensor.removeprefix(_BUFFERS) for tensor in self.missing_buffers)
+            warnings.warn(
+                f"{self.where} holds no buffers; {names} begin with their initial values",
+                stacklevel=4,
+            )
 
     def _model_difference(self) -> str:
         """Name settings that shapes do not show, such as the number of heads.
@@ -219,6 +268,10 @@ def _state_of(tensor: str) -> str | None:
 
 def _without_state(shapes: dict, names: set[str]) -> dict:
     return {tensor: shape for tensor, shape in shapes.items() if _state_of(tensor) not in names}
+
+
+def _without_buffers(shapes: dict) -> dict:
+    return {name: shape for name, shape in shapes.items() if not name.startswith(_BUFFERS)}
 
 
 def _check_state(where: str, description: dict, stored: dict) -> None:

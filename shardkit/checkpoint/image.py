@@ -134,7 +134,7 @@ def load_image(data: bytes, owned, wanted: Wanted, backend: CommunicationBackend
         shapes = {tensor: array.shape for tensor, array in tensors.items()}
         dtypes = {tensor: str(array.dtype) for tensor, array in tensors.items()}
         fit = wanted.fit("the image", description, shapes, dtypes)
-    for tensor, piece, array in wanted.taken(owned):
+    for tensor, piece, array in fit.taken(owned):
         if tensor in tensors:
             _fill(array, tensors[tensor][piece.box.slices()].reshape(-1))
         else:

@@ -87,7 +87,7 @@ class Saving:
         self._path = self._temporary / rank_file_name(backend.rank)
         self._boxes: list[StoredBox] = []  # of this rank
         self._records: dict[str, dict] = {}  # what the manifest says about files
-        self._scalars: dict[str, float] = {}  # values of tensors of shape ()
+        self._scalars: dict[str, float | int] = {}  # values of tensors of shape ()
         self._gathered: list | None = None  # on one rank: boxes, records and scalars of all ranks
 
     def save(self, owned) -> str:
@@ -139,7 +139,7 @@ class Saving:
     def _form(self, tensor: str, piece: Piece, array) -> tuple:
         """Return (tensor path, Piece, dtype), and note the value of a scalar."""
         if piece.global_shape == ():
-            self._scalars[tensor] = float(to_host(array)[0])
+            self._scalars[tensor] = to_host(array)[0].item()
         return tensor, piece, str(array.dtype)
 
     def write(self, owned, cancelled: threading.Event | None = None) -> None:

@@ -41,7 +41,6 @@ def load_from(
     returns     what was read, how it fits, and why newer checkpoints were passed over
     Errors, on all ranks: FileNotFoundError, PermissionError, OSError, CheckpointError.
     """
-    owned = wanted.taken(owned)
     with collectively(backend):
         is_folder = is_transformers_folder(path) if backend.rank == 0 else None
     if backend.broadcast_object(is_folder, 0):

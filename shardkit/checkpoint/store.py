@@ -217,19 +217,22 @@ class CheckpointStore:
         """Fill the owned arrays from the newest valid checkpoint, and return it. Collective.
 
         owned       (tensor path, Piece, 1-D array) each
-        check       function (Checkpoint): raises CheckpointError if it does not go with the model;
-                    the checkpoint is then refused, not passed over
+        check       function (Checkpoint) -> Fit, which says what is filled; None: everything. It
+                    raises CheckpointError if it does not go with the model; the checkpoint is then
+                    refused, not passed over
         expendable  the arrays may hold anything after an error: each byte is then read once, and
                     verified on the way. Otherwise everything is verified before anything is filled.
         Errors: as newest_that.
         """
 
         def load(checkpoint: Checkpoint):
+            fit = check(checkpoint)
+            taken = owned if fit is None else fit.taken(owned)
             if expendable:
-                return checkpoint.read_verified(owned, backend, self.copies)
+                return checkpoint.read_verified(taken, backend, self.copies)
             verify_together(checkpoint, backend)
             with collectively(backend):
-                checkpoint.read_into(owned, self.copies)
+                checkpoint.read_into(taken, self.copies)
 
         return self.newest_that(load, backend, check)
 

@@ -66,7 +66,16 @@ class Buffer(Tensor):
     Errors: ConfigurationError on another dtype.
     """
 
-    __slots__ = ("name", "seed", "init", "_shape", "_dtype", "_array", "_is_released")
+    __slots__ = (
+        "name",
+        "seed",
+        "init",
+        "_shape",
+        "_dtype",
+        "_array",
+        "_is_released",
+        "_is_sharded",
+    )
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
         self._begin(requires_grad=False)
@@ -80,7 +89,7 @@ class Buffer(Tensor):
         self.name: str | None = None
         self.seed: int | None = None
         self._array = None
-        self._is_released = False
+        self._is_released = self._is_sharded = False
 
     # ---- what it is, without making the array ----------------------------------------------------
 
@@ -109,6 +118,11 @@ class Buffer(Tensor):
     def is_released(self) -> bool:
         """True on ranks that do not compute with it."""
         return self._is_released
+
+    @property
+    def is_sharded(self) -> bool:
+        """True once it belongs to a sharded model, or is a copy of one that does."""
+        return self._is_sharded
 
     # ---- values ----------------------------------------------------------------------------------
 
@@ -157,12 +171,13 @@ class Buffer(Tensor):
         assert array.shape == self._shape and array.dtype == self._dtype
         self._array = array
         self._is_released = False
+        self._is_sharded = True
         self._memory.version += 1
 
     def release(self):
         """Give up the memory: other ranks hold the values."""
         self._array = None
-        self._is_released = True
+        self._is_released = self._is_sharded = True
 
     def renew(self):
         """Return to the initial values, where it is held. On other ranks nothing changes."""
@@ -244,6 +259,7 @@ class Buffer(Tensor):
         copied.seed = self.seed
         copied._array = copy.deepcopy(self._array, memo)
         copied._is_released = self._is_released
+        copied._is_sharded = self._is_sharded
         return copied
 
     @property
@@ -253,6 +269,10 @@ class Buffer(Tensor):
     def __repr__(self):
         state = "fresh" if self.is_fresh else "elsewhere" if self._is_released else "held"
         return f"Buffer({self.name!r}, {self._shape}, {self._dtype}, {state})"
+
+
+def unobserved(buffer: Buffer, observation: Observation) -> None:
+    """Take an observation and forget it: of a second forward of a micro-batch, or of a trial."""
 
 
 def weight_of(observation: Observation) -> float:

@@ -16,7 +16,9 @@ from itertools import accumulate
 from ...layout.box import Box
 
 SEGMENT_BYTES = 1 << 20
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2}  # the dtypes that a checkpoint may hold
+
+# the dtypes that a checkpoint may hold; integers are of buffers alone
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "int64": 8, "int32": 4}
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,11 +145,12 @@ class TransformersFolder:
         """Fill 1-D arrays of this rank. Collective.
 
         owned   (tensor path, Piece, 1-D array) each; optimizer state becomes zero
-        check   function (folder): raises CheckpointError if it does not go with the model
+        check   function (folder) -> Fit, which says what is filled; raises CheckpointError if it
+                does not go with the model
         Errors, on all ranks: CheckpointError, OSError; nothing is filled if one refuses.
         """
         with collectively(backend):
-            check(self)
+            owned = check(self).taken(owned)
             for path in {tensor.path for tensor in self._by_name.values()}:
                 path.open("rb").close()
         with collectively(backend):

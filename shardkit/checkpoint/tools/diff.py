@@ -81,7 +81,7 @@ def compare(
         {
             tensor: entry
             for tensor, entry in checkpoint.manifest["tensors"].items()
-            if not model_only or tensor.startswith("model/")
+            if not model_only or tensor.startswith(("model/", "buffers/"))
         }
         for checkpoint in (a, b)
     ]

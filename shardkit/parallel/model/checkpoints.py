@@ -137,7 +137,7 @@ class Checkpoints:
             )
         except (CheckpointError, OSError):  # on all ranks
             if weights.is_initial:  # then arrays may be half filled, and are made again
-                weights.start_over()
+                self._engine.state.start_over()
             raise
 
     def _wanted(self, only: str | None) -> Wanted:
@@ -153,12 +153,15 @@ class Checkpoints:
             describe_rule(state.rule),
             isinstance(state.rule, RatedRule),
             only,
+            state.buffers.dtypes(),
         )
 
     def adopt(self, fit: Fit) -> None:
         """Go on from the arrays that were filled, and warn on rank 0 of what was not."""
         if fit.only is not None:
             self._engine.state.clear()
+        if fit.missing_buffers:
+            self._engine.buffers.start_over()
         self.go_on_from(fit.goes_on_from())
         if self.world.rank == 0:
             fit.warn()

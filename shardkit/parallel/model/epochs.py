@@ -99,17 +99,19 @@ class Epochs:
 
 
 class BestEpoch:
-    """What this rank owns of the parameters of the best epoch so far."""
+    """What this rank owns of the parameters and buffers of the best epoch so far."""
 
     def __init__(self):
-        self._parameters = None
+        self._parameters = self._buffers = None
 
     def keep(self, model: ShardedModel) -> None:
-        """Keep the model's parameters. No communication."""
+        """Keep the model's parameters and buffers. No communication."""
         self._parameters = model.engine.weights.copy_owned()
+        self._buffers = model.engine.buffers.copies()
 
     def put_back(self, model: ShardedModel) -> None:
-        """Give the model the parameters that were kept. Collective."""
+        """Give the model the parameters and buffers that were kept. Collective."""
+        model.engine.buffers.put_back(self._buffers)
         model.engine.weights.put_back(self._parameters)
 
 

@@ -16,7 +16,7 @@ import numpy
 
 from ...array.backend import is_device_array, to_host
 from ...layout.policy import Policy
-from ...nn.module import Module, Parameter, blocks_of, configuration_of
+from ...nn.module import Buffer, Module, Parameter, blocks_of, configuration_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment
@@ -58,7 +58,11 @@ def _facts_of_model(model, seed):
         f"parameter {name}": _describe_parameter(parameter, seed)
         for name, parameter in model.named_parameters().items()
     }
-    return {**sizes, **blocks, **modules, **parameters}
+    buffers = {
+        f"buffer {name}": _describe_buffer(buffer, seed)
+        for name, buffer in model.named_buffers().items()
+    }
+    return {**sizes, **blocks, **modules, **parameters, **buffers}
 
 
 def _describe_parameter(parameter: Parameter, seed) -> str:
@@ -69,6 +73,15 @@ def _describe_parameter(parameter: Parameter, seed) -> str:
         return f"{kind}, {describe(parameter.init)} of seed {seed}"
     is_whole = parameter.claim is None and not parameter.is_released
     return f"{kind}, values {_checksum(parameter.array)}" if is_whole else kind
+
+
+def _describe_buffer(buffer: Buffer, seed) -> str:
+    """Return its shape, dtype, and the origin of its values, unless they are a sharded model's."""
+    kind = f"{buffer.shape} {buffer.dtype}"
+    if buffer.is_fresh:
+        seed = seed if buffer.seed is None else buffer.seed
+        return f"{kind}, {describe(buffer.init)} of seed {seed}"
+    return kind if buffer.is_sharded else f"{kind}, values {_checksum(buffer.array)}"
 
 
 def describe(value) -> str:

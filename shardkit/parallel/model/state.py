@@ -12,6 +12,7 @@ from ...comm.same import check_same
 from ...errors import ShardingError
 from ...nn.module import Module
 from ...optim.late import on_state_since
+from ..step.buffers import Buffers
 from ..step.numerics import LossScale
 from ..step.votes import Skips
 from ..tensor.claims import is_counted
@@ -22,6 +23,7 @@ class State:
     """All that a checkpoint of one model holds.
 
     weights         of the same model (weights.py)
+    buffers         of the same model (step/buffers.py)
     rule            the optimizer rule that the next step applies
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
@@ -34,10 +36,12 @@ class State:
         model: Module,
         world: CommunicationBackend,
         weights,
+        buffers: Buffers,
         rule,
         loss_scale: LossScale,
     ):
         self.weights, self.rule = weights, rule
+        self.buffers = buffers
         self.loss_scale = loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
@@ -56,7 +60,7 @@ class State:
         No communication. Parameters that several tensor ranks hold are here on each of them: a rank
         reads these.
         """
-        return self.weights.boxes_of(self._owned_arrays())
+        return self.weights.boxes_of(self._owned_arrays()) + self.buffers.boxes()
 
     def counted_boxes(self) -> list[tuple]:
         """Return the same without replicas: over all ranks they tile every tensor exactly once.
@@ -66,7 +70,8 @@ class State:
         self.weights.check()
         parameters = self._model.named_parameters()
         boxes = self.weights.boxes_of(self._owned_arrays(), with_copies=False)
-        return [box for box in boxes if is_counted(parameters[box[1].name])]
+        counted = [box for box in boxes if is_counted(parameters[box[1].name])]
+        return counted + self.buffers.boxes(counted=True)
 
     def _owned_arrays(self) -> dict:
         states = {
@@ -77,13 +82,19 @@ class State:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return {path in the checkpoint: global shape} of everything a checkpoint holds."""
-        return {
+        shapes = {
             f"{group}/{name}": parameter.global_shape
             for group in self._owned_arrays()
             for name, parameter in self._model.named_parameters().items()
         }
+        return shapes | self.buffers.shapes()
 
     # ---- going on from elsewhere -----------------------------------------------------------------
+
+    def start_over(self) -> None:
+        """Make parameters, optimizer state and buffers as the seed makes them."""
+        self.buffers.start_over()
+        self.weights.start_over()
 
     def restore(
         self,

@@ -18,6 +18,7 @@ from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, StagesError
 from ...layout.cuts import balanced_stages
 from ...nn.autograd import Tensor, backward_inputs
+from ...nn.buffer import unobserved
 from ...nn.context import ForwardContext, forward_context
 from ...nn.init import Fill
 from ...nn.loss import as_loss
@@ -109,7 +110,7 @@ def _seconds_per_block(model, criterion, x, y) -> list[float]:
     inputs = []
     outputs = []
     seconds = [0.0] * len(blocks)
-    with forward_context(ForwardContext(training=True)):
+    with forward_context(ForwardContext(training=True, observer=unobserved)):
         for number, block in enumerate(blocks):
             began = time.perf_counter()
             inputs.append(Tensor(x, requires_grad=x.dtype.kind == "f"))

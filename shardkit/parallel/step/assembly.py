@@ -31,6 +31,7 @@ from ..pipeline.stages import Place, Stages
 from ..pipeline.transfer import Transfers
 from ..settings import ShardingConfiguration
 from ..tensor.plan import apply_plan, check_plan, default_plan
+from .buffers import Buffers, check_buffers
 from .executor import Executor, Runtime
 from .flow import Flow
 from .numerics import LossScale, Numerics
@@ -101,6 +102,7 @@ class Assembly:
             wire_dtype=config.gradient_compression,
         )
         units = _units(plan, mesh, pools, movement)
+        buffers = Buffers(model, mesh, plan.stages, plan.device)
         plain, ahead = _runtimes(config, mesh, plan.stages, units, pools, movement, plan.numerics)
         weights = Weights(
             model,
@@ -122,7 +124,7 @@ class Assembly:
             plain,
             ahead,
             weights,
-            State(model, mesh.world, weights, plan.rule, plan.loss_scale),
+            State(model, mesh.world, weights, buffers, plan.rule, plan.loss_scale),
         )
 
 
@@ -154,6 +156,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
+    check_buffers(model, stages)
     programs = Programs.of(
         order,
         stages,

@@ -67,6 +67,7 @@ class Engine:
         self.memory = parts.pools
         self.weights = parts.weights
         self.state = parts.state
+        self.buffers = parts.state.buffers
         self.units_by_place = parts.units
         self.units = list(parts.units.values())
         self._programs = parts.programs
@@ -163,8 +164,8 @@ class Engine:
 
     def accumulate(self, x, y) -> float:
         """Go forward and backward only; the local gradients are added to those of earlier calls."""
-        batch, inputs = self._prepare(x, y)
-        inputs = replace(inputs, first_gradient=self._micro_batches_pending)
+        first = self._micro_batches_pending
+        batch, inputs = self._prepare(x, y, first_gradient=first)
         results = self.runtime.run(self._program.local, inputs)
         self._check_failures(results)
         self._micro_batches_pending += self.config.micro_batches
@@ -232,15 +233,18 @@ class Engine:
         return self._micro_batches_pending > 0
 
     def drop_gradients(self):
-        """Forget accumulated and reduced gradients. No communication."""
+        """Forget accumulated and reduced gradients, and what buffers observed. No communication."""
         for unit in self.units:
             unit.gradients.drop()
+        self.buffers.drop()
         self._items_pending = 0.0
         self._micro_batches_pending = 0
 
     # ---- one step --------------------------------------------------------------------------------
 
-    def _prepare(self, x, y, loss=None, ballot: Ballot | None = None) -> tuple[AgreedBatch, Inputs]:
+    def _prepare(
+        self, x, y, loss=None, ballot: Ballot | None = None, first_gradient: int = 0
+    ) -> tuple[AgreedBatch, Inputs]:
         """Agree on the batch, and cut this rank's part into micro-batches."""
         self.weights.check()
         num = self.config.micro_batches
@@ -257,9 +261,10 @@ class Engine:
                     seed=self.config.seed,
                     step=self.state.step_number,
                     first_sample=batch.first_sample + start,
+                    observer=self.buffers.observer(first_gradient + number),
                 ),
             )
-            for start in range(0, num * size, size)
+            for number, start in enumerate(range(0, num * size, size))
         )
         return batch, Inputs(
             micro_batches,
@@ -267,6 +272,7 @@ class Engine:
             batch.form,
             loss_scale=self.loss_scale.value,
             gradient_scale=self._gradient_scale(batch.items),
+            first_gradient=first_gradient,
             update=Update(self.state.next_update),
         )
 
@@ -305,6 +311,7 @@ class Engine:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
             self.runtime.run(self._program.step, Inputs(update=update))
+            self.buffers.apply()
         else:
             self.drop_gradients()
             raise_failure(self.mesh.world, computed.failure)

@@ -5,15 +5,17 @@ tape of its own.
     B   gradient of output --> gradient of x    forward again first, if only x was kept
     W   what the tape still owes to parameters
 
-A second forward has the same dropout masks, for they depend on seed, step and sample alone.
+A second forward has the same dropout masks, for they depend on seed, step and sample alone, and
+what its buffers observe does not count.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...array.arena import Arena
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
+from ...nn.buffer import unobserved
 from ...nn.context import forward_context
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
@@ -61,24 +63,24 @@ class Work:
 
     def forward(self, place: Place, m: int, x, inputs: Inputs):
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
+        context = inputs.micro_batches[m].context
         graph = UnitGraph(Tensor(x, requires_grad=place != self._first and is_floating(x.dtype)))
         if inputs.loss is not None and self._keep_activations:
-            output = graph.output = self._compute(place, m, graph.input, inputs)
+            output = graph.output = self._compute(place, m, graph.input, inputs, context)
         else:
             with no_grad():
-                output = self._compute(place, m, graph.input, inputs)
+                output = self._compute(place, m, graph.input, inputs, context)
         if inputs.loss is not None:
             self._graphs[place, m] = graph
         return output.array
 
-    def _compute(self, place, m, x, inputs) -> Tensor:
+    def _compute(self, place, m, x, inputs, context) -> Tensor:
         """Run the unit's blocks, and after the last unit the loss, summed over the items."""
-        micro_batch = inputs.micro_batches[m]
-        with forward_context(micro_batch.context):
+        with forward_context(context):
             for block in self.units[place].plan.blocks:
                 x = block(x)
             if place == self._last and inputs.loss is not None:
-                return inputs.loss.total(x, micro_batch.y)
+                return inputs.loss.total(x, inputs.micro_batches[m].y)
             return x
 
     def backward(self, place: Place, m: int, gradient, inputs: Inputs):
@@ -88,7 +90,8 @@ class Work:
         """
         graph = self._graphs[place, m]
         if graph.output is None:
-            graph.output = self._compute(place, m, graph.input, inputs)
+            again = replace(inputs.micro_batches[m].context, observer=unobserved)
+            graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
         graph.weight_gradients = backward_inputs(graph.output, gradient)
