@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,8 +103,13 @@ def _generate(known, overrides) -> int:
             with collectively(backend):
                 own = None if known.tokenizer is None else open_tokenizer(known.tokenizer)
                 tokenizer = tokenizer_of(files) if own is None else own
-            how |= {"stop": known.stop, "seed": known.seed}
+            is_shown = backend.rank == 0 and _is_watched(known, prompts)
+            if is_shown:
+                _show_piece(prompts[0])
+            show = _show_piece if is_shown else None
+            how |= {"stop": known.stop, "seed": known.seed, "show": show}
             texts = write_texts(model, tokenizer, prompts, known.tokens, **how)
+            texts = [""] if is_shown else texts  # what is left of it is the line end
         if backend.rank == 0:
             _show(prompts, texts, as_json=known.json)
         model.close()
@@ -118,6 +124,15 @@ def _prompts(known) -> list[str]:
     if not prompts and known.numbers:
         raise ConfigurationError("--numbers wants --prompt=5,3,8 or --prompt-file=FILE")
     return prompts or ["def "]
+
+
+def _is_watched(known, prompts: list[str]) -> bool:
+    """Return True if a text is shown while it is generated: the only one, on a terminal."""
+    return len(prompts) == 1 and not known.json and sys.stdout.isatty()
+
+
+def _show_piece(piece: str) -> None:
+    print(piece, end="", flush=True)
 
 
 def _lines_of(path: str) -> list[str]:

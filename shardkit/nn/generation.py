@@ -115,6 +115,7 @@ class Writer:
     prompts     lists of token numbers
     num_tokens  to add to each, unless it stops before
     seeds       one for each text: token i is drawn with random number i of that seed
+    on_token    function (number of the prompt, token), called as soon as one is part of a text
     """
 
     def __init__(
@@ -124,12 +125,14 @@ class Writer:
         num_tokens: int,
         choice: Choice,
         seeds: Iterable[int],
+        on_token: Callable[[int, int], None] | None = None,
     ):
         self._passes = passes
         self._prompts = prompts
         self._tokens = [list(prompt) for prompt in prompts]
         self._num_tokens = num_tokens
         self._choice = choice
+        self._on_token = on_token or (lambda row, token: None)
         self._chances = [uniform(key_of(seed, "generate"), 0, num_tokens) for seed in seeds]
         self._texts = Texts(len(prompts), passes.window)
         self._live = list(range(len(prompts))) if num_tokens else []
@@ -180,6 +183,7 @@ class Writer:
             self._live = [other for other in self._live if other != row]
             return
         self._tokens[row].append(token)
+        self._on_token(row, token)
         if self._num_new(row) == self._num_tokens:
             self._live = [other for other in self._live if other != row]
         if not self._passes.remembers or len(self._tokens[row]) > self._passes.window:

@@ -3,7 +3,7 @@
 prompts --encode--> numbers --ShardedModel.generate--> numbers --decode--> texts
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -14,6 +14,7 @@ from ..errors import ConfigurationError
 from ..nn.models import GPT
 from ..parallel.model.sharded_model import ShardedModel
 from ..settings import setting
+from .streaming import TextStream, continuation, until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,7 @@ def write_texts(
     *,
     stop: Sequence[str] = (),
     seed: int = 0,
+    show: Callable[[str], None] | None = None,
     **choice,
 ) -> list[str]:
     """Return each prompt with its continuation, the same on all ranks. Collective.
@@ -40,6 +42,8 @@ def write_texts(
     stop    texts that end a continuation, and are not part of it; the tokenizer's end of text is
             another
     seed    of the first prompt; the others follow it
+    show    function (piece of the continuation) of the only prompt, called while it is generated;
+            on any of the ranks that write it, and None on the others
     choice  temperature, top_k, top_p of ShardedModel.generate
     Tokens that make no UTF-8 come as U+FFFD.
     Errors, on all ranks: ConfigurationError, also if the tokens of the model are not those of the
@@ -50,9 +54,13 @@ def write_texts(
         numbers = [_numbers_of(prompt, tokenizer) for prompt in prompts]
         ends = _stop_tokens(stop, tokenizer)
     seeds = range(seed, seed + len(prompts))
+    stream = None if show is None else TextStream(tokenizer, numbers[0], stop, show)
+    choice["on_token"] = stream and (lambda number, token: stream.add(token))
     new = model.generate(numbers, num_tokens, stop=ends, seeds=list(seeds), **choice)
+    if stream is not None:
+        stream.finish()
     return [
-        prompt + _until(stop, _continuation(tokenizer, *both))
+        prompt + until(stop, continuation(tokenizer, *both))
         for prompt, both in zip(prompts, zip(numbers, new))
     ]
 
@@ -83,17 +91,6 @@ def _stop_tokens(stop: Sequence[str], tokenizer: Tokenizer) -> list[int]:
     numbers = [tokenizer.encode(text) for text in stop]
     ends = [int(each[0]) for each in numbers if len(each) == 1]
     return ends if tokenizer.end_of_text is None else [*ends, tokenizer.end_of_text]
-
-
-def _continuation(tokenizer: Tokenizer, prompt, new) -> str:
-    # A token may be written differently at the beginning of a text, so both are decoded whole.
-    whole = tokenizer.decode(numpy.concatenate([prompt, new]))
-    return whole[len(tokenizer.decode(prompt)) :]
-
-
-def _until(stop: Sequence[str], text: str) -> str:
-    """Return the text up to the first of the stop texts."""
-    return text[: min((text.index(each) for each in stop if each in text), default=len(text))]
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocabulary_size: int) -> None:

@@ -114,6 +114,20 @@ def test_what_cannot_be_trained_is_refused_on_all_ranks_before_there_is_a_checkp
     assert not list(folder.rglob("*.tmp")) and not list(folder.rglob("checkpoints"))
 
 
+def test_a_text_is_shown_while_it_is_generated():
+    def on_rank(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.SGD(lr=0.1))
+        model = sk.HybridShardedModel(GPT(256, 8, width=8, layers=2, heads=2), config, 2)
+        pieces = []
+        show = pieces.append if backend.rank == 0 else None
+        (text,) = write_texts(model, ByteTokenizer(), ["def "], 20, stop=["\n"], show=show)
+        return text, pieces
+
+    texts, pieces = zip(*sk.run_ranks(4, on_rank))
+    assert len(set(texts)) == 1 and not any(pieces[1:])
+    assert "".join(pieces[0]) == texts[0].removeprefix("def ") and len(pieces[0]) > 3
+
+
 def test_text_is_generated_by_the_tokenizer_of_the_model():
     def generated(num_tokens, tokenizer, prompt, stop=()):
         def on_rank(backend):

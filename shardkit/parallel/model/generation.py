@@ -9,7 +9,7 @@ A pass gathers the parameters as any forward pass does, so all replicas make the
 passes. No rank ever holds the whole model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy
 
@@ -84,7 +84,12 @@ class WholePasses(ShardedPasses):
 
 
 def generate(
-    engine: Engine, prompts: Sequence, num_tokens: int, choice: dict, seeds: Sequence[int] | None
+    engine: Engine,
+    prompts: Sequence,
+    num_tokens: int,
+    choice: dict,
+    seeds: Sequence[int] | None,
+    on_token: Callable[[int, int], None] | None = None,
 ) -> list[numpy.ndarray]:
     """Return what follows each prompt; see ShardedModel.generate. Collective over the mesh."""
     mesh = engine.mesh
@@ -108,7 +113,9 @@ def generate(
     passes = (WholePasses if has_slices else ShardedPasses)(engine)
     data = mesh.group("data")
     mine = slice(data.rank, None, data.world_size)
-    written = Writer(passes, texts[mine], num_tokens, chosen, seeds[mine]).write()
+    numbers = range(len(texts))[mine]
+    told = on_token and (lambda row, token: on_token(numbers[row], token))
+    written = Writer(passes, texts[mine], num_tokens, chosen, seeds[mine], told).write()
     results = [numpy.empty(0, numpy.int64) for _ in texts]
     for rank, part in enumerate(data.all_gather_object(written)):
         results[rank :: data.world_size] = part

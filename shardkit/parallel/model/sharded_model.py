@@ -274,6 +274,7 @@ class ShardedModel(Stored, Copied, Featured):
         top_p: float | None = None,
         stop=(),
         seeds=None,
+        on_token=None,
     ) -> list:
         """Return what follows each prompt: a list of int64 arrays, the same on all ranks.
 
@@ -283,6 +284,7 @@ class ShardedModel(Stored, Copied, Featured):
         num_tokens  to add to each text, unless it comes to a stop token before
         temperature, top_k, top_p, stop    see nn.generation.Choice
         seeds       one integer for each prompt; None: 0, 1, 2, ...
+        on_token    function (number of a prompt, token), called on the ranks that write its text
 
         A text depends on its prompt and its seed, to the rounding of the logits; on neither its
         neighbors nor the mesh. Keys and values of earlier positions are kept; under sequence
@@ -297,7 +299,7 @@ class ShardedModel(Stored, Copied, Featured):
             "top_p": top_p,
             "stop": tuple(stop),
         }
-        return generate(self.engine, prompts, num_tokens, choice, seeds)
+        return generate(self.engine, prompts, num_tokens, choice, seeds, on_token)
 
     def evaluate(self, x, y, metrics=None) -> float:
         """Return the mean loss over the parts of all data ranks, the same on all ranks. Collective.

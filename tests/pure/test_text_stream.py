@@ -1,0 +1,44 @@
+"""A text that is shown while it is generated comes in whole characters, without stop texts."""
+
+import pytest
+
+from shardkit.data.tokenizer import ByteTokenizer
+from shardkit.task.streaming import TextStream, continuation, until
+
+
+def shown(text, stop=()):
+    """The pieces, and the text without streaming."""
+    tokenizer, pieces = ByteTokenizer(), []
+    prompt = tokenizer.encode("é>")
+    stream = TextStream(tokenizer, prompt, stop, pieces.append)
+    content = text.encode("utf-8", "surrogateescape")
+    for byte in content:
+        stream.add(byte)
+    stream.finish()
+    return pieces, until(stop, continuation(tokenizer, prompt, list(content)))
+
+
+def test_each_character_is_shown_as_soon_as_it_is_whole():
+    pieces, _ = shown("aé漢🙂.")
+    assert pieces == ["a", "é", "漢", "🙂", "."]
+
+
+@pytest.mark.parametrize(
+    "text, stop, last",
+    [
+        ("one\n\ntwo", ["\n\n"], "one"),
+        ("a###b", ["###"], "a"),
+        ("a##b", ["###"], "a##b"),
+        ("a##", ["###"], "a##"),
+        ("aab", ["aaa", "ab"], "a"),
+        ("abcabd", ["abd"], "abc"),
+        ("漢漢字x", ["漢字"], "漢"),
+        ("x", ["x"], ""),
+        ("\udcff\udcc3", [], "\ufffd\ufffd"),
+        ("", ["x"], ""),
+    ],
+)
+def test_the_pieces_are_the_text_and_no_part_of_a_stop_text(text, stop, last):
+    pieces, whole = shown(text, stop)
+    assert "".join(pieces) == whole == last
+    assert all(pieces)
