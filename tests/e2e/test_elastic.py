@@ -308,6 +308,43 @@ def train_and_kill(folder, steps):
     return job.returncode, output
 
 
+SCRIPT_OF_ONES_OWN = """
+import os, signal
+import numpy
+import shardkit as sk
+from mpi4py import MPI
+
+class Die(sk.Callback):
+    on_all_ranks = True
+
+    def after_step(self, step, loss):
+        if step == 3 and self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+x = numpy.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+settings = {"run.steps": 8, "batch.sequences": 8, "batch.micro_batch": 2, "run.elastic": True}
+die = Die()
+die.rank = MPI.COMM_WORLD.rank
+training = sk.Training(sk.models.MLP([3, 4, 1]), (x, x[:, :1]), folder="run", settings=settings,
+                       callbacks=[die])
+print("done at", training.run().steps)
+print("and of use:", training.evaluate().loss > 0, flush=True)
+"""
+
+
+def test_a_script_with_training_goes_on_when_a_rank_dies(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT_OF_ONES_OWN)
+    for _ in range(TRIES):
+        done = run_job("Open MPI", script, num_ranks=2, launcher_options=SURVIVE, folder=tmp_path)
+        if FAULT not in done.stderr:
+            break
+        shutil.rmtree(tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 died; 1 live, 1 of them train; state of step 3 from memory" in done.stdout
+    assert "done at 8" in done.stdout and "and of use: True" in done.stdout
+
+
 def test_where_mpi_cannot_outlive_a_rank_the_run_says_so_and_spares_wait(folder):
     done = subprocess.run(
         train_command("MPICH", 3, 4),

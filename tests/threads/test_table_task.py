@@ -1,6 +1,8 @@
 """The task `table`: runs on files of rows, against definitions, on any mesh."""
 
 import json
+import os
+import signal
 
 import h5py
 import numpy
@@ -179,6 +181,31 @@ def test_figures_and_the_file_of_predictions_are_the_same_for_any_number_of_rank
     }
     files = {(folder / f"{name}.h5").read_bytes() for name in meshes}
     assert len(files) == 1 and len(set(map(str, found.values()))) == 1
+
+
+def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_writes_it(folder):
+    run(settings_of(folder))
+    evaluated(folder, 1, output="whole.h5")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        write, places = os.pwrite, []
+
+        def write_or_die(file, content, place):
+            places.append(place)
+            if len(places) == 20:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(file, content, place)
+
+        os.pwrite = write_or_die
+        evaluated(folder, 1, output="out.h5")
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert (folder / "out.h5.tmp").exists() and not (folder / "out.h5").exists()
+    evaluated(folder, 3, output="out.h5")
+    assert (folder / "out.h5").read_bytes() == (folder / "whole.h5").read_bytes()
+    assert not (folder / "out.h5.tmp").exists()
 
 
 @pytest.mark.parametrize("num_ranks, mesh", [(2, {}), (3, {**STAGES, "mesh__pipeline": 3})])
