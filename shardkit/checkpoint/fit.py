@@ -12,9 +12,10 @@ The user is told what is unused or missing. A load of the parameters alone begin
 import warnings
 from dataclasses import dataclass, field
 
-from ..errors import CheckpointError, ConfigurationError
+from ..errors import CheckpointError
 from ..optim.description import rule_text
 from .format.description import state_since
+from .selection import Match, Selection
 
 _MODEL, _OPTIMIZER, _BUFFERS = "model/", "optimizer/", "buffers/"
 
@@ -29,8 +30,9 @@ class Wanted:
     num_features  of its input; None: it has no input features
     optimizer     its rule, as describe_rule() returns it
     can_be_late   the rule can handle state that began after the run did
-    only          "model": take parameters and buffers alone; None: go on with everything
+    selection     what is taken
     buffers       {path: dtype} of its buffers, which are in `shapes` too
+    has_values    False while it awaits the values of a checkpoint: then none may be left out
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -39,8 +41,9 @@ class Wanted:
     num_features: int | None
     optimizer: dict
     can_be_late: bool
-    only: str | None = None
+    selection: Selection = Selection()
     buffers: dict[str, str] = field(default_factory=dict)
+    has_values: bool = True
 
     def fit(self, where: str, description: dict, stored: dict, dtypes: dict[str, str]) -> "Fit":
         """Compare with what is stored.
@@ -51,13 +54,15 @@ class Wanted:
         rule's state is missing.
         """
         _check_state(where, description, stored)
+        if self.selection.is_partial:
+            return self._partial_fit(where, description, stored, dtypes)
         there = state_names(stored)
         kept = state_names(self.shapes)
         missing = [name for name in kept if name not in there]
         unused = [name for name in there if name not in kept]
         missing_buffers = self._missing_buffers(where, stored, dtypes)
         stored = _without_buffers(stored)
-        left_out = {*missing, *unused, *(kept if self.only else ())}
+        left_out = {*missing, *unused, *(kept if self.selection.only else ())}
         stored = _without_state(stored, left_out)
         stored_dtypes = {dtypes[tensor] for tensor in stored}
         check_same_tensors(
@@ -75,12 +80,38 @@ class Wanted:
             self.optimizer,
             missing,
             unused,
-            only=self.only,
+            only=self.selection.only,
             missing_buffers=missing_buffers,
         )
-        if self.only is None and missing and fit.num_updates:
+        if self.selection.only is None and missing and fit.num_updates:
             self._check_age(fit, [name for name in kept if name in there])
         return fit
+
+    def _partial_fit(self, where, description, stored, dtypes) -> "Fit":
+        """Return the fit of parameters and buffers by their names; features stay as they are."""
+        here = {
+            tensor: (shape, self.buffers.get(tensor, self.dtype))
+            for tensor, shape in self.shapes.items()
+        }
+        there = {tensor: (shape, dtypes[tensor]) for tensor, shape in stored.items()}
+        match = self.selection.match(where, here, there)
+        if not self.has_values and any(
+            tensor.startswith(_MODEL) and tensor not in match.taken for tensor in here
+        ):
+            raise CheckpointError(
+                f"{where} would leave parameters of the model without any values: it was made by "
+                "from_checkpoint() and awaits all of them; build it without, to keep its own"
+            )
+        return Fit(
+            where,
+            {**description, "active_features": None},
+            self.model,
+            self.optimizer,
+            [],
+            [],
+            only=self.selection.only,
+            match=match,
+        )
 
     def _missing_buffers(self, where: str, stored: dict, dtypes: dict[str, str]) -> list[str]:
         """Return the paths of all buffers if none is stored, as in checkpoints of older models.
@@ -141,6 +172,7 @@ class Fit:
     missing_state   names that the rule keeps and the checkpoint lacks
     unused_state    names that the checkpoint holds and the rule does not keep
     missing_buffers paths of buffers that the model has and the checkpoint lacks: all or none
+    match           what a load by names takes; None: all
     """
 
     where: str
@@ -151,15 +183,29 @@ class Fit:
     unused_state: list[str]
     only: str | None = None
     missing_buffers: list[str] = field(default_factory=list)
+    match: Match | None = None
 
     def taken(self, owned) -> list:
         """Return those of the (tensor path, Piece, array) that are to be filled."""
         return [part for part in owned if self._takes(part[0])]
 
     def _takes(self, tensor: str) -> bool:
+        if self.match is not None:
+            return tensor in self.match.taken
         if tensor in self.missing_buffers:
             return False
         return self.only is None or not tensor.startswith(_OPTIMIZER)
+
+    def report(self) -> dict[str, list[str]]:
+        """Return the names of what only one side has, as load_model returns them."""
+        match = self.match or Match(frozenset())
+        return {
+            "missing_state": self.missing_state,
+            "unused_state": self.unused_state,
+            "missing_names": match.missing_names
+            + [tensor.removeprefix(_BUFFERS) for tensor in self.missing_buffers],
+            "unexpected_names": match.unexpected_names,
+        }
 
     @property
     def old_rule(self) -> str:
@@ -242,12 +288,6 @@ class Fit:
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
-
-
-def check_only(only) -> None:
-    """Raise ConfigurationError, which is a ValueError, unless this is None or "model"."""
-    if only not in (None, "model"):
-        raise ConfigurationError(f'only = {only!r}; wanted None or "model"')
 
 
 def model_shapes(shapes: dict) -> dict:

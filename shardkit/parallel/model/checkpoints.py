@@ -9,12 +9,13 @@ from dataclasses import replace
 from math import isfinite
 
 from ...checkpoint.background import PendingCheckpoint, Saver
-from ...checkpoint.fit import Fit, Wanted, check_only
+from ...checkpoint.fit import Fit, Wanted
 from ...checkpoint.format.description import state_since
 from ...checkpoint.image import load_image, make_image
 from ...checkpoint.load import Checkpoint
 from ...checkpoint.pretrained.folder import TransformersFolder
 from ...checkpoint.saving import Retention
+from ...checkpoint.selection import Selection
 from ...checkpoint.sources import load_from
 from ...checkpoint.store import CheckpointStore
 from ...comm.failure.agreement import collectively
@@ -106,26 +107,26 @@ class Checkpoints:
 
     # ---- reading ---------------------------------------------------------------------------------
 
-    def read_image(self, data: bytes, only: str | None) -> Fit:
+    def read_image(self, data: bytes, selection: dict) -> Fit:
         """Fill the owned arrays from an image; adopt() comes next.
 
-        Errors, on all ranks: CheckpointError, the arrays are unchanged; ValueError on an unknown
-        `only`.
+        selection   arguments of Selection.of
+        Errors, on all ranks: CheckpointError, the arrays are unchanged; ValueError on a selection
+        that means nothing.
         """
-        wanted = self._wanted(only)
+        wanted = self._wanted(selection)
         return load_image(data, self._engine.state.owned_boxes(), wanted, self.world)
 
-    def read(
-        self, path, only: str | None
-    ) -> tuple[Checkpoint | TransformersFolder, Fit, list[str]]:
+    def read(self, path, selection: dict) -> tuple[Checkpoint | TransformersFolder, Fit, list[str]]:
         """Fill the owned arrays from what load_model takes at `path`; adopt() comes next.
 
-        returns  the checkpoint, how it fits the model, and why newer ones were passed over
-        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on an
-        unknown `only`; the model is unchanged then.
+        selection   arguments of Selection.of
+        returns     the checkpoint, how it fits the model, and why newer ones were passed over
+        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError, ValueError on a
+        selection that means nothing; the model is unchanged then.
         """
         self.saver.wait()
-        weights, wanted = self._engine.weights, self._wanted(only)
+        weights, wanted = self._engine.weights, self._wanted(selection)
         try:
             return load_from(
                 path,
@@ -140,10 +141,10 @@ class Checkpoints:
                 self._engine.state.start_over()
             raise
 
-    def _wanted(self, only: str | None) -> Wanted:
+    def _wanted(self, selection: dict) -> Wanted:
         """Return what the model takes from a checkpoint."""
         with collectively(self.world):
-            check_only(only)
+            selected = Selection.of(**selection)
         state, features = self._engine.state, input_features(self._engine.model)
         return Wanted(
             state.shapes(),
@@ -152,8 +153,9 @@ class Checkpoints:
             None if features is None else len(features.names),
             describe_rule(state.rule),
             isinstance(state.rule, RatedRule),
-            only,
+            selected,
             state.buffers.dtypes(),
+            has_values=not state.weights.awaits_values,
         )
 
     def adopt(self, fit: Fit) -> None:

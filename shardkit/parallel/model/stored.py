@@ -8,7 +8,7 @@ Any mesh and policy reads what any other wrote.
 """
 
 from ...checkpoint.background import PendingCheckpoint
-from ...checkpoint.fit import check_only
+from ...checkpoint.selection import Selection
 from ...checkpoint.store import warn_of_skipped
 from ...comm.failure.agreement import collectively
 
@@ -42,15 +42,20 @@ class Stored:
         """
         return self.checkpoints.image()
 
-    def deserialize(self, data: bytes, *, only: str | None = None):
+    def deserialize(
+        self, data: bytes, *, only: str | None = None, strict: bool = True, names=None
+    ) -> dict[str, list[str]]:
         """Go on from an image, made under any mesh and policy.
 
         Collective: all ranks pass the same bytes.
-        only   "model": take the parameters alone, as load_model does
+        only, strict, names   see load_model
+        returns   missing_state, unused_state, missing_names, unexpected_names: see load_model
         Errors, on all ranks: CheckpointError if the bytes are damaged, foreign or of another model,
-        which is unchanged; ValueError if `only` has another value.
+        which is unchanged; ValueError on a selection that means nothing.
         """
-        self.checkpoints.adopt(self.checkpoints.read_image(data, only))
+        fit = self.checkpoints.read_image(data, {"only": only, "strict": strict, "names": names})
+        self.checkpoints.adopt(fit)
+        return fit.report()
 
     def save_state(self, file):
         """Write serialize() to a binary file object of rank 0; others may pass None. Collective."""
@@ -60,16 +65,19 @@ class Stored:
             if world.rank == 0:
                 file.write(image)
 
-    def load_state(self, file, *, only: str | None = None):
+    def load_state(
+        self, file, *, only: str | None = None, strict: bool = True, names=None
+    ) -> dict[str, list[str]]:
         """Read what save_state wrote from a file object of rank 0; others may pass None.
 
         Collective; as deserialize.
         """
         world = self.checkpoints.world
         with collectively(world):
-            check_only(only)
+            Selection.of(only, strict, names)
             data = file.read() if world.rank == 0 else None
-        self.deserialize(world.broadcast_object(data, 0), only=only)
+        image = world.broadcast_object(data, 0)
+        return self.deserialize(image, only=only, strict=strict, names=names)
 
     def save_model(
         self,
@@ -119,7 +127,7 @@ class Stored:
         """
         self.checkpoints.saver.abandon()
 
-    def load_model(self, path, *, only: str | None = None) -> dict:
+    def load_model(self, path, *, only: str | None = None, strict: bool = True, names=None) -> dict:
         """Go on from the newest valid checkpoint at `path`, of any mesh and policy. Collective.
 
         path     what save_model() was given, or a run folder; or one checkpoint, which is then
@@ -128,15 +136,21 @@ class Stored:
         Under a rule that keeps other optimizer state than the one that wrote it, state that is
         missing starts at zero, with a bias correction of its own, and state that is not kept is
         left out; a warning on rank 0 names both.
-        only     "model": take the parameters alone, to predict, or to begin a new training at step
-                 0 with fresh optimizer state
+        only     "model": take parameters and buffers alone, to predict, or to begin a new training
+                 at step 0 with fresh optimizer state
+        strict   False: take the names that the model and the checkpoint share; with only="model"
+        names    patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
+                 buffers, and leave the others as they are; with only="model"
         returns  what is stored beside the tensors: step, seed, data_position, ...; under "skipped"
                  why newer checkpoints were passed over, which is a warning on rank 0 too; under
-                 "missing_state" and "unused_state" the names of such state
-        Errors, on all ranks: FileNotFoundError, PermissionError, CheckpointError; ValueError if
-        `only` has another value; the model is unchanged then.
+                 "missing_state" and "unused_state" the names of such state; under "missing_names"
+                 what the model has and the checkpoint lacks, under "unexpected_names" the reverse
+        Errors, on all ranks: FileNotFoundError, PermissionError; CheckpointError, also on a tensor
+        of another shape or dtype; ValueError on a selection that means nothing; the model is
+        unchanged then.
         """
-        checkpoint, fit, skipped = self.checkpoints.read(path, only)
+        selection = {"only": only, "strict": strict, "names": names}
+        checkpoint, fit, skipped = self.checkpoints.read(path, selection)
         self.checkpoints.adopt(fit)
         self.checkpoints.take_companions(checkpoint)
         if self.checkpoints.world.rank == 0:
@@ -144,6 +158,5 @@ class Stored:
         return {
             **checkpoint.manifest,
             "skipped": skipped,
-            "missing_state": fit.missing_state,
-            "unused_state": fit.unused_state,
+            **fit.report(),
         }

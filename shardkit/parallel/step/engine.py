@@ -68,6 +68,7 @@ class Engine:
         self.weights = parts.weights
         self.state = parts.state
         self.buffers = parts.state.buffers
+        self._observing = [self.buffers] if self.buffers.everyones else []
         self.units_by_place = parts.units
         self.units = list(parts.units.values())
         self._programs = parts.programs
@@ -236,7 +237,8 @@ class Engine:
         """Forget accumulated and reduced gradients, and what buffers observed. No communication."""
         for unit in self.units:
             unit.gradients.drop()
-        self.buffers.drop()
+        for buffers in self._observing:
+            buffers.drop()
         self._items_pending = 0.0
         self._micro_batches_pending = 0
 
@@ -261,7 +263,7 @@ class Engine:
                     seed=self.config.seed,
                     step=self.state.step_number,
                     first_sample=batch.first_sample + start,
-                    observer=self.buffers.observer(first_gradient + number),
+                    observer=self._observer(first_gradient + number),
                 ),
             )
             for number, start in enumerate(range(0, num * size, size))
@@ -275,6 +277,10 @@ class Engine:
             first_gradient=first_gradient,
             update=Update(self.state.next_update),
         )
+
+    def _observer(self, micro_batch: int):
+        """Return what takes the observations of buffers; None in a model that has none."""
+        return next((buffers.observer(micro_batch) for buffers in self._observing), None)
 
     def _gradient_scale(self, items: float) -> float:
         """Return the factor from sums over items, of a scaled loss, to means.
@@ -311,7 +317,8 @@ class Engine:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)
             self.runtime.run(self._program.step, Inputs(update=update))
-            self.buffers.apply()
+            for buffers in self._observing:
+                buffers.apply()
         else:
             self.drop_gradients()
             raise_failure(self.mesh.world, computed.failure)
