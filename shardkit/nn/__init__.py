@@ -8,6 +8,22 @@ from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
 from .buffer import Buffer
 from .context import ForwardContext, current_context, forward_context
 from .features import InputFeatures, input_features
+from .layers.activation import (
+    ELU,
+    GELU,
+    Flatten,
+    Hardtanh,
+    Identity,
+    LeakyReLU,
+    LogSoftmax,
+    Mish,
+    ReLU,
+    Sigmoid,
+    SiLU,
+    Softmax,
+    Softplus,
+    Tanh,
+)
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .loss import (
     BinaryCrossEntropy,
@@ -16,6 +32,18 @@ from .loss import (
     MeanSquaredError,
     Weighted,
     as_loss,
+)
+from .losses import (
+    BCEWithLogitsLoss,
+    CosineEmbeddingLoss,
+    CrossEntropyLoss,
+    GaussianNLLLoss,
+    HuberLoss,
+    KLDivLoss,
+    L1Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
 )
 from .module import Module, ModuleList, Parameter
 from .transformer import (
@@ -26,25 +54,49 @@ from .transformer import (
 )
 
 __all__ = [
+    "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "Buffer",
+    "CosineEmbeddingLoss",
     "CrossEntropy",
+    "CrossEntropyLoss",
     "Dropout",
+    "ELU",
     "Embedding",
     "FeedForward",
+    "Flatten",
     "ForwardContext",
+    "GELU",
     "GatedFeedForward",
+    "GaussianNLLLoss",
+    "Hardtanh",
+    "HuberLoss",
+    "Identity",
     "InputFeatures",
+    "KLDivLoss",
+    "L1Loss",
     "LayerNorm",
+    "LeakyReLU",
     "Linear",
+    "LogSoftmax",
     "Loss",
+    "MSELoss",
     "MeanSquaredError",
+    "Mish",
     "Module",
     "ModuleList",
+    "NLLLoss",
     "Parameter",
     "RMSNorm",
+    "ReLU",
     "SelfAttention",
     "Sequential",
+    "SiLU",
+    "Sigmoid",
+    "SmoothL1Loss",
+    "Softmax",
+    "Softplus",
+    "Tanh",
     "Tensor",
     "TransformerBlock",
     "Weighted",

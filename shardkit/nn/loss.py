@@ -19,13 +19,18 @@ from .ops.loss import binary_cross_entropy, cross_entropy, mse
 
 
 class Loss:
-    """What training minimizes: `total` is its sum over a batch's items, `count` their number."""
+    """What training minimizes: `total` is its sum over a batch's items, `count` their number.
+
+    A count need not be whole, where items have weights of their own.
+    """
+
+    has_class_targets = False  # y are the numbers of classes, and not numbers to be approached
 
     def total(self, prediction: Tensor, y) -> Tensor:
         """Return the sum over all items, a single element."""
         raise NotImplementedError
 
-    def count(self, y) -> int:
+    def count(self, y) -> float:
         """Return how many items y has."""
         raise NotImplementedError
 
@@ -44,7 +49,7 @@ class Loss:
 
     def __call__(self, prediction: Tensor, y) -> Tensor:
         """Return the mean over the items; 0 if there are none."""
-        return self.total(prediction, y) / max(self.count(y), 1)
+        return self.total(prediction, y) / (self.count(y) or 1)
 
 
 IGNORED = -100  # the target that does not count, as in torch.nn.CrossEntropyLoss
@@ -56,6 +61,8 @@ class CrossEntropy(Loss):
     prediction    logits [..., classes]; y [...] class numbers
     ignore_index  elements of y with this value do not count; None: all do
     """
+
+    has_class_targets = True
 
     def __init__(self, ignore_index: int | None = IGNORED):
         self.ignore_index = ignore_index
@@ -128,6 +135,8 @@ class BinaryCrossEntropy(Loss):
     prediction    logits [samples, 1] of class 1; y [samples] class numbers, 0 or 1
     """
 
+    has_class_targets = True
+
     def total(self, prediction, y):
         return binary_cross_entropy(prediction, self._target(prediction, y), reduction="sum")
 
@@ -179,9 +188,7 @@ class Weighted(Loss):
         """Return y without the weights: class numbers [samples] if classes are weighted."""
         if not self._has_row_weights:
             return y
-        if isinstance(self._loss, MeanSquaredError):
-            return y[:, :-1]
-        return y[:, 0].astype("int64")
+        return y[:, 0].astype("int64") if self._loss.has_class_targets else y[:, :-1]
 
     def check_targets(self, y, prediction_shape):
         if self._has_row_weights and (y.ndim < 2 or y.shape[1] < 2):

@@ -69,7 +69,8 @@ class Batches:
             x, y = _checked_samples(self._model, criterion, x, y)
             _check_division(len(x), micro_batches)
             size_and_form = len(x) | _form(x, y) << SAMPLE_BITS
-            mine = numpy.array([size_and_form, criterion.count(y)], numpy.int64)
+            mine = numpy.array([size_and_form, 0], numpy.int64)
+            mine[1:].view(numpy.float64)[:] = criterion.count(y)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
         if self.compares_peers:
@@ -78,7 +79,7 @@ class Batches:
         everyones = numpy.zeros((data.world_size, 2), numpy.int64)
         data.all_gather(mine, everyones.reshape(-1))
         samples = everyones[:, 0] & (1 << SAMPLE_BITS) - 1
-        items = everyones[:, 1]
+        items = everyones[:, 1].copy().view(numpy.float64)
         return AgreedBatch(
             x,
             y,

@@ -1,0 +1,380 @@
+"""The losses of PyTorch, by its names and arguments, as sums and counts (loss.py).
+
+    criterion = HuberLoss(delta=0.5)
+    model.loss = criterion                      in training: the mean over the global batch
+    criterion(prediction, y)                    by hand: the mean over what is there
+
+Targets are arrays, which take no gradient. reduction is "mean", since the engine makes means of
+sums and counts over micro-batches and ranks; any other is refused. Half floats are computed in
+float32.
+"""
+
+import math
+from math import prod
+
+from ..arguments import is_among, is_number, require
+from ..array import fresh, halves
+from ..array.backend import to_host, xp_of
+from ..array.dtypes import wide
+from ..errors import ShapeError
+from . import ops
+from .autograd import Tensor, array_of
+from .layers.basic import input_tensor
+from .loss import IGNORED, Loss
+
+
+class PointwiseLoss(Loss):
+    """A loss with one item for each element of y, or for each row of it.
+
+    A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape.
+    """
+
+    def items(self, prediction, target) -> Tensor:
+        """Return the loss of each item, [samples, ...]."""
+        raise NotImplementedError
+
+    def total(self, prediction, y):
+        return self._items(prediction, y).sum()
+
+    def weighted_total(self, prediction, y, weights):
+        items = self._items(prediction, y)
+        weights = fresh.placed(array_of(weights), xp_of(items.array))
+        if weights.shape != items.shape[:1]:
+            raise ShapeError(f"weights {weights.shape} of items {items.shape}; wanted [samples]")
+        by_row = weights.reshape(-1, *(1,) * (items.ndim - 1))
+        return (items * by_row.astype(items.dtype, copy=False)).sum()
+
+    def _items(self, prediction, y):
+        parts = prediction if isinstance(prediction, (tuple, list)) else (prediction,)
+        parts = [input_tensor(part, wide(part.dtype)) for part in parts]
+        target = fresh.placed(array_of(y), xp_of(parts[0].array))
+        if target.dtype != parts[0].dtype:
+            target = halves.copy(target, parts[0].dtype)
+        return self.items(parts[0] if len(parts) == 1 else tuple(parts), target)
+
+    def check_targets(self, y, prediction_shape):
+        if prediction_shape is not None and y.shape != prediction_shape:
+            raise ShapeError(
+                f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted equal "
+                "shapes"
+            )
+
+    def count(self, y):
+        return prod(array_of(y).shape)
+
+
+class L1Loss(PointwiseLoss):
+    """|prediction - y| per element."""
+
+    def __init__(self, reduction: str = "mean"):
+        _check_reduction("L1Loss", reduction)
+
+    def items(self, prediction, target):
+        return ops.abs(_difference(prediction, target))
+
+
+class MSELoss(PointwiseLoss):
+    """(prediction - y)^2 per element."""
+
+    def __init__(self, reduction: str = "mean"):
+        _check_reduction("MSELoss", reduction)
+
+    def items(self, prediction, target):
+        return ops.square(_difference(prediction, target))
+
+
+class HuberLoss(PointwiseLoss):
+    """d^2 / 2 per element for a difference d up to delta, and delta (|d| - delta / 2) beyond."""
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0):
+        _check_reduction("HuberLoss", reduction)
+        require(is_number(delta, above=0), "HuberLoss with delta", delta, "a number above 0")
+        self.delta = delta
+
+    def items(self, prediction, target):
+        difference = _difference(prediction, target)
+        size = ops.abs(difference)
+        far = (size - self.delta / 2) * self.delta
+        return ops.where(size.array < self.delta, ops.square(difference) * 0.5, far)
+
+
+class SmoothL1Loss(PointwiseLoss):
+    """d^2 / (2 beta) per element for a difference d up to beta, and |d| - beta / 2 beyond."""
+
+    def __init__(self, reduction: str = "mean", beta: float = 1.0):
+        _check_reduction("SmoothL1Loss", reduction)
+        require(is_number(beta, at_least=0), "SmoothL1Loss with beta", beta, "a number, at least 0")
+        self.beta = beta
+
+    def items(self, prediction, target):
+        difference = _difference(prediction, target)
+        size = ops.abs(difference)
+        if self.beta == 0:
+            return size
+        near = ops.square(difference) * (0.5 / self.beta)
+        return ops.where(size.array < self.beta, near, size - self.beta / 2)
+
+
+class BCEWithLogitsLoss(PointwiseLoss):
+    """Negative log probability of y, from 0 to 1, under sigmoid(prediction), in nats per element.
+
+    pos_weight  factor of the part of y that is 1, a number or an array that broadcasts to the
+                predictions; None: 1
+    """
+
+    def __init__(self, reduction: str = "mean", pos_weight=None):
+        _check_reduction("BCEWithLogitsLoss", reduction)
+        self.pos_weight = None if pos_weight is None else to_host(array_of(pos_weight))
+
+    def items(self, prediction, target):
+        _check_equal(prediction, target)
+        soft = ops.softplus(-prediction, threshold=math.inf)  # -log sigmoid(z)
+        if self.pos_weight is not None:
+            weight = xp_of(target).asarray(self.pos_weight, target.dtype)
+            soft = soft * (1 + (weight - 1) * target)
+        return prediction * (1 - target) + soft
+
+
+class KLDivLoss(PointwiseLoss):
+    """y (log y - prediction) for log probabilities as the prediction, and probabilities as y.
+
+    reduction   "mean" over elements, or "batchmean" over samples, which is the divergence
+    log_target  y are log probabilities too
+    """
+
+    def __init__(self, reduction: str = "mean", log_target: bool = False):
+        known = ("mean", "batchmean")
+        require(is_among(reduction, known), "KLDivLoss with reduction", reduction, _REDUCTION)
+        self.reduction = reduction
+        self.log_target = log_target
+
+    def items(self, prediction, target):
+        _check_equal(prediction, target)
+        xp = xp_of(target)
+        if self.log_target:
+            return (prediction - target) * -xp.exp(target)
+        logarithm = xp.log(xp.where(target > 0, target, 1))
+        return (prediction - logarithm) * -target
+
+    def count(self, y):
+        return len(array_of(y)) if self.reduction == "batchmean" else super().count(y)
+
+
+class GaussianNLLLoss(PointwiseLoss):
+    """Negative log likelihood of y under normal distributions, in nats per element.
+
+    prediction  (mean, variance): mean [...] as y, variance as y or with a last size of 1; by hand
+                criterion(mean, y, variance) too
+    full        with the constant log(2 pi) / 2
+    eps         smallest variance; a smaller one counts as this, and takes its gradient all the same
+    """
+
+    def __init__(self, full: bool = False, eps: float = 1e-6, reduction: str = "mean"):
+        _check_reduction("GaussianNLLLoss", reduction)
+        require(is_number(eps, above=0), "GaussianNLLLoss with eps", eps, "a number above 0")
+        self.full = full
+        self.eps = eps
+
+    def __call__(self, prediction, y, var=None):
+        return super().__call__(prediction if var is None else (prediction, var), y)
+
+    def items(self, prediction, target):
+        mean, variance = _two("GaussianNLLLoss", prediction, "(mean, variance)")
+        _check_equal(mean, target)
+        lifted = xp_of(target).maximum(variance.array, self.eps) - variance.array
+        variance = variance + lifted  # a constant: the gradient is that of the variance
+        items = (ops.log(variance) + ops.square(mean - target) / variance) * 0.5
+        return items + 0.5 * math.log(2 * math.pi) if self.full else items
+
+    def check_targets(self, y, prediction_shape):
+        """Do nothing: the shapes of a pair are compared when it is there."""
+
+
+class CosineEmbeddingLoss(PointwiseLoss):
+    """1 - cos for pairs of vectors with y = 1, and max(cos - margin, 0) for those with y = -1.
+
+    prediction  (x1, x2), both [samples, features]; y [samples]; by hand criterion(x1, x2, y) too
+    """
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean"):
+        _check_reduction("CosineEmbeddingLoss", reduction)
+        require(is_number(margin), "CosineEmbeddingLoss with margin", margin, "a number")
+        self.margin = margin
+
+    def __call__(self, x1, x2, target=None):
+        return super().__call__(x1, x2) if target is None else super().__call__((x1, x2), target)
+
+    def items(self, prediction, target):
+        x1, x2 = _two("CosineEmbeddingLoss", prediction, "(x1, x2)")
+        if x1.shape != x2.shape or x1.shape[:-1] != target.shape:
+            raise ShapeError(
+                f"CosineEmbeddingLoss of {x1.shape}, {x2.shape} and targets {target.shape}; wanted "
+                "[samples, features] twice and [samples]"
+            )
+        tiny = 1e-12  # PyTorch's, so that a vector of zeros has the cosine 0
+        sizes = (ops.square(x1).sum(-1) + tiny) * (ops.square(x2).sum(-1) + tiny)
+        cosine = (x1 * x2).sum(-1) * ops.rsqrt(sizes)
+        zeros = cosine.array * 0
+        apart = ops.where(target == -1, ops.relu(cosine - self.margin), zeros)
+        return ops.where(target == 1, 1 - cosine, apart)
+
+    def check_targets(self, y, prediction_shape):
+        if ((y != 1) & (y != -1)).any():
+            raise ShapeError("targets of CosineEmbeddingLoss; wanted 1 or -1 for each pair")
+
+
+class NLLLoss(Loss):
+    """Negative log probability of the right class, for log probabilities as the prediction.
+
+    prediction    [samples, classes, ...], y [samples, ...] class numbers
+    weight        [classes] factor of each class; the mean divides by the sum of the factors.
+                  Sums of float32 numbers are exact, and so the same on every mesh
+    ignore_index  elements of y with this value do not count
+    """
+
+    has_class_targets = True
+
+    def __init__(self, weight=None, ignore_index: int = IGNORED, reduction: str = "mean"):
+        _check_reduction(type(self).__name__, reduction)
+        self.weight = None if weight is None else to_host(array_of(weight)).astype("float64")
+        self.ignore_index = ignore_index
+
+    def total(self, prediction, y):
+        return self._total(self._log_probabilities(prediction), y, None)
+
+    def weighted_total(self, prediction, y, weights):
+        return self._total(self._log_probabilities(prediction), y, weights)
+
+    def _log_probabilities(self, prediction):
+        """Return [samples, ..., classes]."""
+        return _classes_last(input_tensor(prediction, wide(prediction.dtype)))
+
+    def _total(self, log_probabilities, y, weights):
+        return self._right(log_probabilities, *self._factors(log_probabilities, y, weights))
+
+    def _right(self, log_probabilities, y, factors):
+        chosen = ops.gather(log_probabilities, -1, y[..., None])
+        return -(ops.squeeze(chosen, -1) * factors * self._of_class(log_probabilities)[y]).sum()
+
+    def _factors(self, log_probabilities, y, weights):
+        """Return y with 0 in place of what does not count, and the factor of each element."""
+        xp = xp_of(log_probabilities.array)
+        y = fresh.placed(array_of(y), xp)
+        if y.shape != log_probabilities.shape[:-1]:
+            raise ShapeError(
+                f"{type(self).__name__} of {y.shape} targets and {log_probabilities.shape[:-1]} "
+                "predictions, each of classes in dim 1; wanted equal shapes"
+            )
+        counts = y != self.ignore_index
+        factors = counts.astype(log_probabilities.dtype)
+        if weights is not None:
+            weights = fresh.placed(array_of(weights), xp).astype(factors.dtype, copy=False)
+            factors = factors * weights.reshape(-1, *(1,) * (y.ndim - 1))
+        return xp.where(counts, y, 0), factors
+
+    def _of_class(self, log_probabilities):
+        """Return the factor of each class, [classes]."""
+        xp = xp_of(log_probabilities.array)
+        dtype = log_probabilities.dtype
+        num_classes = log_probabilities.shape[-1]
+        if self.weight is None:
+            return xp.ones(num_classes, dtype)
+        if self.weight.shape != (num_classes,):
+            raise ShapeError(f"weights {self.weight.shape} of {num_classes} classes")
+        return xp.asarray(self.weight, dtype)
+
+    def check_targets(self, y, prediction_shape):
+        if y.dtype.kind not in "iu":
+            raise ShapeError(f"targets of dtype {y.dtype}; wanted integers, the numbers of classes")
+        num_classes = None if self.weight is None else len(self.weight)
+        if prediction_shape is not None:
+            num_classes = prediction_shape[1]
+            if y.shape != (prediction_shape[0], *prediction_shape[2:]):
+                raise ShapeError(
+                    f"targets of shape {y.shape} for predictions of {prediction_shape}; wanted "
+                    "[samples, ...] and [samples, classes, ...]"
+                )
+        y = y[y != self.ignore_index]
+        if y.size and (y.min() < 0 or num_classes is not None and y.max() >= num_classes):
+            raise ShapeError(
+                f"targets from {y.min()} to {y.max()}; wanted 0 <= target < {num_classes}, or "
+                f"{self.ignore_index} for those that do not count"
+            )
+
+    def count(self, y):
+        y = array_of(y)
+        y = to_host(y[y != self.ignore_index])
+        return y.size if self.weight is None else float(self.weight[y].sum())
+
+
+class CrossEntropyLoss(NLLLoss):
+    """Negative log probability of the right class under softmax(prediction), in nats.
+
+    prediction       logits [samples, classes, ...], y [samples, ...] class numbers
+    weight, ignore_index   as of NLLLoss
+    label_smoothing  share of each target, from 0 to 1, that all classes divide evenly
+                     (arXiv 1512.00567)
+    """
+
+    def __init__(
+        self,
+        weight=None,
+        ignore_index: int = IGNORED,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ):
+        super().__init__(weight, ignore_index, reduction)
+        fits = is_number(label_smoothing, at_least=0) and label_smoothing <= 1
+        wanted = "a number from 0 to 1"
+        require(fits, "CrossEntropyLoss with label_smoothing", label_smoothing, wanted)
+        self.label_smoothing = label_smoothing
+
+    def _log_probabilities(self, prediction):
+        return ops.log_softmax(super()._log_probabilities(prediction), -1)
+
+    def _total(self, log_probabilities, y, weights):
+        y, factors = self._factors(log_probabilities, y, weights)
+        right = self._right(log_probabilities, y, factors)
+        if self.label_smoothing == 0:
+            return right
+        share = self.label_smoothing / log_probabilities.shape[-1]
+        weighted = log_probabilities * self._of_class(log_probabilities)
+        evenly = -(weighted.sum(-1) * factors).sum()
+        return right * (1 - self.label_smoothing) + evenly * share
+
+
+_REDUCTION = (
+    '"mean", which the engine makes over the global batch (KLDivLoss: or "batchmean"); '
+    "for a sum use total(prediction, y)"
+)
+
+
+def _check_reduction(owner, reduction):
+    require(reduction == "mean", f"{owner} with reduction", reduction, _REDUCTION)
+
+
+def _check_equal(prediction, target):
+    if prediction.shape != target.shape:
+        raise ShapeError(
+            f"a loss of prediction {prediction.shape} and target {target.shape}; wanted equal "
+            "shapes (no broadcasting here: it hides mistakes)"
+        )
+
+
+def _difference(prediction, target):
+    _check_equal(prediction, target)
+    return prediction - target
+
+
+def _two(owner, prediction, wanted):
+    """Return a prediction of two parts."""
+    if not isinstance(prediction, (tuple, list)) or len(prediction) != 2:
+        raise ShapeError(f"{owner} of one prediction; wanted {wanted}")
+    return prediction
+
+
+def _classes_last(x):
+    """Return [samples, classes, ...] as [samples, ..., classes]."""
+    if x.ndim < 2:
+        raise ShapeError(f"predictions of shape {x.shape}; wanted [samples, classes, ...]")
+    return ops.permute(x, (0, *range(2, x.ndim), 1)) if x.ndim > 2 else x

@@ -1,0 +1,206 @@
+"""Losses and activations by PyTorch's names: its values, its gradients, and refusals by name.
+
+float64 to 1e-10. Sums and counts of the parts of a batch are those of the whole.
+"""
+
+import numpy
+import pytest
+from torch_or_skip import torch
+
+from shardkit import nn
+from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.nn import ops
+from shardkit.nn.autograd import Tensor
+from shardkit.nn.loss import Weighted
+
+RNG = numpy.random.default_rng(0)
+NUMBERS = RNG.standard_normal((5, 3))
+NUMBERS[0] = 0.25
+SHARES = RNG.random((5, 3))
+SHARES[1, 1] = 0
+CLASSES = numpy.array([2, 0, -100, 1, 2])
+FIELD = RNG.integers(0, 3, (2, 4, 5))
+CLASS_WEIGHTS = numpy.array([0.5, 2.0, 1.25])
+SIGNS = numpy.array([1, -1, -1, 1, -1])
+both = torch.tensor if torch else None
+
+# Name: (loss, arguments, shapes of the prediction's parts, targets).
+TABLE = {
+    "L1Loss": ("L1Loss", {}, [(5, 3)], NUMBERS),
+    "L1Loss empty": ("L1Loss", {}, [(0, 3)], NUMBERS[:0]),
+    "MSELoss": ("MSELoss", {}, [(5, 3)], NUMBERS),
+    "MSELoss of one": ("MSELoss", {}, [(1, 1)], NUMBERS[:1, :1]),
+    "HuberLoss": ("HuberLoss", {"delta": 0.4}, [(5, 3)], NUMBERS),
+    "SmoothL1Loss": ("SmoothL1Loss", {"beta": 0.7}, [(5, 3)], NUMBERS),
+    "SmoothL1Loss 0": ("SmoothL1Loss", {"beta": 0.0}, [(5, 3)], NUMBERS),
+    "BCEWithLogitsLoss": ("BCEWithLogitsLoss", {}, [(5, 3)], SHARES),
+    "BCEWithLogitsLoss weighted": (
+        "BCEWithLogitsLoss",
+        {"pos_weight": CLASS_WEIGHTS},
+        [(5, 3)],
+        SHARES,
+    ),
+    "KLDivLoss": ("KLDivLoss", {}, [(5, 3)], SHARES),
+    "KLDivLoss batchmean": ("KLDivLoss", {"reduction": "batchmean"}, [(5, 3)], SHARES),
+    "KLDivLoss log": ("KLDivLoss", {"log_target": True}, [(5, 3)], -SHARES),
+    "GaussianNLLLoss": ("GaussianNLLLoss", {}, [(5, 3), (5, 3)], NUMBERS),
+    "GaussianNLLLoss full": (
+        "GaussianNLLLoss",
+        {"full": True, "eps": 0.3},
+        [(5, 3), (5, 1)],
+        NUMBERS,
+    ),
+    "CosineEmbeddingLoss": ("CosineEmbeddingLoss", {"margin": -0.2}, [(5, 3), (5, 3)], SIGNS),
+    "NLLLoss": ("NLLLoss", {"weight": CLASS_WEIGHTS}, [(5, 3)], CLASSES),
+    "NLLLoss field": ("NLLLoss", {"ignore_index": 1}, [(2, 3, 4, 5)], FIELD),
+    "CrossEntropyLoss": ("CrossEntropyLoss", {}, [(5, 3)], CLASSES),
+    "CrossEntropyLoss field": ("CrossEntropyLoss", {}, [(2, 3, 4, 5)], FIELD),
+    "CrossEntropyLoss weighted": (
+        "CrossEntropyLoss",
+        {"weight": CLASS_WEIGHTS, "label_smoothing": 0.2, "ignore_index": 0},
+        [(2, 3, 4, 5)],
+        FIELD,
+    ),
+    "CrossEntropyLoss smoothed": ("CrossEntropyLoss", {"label_smoothing": 0.1}, [(5, 3)], CLASSES),
+}
+
+
+def made(name):
+    """The loss, PyTorch's, the parts of the prediction, and the targets."""
+    kind, arguments, shapes, y = TABLE[name]
+    rng = numpy.random.default_rng(len(name))
+    parts = [rng.standard_normal(shape) for shape in shapes]
+    if kind == "GaussianNLLLoss":
+        parts[1] = abs(parts[1])
+    twins = {k: both(v) if isinstance(v, numpy.ndarray) else v for k, v in arguments.items()}
+    return getattr(nn, kind)(**arguments), getattr(torch.nn, kind)(**twins), parts, y
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_loss_and_its_gradients_are_those_of_pytorch(name):
+    loss, twin, parts, y = made(name)
+    tensors = [Tensor(part, requires_grad=True) for part in parts]
+    twins = [both(part, requires_grad=True) for part in parts]
+    arguments, theirs = list(tensors), list(twins)
+    place = 1 if "Gaussian" in name else len(parts)
+    arguments.insert(place, y)
+    theirs.insert(place, both(y))
+    found, expected = loss(*arguments), twin(*theirs)
+    if y.size:  # PyTorch: NaN over nothing
+        numpy.testing.assert_allclose(found.item(), expected.item(), rtol=1e-10)
+    found.backward()
+    expected.backward()
+    for tensor, other in zip(tensors, twins):
+        numpy.testing.assert_allclose(tensor.grad, other.grad.numpy(), rtol=1e-10, atol=1e-12)
+    if len(parts) == 1:
+        assert loss(Tensor(parts[0].astype("float16")), y).dtype == "float32"
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_sums_and_counts_of_parts_are_those_of_the_whole_and_weights_count_rows(name):
+    loss, _, parts, y = made(name)
+    if len(y) < 2:
+        return
+
+    def total(rows, weights=None):
+        cut = [Tensor(part[rows]) for part in parts]
+        prediction = tuple(cut) if len(cut) > 1 else cut[0]
+        if weights is None:
+            return loss.total(prediction, y[rows]).item()
+        return loss.weighted_total(prediction, y[rows], weights[rows]).item()
+
+    rows = [slice(0, 1), slice(1, None)]
+    each = [total(slice(i, i + 1)) for i in range(len(y))]
+    weights = numpy.arange(len(y)) + 0.5
+    numpy.testing.assert_allclose(sum(map(total, rows)), total(slice(None)), rtol=1e-12)
+    assert sum(loss.count(y[part]) for part in rows) == loss.count(y)
+    numpy.testing.assert_allclose(total(slice(None), weights), each @ weights, rtol=1e-12)
+    loss.check_targets(y, parts[0].shape if len(parts) == 1 else None)
+
+
+def test_a_weight_of_each_sample_stands_in_the_last_column_of_numbers_and_beside_a_class():
+    columns = numpy.concatenate([NUMBERS, SHARES[:, :1]], 1)
+    loss = Weighted(nn.L1Loss(), has_row_weights=True)
+    found = loss.total(Tensor(NUMBERS * 0), columns).item()
+    numpy.testing.assert_allclose(found, (abs(NUMBERS) * SHARES[:, :1]).sum())
+    classes = numpy.stack([abs(CLASSES) % 3, SHARES[:, 0]], 1)
+    loss = Weighted(nn.CrossEntropyLoss(), has_row_weights=True)
+    found = loss.total(Tensor(NUMBERS * 0), classes).item()
+    numpy.testing.assert_allclose(found, SHARES[:, 0].sum() * numpy.log(3))
+
+
+REFUSED = {
+    "reduction": (lambda: nn.L1Loss(reduction="sum"), ConfigurationError, "L1Loss with reduction"),
+    "delta": (lambda: nn.HuberLoss(delta=0), ConfigurationError, "HuberLoss with delta"),
+    "smoothing": (
+        lambda: nn.CrossEntropyLoss(label_smoothing=2),
+        ConfigurationError,
+        "from 0 to 1",
+    ),
+    "inplace": (lambda: nn.ReLU(inplace=True), ConfigurationError, "ReLU with inplace"),
+    "gelu": (lambda: nn.GELU("sigmoid"), ConfigurationError, "GELU with approximate"),
+    "shapes": (lambda: nn.L1Loss()(Tensor(NUMBERS), NUMBERS[:, :1]), ShapeError, "hides mistakes"),
+    "one part": (lambda: nn.GaussianNLLLoss()(Tensor(NUMBERS), NUMBERS), ShapeError, "variance"),
+    "pairs": (
+        lambda: nn.CosineEmbeddingLoss()(Tensor(NUMBERS), Tensor(NUMBERS), SIGNS[:3]),
+        ShapeError,
+        "twice and",
+    ),
+    "signs": (
+        lambda: nn.CosineEmbeddingLoss().check_targets(CLASSES, None),
+        ShapeError,
+        "1 or -1",
+    ),
+    "classes": (
+        lambda: nn.CrossEntropyLoss().check_targets(CLASSES + 1, (5, 3)),
+        ShapeError,
+        "wanted 0 <= target < 3",
+    ),
+    "class weights": (
+        lambda: nn.NLLLoss([1.0, 2.0])(Tensor(NUMBERS), CLASSES),
+        ShapeError,
+        "of 3 classes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_loss_or_a_layer_cannot_do_is_refused_by_name(name):
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+LAYERS = {
+    "ReLU": {},
+    "GELU": {},
+    "GELU tanh": {"approximate": "tanh"},
+    "SiLU": {},
+    "Mish": {},
+    "Tanh": {},
+    "Sigmoid": {},
+    "Softplus": {"beta": 2.0, "threshold": 1.0},
+    "ELU": {"alpha": 0.5},
+    "LeakyReLU": {"negative_slope": 0.2},
+    "Hardtanh": {"min_val": -0.5, "max_val": 0.4},
+    "Softmax": {"dim": 1},
+    "LogSoftmax": {"dim": -1},
+    "Identity": {},
+    "Flatten": {},
+    "Flatten some": {"start_dim": 0, "end_dim": 1},
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_activation_layer_is_that_of_pytorch(name):
+    kind, arguments = name.split()[0], LAYERS[name]
+    x = numpy.random.default_rng(3).standard_normal((2, 5, 3))
+    layer, twin = getattr(nn, kind)(**arguments), getattr(torch.nn, kind)(**arguments)
+    tensor, other = Tensor(x, requires_grad=True), both(x, requires_grad=True)
+    found, expected = layer(tensor), twin(other)
+    numpy.testing.assert_allclose(found.array, expected.detach().numpy(), rtol=1e-10, atol=1e-12)
+    sent = numpy.random.default_rng(4).standard_normal(found.shape)
+    ops.multiply(found, sent).sum().backward()
+    (expected * both(sent)).sum().backward()
+    numpy.testing.assert_allclose(tensor.grad, other.grad.numpy(), rtol=1e-10, atol=1e-12)
+    assert not layer.parameters() and layer(Tensor(x[:0])).shape[0] == 0
