@@ -10,6 +10,8 @@ Importing it starts nothing: MPI is initialized by the backend, CuPy is imported
 is asked for.
 """
 
+from .checkpoint.pretrained.modules import load_safetensors, save_safetensors
+from .checkpoint.whole import load
 from .comm import (
     CommunicationBackend,
     InMemoryCommunicationBackend,
@@ -129,9 +131,12 @@ __all__ = [
     "ZeRO2Model",
     "ZeRO2Optimizer",
     "ZeRO3Model",
+    "load",
+    "load_safetensors",
     "measure_blocks",
     "models",
     "run_ranks",
+    "save_safetensors",
     "schedules",
     "split_batch",
 ]

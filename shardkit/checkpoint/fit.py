@@ -17,6 +17,7 @@ from ..optim.description import rule_text
 from .format.description import state_since
 from .selection import Match, Selection
 
+AVERAGE = "average"  # the state that holds averaged weights
 _MODEL, _OPTIMIZER, _BUFFERS = "model/", "optimizer/", "buffers/"
 
 
@@ -59,7 +60,9 @@ class Wanted:
         there = state_names(stored)
         kept = state_names(self.shapes)
         missing = [name for name in kept if name not in there]
-        unused = [name for name in there if name not in kept]
+        if self._begins_anew(description, missing):
+            missing = kept
+        unused = [name for name in there if name not in kept or name in missing]
         missing_buffers = self._missing_buffers(where, stored, dtypes)
         stored = _without_buffers(stored)
         left_out = {*missing, *unused, *(kept if self.selection.only else ())}
@@ -83,8 +86,13 @@ class Wanted:
             only=self.selection.only,
             missing_buffers=missing_buffers,
         )
-        if self.selection.only is None and missing and fit.num_updates:
-            self._check_age(fit, [name for name in kept if name in there])
+        if self.selection.only is None and fit.state_since and missing and not self.can_be_late:
+            raise CheckpointError(
+                f"{where} was written under {fit.old_rule} and does not go on under "
+                f"{fit.new_rule}: state that begins in the middle of a run needs its learning rate "
+                'apart, and it has no rate(); use only="model" to begin with its parameters, or '
+                "the rule that wrote it"
+            )
         return fit
 
     def _partial_fit(self, where, description, stored, dtypes) -> "Fit":
@@ -144,32 +152,22 @@ class Wanted:
                 f"but the model has {own} input features"
             )
 
-    def _check_age(self, fit: "Fit", found: list[str]) -> None:
-        """Raise CheckpointError unless all state of the rule has one age that it can use."""
-        if found:
-            reason = (
-                f"it holds {', '.join(found)} but no {', '.join(fit.missing_state)}, "
-                "which would be younger"
-            )
-        elif not self.can_be_late:
-            reason = (
-                "state that begins in the middle of a run needs its learning rate apart, "
-                "and it has no rate()"
-            )
-        else:
-            return
-        raise CheckpointError(
-            f"{fit.where} was written under {fit.old_rule} and does not go on under "
-            f'{fit.new_rule}: {reason}; use only="model" to begin with its parameters, '
-            "or the rule that wrote it"
-        )
+    @staticmethod
+    def _begins_anew(description: dict, missing: list[str]) -> bool:
+        """Return True if all state must start at zero, since some would be younger than the rest.
+
+        Before the first update all is as old. An average begins with the weights, at any time.
+        """
+        num_updates = description["step"] - (description.get("skipped_steps") or 0)
+        return num_updates > 0 and _is_aged(missing)
 
 
 @dataclass(frozen=True)
 class Fit:
     """A checkpoint that goes with a model.
 
-    missing_state   names that the rule keeps and the checkpoint lacks
+    missing_state   names that the rule keeps and the checkpoint lacks, or holds without others that
+                    would be younger
     unused_state    names that the checkpoint holds and the rule does not keep
     missing_buffers paths of buffers that the model has and the checkpoint lacks: all or none
     match           what a load by names takes; None: all
@@ -194,7 +192,9 @@ class Fit:
             return tensor in self.match.taken
         if tensor in self.missing_buffers:
             return False
-        return self.only is None or not tensor.startswith(_OPTIMIZER)
+        if not tensor.startswith(_OPTIMIZER):
+            return True
+        return self.only is None and _state_of(tensor) not in self.missing_state
 
     def report(self) -> dict[str, list[str]]:
         """Return the names of what only one side has, as load_model returns them."""
@@ -228,7 +228,8 @@ class Fit:
         """After how many updates the state was zero with which the rule goes on."""
         if not self.optimizer["state"]:
             return 0
-        return self.num_updates if self.missing_state else state_since(self.description)
+        is_new = _is_aged(self.missing_state)
+        return self.num_updates if is_new else state_since(self.description)
 
     def goes_on_from(self) -> dict:
         """Return the description with which the model goes on.
@@ -282,12 +283,21 @@ class Fit:
             return ""
         notes = []
         if self.missing_state:
-            notes.append(f"state that starts at zero: {', '.join(self.missing_state)}")
+            aged = [name for name in self.missing_state if name != AVERAGE]
+            if aged:
+                notes.append(f"state that starts at zero: {', '.join(aged)}")
+            if AVERAGE in self.missing_state:
+                notes.append("averages that start at the weights")
         if self.unused_state:
             notes.append(f"state that is left out: {', '.join(self.unused_state)}")
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
+
+
+def _is_aged(names: list[str]) -> bool:
+    """Return True if any state of these names has an age: all but averages of the weights."""
+    return any(name != AVERAGE for name in names)
 
 
 def model_shapes(shapes: dict) -> dict:

@@ -85,8 +85,8 @@ class Unread(Initializer):
         built = f"{self.class_name}.from_checkpoint({self.path!r})"
         return (
             f"this model has no weights yet: {built} reads what the model is, and not its weights. "
-            f"Load them into a sharded model: model = sk.FSDPModel({built}, config), then "
-            f"model.load_model({self.path!r})"
+            f"sk.load({self.path!r}) has them, on one process; or load them into a sharded model: "
+            f"model = sk.FSDPModel({built}, config), then model.load_model({self.path!r})"
         )
 
 

@@ -4,6 +4,7 @@ zero, and that it is said.
 
 import io
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -291,18 +292,30 @@ class Largest(sk.Adam):
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment", "largest")
 
 
-@pytest.mark.parametrize(
-    "rule, words",
-    [
-        (Plain(), r"Plain.* has no rate\(\)"),
-        (Largest(), "first_moment, second_moment but no largest"),
-    ],
-    ids=["no rate", "two ages"],
-)
-def test_state_whose_age_a_rule_cannot_be_told_is_refused_with_what_to_do(rule, words, written):
+def test_state_of_two_ages_starts_at_zero_and_both_are_said(written):
+    """Largest and AdamW take the same step from zero state, at the same number of the rate."""
+
+    def on_rank(rule):
+        def run(backend):
+            model = start("ZeRO-1", backend, rule)
+            with pytest.warns(UserWarning) if backend.rank == 0 else nullcontext() as said:
+                report = model.load_model(written["SGD" if type(rule) is sk.Adam else "AdamW"])
+            if backend.rank == 0:
+                assert "starts at zero: first_moment" in str(said[0].message)
+            return report, [unit.rule.since for unit in model.engine.units][:1]
+
+        return run
+
+    report, since = sk.run_ranks(2, on_rank(Largest()))[0]
+    assert report["missing_state"] == ["first_moment", "second_moment", "largest"]
+    assert report["unused_state"] == ["first_moment", "second_moment"]
+    assert since == sk.run_ranks(2, on_rank(sk.Adam()))[0][1]
+
+
+def test_state_whose_age_a_rule_cannot_be_told_is_refused_with_what_to_do(written):
     def on_rank(backend):
-        model = start("ZeRO-1", backend, rule)
-        with pytest.raises(sk.CheckpointError, match=words + '.*only="model"'):
+        model = start("ZeRO-1", backend, Plain())
+        with pytest.raises(sk.CheckpointError, match=r'Plain.* has no rate\(\).*only="model"'):
             model.load_model(written["AdamW"])
         model.load_model(written["AdamW"], only="model")
         step_on(model, (0,))

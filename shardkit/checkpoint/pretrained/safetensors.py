@@ -24,7 +24,9 @@ from ...errors import CheckpointError
 # bfloat16, which NumPy does not have, is the upper half of a float32
 NUMPY_TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 READABLE = tuple(NUMPY_TYPES)
-_NAMES = {"float64": "F64", "float32": "F32"}
+INTEGER_TYPES = {"I64": "<i8", "I32": "<i4"}  # of counters; weights of integers are not read
+_STORED_TYPES = {**NUMPY_TYPES, **INTEGER_TYPES}
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32"}
 _MOST_HEADER_BYTES = 100_000_000  # the limit of the reference implementation
 
 
@@ -51,7 +53,7 @@ class StoredTensor:
         """
         if 0 in self.shape:
             return numpy.empty(self.shape, dtype)[index]
-        whole = numpy.memmap(self.path, NUMPY_TYPES[self.dtype], "r", self.start, self.shape)
+        whole = numpy.memmap(self.path, _STORED_TYPES[self.dtype], "r", self.start, self.shape)
         return numpy.array(as_floats(whole[index]), dtype)
 
 
@@ -106,8 +108,8 @@ def _checked(path, name, entry, first_byte) -> StoredTensor:
     start, stop = entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in [*shape, start, stop]):
         raise ValueError(f"{name} has shape {shape} at {start}, {stop}")
-    if dtype in READABLE:
-        if stop - start != prod(shape) * numpy.dtype(NUMPY_TYPES[dtype]).itemsize:
+    if dtype in _STORED_TYPES:
+        if stop - start != prod(shape) * numpy.dtype(_STORED_TYPES[dtype]).itemsize:
             raise ValueError(f"{name} of shape {shape} and type {dtype} has {stop - start} bytes")
     return StoredTensor(path, name, dtype, tuple(shape), first_byte + start)
 
@@ -127,20 +129,23 @@ def _check_no_holes(path, spans, num_bytes) -> None:
         )
 
 
-def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, arrays) -> None:
+def write_tensors(
+    path: Path, shapes: dict[str, tuple[int, ...]], dtype: str | dict[str, str], arrays
+) -> None:
     """Write a file of these tensors; it is on disk when this returns.
 
     shapes   {name: shape}
-    dtype    "float32" or "float64", of all
+    dtype    "float32", "float64", ..., of all, or {name: dtype}
     arrays   an iterable of NumPy arrays in the order of `shapes`; each is dropped before the next
              is asked for
     """
-    little = NUMPY_TYPES[_NAMES[dtype]]
+    dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(shapes, dtype)
+    types = {name: _NAMES[dtypes[name]] for name in shapes}
     entries = {"__metadata__": {"format": "pt"}}  # without it, transformers 4 refuses the file
     at = 0
     for name, shape in shapes.items():
-        stop = at + prod(shape) * numpy.dtype(little).itemsize
-        entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, stop]}
+        stop = at + prod(shape) * numpy.dtype(_STORED_TYPES[types[name]]).itemsize
+        entries[name] = {"dtype": types[name], "shape": list(shape), "data_offsets": [at, stop]}
         at = stop
     header = json.dumps(entries).encode("utf-8")
     header += b" " * (-len(header) % 8)  # numbers start at a multiple of 8
@@ -148,6 +153,6 @@ def write_tensors(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str, ar
         file.write(len(header).to_bytes(8, "little") + header)
         for (name, shape), array in zip(shapes.items(), arrays, strict=True):
             assert array.shape == shape, f"{name} is {array.shape}, announced as {shape}"
-            file.write(numpy.ascontiguousarray(array, little).data)
+            file.write(numpy.ascontiguousarray(array, _STORED_TYPES[types[name]]).data)
         file.flush()
         os.fsync(file.fileno())

@@ -113,10 +113,11 @@ class Unit:
         self._fill_with_initial_values()
         self.clear_state()
 
-    def clear_state(self) -> None:
-        """Set the optimizer state to zero. No communication."""
-        for state in self.state.values():
-            state.array.fill(0)
+    def clear_state(self, names=None) -> None:
+        """Set the optimizer state of these names to zero; None: all of it. No communication."""
+        for name, state in self.state.items():
+            if names is None or name in names:
+                state.array.fill(0)
 
     # ---- parameters ------------------------------------------------------------------------------
 

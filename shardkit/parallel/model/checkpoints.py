@@ -103,7 +103,12 @@ class Checkpoints:
 
     def _describe_model(self) -> dict:
         model = self._engine.model
-        return {"class": type(model).__name__, "configuration": configuration_of(model)}
+        cls = type(model)
+        return {
+            "class": cls.__name__,
+            "configuration": configuration_of(model),
+            "import": f"{cls.__module__}:{cls.__qualname__}",
+        }
 
     # ---- reading ---------------------------------------------------------------------------------
 
@@ -160,8 +165,7 @@ class Checkpoints:
 
     def adopt(self, fit: Fit) -> None:
         """Go on from the arrays that were filled, and warn on rank 0 of what was not."""
-        if fit.only is not None:
-            self._engine.state.clear()
+        self._engine.state.clear(fit.missing_state if fit.only is None else None)
         if fit.missing_buffers:
             self._engine.buffers.start_over()
         self.go_on_from(fit.goes_on_from())

@@ -157,10 +157,13 @@ class State:
         self.clear()
         self.restore(0, self.samples_seen)
 
-    def clear(self) -> None:
-        """Set the optimizer state to zero; restore() comes next. No communication."""
+    def clear(self, names=None) -> None:
+        """Set the optimizer state of these names to zero; None: all. restore() comes next.
+
+        No communication.
+        """
         for unit in self.weights.units:
-            unit.clear_state()
+            unit.clear_state(names)
 
 
 def _listed(names) -> str:

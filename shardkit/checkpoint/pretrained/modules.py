@@ -1,0 +1,65 @@
+"""Any module to a safetensors file and back, by the names of its parameters and buffers.
+
+    sk.save_safetensors(model, "net.safetensors")       {"encoder.weight": F32 [16, 4], ...}
+    sk.load_safetensors(module, "net.safetensors")      also a file that PyTorch wrote
+
+A parameter that two modules share is written once, under its first name.
+"""
+
+import os
+from pathlib import Path
+
+from ...errors import CheckpointError
+from ...nn.module import Module
+from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
+
+
+def save_safetensors(model: Module, path) -> None:
+    """Write state_dict() of a module to a file, which replaces another of this name when whole.
+
+    A sharded model has no weights in its module: take sk.load() of its checkpoint or image.
+    Errors: TypeError if it is no Module, OSError, ShardingError if values live on other ranks.
+    """
+    if not isinstance(model, Module):
+        raise TypeError(f"save_safetensors wants an nn.Module; got {type(model).__name__}")
+    state = model.state_dict()
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    shapes = {name: array.shape for name, array in state.items()}
+    dtypes = {name: str(array.dtype) for name, array in state.items()}
+    try:
+        write_tensors(temporary, shapes, dtypes, state.values())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, list[str]]:
+    """Copy the tensors of a file into a module's parameters and buffers, by name.
+
+    strict    False: names that only one side has are left alone
+    returns   {"missing_names": in the module and not in the file, "unexpected_names": the reverse}
+    Numbers are converted to the dtype of the parameter: bfloat16 and float16 exactly, float64 with
+    rounding. Nothing changes if anything is wrong.
+    Errors: FileNotFoundError; CheckpointError on a damaged file, on names if strict, on a tensor of
+    another kind of numbers; ShapeError.
+    """
+    stored = read_header(Path(path))
+    kept = {**module.named_parameters(), **module.named_buffers()}
+    state = {}
+    for name, tensor in stored.items():
+        if name not in kept:
+            state[name] = None  # load_state_dict says so, if strict
+            continue
+        known = NUMPY_TYPES if kept[name].dtype.kind != "i" else INTEGER_TYPES
+        if tensor.dtype not in known:
+            raise CheckpointError(
+                f"{path}: {name} is of type {tensor.dtype}, but that of the module is "
+                f"{kept[name].dtype}; wanted one of {', '.join(known)}"
+            )
+        state[name] = tensor.read(str(kept[name].dtype))
+    module.load_state_dict(state, strict=strict)
+    return {
+        "missing_names": [name for name in kept if name not in stored],
+        "unexpected_names": [name for name in stored if name not in kept],
+    }

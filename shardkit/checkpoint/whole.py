@@ -1,0 +1,127 @@
+"""A whole model from a checkpoint, an image or a folder of transformers, ready to predict.
+
+    model = sk.load("runs/demo")                     one process, without MPI and without a mesh
+    model.predict(x)
+
+    manifest "model": {"class": "Net", "configuration": {...}, "import": "science.nets:Net"}
+        --> from science.nets import Net; Net(**configuration) --> its weights and buffers
+
+The class that is stored is imported, and its constructor called: open checkpoints of people whose
+code you would run. What is not importable is given as `factory`.
+"""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+
+from ..errors import CheckpointError, ConfigurationError, ShardkitError
+from ..nn import models
+from ..nn.features import input_features
+from ..nn.module import Module
+from .fit import AVERAGE
+from .image import read_image
+from .sources import find_model
+
+_OWN_ROOM = models.__name__
+
+
+def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool = False) -> Module:
+    """Return the model of a checkpoint with its weights, on this process. No communication.
+
+    source    a path as load_model takes it, or bytes as serialize() returns them
+    factory   a class of modules, called with the stored configuration, or a function without
+              arguments; None: the stored class is imported
+    averaged  take the averages that sk.EMA kept, instead of the weights of the last step
+    Errors: FileNotFoundError, PermissionError; CheckpointError if it is damaged, its class cannot
+    be imported or built, or the model has other names, shapes or dtypes than are stored.
+    """
+    where, description, shapes, read = _opened(source)
+    described = description["model"]
+    model = _made(described, factory, where)
+    model.finish(described["configuration"].get("seed", 0) if factory is None else 0)
+    group = f"optimizer/{AVERAGE}" if averaged else "model"
+    if averaged and not any(tensor.startswith(f"{group}/") for tensor in shapes):
+        raise CheckpointError(f"{where} holds no averaged weights; sk.EMA(rule) keeps them")
+    kept = {f"{group}/{name}": p for name, p in model.named_parameters().items()}
+    kept |= {f"buffers/{name}": buffer for name, buffer in model.named_buffers().items()}
+    _check_names(where, type(model).__name__, kept, shapes, group)
+    for tensor, member in kept.items():
+        values = read(tensor)
+        if values.dtype != member.dtype:
+            raise CheckpointError(
+                f"{where} holds {tensor} in {values.dtype}, but that of the model is {member.dtype}"
+            )
+        member.array = values
+    features = input_features(model)
+    if features is not None and description["active_features"] is not None:
+        features.activate(description["active_features"])
+    return model
+
+
+def _opened(source) -> tuple[str, dict, dict, Callable]:
+    """Return (name for messages, description, {tensor: shape}, function tensor -> values)."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        tensors, description = read_image(source)
+        shapes = {tensor: array.shape for tensor, array in tensors.items()}
+        return "the image", description, shapes, tensors.__getitem__
+    checkpoint, _ = find_model(source)
+    return str(checkpoint.folder), checkpoint.manifest, checkpoint.shapes, checkpoint.read_whole
+
+
+def _made(described: dict, factory, where: str) -> Module:
+    """Build the model. Errors: CheckpointError."""
+    name, configuration = described["class"], described["configuration"]
+    maker = factory or _imported(described, where)
+    takes_configuration = inspect.isclass(maker)
+    try:
+        model = maker(**configuration) if takes_configuration else maker()
+    except (TypeError, ConfigurationError) as error:
+        advice = "" if factory else "; pass factory=, a function that builds the same model"
+        raise CheckpointError(
+            f"the {name} of {where} cannot be built from its configuration {configuration!r:.200}: "
+            f"{error}{advice}"
+        ) from error
+    if not isinstance(model, Module):
+        raise CheckpointError(
+            f"the factory for {where} returned a {type(model).__name__}; wanted an nn.Module"
+        )
+    return model
+
+
+def _imported(described: dict, where: str) -> type[Module]:
+    """Return the stored class. Errors: CheckpointError."""
+    name, path = described["class"], described.get("import")
+    if path is None:  # a checkpoint of before, or of transformers
+        path = f"{_OWN_ROOM}:{name}"
+    module_name, _, qualified = str(path).partition(":")
+    try:
+        found = sys.modules.get(module_name) or importlib.import_module(module_name)
+        for part in qualified.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, ValueError, ShardkitError) as error:
+        raise CheckpointError(
+            f"{where} holds a {name}, which cannot be imported as {path}: {error}; pass factory=, "
+            "its class or a function that builds the model"
+        ) from error
+    if not (inspect.isclass(found) and issubclass(found, Module)):
+        raise CheckpointError(f"{where} names {path} as its model, which is no class of modules")
+    return found
+
+
+def _check_names(where: str, model_name: str, kept: dict, shapes: dict, group: str) -> None:
+    """Raise CheckpointError unless the model's own tensors are stored, and no others."""
+    stored = {t: s for t, s in shapes.items() if t.startswith((f"{group}/", "buffers/"))}
+    for tensor in _in_one_only(kept, stored):
+        here, there = kept.get(tensor), stored.get(tensor)
+        raise CheckpointError(
+            f"{where} is of another model than this {model_name}: {tensor} is "
+            f"{'missing' if there is None else f'of shape {list(there)}'} there and "
+            f"{'missing' if here is None else f'of shape {list(here.shape)}'} here"
+        )
+
+
+def _in_one_only(kept: dict, stored: dict) -> Iterator[str]:
+    for tensor in sorted(kept.keys() | stored.keys()):
+        if tensor not in kept or tensor not in stored or kept[tensor].shape != stored[tensor]:
+            yield tensor
