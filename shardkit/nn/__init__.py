@@ -4,9 +4,17 @@ It knows nothing of ranks.
 """
 
 from . import init, methods, models, operators, ops  # noqa: F401  two of them: given to Tensor
-from .autograd import Tensor, backward_inputs, is_grad_enabled, no_grad, record
+from .autograd import (
+    Tensor,
+    backward_inputs,
+    enable_grad,
+    is_grad_enabled,
+    no_grad,
+    record,
+)
 from .buffer import Buffer
 from .context import ForwardContext, current_context, forward_context
+from .derivative import grad
 from .features import InputFeatures, input_features
 from .layers.activation import (
     ELU,
@@ -103,7 +111,9 @@ __all__ = [
     "as_loss",
     "backward_inputs",
     "current_context",
+    "enable_grad",
     "forward_context",
+    "grad",
     "init",
     "input_features",
     "is_grad_enabled",

@@ -15,21 +15,41 @@ import numpy
 from ..array.backend import is_device_array, to_host, xp_of
 from ..array.dtypes import is_floating
 from ..errors import AutogradError, ShapeError
-from .tape import TapeNode, VersionCounter, WeightGradients, is_grad_enabled, no_grad, walk
+from .tape import (
+    TapeNode,
+    VersionCounter,
+    WeightGradients,
+    enable_grad,
+    is_grad_enabled,
+    no_grad,
+    walk,
+)
 
 __all__ = [
     "Tensor",
     "WeightGradients",
     "array_of",
     "backward_inputs",
+    "enable_grad",
+    "first_gradient",
     "is_grad_enabled",
     "no_grad",
+    "origin_of",
+    "output_of",
     "record",
 ]
 
 
 def record(
-    array, parents, backward, *, needs=(), needs_output=False, view_of=None, is_one_pass=False
+    array,
+    parents,
+    backward,
+    *,
+    needs=(),
+    needs_output=False,
+    view_of=None,
+    is_one_pass=False,
+    differentiable=None,
 ) -> "Tensor":
     """Return the output tensor of an operation, on the tape if any parent takes a gradient.
 
@@ -52,6 +72,11 @@ def record(
     is_one_pass   all gradients together cost about as much as one, and those of parameters are
                   small: where input and parameter gradients are asked for at different times, all
                   are computed the first time
+    differentiable  (gradient, wanted, output) -> one Tensor or None per parent: the same gradients
+                  as `backward`, made by operations on Tensors, so that they can be differentiated
+                  again. `gradient` is a Tensor; `output` is this operation's result as a Tensor if
+                  needs_output, else None. It mentions no more than `backward` does. Only
+                  derivative.grad(create_graph=True) calls it; None: that raises
     """
     memory = VersionCounter() if view_of is None else view_of._memory
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
@@ -63,7 +88,11 @@ def record(
     saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
     if needs_output:
         saved.append((memory, memory.version))
-    return Tensor._made(array, TapeNode(sources, wanted, backward, saved, is_one_pass), memory)
+    node = TapeNode(sources, wanted, backward, saved, is_one_pass, differentiable)
+    output = Tensor._made(array, node, memory)
+    if needs_output and differentiable is not None:
+        node.array = output.array
+    return output
 
 
 class Tensor:
@@ -202,7 +231,7 @@ class Tensor:
         an array that the tape needs was changed in place; ShapeError on a gradient of another
         shape.
         """
-        walk(self, _first_gradient(self, gradient), retain_graph=retain_graph)
+        walk(self, first_gradient(self, gradient), retain_graph=retain_graph)
 
     def stale_views(self):
         """Mark the memory under this tensor as another's: a backward through a view of it raises.
@@ -268,12 +297,25 @@ def array_of(value):
     return value.array if isinstance(value, Tensor) else value
 
 
+def origin_of(tensor):
+    """Return where a walk meets the tensor: the node that made it, or the leaf itself."""
+    return tensor._node or tensor
+
+
+def output_of(node) -> Tensor | None:
+    """Return what a node made, as a Tensor, if its operation needs it; None if not."""
+    if node.array is None:
+        return None
+    memory, _ = node.saved[-1]
+    return Tensor._made(node.array, node, memory)
+
+
 def _index(index):
     """Return an index whose Tensors are replaced by their arrays."""
     return tuple([array_of(i) for i in index]) if isinstance(index, tuple) else array_of(index)
 
 
-def _first_gradient(output, gradient):
+def first_gradient(output, gradient):
     """Return the gradient that a walk starts from, checked."""
     if not output.requires_grad:
         raise AutogradError(
@@ -306,5 +348,5 @@ def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
     bit. Parameters are leaves whose `is_parameter` is True.
     """
     deferred = []
-    walk(output, _first_gradient(output, gradient), deferred=deferred)
+    walk(output, first_gradient(output, gradient), deferred=deferred)
     return WeightGradients(deferred)

@@ -42,6 +42,19 @@ def no_grad():
         _grad_enabled.reset(token)
 
 
+@contextmanager
+def enable_grad():
+    """Record inside the block, though it stands inside no_grad(); also a decorator.
+
+    For a forward pass that needs derivatives of its own (derivative.py), in prediction too.
+    """
+    token = _grad_enabled.set(True)
+    try:
+        yield
+    finally:
+        _grad_enabled.reset(token)
+
+
 class VersionCounter:
     """How often some memory was changed in place, for all tensors that are views of it."""
 
@@ -55,20 +68,31 @@ class TapeNode:
     """
 
     is_parameter = False
-    __slots__ = ("order", "sources", "wanted", "backward", "saved", "is_one_pass")
+    __slots__ = (
+        "order",
+        "sources",
+        "wanted",
+        "backward",
+        "saved",
+        "is_one_pass",
+        "differentiable",
+        "array",
+    )
 
-    def __init__(self, sources, wanted, backward, saved, is_one_pass):
+    def __init__(self, sources, wanted, backward, saved, is_one_pass, differentiable=None):
         self.order = -next(_sequence)  # a min-heap of these yields the newest first
         self.sources = sources
         self.wanted = wanted
         self.backward = backward
         self.saved = saved  # [(what carries .version, version when recorded)]
         self.is_one_pass = is_one_pass  # all its gradients cost as much as one of them
+        self.differentiable = differentiable  # backward on Tensors, or None
+        self.array = None  # what it made, if `backward` holds it anyway
 
     def release(self):
         """Drop everything, so that activations are freed during the walk."""
         self.sources = self.saved = ()
-        self.backward = None
+        self.backward = self.differentiable = self.array = None
 
 
 def walk(output, gradient, *, retain_graph=False, deferred=None):
@@ -83,7 +107,7 @@ def walk(output, gradient, *, retain_graph=False, deferred=None):
     heap = [(output._node.order, output._node)]
     while heap:
         node = heappop(heap)[1]
-        _check(node.backward, node.saved)
+        check_unchanged(node.backward, node.saved)
         gradient = pending.pop(node)
         if deferred is None:
             gradients = node.backward(gradient, node.wanted)
@@ -128,7 +152,7 @@ def _accumulate(leaf, gradient):
     leaf.grad_is_empty = False
 
 
-def _check(backward, saved):
+def check_unchanged(backward, saved):
     """Raise AutogradError if this node was used up, or if what it needs was overwritten."""
     if backward is None:
         raise AutogradError(
@@ -137,11 +161,16 @@ def _check(backward, saved):
         )
     for holder, version in saved:
         if holder.version != version:
-            operation = backward.__qualname__.split(".")[0].lstrip("_")
             raise AutogradError(
-                f"an array that the backward of {operation} needs was changed in place "
-                f"{holder.version - version} time(s) since; change a copy, or run backward first"
+                f"an array that the backward of {operation_of(backward)} needs was changed in "
+                f"place {holder.version - version} time(s) since; change a copy, or run backward "
+                "first"
             )
+
+
+def operation_of(backward) -> str:
+    """Return the name of the operation that a backward belongs to."""
+    return backward.__qualname__.split(".")[0].lstrip("_")
 
 
 def _split(node, gradient, deferred):
@@ -182,7 +211,7 @@ class WeightGradients:
         deferred.reverse()  # popped from the end, so each is freed after use
         while deferred:
             backward, gradient, owed, parameters, saved = deferred.pop()
-            _check(backward, saved)
+            check_unchanged(backward, saved)
             for parameter, part in zip(parameters, backward(gradient, owed), strict=True):
                 if parameter is not None and part is not None:
                     _accumulate(parameter, part)

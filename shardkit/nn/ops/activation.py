@@ -5,9 +5,13 @@ from math import prod
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
+from ...array.reference.activation import CUBIC
+from ...array.reference.activation import SQRT_2_OVER_PI as RATE
 from ...errors import ShapeError
 from ..autograd import Tensor, record
-from .reduction import reduced_dims
+from .broadcast import summed
+from .elementwise import add, exp, multiply, subtract, where
+from .reduction import reduced_dims, sum
 
 
 def relu(x: Tensor) -> Tensor:
@@ -18,19 +22,38 @@ def relu(x: Tensor) -> Tensor:
         # Not a product, in which 0 times infinity is NaN.
         return (fresh.choose(y <= 0, 0, gradient),)
 
-    return record(y, (x,), backward, needs_output=True)
+    def differentiable(gradient, wanted, output):
+        return (where(y <= 0, 0, gradient),)
+
+    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
 
 
 def tanh(x: Tensor) -> Tensor:
     """Return the hyperbolic tangent of x."""
     y = fresh.compute("tanh", x.array)
-    return record(y, (x,), lambda gradient, wanted: (gradient * (1 - y * y),), needs_output=True)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (gradient * (1 - y * y),),
+        needs_output=True,
+        differentiable=lambda gradient, wanted, output: (
+            multiply(gradient, subtract(1, multiply(output, output))),
+        ),
+    )
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """Return 1 / (1 + exp(-x)), without overflow for any x."""
     y = kernels.sigmoid(x.array)
-    return record(y, (x,), lambda gradient, wanted: (gradient * (y * (1 - y)),), needs_output=True)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (gradient * (y * (1 - y)),),
+        needs_output=True,
+        differentiable=lambda gradient, wanted, output: (
+            multiply(gradient, multiply(output, subtract(1, output))),
+        ),
+    )
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -39,7 +62,22 @@ def gelu(x: Tensor) -> Tensor:
     def backward(gradient, wanted):
         return (kernels.gelu_backward(gradient, x.array),)
 
-    return record(kernels.gelu(x.array), (x,), backward, needs=(x,))
+    return record(
+        kernels.gelu(x.array),
+        (x,),
+        backward,
+        needs=(x,),
+        differentiable=lambda gradient, wanted, output: (multiply(gradient, _gelu_slope(x)),),
+    )
+
+
+def _gelu_slope(x):
+    """Return the derivative of gelu at x, as a Tensor with its history."""
+    square = multiply(x, x)
+    tangent = tanh(multiply(x, add(multiply(square, RATE * CUBIC), RATE)))
+    rate = add(multiply(square, 3 * RATE * CUBIC), RATE)
+    inner = multiply(multiply(x, subtract(1, multiply(tangent, tangent))), rate)
+    return multiply(add(add(tangent, 1), inner), 0.5)
 
 
 def erf_gelu(x: Tensor) -> Tensor:
@@ -66,12 +104,20 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
         )
         return None if for_x is None else for_x.reshape(gradient.shape), for_bias
 
+    def differentiable(gradient, wanted, output):
+        for_sum = multiply(gradient, _gelu_slope(add(x, bias)))
+        return (
+            for_sum if wanted[0] else None,
+            summed(for_sum, (bias.shape, bias.gradient_dtype)) if wanted[1] else None,
+        )
+
     return record(
         kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape),
         (x, bias),
         backward,
         needs=(x, bias),
         is_one_pass=True,
+        differentiable=differentiable,
     )
 
 
@@ -81,7 +127,19 @@ def silu(x: Tensor) -> Tensor:
     def backward(gradient, wanted):
         return (kernels.silu_backward(gradient, x.array),)
 
-    return record(kernels.silu(x.array), (x,), backward, needs=(x,))
+    return record(
+        kernels.silu(x.array),
+        (x,),
+        backward,
+        needs=(x,),
+        differentiable=lambda gradient, wanted, output: (multiply(gradient, _silu_slope(x)),),
+    )
+
+
+def _silu_slope(x):
+    """Return the derivative of silu at x, as a Tensor with its history."""
+    part = sigmoid(x)
+    return multiply(part, add(multiply(x, subtract(1, part)), 1))
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -95,7 +153,19 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     def backward(gradient, wanted):
         return kernels.swiglu_backward(gradient, gate.array, up.array)
 
-    return record(kernels.swiglu(gate.array, up.array), (gate, up), backward, needs=(gate, up))
+    def differentiable(gradient, wanted, output):
+        return (
+            multiply(multiply(gradient, up), _silu_slope(gate)) if wanted[0] else None,
+            multiply(gradient, silu(gate)) if wanted[1] else None,
+        )
+
+    return record(
+        kernels.swiglu(gate.array, up.array),
+        (gate, up),
+        backward,
+        needs=(gate, up),
+        differentiable=differentiable,
+    )
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -106,7 +176,11 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     def backward(gradient, wanted):
         return (kernels.softmax_backward(gradient, y, dim),)
 
-    return record(y, (x,), backward, needs_output=True)
+    def differentiable(gradient, wanted, output):
+        weighted = sum(multiply(gradient, output), dim, keepdim=True)
+        return (multiply(output, subtract(gradient, weighted)),)
+
+    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
 
 
 def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -125,4 +199,7 @@ def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
             rounded(gradient - xp.exp(widened(y)) * gradient.sum(axis=dim, keepdims=True), dtype),
         )
 
-    return record(y, (x,), backward, needs_output=True)
+    def differentiable(gradient, wanted, output):
+        return (subtract(gradient, multiply(exp(output), sum(gradient, dim, keepdim=True))),)
+
+    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)

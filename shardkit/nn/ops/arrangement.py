@@ -36,7 +36,10 @@ def roll(x: Tensor, shifts, dims=None) -> Tensor:
     def backward(gradient, wanted):
         return (xp.roll(gradient, back, dims),)
 
-    return record(xp.roll(x.array, shifts, dims), (x,), backward)
+    def differentiable(gradient, wanted, output):
+        return (roll(gradient, back, dims),)
+
+    return record(xp.roll(x.array, shifts, dims), (x,), backward, differentiable=differentiable)
 
 
 def flip(x: Tensor, dims) -> Tensor:
@@ -47,7 +50,11 @@ def flip(x: Tensor, dims) -> Tensor:
     def backward(gradient, wanted):
         return (xp.flip(gradient, dims),)
 
-    return record(xp.flip(x.array, dims), (x,), backward, view_of=x)
+    def differentiable(gradient, wanted, output):
+        return (flip(gradient, dims),)
+
+    turned = xp.flip(x.array, dims)
+    return record(turned, (x,), backward, view_of=x, differentiable=differentiable)
 
 
 def repeat(x: Tensor, sizes) -> Tensor:
@@ -97,7 +104,10 @@ def _triangle(name, x, diagonal):
     def backward(gradient, wanted):
         return (cut(gradient, diagonal),)
 
-    return record(cut(x.array, diagonal), (x,), backward)
+    def differentiable(gradient, wanted, output):
+        return (_triangle(name, gradient, diagonal),)
+
+    return record(cut(x.array, diagonal), (x,), backward, differentiable=differentiable)
 
 
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:

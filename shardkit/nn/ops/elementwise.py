@@ -7,12 +7,13 @@ the gradient of x.
 
 import operator
 
-from ...array import fresh, halves
+from ...array import fresh
 from ...array.backend import xp_of
 from ...array.dtypes import is_half
 from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from .broadcast import fit, form, summed
 
 
 def _compute(name, *operands, function=None):
@@ -30,30 +31,6 @@ def _compute(name, *operands, function=None):
         ) from None
 
 
-def takes_gradient(operand) -> bool:
-    """Return True for a Tensor that a gradient may flow to; False for scalars and arrays."""
-    return isinstance(operand, Tensor) and operand.requires_grad
-
-
-def form(operand):
-    """Return the (shape, dtype) of an operand's gradient; holding this keeps no array alive."""
-    return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
-
-
-def fit(gradient, form):
-    """Return a result's gradient as an operand's: summed over stretched dims, in its dtype."""
-    shape, dtype = form
-    if gradient.shape != shape:
-        extra = gradient.ndim - len(shape)
-        stretched = [
-            extra + dim
-            for dim, size in enumerate(shape)
-            if size == 1 and gradient.shape[extra + dim] != 1
-        ]
-        gradient = halves.total(gradient, (*range(extra), *stretched), dtype=dtype).reshape(shape)
-    return gradient if gradient.dtype == dtype else halves.copy(gradient, dtype)
-
-
 def add(x, y) -> Tensor:
     """Return x + y."""
     form_x, form_y = form(x), form(y)
@@ -64,7 +41,14 @@ def add(x, y) -> Tensor:
             fit(gradient, form_y) if wanted[1] else None,
         )
 
-    return record(_compute("add", array_of(x), array_of(y)), (x, y), backward)
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(gradient, form_x) if wanted[0] else None,
+            summed(gradient, form_y) if wanted[1] else None,
+        )
+
+    result = _compute("add", array_of(x), array_of(y))
+    return record(result, (x, y), backward, differentiable=differentiable)
 
 
 def subtract(x, y) -> Tensor:
@@ -77,7 +61,14 @@ def subtract(x, y) -> Tensor:
             fit(fresh.compute("negative", gradient), form_y) if wanted[1] else None,
         )
 
-    return record(_compute("subtract", array_of(x), array_of(y)), (x, y), backward)
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(gradient, form_x) if wanted[0] else None,
+            summed(negative(gradient), form_y) if wanted[1] else None,
+        )
+
+    result = _compute("subtract", array_of(x), array_of(y))
+    return record(result, (x, y), backward, differentiable=differentiable)
 
 
 def multiply(x, y) -> Tensor:
@@ -97,8 +88,14 @@ def multiply(x, y) -> Tensor:
             else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(multiply(gradient, for_x), form_x) if wanted[0] else None,
+            summed(multiply(gradient, for_y), form_y) if wanted[1] else None,
+        )
+
     product = _compute("multiply", array_of(x), array_of(y))
-    return record(product, (x, y), backward, needs=(for_y, for_x))
+    return record(product, (x, y), backward, needs=(for_y, for_x), differentiable=differentiable)
 
 
 def divide(x, y) -> Tensor:
@@ -113,8 +110,15 @@ def divide(x, y) -> Tensor:
             fit(-scaled * array_of(for_y) / array_of(y), form_y) if wanted[1] else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        scaled = divide(gradient, y)
+        return (
+            summed(scaled, form_x) if wanted[0] else None,
+            summed(negative(divide(multiply(scaled, for_y), y)), form_y) if wanted[1] else None,
+        )
+
     quotient = _compute("divide", array_of(x), array_of(y))
-    return record(quotient, (x, y), backward, needs=(for_y, y))
+    return record(quotient, (x, y), backward, needs=(for_y, y), differentiable=differentiable)
 
 
 def negative(x: Tensor) -> Tensor:
@@ -123,7 +127,12 @@ def negative(x: Tensor) -> Tensor:
     def backward(gradient, wanted):
         return (fresh.compute("negative", gradient),)
 
-    return record(fresh.compute("negative", x.array), (x,), backward)
+    return record(
+        fresh.compute("negative", x.array),
+        (x,),
+        backward,
+        differentiable=lambda gradient, wanted, output: (negative(gradient),),
+    )
 
 
 def power(x, exponent) -> Tensor:
@@ -140,10 +149,20 @@ def power(x, exponent) -> Tensor:
             fit(_for_exponent(gradient, base, n), form_exponent) if wanted[1] else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(_again_for_base(gradient, x, exponent), form_x) if wanted[0] else None,
+            summed(_again_for_exponent(gradient, x, exponent), form_exponent)
+            if wanted[1]
+            else None,
+        )
+
     result = _compute("power", array_of(x), array_of(exponent), function=operator.pow)
     if isinstance(x, Tensor) and is_half(x.dtype):
         result = rounded(result, x.dtype)
-    return record(result, (x, exponent), backward, needs=(x, exponent))
+    return record(
+        result, (x, exponent), backward, needs=(x, exponent), differentiable=differentiable
+    )
 
 
 def _for_base(gradient, base, n):
@@ -165,6 +184,26 @@ def _for_exponent(gradient, base, n):
     return gradient * base**n * xp.log(safe)
 
 
+def _again_for_base(gradient, base, n):
+    """Return _for_base as a Tensor with its history."""
+    if isinstance(n, (int, float)):
+        if n == 0:
+            return multiply(gradient, 0)
+        return gradient if n == 1 else multiply(gradient, multiply(power(base, n - 1), n))
+    is_constant = array_of(n) == 0
+    slope = multiply(gradient, multiply(n, power(base, where(is_constant, 1, n) - 1)))
+    return where(is_constant, 0, slope)
+
+
+def _again_for_exponent(gradient, base, n):
+    """Return _for_exponent as a Tensor with its history."""
+    array = array_of(base)
+    is_safe = (array == 0) & (array_of(n) >= 0)
+    safe = where(is_safe, 1, base)  # log 1 = 0
+    safe = safe if isinstance(base, Tensor) else Tensor(safe.array.astype(gradient.dtype))
+    return multiply(multiply(gradient, power(base, n)), log(safe))
+
+
 def exp(x: Tensor) -> Tensor:
     """Return e to the x."""
     y = fresh.compute("exp", x.array)
@@ -173,6 +212,7 @@ def exp(x: Tensor) -> Tensor:
         (x,),
         lambda gradient, wanted: (fresh.compute("multiply", gradient, y),),
         needs_output=True,
+        differentiable=lambda gradient, wanted, output: (multiply(gradient, output),),
     )
 
 
@@ -180,14 +220,24 @@ def log(x: Tensor) -> Tensor:
     """Return the natural logarithm of x."""
     y = fresh.compute("log", x.array)
     return record(
-        y, (x,), lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),), needs=(x,)
+        y,
+        (x,),
+        lambda gradient, wanted: (fresh.compute("divide", gradient, x.array),),
+        needs=(x,),
+        differentiable=lambda gradient, wanted, output: (divide(gradient, x),),
     )
 
 
 def sqrt(x: Tensor) -> Tensor:
     """Return the square root of x; its gradient at 0 is infinite."""
     y = fresh.compute("sqrt", x.array)
-    return record(y, (x,), lambda gradient, wanted: (gradient / (2 * y),), needs_output=True)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (gradient / (2 * y),),
+        needs_output=True,
+        differentiable=lambda gradient, wanted, output: (divide(gradient, multiply(output, 2)),),
+    )
 
 
 def maximum(x, y) -> Tensor:
@@ -221,7 +271,18 @@ def _extreme(name, loses, x, y):
             else None,
         )
 
-    return record(_compute(name, array_of(x), array_of(y)), (x, y), backward, needs=(x, y))
+    def differentiable(gradient, wanted, output):
+        a, b = array_of(x), array_of(y)
+        half = multiply(gradient, 0.5)
+        return tuple(
+            [
+                summed(where(a == b, half, where(lost, 0, gradient)), form_) if want else None
+                for lost, form_, want in zip((loses(a, b), loses(b, a)), (form_x, form_y), wanted)
+            ]
+        )
+
+    result = _compute(name, array_of(x), array_of(y))
+    return record(result, (x, y), backward, needs=(x, y), differentiable=differentiable)
 
 
 def where(condition, x, y) -> Tensor:
@@ -236,10 +297,19 @@ def where(condition, x, y) -> Tensor:
             fit(fresh.choose(chosen, 0, gradient), form_y) if wanted[2] else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        return (
+            None,
+            summed(where(condition, gradient, 0), form_x) if wanted[1] else None,
+            summed(where(condition, 0, gradient), form_y) if wanted[2] else None,
+        )
+
     result = _compute(
         "where", *[array_of(operand) for operand in (condition, x, y)], function=fresh.choose
     )
-    return record(result, (condition, x, y), backward, needs=(condition,))
+    return record(
+        result, (condition, x, y), backward, needs=(condition,), differentiable=differentiable
+    )
 
 
 def compare(name: str, x, y) -> Tensor:

@@ -12,44 +12,86 @@ from ...array.dtypes import is_half
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
-from .elementwise import _compute, fit, form, where
+from .activation import sigmoid
+from .elementwise import (
+    _compute,
+    add,
+    divide,
+    exp,
+    fit,
+    form,
+    multiply,
+    negative,
+    power,
+    sqrt,
+    where,
+)
 
 
-def pointwise(x: Tensor, compute, slope) -> Tensor:
-    """Return compute(xp, x), whose gradient is multiplied by slope(xp, x)."""
+def pointwise(x: Tensor, compute, slope, slope_again=None) -> Tensor:
+    """Return compute(xp, x), whose gradient is multiplied by slope(xp, x).
+
+    slope_again   the slope as operations on a Tensor, for second derivatives; None: there are none
+    """
     xp = xp_of(x.array)
     dtype = x.dtype
 
     def backward(gradient, wanted):
         return (rounded(widened(gradient) * slope(xp, widened(x.array)), dtype),)
 
+    def differentiable(gradient, wanted, output):
+        return (multiply(gradient, slope_again(x)),)
+
     y = compute(xp, widened(x.array))
-    return record(rounded(y, dtype) if is_half(dtype) else y, (x,), backward, needs=(x,))
+    return record(
+        rounded(y, dtype) if is_half(dtype) else y,
+        (x,),
+        backward,
+        needs=(x,),
+        differentiable=differentiable if slope_again else None,
+    )
+
+
+def flat(slope):
+    """Return a slope(xp, x) that is constant nearly everywhere, as an operation on a Tensor."""
+    return lambda x: Tensor(slope(xp_of(x.array), x.array))
 
 
 def abs(x: Tensor) -> Tensor:
     """Return the magnitude of x; its gradient at 0 is 0."""
-    return pointwise(x, lambda xp, x: xp.abs(x), lambda xp, x: xp.sign(x))
+    return pointwise(x, lambda xp, x: xp.abs(x), lambda xp, x: xp.sign(x), sign)
 
 
 def sin(x: Tensor) -> Tensor:
     """Return the sine of x, in radians."""
-    return pointwise(x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x))
+    return pointwise(x, lambda xp, x: xp.sin(x), lambda xp, x: xp.cos(x), cos)
 
 
 def cos(x: Tensor) -> Tensor:
     """Return the cosine of x, in radians."""
-    return pointwise(x, lambda xp, x: xp.cos(x), lambda xp, x: -xp.sin(x))
+    return pointwise(
+        x, lambda xp, x: xp.cos(x), lambda xp, x: -xp.sin(x), lambda x: negative(sin(x))
+    )
 
 
 def tan(x: Tensor) -> Tensor:
     """Return the tangent of x, in radians."""
-    return pointwise(x, lambda xp, x: xp.tan(x), lambda xp, x: 1 + xp.tan(x) ** 2)
+    return pointwise(
+        x,
+        lambda xp, x: xp.tan(x),
+        lambda xp, x: 1 + xp.tan(x) ** 2,
+        lambda x: add(power(tan(x), 2), 1),
+    )
 
 
 def arctan(x: Tensor) -> Tensor:
     """Return the angle between -pi/2 and pi/2 whose tangent is x."""
-    return pointwise(x, lambda xp, x: xp.arctan(x), lambda xp, x: 1 / (1 + x * x))
+    return pointwise(
+        x,
+        lambda xp, x: xp.arctan(x),
+        lambda xp, x: 1 / (1 + x * x),
+        lambda x: divide(1, add(multiply(x, x), 1)),
+    )
 
 
 def arctan2(y, x) -> Tensor:
@@ -76,6 +118,7 @@ def erf(x: Tensor) -> Tensor:
         x,
         lambda xp, x: kernels.erf(x),
         lambda xp, x: 2 / math.sqrt(math.pi) * xp.exp(-x * x),
+        lambda x: multiply(exp(negative(multiply(x, x))), 2 / math.sqrt(math.pi)),
     )
 
 
@@ -91,32 +134,45 @@ def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
         z = x * beta
         return xp.where(z > threshold, 1, kernels.sigmoid(z)).astype(x.dtype, copy=False)
 
-    return pointwise(x, compute, slope)
+    def slope_again(x):
+        z = multiply(x, beta)
+        return where(z.array > threshold, 1, sigmoid(z))
+
+    return pointwise(x, compute, slope, slope_again)
 
 
 def log1p(x: Tensor) -> Tensor:
     """Return log(1 + x), exact for small x."""
-    return pointwise(x, lambda xp, x: xp.log1p(x), lambda xp, x: 1 / (1 + x))
+    return pointwise(
+        x, lambda xp, x: xp.log1p(x), lambda xp, x: 1 / (1 + x), lambda x: divide(1, add(x, 1))
+    )
 
 
 def expm1(x: Tensor) -> Tensor:
     """Return exp(x) - 1, exact for small x."""
-    return pointwise(x, lambda xp, x: xp.expm1(x), lambda xp, x: xp.exp(x))
+    return pointwise(x, lambda xp, x: xp.expm1(x), lambda xp, x: xp.exp(x), exp)
 
 
 def square(x: Tensor) -> Tensor:
     """Return x x."""
-    return pointwise(x, lambda xp, x: x * x, lambda xp, x: 2 * x)
+    return pointwise(x, lambda xp, x: x * x, lambda xp, x: 2 * x, lambda x: multiply(x, 2))
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """Return 1 / x."""
-    return pointwise(x, lambda xp, x: 1 / x, lambda xp, x: -1 / (x * x))
+    return pointwise(
+        x, lambda xp, x: 1 / x, lambda xp, x: -1 / (x * x), lambda x: divide(-1, multiply(x, x))
+    )
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
-    return pointwise(x, lambda xp, x: 1 / xp.sqrt(x), lambda xp, x: -0.5 / (x * xp.sqrt(x)))
+    return pointwise(
+        x,
+        lambda xp, x: 1 / xp.sqrt(x),
+        lambda xp, x: -0.5 / (x * xp.sqrt(x)),
+        lambda x: divide(-0.5, multiply(x, sqrt(x))),
+    )
 
 
 def clamp(x: Tensor, min=None, max=None) -> Tensor:
@@ -132,7 +188,7 @@ def clamp(x: Tensor, min=None, max=None) -> Tensor:
         below = True if max is None else x <= max
         return (above & below).astype(x.dtype)
 
-    return pointwise(x, lambda xp, x: xp.clip(x, min, max), is_inside)
+    return pointwise(x, lambda xp, x: xp.clip(x, min, max), is_inside, flat(is_inside))
 
 
 clip = clamp  # NumPy's name

@@ -12,7 +12,7 @@ from ...array.dtypes import wide
 from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
-from .elementwise import fit, form
+from .broadcast import fit, form, summed
 from .ids import check_ids, index_array
 from .reduction import reduced_dims
 from .shape import expand, gather, permute, reshape
@@ -116,16 +116,34 @@ def index_select(x: Tensor, dim: int, index) -> Tensor:
 
 def _rows(x, index):
     """Return rows index [n] of x [V, ...]; the gradients of a row are added in their order."""
-    num_rows, shape = x.shape[0], x.shape[1:]
+    num_rows = x.shape[0]
 
     def backward(gradient, wanted):
-        by_row = gradient.reshape(index.size, -1) if gradient.size else gradient.reshape(0, 1)
-        if not gradient.size:
-            return (fresh.zeros((num_rows, *shape), gradient.dtype, xp_of(gradient)),)
-        whole = kernels.embedding_backward(by_row, index, num_rows)
-        return (rounded(whole, gradient.dtype).reshape(num_rows, *shape),)
+        return (_added_rows(gradient, index, num_rows),)
 
-    return record(fresh.rows(x.array, index), (x,), backward)
+    def differentiable(gradient, wanted, output):
+        return (_rows_adjoint(gradient, index, num_rows),)
+
+    return record(fresh.rows(x.array, index), (x,), backward, differentiable=differentiable)
+
+
+def _added_rows(rows, index, num_rows):
+    """Return [num_rows, ...]: rows [n, ...] added up where index [n] says."""
+    shape = (num_rows, *rows.shape[1:])
+    if not rows.size:
+        return fresh.zeros(shape, rows.dtype, xp_of(rows))
+    whole = kernels.embedding_backward(rows.reshape(index.size, -1), index, num_rows)
+    return rounded(whole, rows.dtype).reshape(shape)
+
+
+def _rows_adjoint(x, index, num_rows):
+    """Return _added_rows of a Tensor, recorded."""
+    return record(
+        _added_rows(x.array, index, num_rows),
+        (x,),
+        lambda gradient, wanted: (fresh.rows(gradient, index),),
+        differentiable=lambda gradient, wanted, output: (_rows(gradient, index),),
+    )
 
 
 def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
@@ -137,7 +155,13 @@ def index_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
         raise ShapeError(f"index_add of a source of {source.shape}; wanted {wanted_shape}")
     xp = xp_of(x.array)
     places = (slice(None),) * dim + (index,)
-    return _added(x, source, lambda: places, lambda gradient: xp.take(gradient, index, axis=dim))
+    return _added(
+        x,
+        source,
+        lambda: places,
+        lambda gradient: xp.take(gradient, index, axis=dim),
+        lambda gradient: index_select(gradient, dim, index),
+    )
 
 
 def scatter_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
@@ -163,11 +187,20 @@ def scatter_add(x: Tensor, dim: int, index, source: Tensor) -> Tensor:
         each[dim] = index
         return tuple(each)
 
-    return _added(x, source, places, lambda gradient: xp.take_along_axis(gradient, index, dim))
+    return _added(
+        x,
+        source,
+        places,
+        lambda gradient: xp.take_along_axis(gradient, index, dim),
+        lambda gradient: gather(gradient, dim, index),
+    )
 
 
-def _added(x, source, places, taken):
-    """Return x with source added at places(); taken(gradient) is what comes back to source."""
+def _added(x, source, places, taken, taken_again):
+    """Return x with source added at places(); taken(gradient) is what comes back to source.
+
+    taken_again  the same of a Tensor, recorded
+    """
     form_x, form_source = form(x), form(source)
     xp = xp_of(x.array)
 
@@ -179,7 +212,14 @@ def _added(x, source, places, taken):
 
     y = x.array.astype(wide(x.dtype))
     xp.add.at(y, places(), source.array.astype(y.dtype, copy=False))
-    return record(rounded(y, x.dtype), (x, source), backward)
+
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(gradient, form_x) if wanted[0] else None,
+            summed(taken_again(gradient), form_source) if wanted[1] else None,
+        )
+
+    return record(rounded(y, x.dtype), (x, source), backward, differentiable=differentiable)
 
 
 def _checked_index(name, x, dim, index):

@@ -8,8 +8,9 @@ from ...array.dtypes import is_floating
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .activation import bias_gelu, gelu
-from .elementwise import fit, form
+from .broadcast import fit, form, reshaped, summed
 from .ids import check_ids, index_array
+from .shape import transpose
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
@@ -39,8 +40,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
             halves.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        rows = reshaped(gradient, (num_rows, num_out))
+        by_row = reshaped(kept, (num_rows, width)) if wanted[1] else None
+        return (
+            reshaped(matmul(rows, weight), shape) if wanted[0] else None,
+            summed(matmul(transpose(rows, 0, 1), by_row), (weight.shape, weight.gradient_dtype))
+            if wanted[1]
+            else None,
+            summed(rows, ((num_out,), bias_dtype)) if wanted[2] else None,
+        )
+
     return record(
-        y.reshape(*shape[:-1], num_out), (x, weight, bias), backward, needs=(kept, weight)
+        y.reshape(*shape[:-1], num_out),
+        (x, weight, bias),
+        backward,
+        needs=(kept, weight),
+        differentiable=differentiable,
     )
 
 
@@ -104,6 +120,12 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        return (
+            summed(matmul(gradient, transpose(for_x, -1, -2)), form_x) if wanted[0] else None,
+            summed(matmul(transpose(for_y, -1, -2), gradient), form_y) if wanted[1] else None,
+        )
+
     try:
         product = products.matmul(x.array, y.array)
     except ValueError:
@@ -111,7 +133,7 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             f"matmul of {x.shape} @ {y.shape}, whose leading dimensions do not broadcast: from the "
             "right, sizes must be equal or 1"
         ) from None
-    return record(product, (x, y), backward, needs=(for_x, for_y))
+    return record(product, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
 
 
 def embedding(weight: Tensor, ids) -> Tensor:

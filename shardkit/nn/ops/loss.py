@@ -5,7 +5,9 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from .elementwise import multiply, negative, subtract
 from .ids import check_ids
+from .shape import cast
 
 
 def cross_entropy(
@@ -75,12 +77,26 @@ def mse(prediction: Tensor, target, reduction: str = "mean", weights=None) -> Te
             -rounded(for_prediction, target.dtype) if wanted[1] else None,
         )
 
+    def differentiable(gradient, wanted, output):
+        dtype = gradient.dtype  # float32 of half floats
+        both = [x if x.dtype == dtype else cast(x, dtype) for x in (prediction, target)]
+        slope = multiply(subtract(*both), multiply(gradient, 2 * weight))
+        slope = slope if factors is None else multiply(slope, factors)
+        return (
+            cast(slope, prediction.dtype) if wanted[0] else None,
+            cast(negative(slope), target.dtype) if wanted[1] else None,
+        )
+
     difference = fresh.compute("subtract", widened(prediction.array), widened(target.array))
     difference *= difference
     if factors is not None:
         difference *= factors
     return record(
-        difference.sum() * weight, (prediction, target), backward, needs=(prediction, target)
+        difference.sum() * weight,
+        (prediction, target),
+        backward,
+        needs=(prediction, target),
+        differentiable=differentiable,
     )
 
 

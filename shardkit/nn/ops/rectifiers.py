@@ -5,16 +5,17 @@ At the points where two pieces meet, the gradient is the one that PyTorch has th
 
 from ...array import kernels
 from ..autograd import Tensor
-from .functions import pointwise
+from .elementwise import exp, minimum, multiply, where
+from .functions import flat, pointwise
 
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """Return x where it is positive, negative_slope x elsewhere."""
-    return pointwise(
-        x,
-        lambda xp, x: xp.where(x > 0, x, negative_slope * x),
-        lambda xp, x: xp.where(x > 0, 1, negative_slope).astype(x.dtype, copy=False),
-    )
+
+    def slope(xp, x):
+        return xp.where(x > 0, 1, negative_slope).astype(x.dtype, copy=False)
+
+    return pointwise(x, lambda xp, x: xp.where(x > 0, x, negative_slope * x), slope, flat(slope))
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
@@ -23,6 +24,7 @@ def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
         x,
         lambda xp, x: xp.where(x > 0, x, alpha * xp.expm1(xp.minimum(x, 0))),
         lambda xp, x: xp.where(x > 0, 1, alpha * xp.exp(xp.minimum(x, 0))),
+        lambda x: where(x.array > 0, 1, multiply(exp(minimum(x, 0)), alpha)),
     )
 
 

@@ -10,6 +10,8 @@ from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
+from .broadcast import reshaped, stretched
+from .elementwise import divide, multiply, subtract
 
 
 def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -20,7 +22,11 @@ def sum(x: Tensor, dim=None, keepdim=False) -> Tensor:
     def backward(gradient, wanted):
         return (_stretch(gradient, shape, dims, keepdim),)
 
-    return record(halves.total(x.array, dims, keepdim), (x,), backward)
+    def differentiable(gradient, wanted, output):
+        return (_stretch_again(gradient, shape, dims),)
+
+    total = halves.total(x.array, dims, keepdim)
+    return record(total, (x,), backward, differentiable=differentiable)
 
 
 def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -35,7 +41,11 @@ def mean(x: Tensor, dim=None, keepdim=False) -> Tensor:
     def backward(gradient, wanted):
         return (_stretch(fresh.compute("divide", gradient, count), shape, dims, keepdim),)
 
-    return record(halves.total(x.array, dims, keepdim) / count, (x,), backward)
+    def differentiable(gradient, wanted, output):
+        return (_stretch_again(divide(gradient, count), shape, dims),)
+
+    total = halves.total(x.array, dims, keepdim)
+    return record(total / count, (x,), backward, differentiable=differentiable)
 
 
 def max(x: Tensor, dim=None, keepdim=False) -> Tensor:
@@ -59,8 +69,18 @@ def _extreme(name, x, dim, keepdim):
         share = gradient.reshape(y.shape) / chosen.sum(axis=dims, keepdims=True)
         return (chosen * share,)
 
+    def differentiable(gradient, wanted, output):
+        chosen = (x.array == y).astype(gradient.dtype)
+        share = chosen / chosen.sum(axis=dims, keepdims=True)
+        return (multiply(reshaped(gradient, y.shape), share),)
+
     return record(
-        y if keepdim else y.squeeze(axis=dims), (x,), backward, needs=(x,), needs_output=True
+        y if keepdim else y.squeeze(axis=dims),
+        (x,),
+        backward,
+        needs=(x,),
+        needs_output=True,
+        differentiable=differentiable,
     )
 
 
@@ -91,8 +111,13 @@ def variance(x: Tensor, dim=None, keepdim=False) -> Tensor:
             ),
         )
 
+    def differentiable(gradient, wanted, output):
+        distance = subtract(x, mean(x, dims, keepdim=True))
+        scale = _stretch_again(multiply(gradient, 2 / count), x.shape, dims)
+        return (multiply(scale, distance),)
+
     y = (centered() ** 2).sum(axis=dims, keepdims=keepdim) / count
-    return record(rounded(y, x.dtype), (x,), backward, needs=(x,))
+    return record(rounded(y, x.dtype), (x,), backward, needs=(x,), differentiable=differentiable)
 
 
 def reduced_dims(x, dim) -> tuple[int, ...]:
@@ -129,3 +154,9 @@ def _stretch(gradient, shape, dims, keepdim):
     if not keepdim:
         gradient = gradient.reshape([1 if d in dims else size for d, size in enumerate(shape)])
     return xp_of(gradient).broadcast_to(gradient, shape)
+
+
+def _stretch_again(gradient, shape, dims):
+    """Return _stretch as a Tensor with its history."""
+    by_dim = [1 if d in dims else size for d, size in enumerate(shape)]
+    return stretched(reshaped(gradient, by_dim), shape)

@@ -4,6 +4,7 @@ from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...array.halves import rounded, widened
 from ..autograd import Tensor, record
+from .arrangement import flip
 from .reduction import reduced_dims
 
 
@@ -17,8 +18,12 @@ def cumsum(x: Tensor, dim: int) -> Tensor:
         turned = xp.flip(widened(gradient), dim)
         return (rounded(xp.flip(turned.cumsum(axis=dim), dim), dtype),)
 
+    def differentiable(gradient, wanted, output):
+        return (flip(cumsum(flip(gradient, dim), dim), dim),)
+
     y = widened(x.array).cumsum(axis=dim)
-    return record(rounded(y, dtype) if is_floating(dtype) else y, (x,), backward)
+    y = rounded(y, dtype) if is_floating(dtype) else y
+    return record(y, (x,), backward, differentiable=differentiable)
 
 
 def cumprod(x: Tensor, dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from ...array.dtypes import is_floating, wide
 from ...array.halves import rounded
 from ...errors import ShapeError
 from ..autograd import Tensor, _index, array_of, record
-from .elementwise import fit, form
+from .broadcast import fit, form, reshaped, summed
 from .reduction import reduced_dims
 
 
@@ -21,14 +21,12 @@ def reshape(x: Tensor, shape) -> Tensor:
     """Return the elements, in C order, in another shape; one size may be -1."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     try:
-        y = x.array.reshape(shape)
+        return reshaped(x, shape)
     except ValueError:
         raise ShapeError(
             f"reshape of {x.shape} ({x.size} elements) to {shape}; the numbers of elements must be "
             "equal, and at most one size may be -1"
         ) from None
-    shape = x.shape
-    return record(y, (x,), lambda gradient, wanted: (gradient.reshape(shape),), view_of=x)
 
 
 def permute(x: Tensor, dims) -> Tensor:
@@ -45,6 +43,7 @@ def permute(x: Tensor, dims) -> Tensor:
         (x,),
         lambda gradient, wanted: (gradient.transpose(inverse),),
         view_of=x,
+        differentiable=lambda gradient, wanted, output: (permute(gradient, inverse),),
     )
 
 
@@ -55,7 +54,11 @@ def transpose(x: Tensor, dim0: int, dim1: int) -> Tensor:
     def backward(gradient, wanted):
         return (gradient.swapaxes(dim0, dim1),)
 
-    return record(x.array.swapaxes(dim0, dim1), (x,), backward, view_of=x)
+    def differentiable(gradient, wanted, output):
+        return (transpose(gradient, dim0, dim1),)
+
+    swapped = x.array.swapaxes(dim0, dim1)
+    return record(swapped, (x,), backward, view_of=x, differentiable=differentiable)
 
 
 def squeeze(x: Tensor, dim: int) -> Tensor:
@@ -88,7 +91,13 @@ def expand(x: Tensor, shape) -> Tensor:
             f"expand of {x.shape} to {tuple(shape)}; from the right, sizes must be equal or 1"
         ) from None
     form_x = form(x)
-    return record(y, (x,), lambda gradient, wanted: (fit(gradient, form_x),), view_of=x)
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (fit(gradient, form_x),),
+        view_of=x,
+        differentiable=lambda gradient, wanted, output: (summed(gradient, form_x),),
+    )
 
 
 def concatenate(tensors, dim: int = 0) -> Tensor:
@@ -113,7 +122,15 @@ def concatenate(tensors, dim: int = 0) -> Tensor:
             ]
         )
 
-    return record(y, tensors, backward)
+    def differentiable(gradient, wanted, output):
+        return tuple(
+            [
+                summed(getitem(gradient, part), form_) if want else None
+                for form_, part, want in zip(forms, parts, wanted)
+            ]
+        )
+
+    return record(y, tensors, backward, differentiable=differentiable)
 
 
 def split(x: Tensor, sizes, dim: int = 0) -> list[Tensor]:
@@ -153,17 +170,36 @@ def getitem(x: Tensor, index) -> Tensor:
     except IndexError as error:
         raise ShapeError(f"index into a tensor of shape {x.shape}: {error}") from None
     shape = x.shape
-    xp = xp_of(x.array)
 
     def backward(gradient, wanted):
-        whole = fresh.zeros(shape, gradient.dtype if is_view else wide(gradient.dtype), xp)
-        if is_view:
-            whole[index] = gradient
-        else:
-            xp.add.at(whole, index, gradient)  # an element may be taken several times
-        return (rounded(whole, gradient.dtype),)
+        return (_put(gradient, index, shape),)
 
-    return record(y, (x,), backward, view_of=x if is_view else None)
+    def differentiable(gradient, wanted, output):
+        return (_placed(gradient, index, shape),)
+
+    return record(y, (x,), backward, view_of=x if is_view else None, differentiable=differentiable)
+
+
+def _put(values, index, shape):
+    """Return zeros of a shape, to which values are added at the index."""
+    xp = xp_of(values)
+    is_view = _is_basic(index)
+    whole = fresh.zeros(shape, values.dtype if is_view else wide(values.dtype), xp)
+    if is_view:
+        whole[index] = values
+    else:
+        xp.add.at(whole, index, values)  # an element may be taken several times
+    return rounded(whole, values.dtype)
+
+
+def _placed(x, index, shape):
+    """Return _put of a Tensor, recorded: the adjoint of getitem."""
+    return record(
+        _put(x.array, index, shape),
+        (x,),
+        lambda gradient, wanted: (gradient[index],),
+        differentiable=lambda gradient, wanted, output: (getitem(gradient, index),),
+    )
 
 
 def _is_basic(index) -> bool:
@@ -200,15 +236,19 @@ def gather(x: Tensor, dim: int, index) -> Tensor:
     except IndexError as error:
         raise ShapeError(f"gather from shape {shape} along dim {dim}: {error}") from None
 
-    def backward(gradient, wanted):
-        whole = fresh.zeros(shape, wide(gradient.dtype), xp)
-        # Each [1.., size, ..1]
-        places = list(xp.ogrid[tuple([slice(size) for size in index.shape])])
-        places[dim] = index
-        xp.add.at(whole, tuple(places), gradient)
-        return (rounded(whole, gradient.dtype),)
+    def places():
+        """Return an index into x that takes the same elements."""
+        by_dim = list(xp.ogrid[tuple([slice(size) for size in index.shape])])  # [1.., size, ..1]
+        by_dim[dim] = index
+        return tuple(by_dim)
 
-    return record(y, (x,), backward)
+    def backward(gradient, wanted):
+        return (_put(gradient, places(), shape),)
+
+    def differentiable(gradient, wanted, output):
+        return (_placed(gradient, places(), shape),)
+
+    return record(y, (x,), backward, differentiable=differentiable)
 
 
 def cast(x: Tensor, dtype) -> Tensor:
@@ -220,4 +260,9 @@ def cast(x: Tensor, dtype) -> Tensor:
     dtype_before = x.dtype
     if not is_floating(y.dtype):
         return Tensor(y)
-    return record(y, (x,), lambda gradient, wanted: (halves.copy(gradient, dtype_before),))
+    return record(
+        y,
+        (x,),
+        lambda gradient, wanted: (halves.copy(gradient, dtype_before),),
+        differentiable=lambda gradient, wanted, output: (cast(gradient, dtype_before),),
+    )

@@ -14,6 +14,7 @@ from ...array.dtypes import wide
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, record
+from .elementwise import divide, exp, multiply, subtract, where
 from .functions import abs, square
 from .reduction import max, reduced_dims, sum, variance
 from .shape import cast, permute, reshape
@@ -68,8 +69,14 @@ def logsumexp(x: Tensor, dim=None, keepdim=False) -> Tensor:
         gradient = widened(gradient).reshape(y.shape)
         return (rounded(gradient * xp.exp(widened(x.array) - y), dtype),)
 
+    def differentiable(gradient, wanted, output):
+        parts = exp(subtract(x, reshape(output, y.shape)))
+        return (multiply(reshape(gradient, y.shape), parts),)
+
     result = rounded(y, dtype) if keepdim else rounded(y.squeeze(axis=dims), dtype)
-    return record(result, (x,), backward, needs=(x,), needs_output=True)
+    return record(
+        result, (x,), backward, needs=(x,), needs_output=True, differentiable=differentiable
+    )
 
 
 def var(x: Tensor, dim=None, correction: float = 1, keepdim=False) -> Tensor:
@@ -117,7 +124,11 @@ def _root(x):
         is_zero = y == 0
         return (xp.where(is_zero, 0, gradient / (2 * xp.where(is_zero, 1, y))),)
 
-    return record(y, (x,), backward, needs_output=True)
+    def differentiable(gradient, wanted, output):
+        is_zero = y == 0
+        return (where(is_zero, 0, divide(gradient, multiply(where(is_zero, 1, output), 2))),)
+
+    return record(y, (x,), backward, needs_output=True, differentiable=differentiable)
 
 
 def _check_count(name, x, dims, correction):

@@ -1,0 +1,77 @@
+"""Broadcasting and its adjoint, as arrays and as operations.
+
+    stretched   [3, 1] -> [5, 3, 4]        its gradient is the sum:      summed
+    summed      [5, 3, 4] -> [3, 1]        its gradient is the stretch:  stretched
+
+The operations here are what the differentiable gradients of other operations are made of.
+"""
+
+from ...array import halves
+from ...array.backend import xp_of
+from ..autograd import Tensor, record
+
+
+def takes_gradient(operand) -> bool:
+    """Return True for a Tensor that a gradient may flow to; False for scalars and arrays."""
+    return isinstance(operand, Tensor) and operand.requires_grad
+
+
+def form(operand):
+    """Return the (shape, dtype) of an operand's gradient; holding this keeps no array alive."""
+    return (operand.shape, operand.gradient_dtype) if takes_gradient(operand) else None
+
+
+def fit(gradient, form):
+    """Return a result's gradient as an operand's: summed over stretched dims, in its dtype."""
+    shape, dtype = form
+    if gradient.shape != shape:
+        extra = gradient.ndim - len(shape)
+        stretched_dims = [
+            extra + dim
+            for dim, size in enumerate(shape)
+            if size == 1 and gradient.shape[extra + dim] != 1
+        ]
+        gradient = halves.total(gradient, (*range(extra), *stretched_dims), dtype=dtype)
+        gradient = gradient.reshape(shape)
+    return gradient if gradient.dtype == dtype else halves.copy(gradient, dtype)
+
+
+def summed(x: Tensor, form) -> Tensor:
+    """Return `fit` of a Tensor, recorded; x itself if it fits as it is."""
+    if (x.shape, x.dtype) == form:
+        return x
+    shape, dtype = x.shape, x.dtype
+
+    def backward(gradient, wanted):
+        xp = xp_of(gradient)
+        return (xp.broadcast_to(halves.copy(gradient, dtype), shape),)
+
+    def differentiable(gradient, wanted, output):
+        return (stretched(gradient, shape, dtype),)
+
+    return record(fit(x.array, form), (x,), backward, differentiable=differentiable)
+
+
+def stretched(x: Tensor, shape, dtype=None) -> Tensor:
+    """Return x broadcast to a shape, in another dtype if one is given."""
+    array = x.array if dtype in (None, x.dtype) else halves.copy(x.array, dtype)
+    form_x = (x.shape, x.dtype)
+    return record(
+        xp_of(array).broadcast_to(array, shape),
+        (x,),
+        lambda gradient, wanted: (fit(gradient, form_x),),
+        view_of=x if array is x.array else None,
+        differentiable=lambda gradient, wanted, output: (summed(gradient, form_x),),
+    )
+
+
+def reshaped(x: Tensor, shape) -> Tensor:
+    """Return the elements of x, in C order, in another shape that holds as many."""
+    before = x.shape
+    return record(
+        x.array.reshape(shape),
+        (x,),
+        lambda gradient, wanted: (gradient.reshape(before),),
+        view_of=x,
+        differentiable=lambda gradient, wanted, output: (reshaped(gradient, before),),
+    )
