@@ -150,6 +150,7 @@ TABLE = {
     "rotary_tables": [
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
     ],
+    "segment_max": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "sgd": [
         Line(
             VECTORS,
@@ -190,6 +191,7 @@ EXACT = {
     "largest_magnitude",
     "momentum",
     "rotary_tables",
+    "segment_max",
     "sgd",
     "shuffled",
     "to_half",

@@ -19,6 +19,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     half,
     normalization,
     rules,
+    segments,
     shuffle,
     vocabulary,
 )

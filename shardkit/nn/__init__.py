@@ -33,6 +33,7 @@ from .layers.activation import (
     Tanh,
 )
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
+from .layers.embedding import EmbeddingBag
 from .loss import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -71,6 +72,7 @@ __all__ = [
     "Dropout",
     "ELU",
     "Embedding",
+    "EmbeddingBag",
     "FeedForward",
     "Flatten",
     "ForwardContext",

@@ -28,3 +28,20 @@ embedding_backward(const STORED* gradient, const long long* sorted_ids, const lo
             if (k < count) out[id * width + j + k] = sum[k];
     });
 }
+
+// The maximum of the rows of each segment, -inf without rows; arguments as above. NaN wins.
+extern "C" __global__ void __launch_bounds__(256)
+segment_max(const STORED* x, const long long* sorted_ids, const long long* order, STORED* out, long long n, long long width) {
+    long long id = blockIdx.x;
+    bool aligned = is_aligned(x) && is_aligned(out) && width % PACK == 0;
+    long long start = first_at_least(sorted_ids, n, id), stop = first_at_least(sorted_ids, n, id + 1);
+    for_packs(width, [&](long long j, long long count) {
+        real top[PACK], a[PACK];
+        for (int k = 0; k < PACK; k++) top[k] = -INFINITY;
+        for (long long i = start; i < stop; i++) {
+            load(a, x + order[i] * width + j, count, aligned);
+            for (int k = 0; k < PACK; k++) top[k] = a[k] > top[k] || a[k] != a[k] ? a[k] : top[k];
+        }
+        store(out + id * width + j, top, count, aligned);
+    });
+}

@@ -7,6 +7,7 @@ gradient has the shape and dtype of what it is the gradient of. A wrong shape or
 ShapeError.
 """
 
+from . import fft
 from .activation import (
     bias_gelu,
     erf_gelu,
@@ -127,6 +128,7 @@ from .scan import (
     cumprod,
     cumsum,
 )
+from .segments import segment_max, segment_mean, segment_sum
 from .shape import (
     cast,
     concatenate,
@@ -187,6 +189,7 @@ __all__ = [
     "exp",
     "expand",
     "expm1",
+    "fft",
     "flatten",
     "flip",
     "floor",
@@ -231,6 +234,9 @@ __all__ = [
     "round",
     "rsqrt",
     "scatter_add",
+    "segment_max",
+    "segment_mean",
+    "segment_sum",
     "sigmoid",
     "sign",
     "silu",

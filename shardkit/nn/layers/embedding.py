@@ -1,0 +1,62 @@
+"""Bags of embeddings: one vector for several ids."""
+
+from ...arguments import is_among, require
+from ...array import fresh
+from ...array.backend import xp_of
+from ...errors import ShapeError
+from ..autograd import array_of
+from ..init import Normal
+from ..module import Module, Parameter
+from ..ops.ids import check_ids, index_array
+from ..ops.linear import embedding
+from ..ops.segments import segment_max, segment_mean, segment_sum
+from .basic import check_sizes
+
+MODES = {"sum": segment_sum, "mean": segment_mean, "max": segment_max}
+
+
+class EmbeddingBag(Module):
+    """The sum, mean or maximum of the rows of the weight that the ids of a bag name.
+
+    weight  [num_embeddings, embedding_dim], initially Normal(1)
+    forward(ids [bags, n]), or forward(ids [n], offsets [bags]), where bag b has the ids from
+    offsets[b] to offsets[b + 1]: [bags, embedding_dim]; a bag without ids is 0
+    """
+
+    is_table = True
+
+    def __init__(
+        self, num_embeddings: int, embedding_dim: int, *, mode: str = "mean", dtype="float32"
+    ):
+        check_sizes("EmbeddingBag", num_embeddings=num_embeddings, embedding_dim=embedding_dim)
+        known = ", ".join(MODES)
+        require(is_among(mode, MODES), "EmbeddingBag with mode", mode, f"one of {known}")
+        self.mode = mode
+        self.weight = Parameter((num_embeddings, embedding_dim), Normal(1.0), dtype)
+
+    def check_input(self, x):
+        check_ids("EmbeddingBag", x, self.weight.global_shape[0])
+
+    def forward(self, ids, offsets=None):
+        ids = index_array(ids)
+        bags, num_bags = _bags_of(ids, offsets)
+        rows = embedding(self.weight, ids.reshape(-1))
+        return MODES[self.mode](rows, bags, num_bags)
+
+
+def _bags_of(ids, offsets):
+    """Return the number of the bag of each id, in order, and how many bags there are."""
+    xp = xp_of(ids)
+    if ids.ndim == 2 and offsets is None:
+        return xp.repeat(xp.arange(ids.shape[0]), ids.shape[1]), ids.shape[0]
+    if ids.ndim != 1 or offsets is None:
+        raise ShapeError(
+            f"EmbeddingBag of ids {ids.shape} {'without' if offsets is None else 'with'} offsets; "
+            "wanted [bags, n] without, or [n] with"
+        )
+    offsets = fresh.placed(array_of(index_array(offsets)), xp)
+    check_ids("EmbeddingBag offsets", offsets, ids.size + 1)
+    steps = xp.diff(offsets)
+    if offsets.ndim != 1 or offsets.size and (offsets[0] != 0 or (steps < 0).any()):
+        raise ShapeError("EmbeddingBag with offsets that do not rise from 0; wanted [bags]")
+    return xp.searchsorted(offsets, xp.arange(ids.size), side="right") - 1, offsets.size

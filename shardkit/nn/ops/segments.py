@@ -1,0 +1,76 @@
+"""Sums, means and maxima of rows by the segment that each belongs to: of edges by node, in graphs.
+
+    rows [n, ...], ids [n]  ->  [num_segments, ...]        result[s] from the rows i with ids[i] = s
+
+The rows of a segment are added in their order, so that the bits depend on nothing else. A segment
+without rows is 0. The other way, from nodes to edges, is index_select(x, 0, ids).
+"""
+
+from ...array import fresh, kernels
+from ...array.backend import xp_of
+from ...array.halves import rounded, widened
+from ...errors import ShapeError
+from ..autograd import Tensor, array_of, record
+from .elementwise import multiply
+from .ids import check_ids, index_array
+
+
+def segment_sum(x: Tensor, ids, num_segments: int) -> Tensor:
+    """Return the sum of the rows of each segment: [num_segments, ...] for x [n, ...], ids [n].
+
+    ids  integers in [0, num_segments), in any order
+    """
+    ids = _checked("segment_sum", x, ids, num_segments)
+    dtype = x.dtype
+
+    def backward(gradient, wanted):
+        return (fresh.rows(gradient, ids),)
+
+    sums = _sums(x.array, ids, num_segments)
+    return record(rounded(sums, dtype), (x,), backward)
+
+
+def segment_mean(x: Tensor, ids, num_segments: int) -> Tensor:
+    """Return the mean of the rows of each segment."""
+    ids = _checked("segment_mean", x, ids, num_segments)
+    xp = xp_of(x.array)
+    counts = xp.maximum(xp.bincount(ids, minlength=num_segments), 1)
+    shares = (1 / counts).reshape(-1, *(1,) * (x.ndim - 1)).astype(x.dtype)
+    return multiply(segment_sum(x, ids, num_segments), shares)
+
+
+def segment_max(x: Tensor, ids, num_segments: int) -> Tensor:
+    """Return the largest elements of each segment; equal ones share the gradient."""
+    ids = _checked("segment_max", x, ids, num_segments)
+    xp = xp_of(x.array)
+    shape, dtype = x.shape, x.dtype
+    rows = widened(x.array).reshape(len(ids), -1) if x.size else widened(x.array)
+    if x.size:
+        top = kernels.segment_max(rows, ids, num_segments).reshape(num_segments, *shape[1:])
+    else:
+        top = xp.full((num_segments, *shape[1:]), -xp.inf, rows.dtype)
+
+    def backward(gradient, wanted):
+        chosen = (widened(x.array) == top[ids]).astype(top.dtype)
+        shares = widened(gradient) / xp.maximum(_sums(chosen, ids, num_segments), 1)
+        return (rounded(chosen * fresh.rows(shares, ids), dtype),)
+
+    y = rounded(xp.where(top == -xp.inf, 0, top), dtype)
+    return record(y, (x,), backward, needs=(x,))
+
+
+def _sums(array, ids, num_segments):
+    """Return the sums of the rows of each segment, of half floats in float32."""
+    shape = (num_segments, *array.shape[1:])
+    if not array.size:
+        return fresh.zeros(shape, widened(array).dtype, xp_of(array))
+    return kernels.embedding_backward(array.reshape(len(ids), -1), ids, num_segments).reshape(shape)
+
+
+def _checked(name, x, ids, num_segments):
+    """Return ids as an array beside that of x."""
+    ids = fresh.placed(array_of(index_array(ids)), xp_of(x.array))
+    if x.ndim < 1 or ids.shape != x.shape[:1]:
+        raise ShapeError(f"{name} of x {x.shape} and ids {ids.shape}; wanted [n, ...] and [n]")
+    check_ids(name, ids, num_segments)
+    return ids
