@@ -33,6 +33,7 @@ from .layers.activation import (
     Tanh,
 )
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
+from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
 from .loss import (
     BinaryCrossEntropy,
@@ -69,6 +70,7 @@ __all__ = [
     "CosineEmbeddingLoss",
     "CrossEntropy",
     "CrossEntropyLoss",
+    "Derivatives",
     "Dropout",
     "ELU",
     "Embedding",

@@ -6,11 +6,10 @@ from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import Tensor, array_of, record
 from .activation import bias_gelu, gelu
 from .broadcast import fit, form, reshaped, summed
 from .ids import check_ids, index_array
-from .shape import transpose
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=None) -> Tensor:
@@ -44,8 +43,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
         rows = reshaped(gradient, (num_rows, num_out))
         by_row = reshaped(kept, (num_rows, width)) if wanted[1] else None
         return (
-            reshaped(matmul(rows, weight), shape) if wanted[0] else None,
-            summed(matmul(transpose(rows, 0, 1), by_row), (weight.shape, weight.gradient_dtype))
+            reshaped(_product(rows, weight), shape) if wanted[0] else None,
+            summed(_product(rows, by_row, turn_x=True), (weight.shape, weight.gradient_dtype))
             if wanted[1]
             else None,
             summed(rows, ((num_out,), bias_dtype)) if wanted[2] else None,
@@ -122,8 +121,8 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 
     def differentiable(gradient, wanted, output):
         return (
-            summed(matmul(gradient, transpose(for_x, -1, -2)), form_x) if wanted[0] else None,
-            summed(matmul(transpose(for_y, -1, -2), gradient), form_y) if wanted[1] else None,
+            summed(_product(gradient, for_x, turn_y=True), form_x) if wanted[0] else None,
+            summed(_product(for_y, gradient, turn_x=True), form_y) if wanted[1] else None,
         )
 
     try:
@@ -134,6 +133,61 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
             "right, sizes must be equal or 1"
         ) from None
     return record(product, (x, y), backward, needs=(for_x, for_y), differentiable=differentiable)
+
+
+def _product(x, y, turn_x=False, turn_y=False) -> Tensor:
+    """Return matmul of x and y, the matrices of each transposed or not, without a check.
+
+    Its gradients are such products again. Unlike a transposed view, it reads a sharded parameter
+    where that lies at the time.
+    """
+    form_x, form_y = form(x), form(y)
+    for_y, for_x = (x if form_y else None), (y if form_x else None)
+
+    def backward(gradient, wanted):
+        return tuple(
+            [
+                fit(_times(*operands), form_) if want else None
+                for operands, form_, want in zip(
+                    _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
+                )
+            ]
+        )
+
+    def differentiable(gradient, wanted, output):
+        return tuple(
+            [
+                summed(_product(*operands), form_) if want else None
+                for operands, form_, want in zip(
+                    _adjoints(gradient, for_x, for_y, turn_x, turn_y), (form_x, form_y), wanted
+                )
+            ]
+        )
+
+    return record(
+        _times(x, y, turn_x, turn_y),
+        (x, y),
+        backward,
+        needs=(for_x, for_y),
+        differentiable=differentiable,
+    )
+
+
+def _adjoints(gradient, for_x, for_y, turn_x, turn_y):
+    """Return the operands of the products that are the gradients of x and y.
+
+    for_x is y and for_y is x, as far as they are kept.
+    """
+    return (
+        (for_x, gradient, turn_y, True) if turn_x else (gradient, for_x, False, not turn_y),
+        (gradient, for_y, True, turn_x) if turn_y else (for_y, gradient, not turn_x, False),
+    )
+
+
+def _times(x, y, turn_x, turn_y):
+    """Return the product of the arrays."""
+    a, b = array_of(x), array_of(y)
+    return products.matmul(a.swapaxes(-1, -2) if turn_x else a, b.swapaxes(-1, -2) if turn_y else b)
 
 
 def embedding(weight: Tensor, ids) -> Tensor:
