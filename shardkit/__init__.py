@@ -42,7 +42,7 @@ from .errors import (
 )
 from .nn import models
 from .nn.metrics import Metric
-from .optim import SGD, Adam, AdamW, Momentum, schedules
+from .optim import EMA, SGD, Adam, AdamW, Momentum, schedules
 from .parallel import (
     DDPModel,
     DDPOptimizer,
@@ -88,6 +88,7 @@ __all__ = [
     "DDPModel",
     "DDPOptimizer",
     "DeviceError",
+    "EMA",
     "ElasticTraining",
     "EvaluationResult",
     "FSDPModel",

@@ -13,11 +13,11 @@ import warnings
 from dataclasses import dataclass, field
 
 from ..errors import CheckpointError
+from ..optim.average import AVERAGE
 from ..optim.description import rule_text
 from .format.description import state_since
-from .selection import Match, Selection
+from .selection import AVERAGED, Match, Selection
 
-AVERAGE = "average"  # the state that holds averaged weights
 _MODEL, _OPTIMIZER, _BUFFERS = "model/", "optimizer/", "buffers/"
 
 
@@ -55,6 +55,8 @@ class Wanted:
         rule's state is missing.
         """
         _check_state(where, description, stored)
+        if self.selection.only == AVERAGED:
+            check_averaged(where, stored)
         if self.selection.is_partial:
             return self._partial_fit(where, description, stored, dtypes)
         there = state_names(stored)
@@ -184,8 +186,11 @@ class Fit:
     match: Match | None = None
 
     def taken(self, owned) -> list:
-        """Return those of the (tensor path, Piece, array) that are to be filled."""
-        return [part for part in owned if self._takes(part[0])]
+        """Return those of the (tensor path, Piece, array) that are to be filled, by stored path."""
+        taken = [part for part in owned if self._takes(part[0])]
+        if self.only != AVERAGED:
+            return taken
+        return [(averaged_path(tensor), piece, array) for tensor, piece, array in taken]
 
     def _takes(self, tensor: str) -> bool:
         if self.match is not None:
@@ -293,6 +298,21 @@ class Fit:
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
+
+
+def check_averaged(where, stored) -> None:
+    """Raise CheckpointError unless averages of the weights are stored. stored: paths."""
+    if AVERAGE not in state_names(stored):
+        raise CheckpointError(
+            f"{where} holds no averaged weights; sk.EMA(rule) and optimizer.ema_decay keep them"
+        )
+
+
+def averaged_path(tensor: str) -> str:
+    """Return where the average of a parameter is stored; other tensors have none, and their own."""
+    if not tensor.startswith(_MODEL):
+        return tensor
+    return f"{_OPTIMIZER}{AVERAGE}/{tensor.removeprefix(_MODEL)}"
 
 
 def _is_aged(names: list[str]) -> bool:

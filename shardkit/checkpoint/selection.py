@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 
 from ..errors import CheckpointError, ConfigurationError
 
+AVERAGED = "averaged"
 KEPT = ("model/", "buffers/")  # groups that belong to the model itself
 
 
@@ -19,7 +20,8 @@ KEPT = ("model/", "buffers/")  # groups that belong to the model itself
 class Selection:
     """What a load takes.
 
-    only     "model": parameters and buffers alone; None: go on with everything
+    only     "model": parameters and buffers alone; "averaged": the averages that sk.EMA kept, in
+             the place of the parameters; None: go on with everything
     strict   all that match must be on both sides; False: what only one side has is left alone
     names    patterns as in a shell, of dotted names; (): every name
     Errors: ConfigurationError, which is a ValueError, on anything else, and on a part of a run.
@@ -35,8 +37,8 @@ class Selection:
         return cls(only, strict, () if names is None else _as_tuple(names))
 
     def __post_init__(self):
-        if self.only not in (None, "model"):
-            raise ConfigurationError(f'only = {self.only!r}; wanted None or "model"')
+        if self.only not in (None, "model", AVERAGED):
+            raise ConfigurationError(f'only = {self.only!r}; wanted None, "model" or "{AVERAGED}"')
         if not isinstance(self.strict, bool):
             raise ConfigurationError(f"strict = {self.strict!r}; wanted True or False")
         if not all(isinstance(name, str) and name for name in self.names):

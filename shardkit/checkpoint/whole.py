@@ -19,7 +19,8 @@ from ..errors import CheckpointError, ConfigurationError, ShardkitError
 from ..nn import models
 from ..nn.features import input_features
 from ..nn.module import Module
-from .fit import AVERAGE
+from ..optim.average import AVERAGE
+from .fit import check_averaged
 from .image import read_image
 from .sources import find_model
 
@@ -41,8 +42,8 @@ def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool
     model = _made(described, factory, where)
     model.finish(described["configuration"].get("seed", 0) if factory is None else 0)
     group = f"optimizer/{AVERAGE}" if averaged else "model"
-    if averaged and not any(tensor.startswith(f"{group}/") for tensor in shapes):
-        raise CheckpointError(f"{where} holds no averaged weights; sk.EMA(rule) keeps them")
+    if averaged:
+        check_averaged(where, shapes)
     kept = {f"{group}/{name}": p for name, p in model.named_parameters().items()}
     kept |= {f"buffers/{name}": buffer for name, buffer in model.named_buffers().items()}
     _check_names(where, type(model).__name__, kept, shapes, group)

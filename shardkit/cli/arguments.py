@@ -1,7 +1,16 @@
 """Types of command-line arguments; argparse shows what they refuse."""
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from math import inf
+
+
+def add_averaged(parser: ArgumentParser) -> None:
+    """Add the option --averaged to a command that reads weights."""
+    parser.add_argument(
+        "--averaged",
+        action="store_true",
+        help="with the moving average of the weights, which optimizer.ema_decay keeps",
+    )
 
 
 def count(text: str) -> int:

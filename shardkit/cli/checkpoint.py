@@ -7,7 +7,7 @@ from ..checkpoint.pretrained.families import FAMILIES
 from ..checkpoint.tools.convert import from_safetensors, to_safetensors
 from ..checkpoint.tools.diff import compare, comparison_text
 from ..errors import ConfigurationError, ShardkitError
-from .arguments import tolerance
+from .arguments import add_averaged, tolerance
 
 _CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
 
@@ -80,6 +80,7 @@ def _add_convert(commands) -> None:
         metavar="N",
         help="longest sequences of the model, to shardkit; default: those that config.json says",
     )
+    add_averaged(convert)
     convert.set_defaults(run=_convert, takes_settings=False)
 
 
@@ -101,7 +102,13 @@ def _diff(known, overrides) -> int:
 
 
 def _convert(known, overrides) -> int:
-    options = {"dtype": known.dtype, "sequence_length": known.sequence_length}
+    if known.to == "shardkit" and known.averaged:
+        raise ConfigurationError("--averaged is for --to safetensors; leave it out")
+    options = {
+        "dtype": known.dtype,
+        "sequence_length": known.sequence_length,
+        "averaged": known.averaged or None,
+    }
     given = {name: value for name, value in options.items() if value is not None}
     if known.to == "safetensors" and "sequence_length" in given:
         raise ConfigurationError("--sequence-length is for --to shardkit; leave it out")

@@ -13,6 +13,7 @@ from ..train.evaluation import TrainedRun, evaluate
 from ..train.folder import stored_task
 from ..train.prediction import check_output, predict
 from ..train.settings import configuration_of
+from .arguments import add_averaged
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -22,6 +23,7 @@ def add_commands(commands) -> None:
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument("path", help="run folder")
     both.add_argument("--data", metavar="PATH", help="source; default: what the run held out")
+    add_averaged(both)
     measure = commands.add_parser(
         "evaluate",
         parents=[both],
@@ -57,7 +59,7 @@ def _evaluate(known, overrides) -> int:
     with job(backend):
         with collectively(backend):
             given = _given(known.path, overrides)
-        run = TrainedRun(Path(known.path), given, backend)
+        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged)
         figures = evaluate(run, run.samples(known.data))
         with collectively(backend):
             if backend.rank == 0:
@@ -95,7 +97,7 @@ def _predict(known, overrides) -> int:
             given = _given(known.path, overrides)
             _check_predicts(known.path)
             check_output(output)
-        run = TrainedRun(Path(known.path), given, backend)
+        run = TrainedRun(Path(known.path), given, backend, averaged=known.averaged)
         shapes = predict(run, run.samples(known.data, has_targets=False), output)
         if backend.rank == 0:
             listed = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())

@@ -20,7 +20,7 @@ from ..parallel.settings import ShardingConfiguration
 from ..settings import Sections
 from ..task.generation import language_model, write_texts
 from ..train.settings import MeshAxes, Parallel
-from .arguments import count
+from .arguments import add_averaged, count
 from .job import job, mpi_backend
 from .settings import parsed
 
@@ -81,6 +81,7 @@ def add_commands(commands) -> None:
     generate.add_argument(
         "--json", action="store_true", help="print an object of prompt and text in each line"
     )
+    add_averaged(generate)
     generate.set_defaults(run=_generate, takes_settings=True)
 
 
@@ -95,7 +96,7 @@ def _generate(known, overrides) -> int:
             gpt = gpt_of(checkpoint, "generates text")
             files = checkpoint.companions()
         model = _sharded(gpt, settings, backend)
-        model.load_model(known.path, only="model")
+        model.load_model(known.path, only="averaged" if known.averaged else "model")
         how = {"temperature": known.temperature, "top_k": known.top_k, "top_p": known.top_p}
         if known.numbers:
             texts = _continued_numbers(model, prompts, known, how)

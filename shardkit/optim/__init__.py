@@ -1,12 +1,14 @@
 """Optimizer rules on 1-D spans, clipping by the global norm, and learning-rate schedules."""
 
 from . import schedules
+from .average import EMA
 from .clipping import clip_factor
 from .rules import RULES, SGD, Adam, AdamW, Momentum, Rule
 
 __all__ = [
     "Adam",
     "AdamW",
+    "EMA",
     "Momentum",
     "RULES",
     "Rule",

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 from ..errors import ConfigurationError
 from ..settings import fixed, setting
+from .average import EMA
 from .rules import RULES
 from .schedules import SCHEDULES
 
@@ -37,6 +38,12 @@ class Optimizer:
     momentum: float = setting(0.9, "beta of the momentum rule", minimum=0.0, below=1.0)
     beta1: float = setting(0.9, "beta1 of adam and adamw", minimum=0.0, below=1.0)
     beta2: float = setting(0.95, "beta2 of adam and adamw", minimum=0.0, below=1.0)
+    ema_decay: float | None = setting(
+        None,
+        "decay of a moving average of the weights, kept for evaluate --averaged; none: no average",
+        above=0.0,
+        below=1.0,
+    )
     max_gradient_norm: float | None = setting(
         1.0, "the gradient is scaled down to this norm; none: never", above=0.0
     )
@@ -57,4 +64,5 @@ class Optimizer:
             self.learning_rate, self.warmup_steps, self.decay_steps or 0, self.floor, **own
         )
         cls = RULES[self.name]
-        return cls(lr=rate, **{name: getattr(self, key) for name, key in cls.settings.items()})
+        rule = cls(lr=rate, **{name: getattr(self, key) for name, key in cls.settings.items()})
+        return rule if self.ema_decay is None else EMA(rule, self.ema_decay)

@@ -20,6 +20,7 @@ from .software import OWN, Software
 _GB = 1e9
 _COUNTED = (
     "optimizer.name",
+    "optimizer.ema_decay",
     "optimizer.max_gradient_norm",
     "parallel.gradient_compression",
     "model.dtype",
@@ -62,7 +63,8 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
         f'"model" for a model of {settings.model.dtype}: master weights are float32',
     )
     item = ITEM_BYTES[settings.model.dtype]
-    arrays = len(RULES[settings.optimizer.name].state_names)
+    averages = settings.optimizer.ema_decay is not None
+    arrays = len(RULES[settings.optimizer.name].state_names) + averages
     is_mixed = own.rounds_when_gathered
     # the rule reads parameter, gradient and its arrays, and writes all but the gradient, which
     # clipping reads once more; a mixed run also rounds the parameter

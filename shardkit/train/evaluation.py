@@ -55,11 +55,19 @@ class TrainedRun:
     """The task and the model of a run, at its newest valid checkpoint. The constructor is
     collective.
 
-    given   {"section.key": value} that this evaluation takes instead of the stored settings
+    given      {"section.key": value} that this evaluation takes instead of the stored settings
+    averaged   with the averages that optimizer.ema_decay kept, instead of the weights
     Errors, on all ranks: ConfigurationError, CheckpointError, FileNotFoundError.
     """
 
-    def __init__(self, folder: Path, given: dict[str, Any], backend: CommunicationBackend):
+    def __init__(
+        self,
+        folder: Path,
+        given: dict[str, Any],
+        backend: CommunicationBackend,
+        *,
+        averaged: bool = False,
+    ):
         with collectively(backend):
             if not has_checkpoints(folder):
                 raise ConfigurationError(
@@ -72,7 +80,8 @@ class TrainedRun:
         self.backend = backend
         self.window_samples = settings.batch.micro_batch
         self.model: ShardedModel = make_model(self.task, backend)
-        self.step: int = self.model.load_model(folder / "checkpoints", only="model")["step"]
+        only = "averaged" if averaged else "model"
+        self.step: int = self.model.load_model(folder / "checkpoints", only=only)["step"]
 
     @classmethod
     def of_model(cls, task: Task, model: ShardedModel) -> "TrainedRun":

@@ -230,6 +230,7 @@ def test_a_model_of_float64_takes_twice_the_bytes(capsys):
 # another value than the default of each setting of these sections, and what the plan does with it
 COUNTED = {
     "optimizer.name": "sgd",
+    "optimizer.ema_decay": 0.999,
     "optimizer.max_gradient_norm": 0.0,
     "parallel.gradient_compression": "float16",
     "model.dtype": "float64",

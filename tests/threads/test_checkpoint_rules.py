@@ -240,7 +240,7 @@ def test_an_unknown_word_for_only_is_a_value_error_on_all_ranks(written):
             lambda: model.deserialize(b"", only="weights"),
             lambda: model.load_state(None, only="weights"),
         ):
-            with pytest.raises(ValueError, match="only = 'weights'; wanted None or \"model\""):
+            with pytest.raises(ValueError, match="only = 'weights'; wanted None, "):
                 call()
 
     sk.run_ranks(2, on_rank)

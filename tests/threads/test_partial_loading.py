@@ -103,7 +103,7 @@ def test_names_take_what_matches_whatever_the_rest_is(load, tmp_path):
         (Encoder(), {"names": "*", "only": None}, ValueError, 'want only="model"'),
         (Encoder(), {"names": []}, ValueError, "wanted a pattern"),
         (Encoder(), {"strict": 1}, ValueError, "wanted True or False"),
-        (Encoder(), {"only": "head"}, ValueError, 'wanted None or "model"'),
+        (Encoder(), {"only": "head"}, ValueError, 'wanted None, "model" or'),
     ],
 )
 def test_what_does_not_fit_is_refused_and_nothing_changes(module, selection, error, message):

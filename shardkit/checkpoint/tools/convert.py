@@ -20,6 +20,7 @@ import numpy
 from ...comm.threads.backend import run_ranks
 from ...errors import ConfigurationError
 from ...nn.models.gpt import GPT
+from ..fit import averaged_path, check_averaged
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..models import gpt_of
 from ..pretrained.families import configuration_of
@@ -55,13 +56,14 @@ class Conversion:
 # ---- to transformers -----------------------------------------------------------------------------
 
 
-def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
+def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = False) -> Conversion:
     """Write a checkpoint's model as a folder that transformers reads; optimizer state stays behind.
 
     path     a checkpoint, or a folder of them: the newest valid one; or a folder of transformers
     folder   is made, and gets the companions of the model too; files that have other names stay in
              it
     dtype    "float32" or "float64"; None: that of the checkpoint
+    averaged the averages that sk.EMA kept, instead of the weights
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a
     model already.
     """
@@ -87,7 +89,9 @@ def to_safetensors(path, folder, *, dtype: str | None = None) -> Conversion:
         theirs: some[0].shape_in_theirs(parameters[some[0].ours].shape)
         for theirs, some in parts.items()
     }
-    arrays = (_assembled(checkpoint, some) for some in parts.values())
+    if averaged:
+        check_averaged(checkpoint.folder, checkpoint.shapes)
+    arrays = (_assembled(checkpoint, some, averaged) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
     _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(file, shapes, dtype, arrays))
     for name, content in companions.items():
@@ -120,11 +124,12 @@ def _with_tokenizer_settings(companions: dict[str, bytes]) -> dict[str, bytes]:
     return {**companions, TOKENIZER_SETTINGS: content.encode("utf-8")}
 
 
-def _assembled(checkpoint, some: list[Link]):
+def _assembled(checkpoint, some: list[Link], averaged: bool):
     """Return one tensor of theirs, made of these parameters of ours."""
     arrays = []
     for link in some:
-        array = checkpoint.read_whole(f"model/{link.ours}")
+        tensor = f"model/{link.ours}"
+        array = checkpoint.read_whole(averaged_path(tensor) if averaged else tensor)
         arrays.append(array.T if link.is_transposed else array)
     return numpy.concatenate(arrays, axis=-1)
 

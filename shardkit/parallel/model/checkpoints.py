@@ -23,6 +23,7 @@ from ...errors import CheckpointError
 from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.module import configuration_of
+from ...optim.average import AVERAGE
 from ...optim.description import describe_rule
 from ...optim.late import RatedRule
 from .history import History
@@ -169,6 +170,8 @@ class Checkpoints:
         if fit.missing_buffers:
             self._engine.buffers.start_over()
         self.go_on_from(fit.goes_on_from())
+        if fit.only is None and AVERAGE in fit.missing_state:
+            self._engine.state.begin_averages()
         if self.world.rank == 0:
             fit.warn()
 

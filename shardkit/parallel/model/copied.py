@@ -39,7 +39,22 @@ class Copied:
         ones.
         """
         self._check_open()
+        self.engine.state.averages.check_not_in_use("set parameters")
         self.engine.weights.set(vector)
+
+    def with_averaged_parameters(self):
+        """Return a context in which the model has the averages that sk.EMA keeps as its weights.
+
+            with model.with_averaged_parameters():
+                loss = model.evaluate(x, y)
+
+        Collective, as its end. predict(), evaluate(), generate() and get_parameters() are for the
+        block; training, loading, saving and setting parameters are refused in it. Before the first
+        step the averages are the weights.
+        Errors, on all ranks: ShardingError if the rule keeps no averages.
+        """
+        self._check_open()
+        return self.engine.state.averaged()
 
     def with_parameters(self, vector) -> Self:
         """Return a model of the same type on the same mesh with these parameters. Collective.

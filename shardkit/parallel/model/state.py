@@ -16,6 +16,7 @@ from ..step.buffers import Buffers
 from ..step.numerics import LossScale
 from ..step.votes import Skips
 from ..tensor.claims import is_counted
+from .averaged import Averages
 from .fingerprint import describe
 
 
@@ -24,6 +25,7 @@ class State:
 
     weights         of the same model (weights.py)
     buffers         of the same model (step/buffers.py)
+    averages        of its weights, if the rule keeps some (averaged.py)
     rule            the optimizer rule that the next step applies
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
@@ -42,6 +44,7 @@ class State:
     ):
         self.weights, self.rule = weights, rule
         self.buffers = buffers
+        self.averages = Averages(weights)
         self.loss_scale = loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
@@ -60,6 +63,7 @@ class State:
         No communication. Parameters that several tensor ranks hold are here on each of them: a rank
         reads these.
         """
+        self.averages.check_not_in_use("load and copy")
         return self.weights.boxes_of(self._owned_arrays()) + self.buffers.boxes()
 
     def counted_boxes(self) -> list[tuple]:
@@ -68,6 +72,7 @@ class State:
         No communication. A rank writes these.
         """
         self.weights.check()
+        self.averages.check_not_in_use("save")
         parameters = self._model.named_parameters()
         boxes = self.weights.boxes_of(self._owned_arrays(), with_copies=False)
         counted = [box for box in boxes if is_counted(parameters[box[1].name])]
@@ -126,6 +131,19 @@ class State:
             other.state_since,
         )
         self.weights.awaits_values = other.weights.awaits_values
+
+    def averaged(self):
+        """Return a context in which the averages that the rule keeps are the weights. Collective.
+
+        Errors, on all ranks: ShardingError if it keeps none, or in such a context.
+        """
+        num_updates = self.next_update - 1
+        return self.averages.in_use(self.rule, have_begun=num_updates > self.state_since)
+
+    def begin_averages(self) -> None:
+        """Let the averages be the weights that were loaded, and replicas follow."""
+        self.averages.begin()
+        self.weights.settle()
 
     # ---- the rule --------------------------------------------------------------------------------
 

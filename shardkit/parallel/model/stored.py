@@ -137,7 +137,8 @@ class Stored:
         missing starts at zero, with a bias correction of its own, and state that is not kept is
         left out; a warning on rank 0 names both.
         only     "model": take parameters and buffers alone, to predict, or to begin a new training
-                 at step 0 with fresh optimizer state
+                 at step 0 with fresh optimizer state; "averaged": the same, with the averages that
+                 sk.EMA kept in the place of the weights
         strict   False: take the names that the model and the checkpoint share; with only="model"
         names    patterns, such as "encoder.*" or ["*.weight", "head.*"]: take these parameters and
                  buffers, and leave the others as they are; with only="model"

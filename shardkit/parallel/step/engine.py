@@ -193,6 +193,7 @@ class Engine:
         """Clip and apply the rule to the reduced gradients. Errors: ShardingError if there are
         none.
         """
+        self._check_own_weights()
         for unit in self.units:
             unit.gradients.updated  # raises before anything has changed
         self._take_step(Results(), learning_rate=learning_rate)
@@ -249,6 +250,7 @@ class Engine:
     ) -> tuple[AgreedBatch, Inputs]:
         """Agree on the batch, and cut this rank's part into micro-batches."""
         self.weights.check()
+        self._check_own_weights()
         num = self.config.micro_batches
         batch = self._batches.agree(x, y, num, loss, ballot)
         size = len(batch.x) // num
@@ -277,6 +279,11 @@ class Engine:
             first_gradient=first_gradient,
             update=Update(self.state.next_update),
         )
+
+    def _check_own_weights(self):
+        """Errors: ShardingError while averages stand in the place of the weights."""
+        if self.state.averages.is_in_use:
+            self.state.averages.check_not_in_use("train")
 
     def _observer(self, micro_batch: int):
         """Return what takes the observations of buffers; None in a model that has none."""
