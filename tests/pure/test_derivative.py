@@ -6,6 +6,7 @@ import pytest
 from shardkit import nn
 from shardkit.errors import AutogradError, ShapeError
 from shardkit.nn import Tensor, ops
+from shardkit.nn.ops import fft
 
 try:
     import torch
@@ -133,6 +134,41 @@ TABLE = {  # name: (op, its twin, shapes); all inputs are positive
     "flip": (lambda a: ops.flip(a, 0) ** 3, lambda a: a.flip(0) ** 3, [(3, 4)]),
     "cumsum": (lambda a: ops.cumsum(a, 1) ** 3, lambda a: a.cumsum(1) ** 3, [(3, 4)]),
     "tril": (lambda a: ops.tril(a) ** 3, lambda a: a.tril() ** 3, [(3, 4)]),
+    "segment_sum": (
+        lambda a: ops.segment_sum(a, IDS, 4) ** 3,
+        lambda a: torch.zeros(4, 2).double().index_add(0, torch.tensor(IDS), a) ** 3,
+        [(4, 2)],
+    ),
+    "segment_max": (
+        lambda a: ops.segment_max(a, IDS, 3) ** 3,
+        lambda a: torch.stack([a[1:3].amax(0), a[3], a[0]]) ** 3,
+        [(4, 2)],
+    ),
+    "spectral layer": (
+        lambda a, w: fft.irfft(fft.complex_einsum("bik,iok->bok", fft.rfft(a), w), 7) ** 2,
+        lambda a, w: (
+            torch.fft.irfft(
+                torch.einsum("bik,iok->bok", torch.fft.rfft(a), torch.view_as_complex(w)), 7
+            )
+            ** 2
+        ),
+        [(2, 3, 7), (3, 2, 4, 2)],
+    ),
+    "rfft of other sizes": (
+        lambda a: fft.rfft(a, 8) ** 3,
+        lambda a: torch.view_as_real(torch.fft.rfft(a, 8)) ** 3,
+        [(2, 5)],
+    ),
+    "irfftn cut": (
+        lambda a: fft.irfftn(a, (4, 3), norm="ortho") ** 3,
+        lambda a: torch.fft.irfftn(torch.view_as_complex(a), (4, 3), norm="ortho") ** 3,
+        [(5, 6, 2)],
+    ),
+    "fftn": (
+        lambda a: fft.fftn(a, (3, 5)) ** 3,
+        lambda a: torch.view_as_real(torch.fft.fftn(torch.view_as_complex(a), (3, 5))) ** 3,
+        [(4, 3, 2)],
+    ),
     "einsum": (
         lambda a, b: ops.einsum("bi,bio->bo", a, b) ** 2,
         lambda a, b: torch.einsum("bi,bio->bo", a, b) ** 2,

@@ -18,6 +18,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .arrangement import stack
 from .contraction import einsum
+from .elementwise import multiply
 from .reduction import reduced_dims
 from .shape import getitem
 
@@ -57,8 +58,13 @@ def rfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
         signal = xp.fft.irfftn(spectrum, sizes, dims, norm=DUAL[norm])
         return (_real_result(_resized(xp, signal, shape), dtype),)
 
+    def differentiable(gradient, wanted, output):
+        weights = _weights(xp, gradient.array, dims, sizes[-1], 0.5)[..., None]
+        signal = irfftn(multiply(gradient, weights.astype(dtype)), sizes, dims, DUAL[norm])
+        return (_resized_again(signal, shape),)
+
     spectrum = xp.fft.rfftn(widened(x.array), sizes, dims, norm=norm)
-    return record(_pairs(xp, spectrum, dtype), (x,), backward)
+    return record(_pairs(xp, spectrum, dtype), (x,), backward, differentiable=differentiable)
 
 
 def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
@@ -80,8 +86,13 @@ def irfftn(x: Tensor, s=None, dim=None, norm: str = "backward") -> Tensor:
         pairs = pairs * _weights(xp, pairs, dims, sizes[-1], 2)[..., None].astype(pairs.dtype)
         return (_resized(xp, pairs, (*shape, 2)),)
 
+    def differentiable(gradient, wanted, output):
+        pairs = rfftn(gradient, sizes, dims, DUAL[norm])
+        weights = _weights(xp, pairs.array, dims, sizes[-1], 2)[..., None]
+        return (_resized_again(multiply(pairs, weights.astype(dtype)), (*shape, 2)),)
+
     signal = xp.fft.irfftn(_complex(x.array), sizes, dims, norm=norm)
-    return record(_real_result(signal, dtype), (x,), backward)
+    return record(_real_result(signal, dtype), (x,), backward, differentiable=differentiable)
 
 
 def fft(x: Tensor, n: int | None = None, dim: int = -1, norm: str = "backward") -> Tensor:
@@ -115,8 +126,12 @@ def _both_ways(name, adjoint, x, s, dim, norm):
         back = getattr(xp.fft, adjoint)(_complex(gradient), sizes, dims, norm=DUAL[norm])
         return (_resized(xp, _pairs(xp, back, dtype), (*shape, 2)),)
 
+    def differentiable(gradient, wanted, output):
+        back = _both_ways(adjoint, name, gradient, sizes, dims, DUAL[norm])
+        return (_resized_again(back, (*shape, 2)),)
+
     result = getattr(xp.fft, name)(_complex(x.array), sizes, dims, norm=norm)
-    return record(_pairs(xp, result, dtype), (x,), backward)
+    return record(_pairs(xp, result, dtype), (x,), backward, differentiable=differentiable)
 
 
 def complex_multiply(x: Tensor, y: Tensor) -> Tensor:
@@ -180,6 +195,20 @@ def _resized(xp, array, shape):
     common = tuple([slice(min(sizes)) for sizes in zip(array.shape, shape)])
     out[common] = array[common]
     return out
+
+
+def _resized_again(x, shape):
+    """Return _resized of a Tensor, recorded: its adjoint is to return to the shape before."""
+    before = x.shape
+    if before == shape:
+        return x
+    xp = xp_of(x.array)
+    return record(
+        _resized(xp, x.array, shape),
+        (x,),
+        lambda gradient, wanted: (_resized(xp, gradient, before),),
+        differentiable=lambda gradient, wanted, output: (_resized_again(gradient, before),),
+    )
 
 
 def _dims(x, shape, s, dim):

@@ -13,6 +13,7 @@ from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
 from .elementwise import multiply
 from .ids import check_ids, index_array
+from .indexing import index_select
 
 
 def segment_sum(x: Tensor, ids, num_segments: int) -> Tensor:
@@ -26,8 +27,11 @@ def segment_sum(x: Tensor, ids, num_segments: int) -> Tensor:
     def backward(gradient, wanted):
         return (fresh.rows(gradient, ids),)
 
+    def differentiable(gradient, wanted, output):
+        return (index_select(gradient, 0, ids),)
+
     sums = _sums(x.array, ids, num_segments)
-    return record(rounded(sums, dtype), (x,), backward)
+    return record(rounded(sums, dtype), (x,), backward, differentiable=differentiable)
 
 
 def segment_mean(x: Tensor, ids, num_segments: int) -> Tensor:
@@ -55,8 +59,13 @@ def segment_max(x: Tensor, ids, num_segments: int) -> Tensor:
         shares = widened(gradient) / xp.maximum(_sums(chosen, ids, num_segments), 1)
         return (rounded(chosen * fresh.rows(shares, ids), dtype),)
 
+    def differentiable(gradient, wanted, output):
+        chosen = (widened(x.array) == top[ids]).astype(top.dtype)
+        shares = chosen / xp.maximum(_sums(chosen, ids, num_segments), 1)[ids]
+        return (multiply(index_select(gradient, 0, ids), shares.astype(dtype)),)
+
     y = rounded(xp.where(top == -xp.inf, 0, top), dtype)
-    return record(y, (x,), backward, needs=(x,))
+    return record(y, (x,), backward, needs=(x,), differentiable=differentiable)
 
 
 def _sums(array, ids, num_segments):
