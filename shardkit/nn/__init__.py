@@ -53,6 +53,7 @@ from .losses import (
     L1Loss,
     MSELoss,
     NLLLoss,
+    RelativeL2Loss,
     SmoothL1Loss,
 )
 from .module import Module, ModuleList, Parameter
@@ -100,6 +101,7 @@ __all__ = [
     "NLLLoss",
     "Parameter",
     "RMSNorm",
+    "RelativeL2Loss",
     "ReLU",
     "SelfAttention",
     "Sequential",

@@ -223,6 +223,24 @@ class CosineEmbeddingLoss(PointwiseLoss):
             raise ShapeError("targets of CosineEmbeddingLoss; wanted 1 or -1 for each pair")
 
 
+class RelativeL2Loss(PointwiseLoss):
+    """The norm of prediction - y, divided by that of y, for each sample (arXiv 2010.08895).
+
+    y  [samples, ...], no sample of zeros alone: that would be divided by 0
+    """
+
+    def __init__(self, reduction: str = "mean"):
+        _check_reduction("RelativeL2Loss", reduction)
+
+    def items(self, prediction, target):
+        rows = ops.flatten(_difference(prediction, target), 1)
+        flat = target.reshape(len(target), -1)
+        return ops.norm(rows, 2, 1) / xp_of(target).sqrt((flat * flat).sum(axis=1))
+
+    def count(self, y):
+        return len(array_of(y))
+
+
 class NLLLoss(Loss):
     """Negative log probability of the right class, for log probabilities as the prediction.
 

@@ -22,7 +22,12 @@ CLASSES = numpy.array([2, 0, -100, 1, 2])
 FIELD = RNG.integers(0, 3, (2, 4, 5))
 CLASS_WEIGHTS = numpy.array([0.5, 2.0, 1.25])
 SIGNS = numpy.array([1, -1, -1, 1, -1])
-both = torch.tensor if torch else None
+
+
+def both(array, **more):
+    """Return the array as PyTorch's."""
+    return torch.tensor(array, **more)
+
 
 # Name: (loss, arguments, shapes of the prediction's parts, targets).
 TABLE = {

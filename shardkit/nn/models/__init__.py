@@ -3,7 +3,9 @@
 Any Module of a user is sharded in the same way.
 """
 
+from .fno import FNO
 from .gpt import GPT
+from .message_passing import MessagePassing
 from .mlp import MLP
 
-__all__ = ["GPT", "MLP"]
+__all__ = ["FNO", "GPT", "MLP", "MessagePassing"]

@@ -1,0 +1,132 @@
+"""FNO: a Fourier neural operator, from functions on a grid to functions on it (arXiv 2010.08895).
+
+    x [batch, in, *grid] -> lift -> layers.0 -> ... -> project -> [batch, out, *grid]
+                                    |
+                                    gelu(spectral convolution + linear map of channels)
+
+It works on a grid of one, two or three dimensions, and of any size: the parameters are those of
+modes.
+"""
+
+from ...arguments import is_integer, require
+from ...array.backend import xp_of
+from ..layers.basic import check_sizes, checked_dtype, input_tensor
+from ..layers.spectral import ChannelLinear, SpectralConv, check_grid, checked_modes
+from ..losses import RelativeL2Loss
+from ..metrics import MAE, RMSE
+from ..module import Module, ModuleList
+from ..ops.activation import erf_gelu
+from ..ops.shape import concatenate
+
+PROJECTION = 128  # channels before the last map, as in the paper
+
+
+class Lifting(Module):
+    """Channels and coordinates of each point, from 0 to 1, mapped to `width` channels."""
+
+    def __init__(self, in_channels: int, width: int, modes: tuple, *, dtype):
+        self.in_channels = in_channels
+        self.modes = modes
+        self.map = ChannelLinear(in_channels + len(modes), width, dtype=dtype)
+
+    def check_input(self, x):
+        check_grid("FNO", x.shape, self.in_channels, self.modes)
+
+    def forward(self, x):
+        x = input_tensor(x, self.map.weight.dtype)
+        return self.map(concatenate([x, *_coordinates(x)], 1))
+
+
+def _coordinates(x):
+    """Yield an array [batch, 1, *grid] for each dimension of the grid."""
+    xp = xp_of(x.array)
+    for dim, size in enumerate(x.shape[2:], 2):
+        shape = [size if d == dim else 1 for d in range(x.ndim)]
+        line = xp.linspace(0, 1, size).astype(x.dtype).reshape(shape)
+        yield xp.broadcast_to(line, (x.shape[0], 1, *x.shape[2:]))
+
+
+class FourierLayer(Module):
+    """A spectral convolution plus a linear map of channels, then GELU but in the last layer."""
+
+    def __init__(self, width: int, modes: tuple, *, has_activation: bool, dtype):
+        self.has_activation = has_activation
+        self.spectral = SpectralConv(width, width, modes, dtype=dtype)
+        self.pointwise = ChannelLinear(width, width, dtype=dtype)
+
+    def forward(self, x):
+        y = self.spectral(x) + self.pointwise(x)
+        return erf_gelu(y) if self.has_activation else y
+
+
+class Projection(Module):
+    """Two linear maps of channels with GELU between them."""
+
+    def __init__(self, width: int, out_channels: int, *, dtype):
+        self.up = ChannelLinear(width, PROJECTION, dtype=dtype)
+        self.down = ChannelLinear(PROJECTION, out_channels, dtype=dtype)
+
+    def forward(self, x):
+        return self.down(erf_gelu(self.up(x)))
+
+
+class FNO(Module):
+    """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
+
+    modes   frequencies kept of each grid dimension, one to three numbers: (12,), (12, 12)
+    width   channels of the layers
+    seed    of the initial weights
+    The loss is the relative L2 error of each sample; metrics: RMSE, MAE.
+    Errors: ConfigurationError (a ValueError) on anything else.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        modes,
+        *,
+        width: int = 32,
+        layers: int = 4,
+        seed: int = 0,
+        dtype="float32",
+    ):
+        check_sizes(
+            "FNO", in_channels=in_channels, out_channels=out_channels, width=width, layers=layers
+        )
+        require(is_integer(seed), "FNO with seed", seed, "an integer")
+        self._arguments = {
+            "in_channels": in_channels,
+            "out_channels": out_channels,
+            "modes": list(checked_modes("FNO", modes)),
+            "width": width,
+            "layers": layers,
+            "seed": seed,
+            "dtype": checked_dtype("FNO", dtype),
+        }
+        modes = tuple(self._arguments["modes"])
+        dtype = self._arguments["dtype"]
+        self.lift = Lifting(in_channels, width, modes, dtype=dtype)
+        self.layers = ModuleList(
+            FourierLayer(width, modes, has_activation=index < layers - 1, dtype=dtype)
+            for index in range(layers)
+        )
+        self.project = Projection(width, out_channels, dtype=dtype)
+        self.loss = RelativeL2Loss()
+        self.metrics = {"rmse": RMSE(), "mae": MAE()}
+        self.finish(seed)
+
+    def blocks(self):
+        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        return [("lift", self.lift), *layers, ("project", self.project)]
+
+    def forward(self, x):
+        for _, block in self.blocks():
+            x = block(x)
+        return x
+
+    def output_shape(self, input_shape):
+        return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
+
+    def configuration(self):
+        return dict(self._arguments)

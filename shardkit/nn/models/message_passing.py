@@ -1,0 +1,214 @@
+"""A message-passing network on graphs: nodes ask their neighbors, add what they hear, and change.
+
+    x [batch, nodes, features] -> encode -> steps.0 -> ... -> decode -> [batch, nodes, out]
+                                            |
+              message  = f(sender, receiver)      for each edge
+              heard    = sum of messages          for each receiver
+              node    += g(node, heard)
+
+(arXiv 1704.01212.) The graph is the model's own, as for a mesh or a molecule that stays, or each
+sample brings its edges: x = (nodes, senders, receivers).
+"""
+
+import numpy
+
+from ...arguments import is_among, is_integer, require
+from ...array import fresh
+from ...array.backend import xp_of
+from ...errors import ConfigurationError, ShapeError
+from ..autograd import array_of
+from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
+from ..loss import MeanSquaredError
+from ..metrics import MAE, RMSE
+from ..module import Module, ModuleList
+from ..ops.activation import silu
+from ..ops.indexing import index_select
+from ..ops.reduction import sum
+from ..ops.segments import segment_sum
+from ..ops.shape import concatenate, reshape
+
+READOUTS = ("nodes", "sum")
+
+
+class OwnGraph:
+    """Edges of the model: every sample has the same, and x is the nodes alone."""
+
+    def __init__(self, senders, receivers):
+        self.edges = numpy.stack([senders, receivers]).astype(numpy.int64)
+
+    def split(self, x):
+        """Return the nodes [batch, nodes, width], and senders and receivers [batch, edges]."""
+        xp = xp_of(array_of(x))
+        edges = fresh.placed(self.edges, xp)
+        return x, *[xp.broadcast_to(ends, (x.shape[0], ends.size)) for ends in edges]
+
+    def join(self, nodes, x):
+        """Return what the next block takes, for new nodes in place of those in x."""
+        return nodes
+
+    def check(self, x, features):
+        """Raise ShapeError unless x is [samples, nodes, features] with the nodes of the edges."""
+        least = int(self.edges.max(initial=-1)) + 1
+        if x.ndim != 3 or x.shape[2] != features or x.shape[1] < least:
+            raise ShapeError(
+                f"MessagePassing of x {x.shape}; wanted [samples, nodes, {features}] with at least "
+                f"{least} nodes, which the edges name"
+            )
+
+
+class GivenGraph:
+    """Edges of each sample: x is (nodes, senders, receivers), and so is what blocks pass on."""
+
+    def split(self, x):
+        """Return nodes [batch, nodes, width], and senders and receivers [batch, edges]."""
+        if not isinstance(x, (tuple, list)) or len(x) != 3:
+            raise ShapeError(
+                "MessagePassing without edges of its own; wanted x = (nodes, senders, receivers)"
+            )
+        nodes, *ends = x
+        return nodes, *[fresh.placed(array_of(each), xp_of(array_of(nodes))) for each in ends]
+
+    def join(self, nodes, x):
+        """Return what the next block takes, for new nodes in place of those in x."""
+        return (nodes, *x[1:])
+
+    def check(self, x, features):
+        """Raise ShapeError unless x is a tuple that fits together."""
+        nodes, senders, receivers = self.split(x)
+        shapes = [part.shape for part in (nodes, senders, receivers)]
+        if len(shapes[0]) != 3 or shapes[0][2] != features or shapes[1] != shapes[2]:
+            raise ShapeError(
+                f"MessagePassing of (nodes, senders, receivers) {shapes}; wanted [samples, nodes, "
+                f"{features}] and twice [samples, edges]"
+            )
+
+
+class Encoder(Module):
+    """The features of each node, mapped to `width`."""
+
+    def __init__(self, features: int, width: int, graph, *, dtype):
+        self.features = features
+        self.graph = graph
+        self.map = Linear(features, width, dtype=dtype)
+
+    def check_input(self, x):
+        self.graph.check(x, self.features)
+
+    def forward(self, x):
+        nodes = input_tensor(self.graph.split(x)[0], self.map.weight.dtype)
+        return self.graph.join(silu(self.map(nodes)), x)
+
+
+class Step(Module):
+    """One round of messages along all edges."""
+
+    def __init__(self, width: int, graph, *, dtype):
+        self.graph = graph
+        self.message = Linear(2 * width, width, dtype=dtype)
+        self.update = Linear(2 * width, width, dtype=dtype)
+        self.out = Linear(width, width, dtype=dtype)
+
+    def forward(self, x):
+        nodes, senders, receivers = self.graph.split(x)
+        batch, count, width = nodes.shape
+        rows = reshape(nodes, (batch * count, width))
+        first = xp_of(rows.array).arange(batch)[:, None] * count  # of each sample, among all rows
+        senders, receivers = (senders + first).reshape(-1), (receivers + first).reshape(-1)
+        ends = [index_select(rows, 0, end) for end in (senders, receivers)]
+        messages = silu(self.message(concatenate(ends, 1)))  # [batch * edges, width]
+        heard = segment_sum(messages, receivers, batch * count)
+        rows = rows + self.out(silu(self.update(concatenate([rows, heard], 1))))
+        return self.graph.join(reshape(rows, (batch, count, width)), x)
+
+
+class Decoder(Module):
+    """The answer of each node, or their sum."""
+
+    def __init__(self, width: int, out_features: int, readout: str, graph, *, dtype):
+        self.graph = graph
+        self.readout = readout
+        self.map = Linear(width, out_features, dtype=dtype)
+
+    def forward(self, x):
+        y = self.map(self.graph.split(x)[0])
+        return sum(y, 1) if self.readout == "sum" else y
+
+
+class MessagePassing(Module):
+    """x [batch, nodes, features] -> [batch, nodes, out_features], or [batch, out_features].
+
+    senders, receivers   numbers of nodes [edges]: where each edge comes from, and goes to; None:
+                         x = (nodes, senders [batch, edges], receivers [batch, edges])
+    steps    rounds of messages, each a block
+    readout  "nodes", or "sum" over the nodes of a graph
+    seed     of the initial weights
+    The loss is the mean squared error per element; metrics: RMSE, MAE.
+    Errors: ConfigurationError (a ValueError) on anything else.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        out_features: int,
+        senders=None,
+        receivers=None,
+        *,
+        width: int = 32,
+        steps: int = 3,
+        readout: str = "nodes",
+        seed: int = 0,
+        dtype="float32",
+    ):
+        check_sizes(
+            "MessagePassing", features=features, out_features=out_features, width=width, steps=steps
+        )
+        require(is_integer(seed), "MessagePassing with seed", seed, "an integer")
+        known = ", ".join(READOUTS)
+        is_known = is_among(readout, READOUTS)
+        require(is_known, "MessagePassing with readout", readout, f"one of {known}")
+        dtype = checked_dtype("MessagePassing", dtype)
+        ends = _checked_edges(senders, receivers)
+        self._arguments = {
+            "features": features,
+            "out_features": out_features,
+            "senders": None if ends is None else ends[0],
+            "receivers": None if ends is None else ends[1],
+            "width": width,
+            "steps": steps,
+            "readout": readout,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        graph = GivenGraph() if ends is None else OwnGraph(*ends)
+        self.encode = Encoder(features, width, graph, dtype=dtype)
+        self.steps = ModuleList(Step(width, graph, dtype=dtype) for _ in range(steps))
+        self.decode = Decoder(width, out_features, readout, graph, dtype=dtype)
+        self.loss = MeanSquaredError()
+        self.metrics = {"rmse": RMSE(), "mae": MAE()}
+        self.finish(seed)
+
+    def blocks(self):
+        steps = [(f"steps.{index}", step) for index, step in enumerate(self.steps)]
+        return [("encode", self.encode), *steps, ("decode", self.decode)]
+
+    def forward(self, x):
+        for _, block in self.blocks():
+            x = block(x)
+        return x
+
+    def configuration(self):
+        return dict(self._arguments)
+
+
+def _checked_edges(senders, receivers):
+    """Return two lists of numbers of nodes, or None if there are none of the model's own."""
+    if senders is None and receivers is None:
+        return None
+    ends = [numpy.asarray([] if each is None else each) for each in (senders, receivers)]
+    are_numbers = all(each.dtype.kind in "iu" and each.ndim == 1 for each in ends)
+    if not are_numbers or ends[0].shape != ends[1].shape or min(e.min(initial=0) for e in ends) < 0:
+        raise ConfigurationError(
+            "MessagePassing with edges that are not two rows of numbers of nodes of one length; "
+            "give senders and receivers, or neither"
+        )
+    return [each.tolist() for each in ends]

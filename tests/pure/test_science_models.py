@@ -1,0 +1,204 @@
+"""FNO and message passing beside their twins in PyTorch: 50 steps of float32 from one start."""
+
+import numpy
+import pytest
+from torch_or_skip import torch
+
+import shardkit as sk
+from shardkit.errors import ConfigurationError, ShapeError
+
+STEPS = 50
+SENDERS, RECEIVERS = [0, 1, 2, 3, 3, 1], [1, 2, 3, 0, 1, 3]
+
+
+def grid_batch(shape, dtype="float32"):
+    rng = numpy.random.default_rng(0)
+    return [rng.standard_normal((4, channels, *shape)).astype(dtype) for channels in (2, 1)]
+
+
+def channels(weights, name, x):
+    y = torch.einsum("oi,bi...->bo...", weights[f"{name}.weight"], x)
+    return y + weights[f"{name}.bias"].reshape(-1, *[1] * (x.ndim - 2))
+
+
+def fno(weights, x, modes=(3, 4), layers=2):
+    """The network of arXiv 2010.08895 by whole transforms, with two corners of each spectrum."""
+    gelu = torch.nn.functional.gelu
+    lines = torch.meshgrid(*[torch.linspace(0, 1, size) for size in x.shape[2:]], indexing="ij")
+    x = torch.cat([x, *[line.expand(len(x), 1, *line.shape) for line in lines]], 1)
+    x = channels(weights, "lift.map", x)
+    for index in range(layers):
+        name = f"layers.{index}"
+        weight = torch.view_as_complex(weights[f"{name}.spectral.weight"])
+        spectrum = torch.fft.rfftn(x, dim=tuple(range(2, x.ndim)))
+        out = torch.zeros_like(spectrum)
+        last = slice(modes[-1])
+        corners = (
+            [(last,)]
+            if len(modes) == 1
+            else [(slice(modes[0]), last), (slice(-modes[0], None), last)]
+        )
+        for corner in corners:
+            part = (slice(None), slice(None), *corner)
+            out[part] = torch.einsum("bi...,io...->bo...", spectrum[part], weight[part])
+        y = torch.fft.irfftn(out, s=x.shape[2:], dim=tuple(range(2, x.ndim)))
+        x = y + channels(weights, f"{name}.pointwise", x)
+        x = gelu(x) if index < layers - 1 else x
+    return channels(weights, "project.down", gelu(channels(weights, "project.up", x)))
+
+
+def relative_l2(prediction, y):
+    return ((prediction - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)).mean()
+
+
+def mean_squared_error(prediction, y):
+    return ((prediction - y) ** 2).mean()
+
+
+def message_passing(weights, x, steps=2, readout="nodes"):
+    silu = torch.nn.functional.silu
+
+    def linear(name, x):
+        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    x = silu(linear("encode.map", x))
+    for index in range(steps):
+        ends = torch.cat([x[:, SENDERS], x[:, RECEIVERS]], -1)
+        messages = silu(linear(f"steps.{index}.message", ends))
+        heard = torch.zeros_like(x).index_add(1, torch.tensor(RECEIVERS), messages)
+        x = x + linear(
+            f"steps.{index}.out", silu(linear(f"steps.{index}.update", torch.cat([x, heard], -1)))
+        )
+    y = linear("decode.map", x)
+    return y.sum(1) if readout == "sum" else y
+
+
+def graph_batch(readout="nodes"):
+    rng = numpy.random.default_rng(1)
+    shape = (4, 5, 2) if readout == "nodes" else (4, 2)
+    return rng.standard_normal((4, 5, 3)).astype("float32"), rng.standard_normal(shape).astype(
+        "float32"
+    )
+
+
+def graph_model(**more):
+    return sk.models.MessagePassing(3, 2, SENDERS, RECEIVERS, width=8, steps=2, **more)
+
+
+CASES = {
+    "FNO of one dimension": (
+        lambda: sk.models.FNO(2, 1, 4, width=6, layers=2),
+        lambda weights, x: fno(weights, x, (4,)),
+        relative_l2,
+        lambda: grid_batch((11,)),
+    ),
+    "FNO of two dimensions": (
+        lambda: sk.models.FNO(2, 1, (3, 4), width=6, layers=2),
+        fno,
+        relative_l2,
+        lambda: grid_batch((7, 8)),
+    ),
+    "message passing": (graph_model, message_passing, mean_squared_error, graph_batch),
+    "message passing of graphs": (
+        lambda: graph_model(readout="sum"),
+        lambda weights, x: message_passing(weights, x, readout="sum"),
+        mean_squared_error,
+        lambda: graph_batch("sum"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fifty_steps_are_those_of_pytorch(name):
+    make, twin, criterion, batch = CASES[name]
+    (x, y), model = batch(), make()
+    rate = 0.05
+    weights = {n: torch.tensor(a, requires_grad=True) for n, a in model.state_dict().items()}
+    optimizer = torch.optim.SGD(weights.values(), lr=rate, momentum=0.9)
+
+    def run(backend):
+        config = sk.ShardingConfiguration(backend, optimizer=sk.Momentum(lr=rate, beta=0.9))
+        sharded = sk.DDPModel(model, config)
+        return [sharded.train(x, y) for _ in range(STEPS)], sharded.wrapped_model.state_dict()
+
+    ((losses, state),) = sk.run_ranks(1, run)
+    expected = []
+    for _ in range(STEPS):
+        loss = criterion(twin(weights, torch.tensor(x)), torch.tensor(y))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    assert expected[-1] < expected[0]
+    numpy.testing.assert_allclose(losses, expected, rtol=0, atol=1e-4)
+    for n, tensor in weights.items():
+        numpy.testing.assert_allclose(state[n], tensor.detach().numpy(), rtol=0, atol=1e-4)
+
+
+def test_a_graph_that_comes_with_each_sample_gives_what_the_models_own_gives():
+    own = graph_model(dtype="float64")
+    given = sk.models.MessagePassing(3, 2, width=8, steps=2, dtype="float64")
+    x, y = graph_batch()
+    ends = [numpy.tile(each, (4, 1)) for each in (SENDERS, RECEIVERS)]
+    given.check_input((x, *ends))
+    expected, found = own(x), given((x, *ends))
+    numpy.testing.assert_array_equal(found.array, expected.array)
+    for model, prediction in ((own, expected), (given, found)):
+        model.loss(prediction, y).backward()
+    for one, other in zip(own.parameters(), given.parameters(), strict=True):
+        numpy.testing.assert_array_equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("make", [case[0] for case in CASES.values()], ids=CASES)
+def test_a_model_is_built_again_from_its_configuration(make):
+    model = make()
+    again = type(model)(**model.configuration())
+    assert again.configuration() == model.configuration()
+    for name, array in model.state_dict().items():
+        numpy.testing.assert_array_equal(again.state_dict()[name], array)
+
+
+def test_an_fno_takes_any_grid_with_room_for_its_modes_and_an_empty_batch():
+    model = sk.models.FNO(2, 1, (2, 3), width=4, layers=1)
+    for shape in ((1, 2, 4, 4), (3, 2, 9, 5), (0, 2, 4, 6)):
+        assert model(numpy.ones(shape)).shape == model.output_shape(shape)
+    assert sk.models.FNO(1, 1, (1, 1, 1), width=2)(numpy.ones((2, 1, 2, 3, 2))).shape[1] == 1
+
+
+REFUSED = {
+    "modes": (lambda: sk.models.FNO(1, 1, (1, 1, 1, 1)), ConfigurationError, "one to three"),
+    "width": (lambda: sk.models.FNO(1, 1, 3, width=0), ConfigurationError, "width = 0"),
+    "small grid": (
+        lambda: sk.models.FNO(1, 1, (3, 3)).check_input(numpy.ones((2, 1, 5, 8))),
+        ShapeError,
+        "at least twice",
+    ),
+    "edges": (
+        lambda: sk.models.MessagePassing(1, 1, [0, 1], [2]),
+        ConfigurationError,
+        "one length",
+    ),
+    "half of the edges": (
+        lambda: sk.models.MessagePassing(1, 1, [0]),
+        ConfigurationError,
+        "neither",
+    ),
+    "readout": (lambda: graph_model(readout="mean"), ConfigurationError, "nodes, sum"),
+    "few nodes": (
+        lambda: graph_model().check_input(numpy.ones((2, 3, 3))),
+        ShapeError,
+        "at least 4 nodes",
+    ),
+    "no edges": (
+        lambda: sk.models.MessagePassing(1, 1)(numpy.ones((2, 3, 1))),
+        ShapeError,
+        "senders, receivers",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
