@@ -16,9 +16,20 @@ from ..errors import CheckpointError
 from ..optim.average import AVERAGE
 from ..optim.description import rule_text
 from .format.description import state_since
+from .paths import (
+    BUFFERS,
+    MODEL,
+    OPTIMIZER,
+    averaged_path,
+    check_averaged,
+    is_aged,
+    model_shapes,
+    state_names,
+    state_of,
+    without_buffers,
+    without_state,
+)
 from .selection import AVERAGED, Match, Selection
-
-_MODEL, _OPTIMIZER, _BUFFERS = "model/", "optimizer/", "buffers/"
 
 
 @dataclass(frozen=True)
@@ -66,15 +77,15 @@ class Wanted:
             missing = kept
         unused = [name for name in there if name not in kept or name in missing]
         missing_buffers = self._missing_buffers(where, stored, dtypes)
-        stored = _without_buffers(stored)
+        stored = without_buffers(stored)
         left_out = {*missing, *unused, *(kept if self.selection.only else ())}
-        stored = _without_state(stored, left_out)
+        stored = without_state(stored, left_out)
         stored_dtypes = {dtypes[tensor] for tensor in stored}
         check_same_tensors(
             where,
             stored,
             stored_dtypes,
-            _without_state(_without_buffers(self.shapes), left_out),
+            without_state(without_buffers(self.shapes), left_out),
             self.dtype,
         )
         self._check_features(where, description["active_features"])
@@ -106,7 +117,7 @@ class Wanted:
         there = {tensor: (shape, dtypes[tensor]) for tensor, shape in stored.items()}
         match = self.selection.match(where, here, there)
         if not self.has_values and any(
-            tensor.startswith(_MODEL) and tensor not in match.taken for tensor in here
+            tensor.startswith(MODEL) and tensor not in match.taken for tensor in here
         ):
             raise CheckpointError(
                 f"{where} would leave parameters of the model without any values: it was made by "
@@ -128,7 +139,7 @@ class Wanted:
 
         Errors: CheckpointError if some are stored, and not the model's.
         """
-        there = {tensor: shape for tensor, shape in stored.items() if tensor.startswith(_BUFFERS)}
+        there = {tensor: shape for tensor, shape in stored.items() if tensor.startswith(BUFFERS)}
         if not there:
             return list(self.buffers)
         here = {tensor: self.shapes[tensor] for tensor in self.buffers}
@@ -161,7 +172,7 @@ class Wanted:
         Before the first update all is as old. An average begins with the weights, at any time.
         """
         num_updates = description["step"] - (description.get("skipped_steps") or 0)
-        return num_updates > 0 and _is_aged(missing)
+        return num_updates > 0 and is_aged(missing)
 
 
 @dataclass(frozen=True)
@@ -197,9 +208,9 @@ class Fit:
             return tensor in self.match.taken
         if tensor in self.missing_buffers:
             return False
-        if not tensor.startswith(_OPTIMIZER):
+        if not tensor.startswith(OPTIMIZER):
             return True
-        return self.only is None and _state_of(tensor) not in self.missing_state
+        return self.only is None and state_of(tensor) not in self.missing_state
 
     def report(self) -> dict[str, list[str]]:
         """Return the names of what only one side has, as load_model returns them."""
@@ -208,7 +219,7 @@ class Fit:
             "missing_state": self.missing_state,
             "unused_state": self.unused_state,
             "missing_names": match.missing_names
-            + [tensor.removeprefix(_BUFFERS) for tensor in self.missing_buffers],
+            + [tensor.removeprefix(BUFFERS) for tensor in self.missing_buffers],
             "unexpected_names": match.unexpected_names,
         }
 
@@ -233,7 +244,7 @@ class Fit:
         """After how many updates the state was zero with which the rule goes on."""
         if not self.optimizer["state"]:
             return 0
-        is_new = _is_aged(self.missing_state)
+        is_new = is_aged(self.missing_state)
         return self.num_updates if is_new else state_since(self.description)
 
     def goes_on_from(self) -> dict:
@@ -260,7 +271,7 @@ class Fit:
             if difference:
                 warnings.warn(f"{self.where} was written under {difference}", stacklevel=4)
         if self.missing_buffers:
-            names = ", ".join(tensor.removeprefix(_BUFFERS) for tensor in self.missing_buffers)
+            names = ", ".join(tensor.removeprefix(BUFFERS) for tensor in self.missing_buffers)
             warnings.warn(
                 f"{self.where} holds no buffers; {names} begin with their initial values",
                 stacklevel=4,
@@ -300,50 +311,6 @@ class Fit:
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
 
 
-def check_averaged(where, stored) -> None:
-    """Raise CheckpointError unless averages of the weights are stored. stored: paths."""
-    if AVERAGE not in state_names(stored):
-        raise CheckpointError(
-            f"{where} holds no averaged weights; sk.EMA(rule) and optimizer.ema_decay keep them"
-        )
-
-
-def averaged_path(tensor: str) -> str:
-    """Return where the average of a parameter is stored; other tensors have none, and their own."""
-    if not tensor.startswith(_MODEL):
-        return tensor
-    return f"{_OPTIMIZER}{AVERAGE}/{tensor.removeprefix(_MODEL)}"
-
-
-def _is_aged(names: list[str]) -> bool:
-    """Return True if any state of these names has an age: all but averages of the weights."""
-    return any(name != AVERAGE for name in names)
-
-
-def model_shapes(shapes: dict) -> dict:
-    """Return the shapes of the parameters."""
-    return {tensor: shape for tensor, shape in shapes.items() if tensor.startswith(_MODEL)}
-
-
-def state_names(tensors) -> list[str]:
-    """Return the names of optimizer state among these paths, in their order."""
-    names = (_state_of(tensor) for tensor in tensors)
-    return list(dict.fromkeys(name for name in names if name is not None))
-
-
-def _state_of(tensor: str) -> str | None:
-    """Return first_moment for optimizer/first_moment/NAME, None for a parameter."""
-    return tensor.split("/", 2)[1] if tensor.startswith(_OPTIMIZER) else None
-
-
-def _without_state(shapes: dict, names: set[str]) -> dict:
-    return {tensor: shape for tensor, shape in shapes.items() if _state_of(tensor) not in names}
-
-
-def _without_buffers(shapes: dict) -> dict:
-    return {name: shape for name, shape in shapes.items() if not name.startswith(_BUFFERS)}
-
-
 def _check_state(where: str, description: dict, stored: dict) -> None:
     """Raise CheckpointError unless the state that is named is stored for all parameters."""
     there = state_names(stored)
@@ -355,7 +322,7 @@ def _check_state(where: str, description: dict, stored: dict) -> None:
         )
     for tensor, shape in model_shapes(stored).items():
         for name in there:
-            state = f"{_OPTIMIZER}{name}/{tensor.removeprefix(_MODEL)}"
+            state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
             if stored.get(state) != shape:
                 raise CheckpointError(
                     f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "

@@ -20,11 +20,12 @@ from ..comm.operations import ReductionOperation
 from ..errors import CheckpointError
 from ..layout.box import Box
 from ..layout.piece import Piece
-from .fit import Fit, Wanted, state_names
+from .fit import Fit, Wanted
 from .format.companions import read_companions
 from .format.manifest import read_manifest, stored_boxes
 from .format.reads import READERS, Check, Reader, read_all, reads_of
 from .format.stored import SegmentTable, ranges_outside
+from .paths import state_names
 
 
 class Checkpoint:

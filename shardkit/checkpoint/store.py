@@ -22,10 +22,10 @@ from ..array.copies import Copies
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import CheckpointError
-from .fit import model_shapes
 from .format.files import make_folder, sync, write_text
 from .format.manifest import MANIFEST_NAME
 from .load import Checkpoint, verify_together
+from .paths import model_shapes
 from .saving import Retention, Saving
 
 _STEP = re.compile(r"step-(\d{8,})")

@@ -20,8 +20,8 @@ from ..nn import models
 from ..nn.features import input_features
 from ..nn.module import Module
 from ..optim.average import AVERAGE
-from .fit import check_averaged
 from .image import read_image
+from .paths import check_averaged
 from .sources import find_model
 
 _OWN_ROOM = models.__name__

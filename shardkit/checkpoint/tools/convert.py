@@ -20,9 +20,9 @@ import numpy
 from ...comm.threads.backend import run_ranks
 from ...errors import ConfigurationError
 from ...nn.models.gpt import GPT
-from ..fit import averaged_path, check_averaged
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..models import gpt_of
+from ..paths import averaged_path, check_averaged
 from ..pretrained.families import configuration_of
 from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder, parsed_json
 from ..pretrained.names import Link, links
