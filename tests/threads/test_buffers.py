@@ -8,6 +8,8 @@ import shardkit as sk
 from shardkit import nn
 from shardkit.nn import Buffer
 from shardkit.nn.init import Fill
+from shardkit.parallel.model.replicas import synchronize_replicas
+from shardkit.parallel.pipeline.neighbors import Neighbors, restore
 
 MESHES = {"1": (1, 1, 1), "data 2": (1, 2, 1), "data 4": (1, 4, 1), "pipeline 2": (2, 1, 1)}
 MESHES |= {"2 x 2": (2, 2, 1), "tensor 2": (1, 1, 2), "data 3": (1, 3, 1)}
@@ -232,6 +234,40 @@ def test_images_and_copies_have_the_values_and_memory_of_their_own():
         return same, bits(model) == here, bits(copied) == here
 
     assert on("2 x 2", run) == ([True] * 5, True, False)
+
+
+@pytest.mark.parametrize("dead, mesh, left", [({3}, "2 x 2", "data 2"), ({0}, "data 4", "1")])
+def test_survivors_of_a_dead_rank_have_the_buffers_of_the_last_step(dead, mesh, left):
+    def run(backend):
+        model = sharded(backend, mesh, "fsdp")
+        copies = Neighbors(model)
+        train(model, 2)
+        copies.commit()
+        here = bits(model)
+        living = backend.split(None if backend.rank in dead else 0)
+        if living is None:
+            return None
+        group = living.split(0 if living.rank < numpy.prod(MESHES[left]) else None)
+        other = None if group is None else sharded(group, left, "zero2")
+        restore(living, [copies], other)
+        return None if other is None else bits(other) == here
+
+    found = sk.run_ranks(4, run)
+    assert [each for each in found if each is not None] == [True] * int(numpy.prod(MESHES[left]))
+
+
+@pytest.mark.parametrize("mesh", ["data 2", "2 x 2", "tensor 2"])
+def test_synchronizing_makes_replicas_of_buffers_alike_and_says_how_far_they_were(mesh):
+    def run(backend):
+        model = sharded(backend, mesh, tensor_plan={"*.up": "column", "*.down": "row"})
+        at = model.mesh.coordinates
+        if at.data + at.tensor > 0 and "second.mean" in model.engine.buffers.own:
+            model.engine.buffers.own["second.mean"].array = numpy.full(4, 0.5)
+        drift = synchronize_replicas(model.engine)
+        values = {name: buffer.numpy() for name, buffer in model.engine.buffers.own.items()}
+        return drift.tensor, drift.largest, all(not value.any() for value in values.values())
+
+    assert on(mesh, run) == ("buffers/second.mean", 0.5, True)
 
 
 def test_a_checkpoint_without_buffers_begins_with_initial_ones_and_says_so(tmp_path):

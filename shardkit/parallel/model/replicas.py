@@ -3,6 +3,7 @@
     over data        parameters and optimizer state that their keepers keep whole on every rank
     over tensor      norms, biases of row layers, shared key heads: claims that have holders
     over pipeline    tied units, and their replicas on the ranks of later users
+    over both data and tensor   buffers, on the ranks that compute with them
 
 All holders take the same steps from the same gradients, so no drift is expected. Values that were
 written on one rank alone, or a machine that adds differently, show here before they show in the
@@ -66,7 +67,25 @@ def synchronize_replicas(engine) -> StateDrift:
                 )
             holding.values[...] = first
         unit.follow_masters()
+    mine |= _synchronize_buffers(engine)
     return StateDrift.of(_largest_of(engine.mesh.world.all_gather_object(mine)))
+
+
+def _synchronize_buffers(engine) -> dict[str, float]:
+    """Make the buffers of this stage those of its first rank; return how far each was from it.
+
+    Collective over the data and the tensor axis.
+    """
+    groups = [engine.mesh.group(axis) for axis in ("tensor", "data")]
+    gaps = {}
+    for path, _, values in engine.buffers.boxes():
+        first = values.copy()
+        for group in groups:
+            group.broadcast(first, 0)
+        if any(group.world_size > 1 for group in groups):
+            gaps[path] = _largest_gap(values, first)
+        values[...] = first
+    return gaps
 
 
 def _of_first_holder(engine, place, unit: Unit, holding: Holding):
