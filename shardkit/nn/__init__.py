@@ -35,6 +35,7 @@ from .layers.activation import (
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
+from .layers.spectral import SpectralConv
 from .loss import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -111,6 +112,7 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "SpectralConv",
     "Tensor",
     "TransformerBlock",
     "Weighted",

@@ -6,6 +6,8 @@ from torch_or_skip import torch
 
 import shardkit as sk
 from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.nn import Tensor
+from shardkit.nn.layers.spectral import SpectralConv
 
 STEPS = 50
 SENDERS, RECEIVERS = [0, 1, 2, 3, 3, 1], [1, 2, 3, 0, 1, 3]
@@ -106,6 +108,34 @@ CASES = {
         lambda: graph_batch("sum"),
     ),
 }
+
+
+@pytest.mark.parametrize(
+    "modes, grid",
+    [((4,), (6,)), ((1,), (1,)), ((4,), (9,)), ((3, 5), (6, 8)), ((2, 2, 2), (4, 5, 6))],
+    ids=str,
+)
+def test_a_spectral_convolution_is_a_product_of_whole_spectra(modes, grid):
+    layer = SpectralConv(2, 3, modes, dtype="float64").finish()
+    x = numpy.random.default_rng(5).standard_normal((2, 2, *grid))
+    tensor, twin = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+    weight = torch.tensor(layer.weight.array, requires_grad=True)
+    found = layer(tensor)
+    dims = tuple(range(2, x.ndim))
+    spectrum = torch.fft.rfftn(twin, dim=dims)
+    ends = [(*range(m), *range(-m, 0)) for m in modes[:-1]] + [tuple(range(modes[-1]))]
+    places = numpy.ix_(*ends)
+    kept = spectrum[(slice(None), slice(None), *places)]
+    out = torch.zeros((2, 3, *spectrum.shape[2:]), dtype=spectrum.dtype)
+    product = torch.einsum("bi...,io...->bo...", kept, torch.view_as_complex(weight))
+    out[(slice(None), slice(None), *places)] = product
+    expected = torch.fft.irfftn(out, s=grid, dim=dims)
+    numpy.testing.assert_allclose(found.array, expected.detach().numpy(), rtol=0, atol=1e-12)
+    sent = numpy.random.default_rng(6).standard_normal(found.shape)
+    found.backward(sent)
+    expected.backward(torch.tensor(sent))
+    numpy.testing.assert_allclose(tensor.grad, twin.grad.numpy(), rtol=0, atol=1e-12)
+    numpy.testing.assert_allclose(layer.weight.grad, weight.grad.numpy(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,21 +1,29 @@
 """Convolution over a whole grid, as a product of spectra (arXiv 2010.08895).
 
-    x [batch, in, *grid] --rfftn--> modes --matrices--> modes --irfftn--> [batch, out, *grid]
+    x [batch, in, *grid] --to modes--> [..., *modes] --matrices--> [..., *modes] --back--> grid
 
-Only the lowest frequencies are kept, so that the layer works on a grid of any size. Each dimension
-is cut as soon as it is transformed: the transforms over the others see modes, not the grid.
+Only the lowest frequencies are kept, so that the layer works on a grid of any size. They are few:
+a product with the matrix of their waves gives them in less time than a whole fast transform, and
+the dimensions that are transformed later see modes, not the grid.
 """
 
-from ...array import fresh
+import functools
+import math
+
+import numpy
+
 from ...array.backend import xp_of
 from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
 from ..init import Fill, Uniform
 from ..module import Module, Parameter
 from ..ops.elementwise import add
-from ..ops.fft import complex_einsum, fft, ifft, irfft, rfft
+from ..ops.fft import complex_einsum
 from ..ops.linear import matmul
-from ..ops.shape import concatenate, getitem, reshape
+from ..ops.shape import reshape
 from .basic import check_sizes
+
+LETTERS = "xyz"
 
 
 class SpectralConv(Module):
@@ -38,33 +46,66 @@ class SpectralConv(Module):
 
     def forward(self, x):
         grid = x.shape[2:]
-        last = x.ndim - 1
-        spectrum = getitem(rfft(x, dim=last), _part(last, slice(self.modes[-1])))
-        for dim in range(last - 1, 1, -1):
-            m = self.modes[dim - 2]
-            spectrum = fft(spectrum, dim=dim)
-            ends = [getitem(spectrum, _part(dim, part)) for part in (slice(m), slice(-m, None))]
-            spectrum = concatenate(ends, dim)
-        letters = "xyz"[: len(grid)]
+        letters = LETTERS[: len(grid)]
+        spectrum = _to_modes(x, self.modes[-1])
+        for letter, m, size in reversed(list(zip(letters, self.modes[:-1], grid))):
+            after = letters.replace(letter, "k")
+            waves = Tensor(_complex_waves(xp_of(x.array), size, m, x.dtype, -1))
+            spectrum = complex_einsum(f"bc{letters},{letter}k->bc{after}", spectrum, waves)
         y = complex_einsum(f"bi{letters},io{letters}->bo{letters}", spectrum, self.weight)
-        for dim in range(2, last):
-            y = ifft(_with_middle(y, dim, self.modes[dim - 2], grid[dim - 2]), dim=dim)
-        return irfft(y, grid[-1], dim=last)
+        for letter, m, size in zip(letters, self.modes[:-1], grid):
+            after = letters.replace(letter, "k")
+            waves = _complex_waves(xp_of(x.array), size, m, x.dtype, 1).swapaxes(0, 1) / size
+            y = complex_einsum(f"bc{letters},{letter}k->bc{after}", y, Tensor(waves))
+        return _from_modes(y, grid[-1])
 
 
-def _part(dim, part):
-    """Return the index of a part along dim."""
-    return (slice(None),) * dim + (part,)
+def _to_modes(x, m):
+    """Return the first m frequencies of the last dim: [..., m, 2] pairs for x [..., n]."""
+    size = x.shape[-1]
+    waves = _waves(xp_of(x.array), size, tuple(range(m)), x.dtype, -1)  # [n, m, 2]
+    rows = reshape(x, (math.prod(x.shape[:-1]), size))
+    return reshape(matmul(rows, Tensor(waves.reshape(size, 2 * m))), (*x.shape[:-1], m, 2))
 
 
-def _with_middle(y, dim, m, size):
-    """Return y with zeros between its first m and last m frequencies: `size` along dim."""
-    if size == 2 * m:
-        return y
-    shape = (*y.shape[:dim], size - 2 * m, *y.shape[dim + 1 :])
-    zeros = fresh.zeros(shape, y.dtype, xp_of(y.array))
-    first, rest = [getitem(y, _part(dim, part)) for part in (slice(m), slice(m, None))]
-    return concatenate([first, zeros, rest], dim)
+def _from_modes(y, size):
+    """Return the real signal [..., size] whose first frequencies are y [..., m, 2].
+
+    A frequency stands for its negative too, but 0 and size / 2. Imaginary parts of these two do
+    not count, as in irfft.
+    """
+    m = y.shape[-2]
+    xp = xp_of(y.array)
+    waves = _waves(xp, size, tuple(range(m)), y.dtype, -1)  # cos, -sin: the real part of a product
+    twice = xp.asarray([1 if 2 * k in (0, size) else 2 for k in range(m)], y.dtype)
+    back = (waves * (twice / size)[:, None]).reshape(size, 2 * m).swapaxes(0, 1)
+    rows = reshape(y, (math.prod(y.shape[:-2]), 2 * m))
+    return reshape(matmul(rows, Tensor(back)), (*y.shape[:-2], size))
+
+
+def _complex_waves(xp, size, m, dtype, sign):
+    """Return the waves [size, 2 m, 2] of the frequencies 0 to m - 1 and -m to -1."""
+    return _waves(xp, size, (*range(m), *range(-m, 0)), dtype, sign)
+
+
+def _waves(xp, size, frequencies, dtype, sign):
+    """Return exp(sign 2 pi i j k / size) as pairs [size, frequencies, 2], for j < size."""
+    if xp is numpy:
+        return _waves_of_host(size, frequencies, dtype, sign)
+    return _made_waves(xp, size, frequencies, dtype, sign)
+
+
+@functools.lru_cache(maxsize=64)
+def _waves_of_host(size, frequencies, dtype, sign):
+    waves = _made_waves(numpy, size, frequencies, dtype, sign)
+    waves.flags.writeable = False
+    return waves
+
+
+def _made_waves(xp, size, frequencies, dtype, sign):
+    turns = xp.arange(size)[:, None] * xp.asarray(frequencies) % size  # whole, so nothing is lost
+    angles = turns * (sign * 2 * math.pi / size)
+    return xp.stack([xp.cos(angles), xp.sin(angles)], -1).astype(dtype)
 
 
 class ChannelLinear(Module):
