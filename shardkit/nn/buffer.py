@@ -7,7 +7,7 @@
 
         def forward(self, x):                        # x [batch, width]
             if not current_context().training:
-                return x - self.running_mean
+                return x - ops.cast(self.running_mean, x.dtype)      # x may be of half floats
             mean = ops.mean(x, 0)
             self.steps_tracked.advance()
             self.running_mean.observe(mean, momentum=0.1)

@@ -30,7 +30,7 @@ class Tracked(nn.Module):
         self.steps.advance()
         count = self.steps if self.momentum is None else None
         self.mean.observe(x.array.mean(0), self.momentum, count=count)
-        return self.down(self.up(x - self.mean))
+        return self.down(self.up(x - nn.ops.cast(self.mean, x.dtype)))
 
 
 class Chain(nn.Module):
@@ -120,6 +120,18 @@ def test_the_bits_are_those_of_one_rank(mesh, policy, serial):
 @pytest.mark.parametrize("mesh, policy", [("1", "ddp"), ("data 2", "fsdp"), ("2 x 2", "fsdp")])
 def test_the_second_forward_of_recomputation_does_not_count(mesh, policy, serial):
     assert trained(mesh, policy, activation_checkpointing=True) == serial
+
+
+def test_half_floats_keep_buffers_in_their_own_dtype(serial):
+    def run(backend):
+        model = sharded(backend, "data 2", "fsdp", compute_dtype="float16")
+        train(model, 3)
+        return {name: value.tolist() for name, value in buffers_of(model).items()}
+
+    found = on("data 2", run)
+    mean = numpy.frombuffer(serial[0][1]["second.mean"][1], "float32")
+    assert found["second.steps"] == 3
+    numpy.testing.assert_allclose(found["second.mean"], mean, atol=2e-3)
 
 
 def test_one_observation_a_step_is_a_loop_by_hand():
