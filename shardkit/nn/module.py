@@ -174,10 +174,12 @@ class Module:
         """Return {name: copy of the parameter or buffer as a NumPy array}, parameters first."""
         return {name: to_host(p.array).copy() for name, p in self._kept().items()}
 
-    def load_state_dict(self, state: dict, strict: bool = True):
+    def load_state_dict(self, state: dict, strict: bool = True) -> dict[str, list[str]]:
         """Copy these values into parameters and buffers; nothing changes if anything is wrong.
 
-        strict  False: names that the other side lacks are left alone
+        strict   False: names that the other side lacks are left alone
+        returns  {"missing_names": in the module and not in the state, "unexpected_names": the
+                 reverse}
         Errors: CheckpointError on missing or unknown names (if strict), ShapeError on another
         shape.
         """
@@ -194,6 +196,10 @@ class Module:
                 )
         for name in shared:
             kept[name].array = state[name]
+        return {
+            "missing_names": [name for name in kept if name not in state],
+            "unexpected_names": [name for name in state if name not in kept],
+        }
 
     def _kept(self) -> "dict[str, Parameter | Buffer]":
         return {**self.named_parameters(), **self.named_buffers()}

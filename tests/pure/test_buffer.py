@@ -99,6 +99,8 @@ def test_a_state_dict_holds_buffers_and_loads_them():
     other.load_state_dict(one.state_dict())
     assert other.mean.numpy().tolist() == [1, 2, 3] and other.steps.item() == 9
     state = {name: value for name, value in one.state_dict().items() if name != "steps"}
+    report = other.load_state_dict({**state, "more": numpy.zeros(1)}, strict=False)
+    assert report == {"missing_names": ["steps"], "unexpected_names": ["more"]}
     with pytest.raises(Exception, match="1 names missing \\(steps\\)"):
         other.load_state_dict(state)
     with pytest.raises(ShapeError, match="buffer mean has shape"):

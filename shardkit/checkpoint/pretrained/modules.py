@@ -58,8 +58,4 @@ def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, 
                 f"{kept[name].dtype}; wanted one of {', '.join(known)}"
             )
         state[name] = tensor.read(str(kept[name].dtype))
-    module.load_state_dict(state, strict=strict)
-    return {
-        "missing_names": [name for name in kept if name not in stored],
-        "unexpected_names": [name for name in stored if name not in kept],
-    }
+    return module.load_state_dict(state, strict=strict)
