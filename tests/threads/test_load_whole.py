@@ -5,6 +5,7 @@ import pytest
 
 import shardkit as sk
 from shardkit import nn
+from shardkit.checkpoint.pretrained.safetensors import write_tensors
 from shardkit.nn import Buffer
 from shardkit.nn.init import Fill
 
@@ -161,6 +162,26 @@ def test_names_of_one_side_only_are_listed_or_refused(tmp_path):
     assert all((before[name] == array).all() for name, array in module.state_dict().items())
     report = sk.load_safetensors(nn.Sequential(nn.Linear(3, 2)).finish(0), path, strict=False)
     assert report == {"missing_names": [], "unexpected_names": ["1.weight", "1.bias"]}
+
+
+def test_a_shared_parameter_may_be_stored_under_each_of_its_names(tmp_path):
+    path, net = tmp_path / "net.safetensors", Net(seed=1)
+    state = net.state_dict()
+    assert "same.weight" not in state
+
+    def write(shared):
+        both = {**state, "same.weight": shared}
+        shapes = {name: array.shape for name, array in both.items()}
+        dtypes = {name: str(array.dtype) for name, array in both.items()}
+        write_tensors(path, shapes, dtypes, both.values())
+
+    write(state["up.weight"])
+    other = Net(seed=2)
+    assert sk.load_safetensors(other, path) == {"missing_names": [], "unexpected_names": []}
+    numpy.testing.assert_array_equal(other.predict(X), net.predict(X))
+    write(state["up.weight"] + 1)
+    with pytest.raises(sk.CheckpointError, match="same.weight differs .*both are up.weight"):
+        sk.load_safetensors(other, path)
 
 
 def test_integers_are_not_read_from_floats(tmp_path):

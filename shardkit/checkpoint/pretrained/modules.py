@@ -3,14 +3,17 @@
     sk.save_safetensors(model, "net.safetensors")       {"encoder.weight": F32 [16, 4], ...}
     sk.load_safetensors(module, "net.safetensors")      also a file that PyTorch wrote
 
-A parameter that two modules share is written once, under its first name.
+A parameter that two modules share is written once, under its first name. A file may have it under
+each of its names, as PyTorch's state dicts do: then all must be equal.
 """
 
 import os
 from pathlib import Path
 
+import numpy
+
 from ...errors import CheckpointError
-from ...nn.module import Module
+from ...nn.module import Module, members_of
 from .safetensors import INTEGER_TYPES, NUMPY_TYPES, read_header, write_tensors
 
 
@@ -46,8 +49,10 @@ def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, 
     """
     stored = read_header(Path(path))
     kept = {**module.named_parameters(), **module.named_buffers()}
+    first_names = dict(_first_names(module, {id(member): name for name, member in kept.items()}))
     state = {}
-    for name, tensor in stored.items():
+    for other_name, tensor in stored.items():
+        name = first_names.get(other_name, other_name)
         if name not in kept:
             state[name] = None  # load_state_dict says so, if strict
             continue
@@ -57,5 +62,24 @@ def load_safetensors(module: Module, path, *, strict: bool = True) -> dict[str, 
                 f"{path}: {name} is of type {tensor.dtype}, but that of the module is "
                 f"{kept[name].dtype}; wanted one of {', '.join(known)}"
             )
-        state[name] = tensor.read(str(kept[name].dtype))
+        values = tensor.read(str(kept[name].dtype))
+        if not numpy.array_equal(state.get(name, values), values, equal_nan=True):
+            raise CheckpointError(
+                f"{path}: {other_name} differs from another tensor of the file, but both are "
+                f"{name} in this {type(module).__name__}"
+            )
+        state[name] = values
     return module.load_state_dict(state, strict=strict)
+
+
+def _first_names(module: Module, names: dict[int, str], path: str = ""):
+    """Yield (each dotted name, first name) of the parameters and buffers of a module.
+
+    names   {id of a parameter or buffer: its first name}
+    """
+    for name, member in members_of(module).items():
+        below = f"{path}.{name}" if path else name
+        if isinstance(member, Module):
+            yield from _first_names(member, names, below)
+        else:
+            yield below, names[id(member)]
