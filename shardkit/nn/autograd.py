@@ -82,6 +82,11 @@ def record(
     wanted = tuple([isinstance(parent, Tensor) and parent.requires_grad for parent in parents])
     if True not in wanted or not is_grad_enabled():
         return Tensor._made(array, None, memory)
+    if array.dtype.kind == "c":
+        raise AutogradError(
+            f"a gradient through a tensor of {array.dtype}; keep complex numbers as pairs [..., "
+            "2], as ops.fft does"
+        )
     sources = tuple(
         [(parent._node or parent) if want else None for parent, want in zip(parents, wanted)]
     )

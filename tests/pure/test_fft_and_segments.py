@@ -5,7 +5,7 @@ import pytest
 from torch_or_skip import torch
 
 from shardkit import nn
-from shardkit.errors import ConfigurationError, ShapeError
+from shardkit.errors import AutogradError, ConfigurationError, ShapeError
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
 
@@ -134,6 +134,11 @@ def test_bags_of_embeddings_are_those_of_pytorch(mode):
 
 REFUSED = {
     "complex": (lambda: ops.fft.rfft(Tensor(normal(3) * 1j)), ShapeError, "pairs"),
+    "complex factor": (
+        lambda: Tensor(normal(3), requires_grad=True) * 1j,
+        AutogradError,
+        "pairs",
+    ),
     "no pairs": (lambda: ops.fft.fft(Tensor(normal(3, 4))), ShapeError, r"wanted \[..., 2\]"),
     "norm": (lambda: ops.fft.rfft(Tensor(normal(3)), norm="half"), ShapeError, "backward, ortho"),
     "nothing": (lambda: ops.fft.irfft(Tensor(normal(1, 2))), ShapeError, "at least 1"),

@@ -318,6 +318,25 @@ def test_values_and_gradients_are_those_of_pytorch(name, shapes):
         numpy.testing.assert_allclose(found, expected, rtol=0, atol=allowed)
 
 
+@pytest.mark.parametrize(
+    "name",
+    "erf erf_gelu softplus mish minimum logsumexp std cumprod diagonal sort index_add".split(),
+)
+def test_a_gradient_is_the_limit_of_difference_quotients(name):
+    op, _, cases, *_ = TABLE[name]
+    arrays = inputs(name, cases[-1], "float64")
+    (_, *gradients), sent = run(op, arrays)
+
+    def value(changed, number):
+        each = [changed if i == number else array for i, array in enumerate(arrays)]
+        return float((op(*map(Tensor, each)).array * sent).sum())
+
+    for number, (array, gradient) in enumerate(zip(arrays, gradients)):
+        direction = numpy.random.default_rng(9).standard_normal(array.shape) * 1e-6
+        slope = value(array + direction, number) - value(array - direction, number)
+        assert abs(slope - 2 * (gradient * direction).sum()) < 1e-6 * 1e-5 * max(1, array.size)
+
+
 PLACES = {
     "argmax": (lambda x: ops.argmax(x, 1), lambda x: x.argmax(1)),
     "argmax kept": (lambda x: ops.argmax(x, 0, True), lambda x: x.argmax(0, True)),
