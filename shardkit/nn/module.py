@@ -276,7 +276,7 @@ def _check_containers(tree):
         if any(id(member) not in known for member in _contained(value)):
             raise ConfigurationError(
                 f"{name} is a plain {type(value).__name__} of modules, parameters or buffers, "
-                "which would not be trained or kept; use ModuleList, or one attribute each"
+                "which would not be kept and not be trained; use ModuleList, or one attribute each"
             )
 
 
