@@ -39,6 +39,7 @@ ATTENTION = [
     (1, 2, 2, 130, 700, 16, 570),
     (1, 2, 1, 1030, 1030, 8, 0),
 ]
+CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
 
 
@@ -55,6 +56,10 @@ class Line:
     arguments: Callable
     keywords: dict = field(default_factory=dict)
     in_place: tuple = ()
+
+
+def four(shape):
+    return shape[0], 4 * shape[1]
 
 
 def targets(count, stop):
@@ -112,6 +117,10 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0, 1))
     ],
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
+    "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
+    "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
+    "gru_step": [Line(CELLS, lambda n, s: (n((s[0], 3 * s[1])), n((s[0], 3 * s[1])), n(s)))],
+    "gru_step_backward": [Line(CELLS, lambda n, s: (n(s), abs(n(four(s))) / 4, n(s)))],
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],

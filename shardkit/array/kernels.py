@@ -18,6 +18,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     flat,
     half,
     normalization,
+    recurrent,
     rules,
     segments,
     shuffle,

@@ -35,6 +35,7 @@ from .layers.activation import (
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
+from .layers.recurrent import GRU, LSTM
 from .layers.spectral import SpectralConv
 from .loss import (
     BinaryCrossEntropy,
@@ -66,6 +67,8 @@ from .transformer import (
 )
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "Buffer",

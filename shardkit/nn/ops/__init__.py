@@ -115,6 +115,7 @@ from .rectifiers import (
     leaky_relu,
     mish,
 )
+from .recurrent import gru, lstm
 from .reduction import (
     all,
     any,
@@ -151,6 +152,8 @@ from .statistics import (
 )
 
 __all__ = [
+    "gru",
+    "lstm",
     "abs",
     "add",
     "add_bias",

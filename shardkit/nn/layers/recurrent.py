@@ -1,0 +1,154 @@
+"""LSTM and GRU: layers over sequences, one after the other, in one direction or both.
+
+Names and shapes of the parameters are PyTorch's: weight_ih_l0 [gates H, in], weight_hh_l0,
+bias_ih_l0, bias_hh_l0, with _reverse for the direction from the end.
+"""
+
+from ...array import fresh
+from ...array.backend import xp_of
+from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor
+from ..init import Uniform
+from ..module import Module, ModuleList, Parameter
+from ..ops.arrangement import flip, stack
+from ..ops.recurrent import gru, lstm
+from ..ops.shape import concatenate, getitem, transpose
+from .basic import Dropout, check_sizes
+
+__all__ = ["GRU", "LSTM"]
+
+
+class Recurrent(Module):
+    """What LSTM and GRU share: parameters, layers, directions.
+
+    input_size, hidden_size   features of x, and of the hidden state
+    num_layers     each on the outputs of the one below
+    bias           whether the products have biases, two each
+    batch_first    x is [batch, time, features] instead of [time, batch, features]
+    dropout        probability, on the outputs of all layers but the last
+    bidirectional  a second run from the end; outputs stand side by side
+    All values are drawn uniformly from +-1/sqrt(hidden_size).
+    """
+
+    num_gates: int
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        *,
+        dtype="float32",
+    ):
+        name = type(self).__name__
+        check_sizes(name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers)
+        if dropout and num_layers == 1:
+            raise ConfigurationError(
+                f"{name} with dropout = {dropout} and one layer; it comes after all layers but the "
+                "last, so give num_layers of at least 2"
+            )
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.num_layers, self.batch_first = num_layers, batch_first
+        self.endings = ("", "_reverse") if bidirectional else ("",)
+        rows = self.num_gates * hidden_size
+        init = Uniform(hidden_size**-0.5)
+        for layer in range(num_layers):
+            num_in = input_size if layer == 0 else hidden_size * len(self.endings)
+            for ending in self.endings:
+                shapes = {"weight_ih": (rows, num_in), "weight_hh": (rows, hidden_size)}
+                if bias:
+                    shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                for part, shape in shapes.items():
+                    setattr(self, f"{part}_l{layer}{ending}", Parameter(shape, init, dtype))
+        self.dropouts = ModuleList(Dropout(dropout) for _ in range(num_layers - 1))
+
+    def check_input(self, x):
+        if x.ndim != 3 or x.shape[2] != self.input_size or x.shape[self.batch_first] == 0:
+            order = "[batch, time" if self.batch_first else "[time, batch"
+            raise ShapeError(
+                f"{type(self).__name__} of x {x.shape}; wanted {order}, {self.input_size}], at "
+                "least one step"
+            )
+
+    def _weights(self, layer, ending):
+        """Return w_ih, w_hh, b_ih, b_hh of a layer and direction."""
+        names = [f"{part}_l{layer}{ending}" for part in ("weight_ih", "weight_hh")]
+        names += [f"{part}_l{layer}{ending}" for part in ("bias_ih", "bias_hh")]
+        return [getattr(self, name, None) for name in names]
+
+    def _starts(self, states, x):
+        """Return one [batch, H] per layer and direction: of states [.., batch, H], or zeros."""
+        count = self.num_layers * len(self.endings)
+        shape = (x.shape[1], self.hidden_size)
+        if states is None:
+            zeros = Tensor(fresh.zeros(shape, x.dtype, xp_of(x.array)))
+            return [zeros] * count
+        if states.shape != (count, *shape):
+            raise ShapeError(
+                f"{type(self).__name__} with a state {states.shape}; wanted {(count, *shape)}"
+            )
+        return [getitem(states, number) for number in range(count)]
+
+    def _run(self, x, starts):
+        """Return the outputs of the last layer, and what `_layer` says of the ends of each.
+
+        starts  for each layer and direction, its states before the first step
+        """
+        self.check_input(x)
+        y = transpose(x, 0, 1) if self.batch_first else x  # [T, B, in]
+        ends = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for ending in self.endings:
+                turned = flip(y, 0) if ending else y
+                states, last = self._layer(turned, starts[len(ends)], self._weights(layer, ending))
+                outputs.append(flip(states, 0) if ending else states)
+                ends.append(last)
+            y = outputs[0] if len(outputs) == 1 else concatenate(outputs, 2)
+            if layer < self.num_layers - 1:
+                y = transpose(self.dropouts[layer](transpose(y, 0, 1)), 0, 1)  # by sample
+        return (transpose(y, 0, 1) if self.batch_first else y), ends
+
+
+class LSTM(Recurrent):
+    """x -> (outputs, (h, c)): outputs of all steps, hidden states and cells after the last one.
+
+    h, c   [num_layers * directions, batch, H]; (h0, c0) may be given, else they are 0
+    For the other arguments see Recurrent.
+    """
+
+    num_gates = 4
+
+    def forward(self, x, hx=None):
+        time_first = transpose(x, 0, 1) if self.batch_first else x
+        hidden, cell = (None, None) if hx is None else hx
+        starts = list(zip(self._starts(hidden, time_first), self._starts(cell, time_first)))
+        y, ends = self._run(x, starts)
+        return y, (stack([h for h, _ in ends]), stack([c for _, c in ends]))
+
+    def _layer(self, x, start, weights):
+        states, cell = lstm(x, *start, *weights)
+        return states, (getitem(states, -1), cell)
+
+
+class GRU(Recurrent):
+    """x -> (outputs, h): outputs of all steps, and the hidden states after the last one.
+
+    h   [num_layers * directions, batch, H]; h0 may be given, else it is 0
+    For the other arguments see Recurrent.
+    """
+
+    num_gates = 3
+
+    def forward(self, x, hx=None):
+        time_first = transpose(x, 0, 1) if self.batch_first else x
+        y, ends = self._run(x, self._starts(hx, time_first))
+        return y, stack(ends)
+
+    def _layer(self, x, start, weights):
+        states = gru(x, start, *weights)
+        return states, getitem(states, -1)
