@@ -142,6 +142,9 @@ def arguments(half):
         "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
         "dropout": (x, 7, 3, 0.25),
         "embedding_backward": (x, ids, 7),
+        "erf": (x,),
+        "erf_gelu": (x,),
+        "erf_gelu_backward": (g, x),
         "gelu": (x,),
         "gelu_backward": (g, x),
         "layer_norm": (x, d, d, 1e-5),
@@ -154,6 +157,7 @@ def arguments(half):
         "silu_backward": (g, x),
         "softmax": (x,),
         "softmax_backward": (g, probabilities),
+        "segment_max": (x, numpy.arange(len(x)) % 4, 4),
         "swiglu": (g, x),
         "swiglu_backward": (g, x, d + x),
     }
