@@ -5,7 +5,8 @@ Any Module of a user is sharded in the same way.
 
 from .fno import FNO
 from .gpt import GPT
+from .lstm import LSTMModel as LSTM
 from .message_passing import MessagePassing
 from .mlp import MLP
 
-__all__ = ["FNO", "GPT", "MLP", "MessagePassing"]
+__all__ = ["FNO", "GPT", "LSTM", "MLP", "MessagePassing"]

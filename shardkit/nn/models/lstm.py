@@ -1,0 +1,109 @@
+"""LSTM: layers over sequences, and a linear map of the last step or of each.
+
+x [batch, time, features] --layers--> [batch, time, width] --head--> [batch, out_features]
+"""
+
+from ...arguments import is_among, is_integer, require
+from ..layers.basic import Dropout, Linear, check_sizes, checked_dtype, input_tensor
+from ..layers.recurrent import LSTM
+from ..loss import MeanSquaredError
+from ..metrics import MAE, RMSE
+from ..module import Module, ModuleList
+from ..ops.shape import getitem
+
+READOUTS = ("last", "steps")
+
+
+class LSTMLayer(Module):
+    """One layer over the sequence, and dropout on its outputs: a block."""
+
+    def __init__(self, features: int, width: int, dropout: float, *, dtype):
+        self.lstm = LSTM(features, width, batch_first=True, dtype=dtype)
+        self.dropout = Dropout(dropout)
+
+    def check_input(self, x):
+        self.lstm.check_input(x)
+
+    def forward(self, x):
+        y, _ = self.lstm(input_tensor(x, self.lstm.weight_hh_l0.dtype))
+        return self.dropout(y)
+
+
+class LSTMHead(Module):
+    """The answer from the last step, or one for each step."""
+
+    def __init__(self, width: int, out_features: int, readout: str, *, dtype):
+        self.readout = readout
+        self.map = Linear(width, out_features, dtype=dtype)
+
+    def forward(self, x):
+        return self.map(getitem(x, (slice(None), -1)) if self.readout == "last" else x)
+
+
+class LSTMModel(Module):
+    """x [batch, time, features] -> [batch, out_features], or [batch, time, out_features].
+
+    width, layers  of the recurrent layers, each a block
+    readout  "last": from the last step; "steps": one answer for each
+    dropout  probability, on the outputs of all layers but the last
+    seed     of the initial weights
+    The loss is the mean squared error per element; metrics: RMSE, MAE.
+    Errors: ConfigurationError (a ValueError) on anything else.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        out_features: int,
+        *,
+        width: int = 64,
+        layers: int = 2,
+        readout: str = "last",
+        dropout: float = 0.0,
+        seed: int = 0,
+        dtype="float32",
+    ):
+        sizes = {"features": features, "out_features": out_features}
+        check_sizes("LSTM", **sizes, width=width, layers=layers)
+        require(is_integer(seed), "LSTM with seed", seed, "an integer")
+        known = f"one of {', '.join(READOUTS)}"
+        require(is_among(readout, READOUTS), "LSTM with readout", readout, known)
+        dtype = checked_dtype("LSTM", dtype)
+        self._arguments = {
+            **sizes,
+            "width": width,
+            "layers": layers,
+            "readout": readout,
+            "dropout": dropout,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        self.layers = ModuleList(
+            LSTMLayer(
+                width if index else features,
+                width,
+                dropout if index < layers - 1 else 0.0,
+                dtype=dtype,
+            )
+            for index in range(layers)
+        )
+        self.head = LSTMHead(width, out_features, readout, dtype=dtype)
+        self.loss = MeanSquaredError()
+        self.metrics = {"rmse": RMSE(), "mae": MAE()}
+        self.finish(seed)
+
+    def blocks(self):
+        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        return [*layers, ("head", self.head)]
+
+    def forward(self, x):
+        for _, block in self.blocks():
+            x = block(x)
+        return x
+
+    def output_shape(self, input_shape):
+        kept = input_shape[:1] if self._arguments["readout"] == "last" else input_shape[:2]
+        return (*kept, self._arguments["out_features"])
+
+    def configuration(self):
+        return dict(self._arguments)
