@@ -37,7 +37,8 @@ class TensorBoard(Tracker):
         self._folder = str(folder / "tensorboard")
 
     def at_start(self, run):
-        self._writer = self._make(self._folder, purge_step=run.model.step_number + 1)
+        first = run.model.step_number + 1  # also in the file's name, which else has only seconds
+        self._writer = self._make(self._folder, purge_step=first, filename_suffix=f".{first}")
 
     def write(self, step, values):
         for name, value in values.items():
