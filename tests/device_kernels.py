@@ -21,7 +21,6 @@ from shardkit.array.cuda.arrays import real_dtype
 from shardkit.array.registry import ACTIVATIONS, KERNELS
 
 HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a last bit of 1
-ON_HOST = {"rotary_tables"}  # made by the plain twin, on either side
 STAY_FLOAT32 = {
     "add_layer_norm": (2, 3),
     "add_rms_norm": (2,),

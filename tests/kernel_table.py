@@ -206,11 +206,20 @@ EXACT = {
     "to_half",
     "tree_sum",
 }
-HOST_ONLY = {"rotary_tables", "shuffled"}  # in NumPy: not on GPUs
+ON_HOST = {"shuffled"}  # its arguments are NumPy arrays, wherever the model is
+DEFINED_ALONE_ON_CUDA = ON_HOST | {
+    "gru_step",
+    "gru_step_backward",
+    "lstm_step",
+    "lstm_step_backward",
+    "rotary_tables",
+}
 IN_PLACE_RULES = {"adam", "momentum", "sgd"}
 CASES = [
     (name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes
 ]
+ON_DEVICE = [name for name in TABLE if name not in ON_HOST]
+DEVICE_CASES = [case for case in CASES if case[0] in ON_DEVICE]
 
 
 # ---- calling -------------------------------------------------------------------------------------

@@ -40,13 +40,13 @@ class Kernel:
     dispatch    what callers call; it looks at the first argument, or at what `deciding` finds
     """
 
-    def __init__(self, reference, deciding, kinds: str, rounded, after_adding, is_on_host):
+    def __init__(self, reference, deciding, kinds: str, rounded, after_adding, has_cuda_twin):
         self.name = reference.__name__
         self.reference = reference
         self.rounded = rounded
         self.after_adding = after_adding
         self.cpu = self._first_on_cpu
-        self.cuda = reference if is_on_host else None
+        self.cuda = None if has_cuda_twin else reference
         self.half: Callable | None = None
         self.implementations = {"cpu": reference, "cuda": reference}  # as far as they are imported
         self.cuda_dtypes: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ def _dispatcher(entry: Kernel, deciding, kinds):
 
 
 def kernel(
-    *, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=None, is_on_host=False
+    *, deciding=itemgetter(0), kinds="fd", rounded=None, after_adding=None, has_cuda_twin=True
 ):
     """Enter a definition into the registry; the function itself stays as it is.
 
@@ -102,11 +102,12 @@ def kernel(
                   are computed in float32; None: this kernel takes half floats itself, or none
     after_adding  the kernel that follows the addition of the first two arguments, where the sum is
                   rounded in between
+    has_cuda_twin False: the definition computes CuPy arrays too, or the kernel never gets any
     """
 
     def enter(reference):
         entry = KERNELS[reference.__name__] = Kernel(
-            reference, deciding, kinds, rounded, after_adding, is_on_host
+            reference, deciding, kinds, rounded, after_adding, has_cuda_twin
         )
         reference.dispatch = entry.dispatch
         return reference

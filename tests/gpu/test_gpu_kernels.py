@@ -4,11 +4,13 @@ on the same table.
 
 import device_kernels as checks
 import pytest
-from kernel_table import CASES, TABLE, WITH_OUT, bits
+from kernel_table import DEVICE_CASES, ON_DEVICE, TABLE, WITH_OUT, bits
 
 pytestmark = pytest.mark.real
 every_case = pytest.mark.parametrize(
-    "name, line, shape", CASES, ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in CASES]
+    "name, line, shape",
+    DEVICE_CASES,
+    ids=[f"{c[0]}-{'x'.join(map(str, c[2]))}" for c in DEVICE_CASES],
 )
 every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -32,7 +34,7 @@ def test_the_same_call_gives_the_same_bits_again(cupy, name, line, shape):
     assert all(again == first for again in rest)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", ON_DEVICE)
 def test_bits_do_not_depend_on_strides_and_places_in_memory(cupy, name):
     for line in TABLE[name]:
         for shape in line.shapes:

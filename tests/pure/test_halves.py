@@ -133,6 +133,7 @@ def arguments(half):
         for function in (numpy.cos, numpy.sin)
     ]
     probabilities = abs(x)
+    gates = abs(g) / 4
     return {
         "bias_gelu": (x, d),
         "bias_gelu_backward": (g, x, d),
@@ -147,8 +148,12 @@ def arguments(half):
         "erf_gelu_backward": (g, x),
         "gelu": (x,),
         "gelu_backward": (g, x),
+        "gru_step": (g[:, :6], x[:, 2:], x[:, :2]),
+        "gru_step_backward": (g[:, :2], gates, x[:, :2]),
         "layer_norm": (x, d, d, 1e-5),
         "layer_norm_backward": (g, x, d, per_row, per_row),
+        "lstm_step": (g, x, x[:, :2]),
+        "lstm_step_backward": (g[:, :2], g[:, 2:4], gates, x[:, :2], x[:, 2:4]),
         "rms_norm": (x, d, 1e-5),
         "rms_norm_backward": (g, x, d, per_row),
         "rotary": (q, *angles),

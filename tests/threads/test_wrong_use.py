@@ -113,7 +113,7 @@ def test_metadata_has_the_bubble_of_the_schedule_and_the_last_evaluation():
         assert bubble == pytest.approx(
             2 / (4 * 3 + 2)
         )  # (p - 1) (F + B), since a gradient leaves before W is done
-        assert before is None and after == {"loss": loss, "step": 0}
+        assert before is None and after == {"loss": loss, "step": 0, "metrics": {}}
 
 
 def test_gradients_by_hand_have_the_length_of_the_shard_where_weights_are_tied_over_stages():
@@ -145,8 +145,10 @@ def test_importance_of_features_leaves_the_evaluation_of_the_metadata_as_it_was(
         )
         x = numpy.random.default_rng(backend.rank).standard_normal((4, 3))
         loss = model.evaluate(x, x[:, :1])
+        evaluation = model.get_model_metadata()["evaluation"]
         model.get_feature_importance(x[::-1].copy(), 5 * x[:, :1])
-        return model.get_model_metadata()["evaluation"] == {"loss": loss, "step": 0}
+        assert set(evaluation["metrics"]) == {"rmse", "mae", "r2"} and evaluation["loss"] == loss
+        return model.get_model_metadata()["evaluation"] == evaluation
 
     assert all(sk.run_ranks(2, run))
 

@@ -7,7 +7,7 @@ from ..backend import xp_of
 from ..registry import kernel
 
 
-@kernel(rounded=(True, True, True), is_on_host=True)
+@kernel(rounded=(True, True, True), has_cuda_twin=False)
 def lstm_step(from_input, from_hidden, cell, out=(None, None, None)):
     """Return gates [B, 4H], cell and hidden [B, H] after a step.
 
@@ -25,7 +25,7 @@ def lstm_step(from_input, from_hidden, cell, out=(None, None, None)):
     return _into(out, (gates, after, o * xp.tanh(after)))
 
 
-@kernel(rounded=(True, True), is_on_host=True)
+@kernel(rounded=(True, True), has_cuda_twin=False)
 def lstm_step_backward(for_hidden, for_cell, gates, before, after, out=(None, None)):
     """Return the gradients of what the gates are made from [B, 4H], and of the cell before.
 
@@ -46,7 +46,7 @@ def lstm_step_backward(for_hidden, for_cell, gates, before, after, out=(None, No
     return _into(out, (xp.concatenate(for_gates, axis=1), for_after * f))
 
 
-@kernel(rounded=(True, True), is_on_host=True)
+@kernel(rounded=(True, True), has_cuda_twin=False)
 def gru_step(from_input, from_hidden, hidden, out=(None, None)):
     """Return gates [B, 4H] and hidden [B, H] after a step.
 
@@ -64,7 +64,7 @@ def gru_step(from_input, from_hidden, hidden, out=(None, None)):
     return _into(out, (xp.concatenate([r, z, n, h_n], axis=1), n + z * (hidden - n)))
 
 
-@kernel(rounded=(True, True, True), is_on_host=True)
+@kernel(rounded=(True, True, True), has_cuda_twin=False)
 def gru_step_backward(for_hidden, gates, before, out=(None, None, None)):
     """Return the gradients of from_input and from_hidden [B, 3H], and a part of that of `before`.
 

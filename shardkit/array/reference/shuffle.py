@@ -5,7 +5,7 @@ import numpy
 from ..registry import kernel
 
 
-@kernel(kinds="I", is_on_host=True)
+@kernel(kinds="I", has_cuda_twin=False)
 def shuffled(rounds, size, first, count, ends, shifts):
     """Return what stands at positions [first, first + count) of a permutation: [count] int64.
 
