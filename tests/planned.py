@@ -5,7 +5,17 @@ that it wants.
 import numpy
 
 import shardkit as sk
-from shardkit.plan import ModelShape, RunLayout
+from shardkit.plan import MLPShape, ModelShape, RunLayout
+
+
+def model_of(shape):
+    """Return the model that has these sizes."""
+    return mlp_of(shape) if isinstance(shape, MLPShape) else gpt_of(shape)
+
+
+def mlp_of(shape: MLPShape):
+    task = "classification" if shape.is_of_classes else "regression"
+    return sk.models.MLP(shape.sizes, shape.activation, task)
 
 
 def gpt_of(shape: ModelShape, **changes):
@@ -25,7 +35,7 @@ def gpt_of(shape: ModelShape, **changes):
     )
 
 
-def sharded(backend, layout: RunLayout, shape: ModelShape, **settings):
+def sharded(backend, layout: RunLayout, shape, **settings):
     """Return the model on the mesh of the layout. Collective."""
     config = sk.ShardingConfiguration(
         backend,
@@ -39,16 +49,25 @@ def sharded(backend, layout: RunLayout, shape: ModelShape, **settings):
         **settings,
     )
     return sk.HybridShardedModel(
-        gpt_of(shape), config, layout.pipeline, layout.tensor, layout.data, policy=layout.policy
+        model_of(shape), config, layout.pipeline, layout.tensor, layout.data, policy=layout.policy
     )
 
 
-def train_steps(model, layout: RunLayout, shape: ModelShape, steps=1):
+def train_steps(model, layout: RunLayout, shape, steps=1):
     """Return the losses of the first steps. Collective."""
-    losses = []
-    for step in range(steps):
-        tokens = numpy.random.default_rng(step).integers(
-            0, shape.vocabulary, (layout.batch, shape.sequence_length + 1)
-        )
-        losses.append(model.train(*sk.split_batch(model.mesh, tokens[:, :-1], tokens[:, 1:])))
-    return losses
+    return [
+        model.train(*sk.split_batch(model.mesh, *_batch(layout, shape, step)))
+        for step in range(steps)
+    ]
+
+
+def _batch(layout: RunLayout, shape, step: int):
+    """Return x and y of a step, the same on all ranks."""
+    rng = numpy.random.default_rng(step)
+    if not isinstance(shape, MLPShape):
+        size = layout.batch, shape.sequence_length + 1
+        tokens = rng.integers(0, shape.vocabulary, size)
+        return tokens[:, :-1], tokens[:, 1:]
+    x = rng.standard_normal((layout.batch, shape.sizes[0])).astype("float32")
+    y = rng.standard_normal((layout.batch, shape.sizes[-1])).astype("float32")
+    return x, y.argmax(1) if shape.is_of_classes else y

@@ -13,24 +13,20 @@ from pathlib import Path
 from ..errors import ConfigurationError
 from ..plan.hardware import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
-from ..plan.model import ModelShape
 from ..plan.report import (
     PlannedTraining,
     as_json,
-    default_tokens,
     print_explanation,
     print_search,
     write_timeline,
 )
-from ..plan.run import has_data, read_model
+from ..plan.run import PlannedRun, configuration_of_plan, read_run
 from ..plan.search import search
 from ..plan.settings import left_out, settings_of, software_of
 from ..plan.software import OWN, SHARDKIT, SOFTWARE, software_named
 from ..slurm.planned import script_of_plan
-from ..task.language import Language
-from ..train.settings import RunConfiguration, configuration_of
 from .arguments import count, tokens
-from .settings import parsed
+from .settings import Given, parsed
 
 
 def add_commands(commands) -> None:
@@ -57,13 +53,18 @@ def add_commands(commands) -> None:
         "shardkit",
     )
     add("--devices", type=count, required=True, help="ranks: GPUs, or cores of CPU nodes")
-    add("--batch", type=count, help="sequences in a step; default: batch.sequences of the settings")
+    add("--batch", type=count, help="samples in a step; default: batch.sequences of the settings")
     add(
         "--micro-batch",
         type=count,
-        help="sequences in a micro-batch; default: the best number",
+        help="samples in a micro-batch; default: the best number",
     )
-    add("--tokens", type=tokens, help="tokens to train on; default: 20 for each parameter")
+    add(
+        "--tokens",
+        type=tokens,
+        help="tokens, or rows of a table, to train on; default: 20 tokens for each parameter, the "
+        "rows of run.epochs or run.steps",
+    )
     add(
         "--software",
         help=f"training software; default: {SHARDKIT.name}, in parallel.compute_dtype of the "
@@ -84,12 +85,19 @@ def add_commands(commands) -> None:
 
 
 def _plan(known, overrides) -> int:
-    given = parsed(overrides, configuration_of(Language))
-    shape, settings = read_model(known.model, given)
+    task = Given.read(known.model, overrides).first("run.task")
+    given = parsed(overrides, configuration_of_plan(task))
+    run = read_run(known.model, given)
+    shape, settings = run.shape, run.settings
     cluster = read_cluster(known.cluster)
     own = OWN[settings.parallel.compute_dtype]
     named = own if known.software is None else software_named(known.software)
     is_own = named in OWN.values()
+    if not is_own and not shape.is_uniform:
+        raise ConfigurationError(
+            f"--software {named.name} cuts layers that are alike; plan {settings.run.task!r} with "
+            f"--software {SHARDKIT.name}, the default"
+        )
     software = software_of(named, settings) if is_own else named
     found = search(
         shape,
@@ -101,7 +109,7 @@ def _plan(known, overrides) -> int:
     )
     best = found.best and found.best.layout
     notes = tuple(left_out(settings, shape, software, best, settings_of(best))) if best else ()
-    training = PlannedTraining(found, known.tokens or default_tokens(found), notes)
+    training = PlannedTraining(found, known.tokens or run.items(found.batch), notes)
     if known.json:
         print(as_json(training, known.rows))
     else:
@@ -113,9 +121,9 @@ def _plan(known, overrides) -> int:
         given["parallel.compute_dtype"] = "none" if chosen is None else chosen
     arguments = _train_arguments(best, known.model, given)
     if is_own and not known.json:
-        print(_how_to_run(best, arguments, shape, settings))
+        print(_how_to_run(best, arguments, run))
     if known.script is not None:
-        _check_script(known.script, is_own, shape, settings)
+        _check_script(known.script, is_own, run)
         chosen = settings.replace(settings_of(best))
         script = script_of_plan(best, cluster, chosen, arguments, known.time, known.script)
         Path(known.script).write_text(script, encoding="utf-8")
@@ -139,25 +147,22 @@ def _train_arguments(layout: RunLayout, path: str, given: dict) -> list[str]:
     return [path, *(f"--{key}={text}" for key, text in texts.items())]
 
 
-def _how_to_run(
-    layout: RunLayout, arguments: list[str], shape: ModelShape, settings: RunConfiguration
-) -> str:
+def _how_to_run(layout: RunLayout, arguments: list[str], run: PlannedRun) -> str:
     """Return the command line of a run in this layout."""
-    data = "" if has_data(shape, settings) else ", with files of its tokens in data.path"
+    data = f", with {run.lacks} in data.path" if run.lacks else ""
     return f"run it{data}: mpiexec -n {layout.devices} shardkit train {shlex.join(arguments)}"
 
 
-def _check_script(path: str, is_own: bool, shape: ModelShape, settings: RunConfiguration) -> None:
+def _check_script(path: str, is_own: bool, run: PlannedRun) -> None:
     """Raise ConfigurationError if a job script would not run as it is written."""
     if not is_own:
         raise ConfigurationError(
             f"--script {path}: a job script runs `shardkit train`; plan it with --software "
             f"{SHARDKIT.name}, the default"
         )
-    if not has_data(shape, settings):
+    if run.lacks:
         raise ConfigurationError(
-            f"--script {path}: a model of {shape.vocabulary} tokens learns from files of its "
-            "tokens; name them in data.path"
+            f"--script {path}: the model learns from {run.lacks}; name them in data.path"
         )
 
 

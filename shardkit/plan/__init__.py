@@ -1,6 +1,7 @@
 """PLANNING: what a layout takes in memory and in time, and which one is best. No array is made.
 
-model        a GPT by its sizes: its weights, cut over tensor ranks
+shape        what the planner asks of a model
+model, mlp   a GPT, an MLP by their sizes: weights, how they are cut
 run          the model and the settings of a run, from its file
 software     what a program does: shardkit itself, and others to compare it with
 settings     which settings of a run are counted, searched for, or left out with a note
@@ -20,8 +21,9 @@ from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster, known_clusters, read_cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not
 from .memory import MemoryEstimate, memory_of, rank_memory
+from .mlp import MLPShape
 from .model import ModelShape
-from .run import read_model
+from .run import read_run
 from .search import Candidate, Search, search
 from .software import (
     MIXED,
@@ -38,6 +40,7 @@ __all__ = [
     "Cluster",
     "RunLayout",
     "MIXED",
+    "MLPShape",
     "MemoryEstimate",
     "ModelShape",
     "PARTS",
@@ -53,7 +56,7 @@ __all__ = [
     "memory_of",
     "rank_memory",
     "read_cluster",
-    "read_model",
+    "read_run",
     "search",
     "software_named",
     "step_cost",

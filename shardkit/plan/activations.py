@@ -16,10 +16,11 @@ the arrays that its tape holds; the tests compare them with a tape.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 
 from .layouts import RunLayout
 from .model import ModelShape
+from .shape import Shape
 from .software import Software
 
 
@@ -51,7 +52,7 @@ class BlockBytes:
 
 @lru_cache(maxsize=8192)
 def block_bytes(
-    shape: ModelShape,
+    shape: Shape,
     software: Software,
     block: str,
     micro_batch: int,
@@ -70,18 +71,18 @@ def block_bytes(
             _row_bytes(row, software, tensor, recomputation, is_sequence_parallel) for row in rows
         )
 
-    kept, deferred, working = _tables(shape, software)[block]
+    kept, deferred, working = tables(shape, software)[block]
     sizes = BlockBytes(total(kept), total(deferred), total(working))
-    is_recomputed = block == "layer" or software.splits_backward and block == "head"
-    if recomputation == "full" and is_recomputed:
-        only_input = total([Row(shape.width, "outside")])
+    if recomputation == "full" and shape.is_recomputed(block, software.splits_backward):
+        only_input = total([Row(shape.input_elements(block), "outside")])
         return BlockBytes(only_input, sizes.deferred, sizes.working + sizes.kept - only_input)
     return sizes
 
 
-def boundary_bytes(shape: ModelShape, software: Software, layout: RunLayout) -> float:
+def boundary_bytes(shape: Shape, software: Software, layout: RunLayout) -> float:
     """Return the bytes of an activation that one rank sends to the next stage."""
-    whole = layout.micro_batch * shape.sequence_length * shape.width * software.activation_bytes
+    whole = layout.micro_batch * shape.sequence_length * shape.message_elements
+    whole *= software.activation_bytes
     is_part = layout.is_sequence_parallel or software.scatters_transfers
     return whole / layout.tensor if is_part else whole
 
@@ -98,10 +99,16 @@ def _row_bytes(
     return row.elements * (row.item_bytes or software.activation_bytes) / (tensor if is_cut else 1)
 
 
-def _tables(
-    shape: ModelShape, software: Software
-) -> dict[str, tuple[list[Row], list[Row], list[Row]]]:
-    """Return {block: rows that are kept, deferred, and worked with}."""
+@singledispatch
+def tables(shape: Shape, software: Software) -> dict[str, tuple[list[Row], list[Row], list[Row]]]:
+    """Return {block: rows that are kept, deferred, and worked with}; one function for each kind of
+    shape.
+    """
+    raise TypeError(f"no table of activations for a {type(shape).__name__}")
+
+
+@tables.register
+def _(shape: ModelShape, software: Software) -> dict:
     return _of_tape(shape) if software.splits_backward else _of_megatron(shape, software)
 
 

@@ -15,8 +15,8 @@ from .activations import boundary_bytes
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, RankGroup, collective_seconds
 from .hardware import Cluster
 from .layouts import RunLayout
-from .model import ModelShape
 from .operations import Setting, block_seconds
+from .shape import Shape
 from .software import Software
 from .stages import StageUnits, order_ranks, stage_units
 from .timeline import StageSeconds, estimated, replayed
@@ -66,7 +66,7 @@ class _Stage:
 
 def step_cost(
     layout: RunLayout,
-    shape: ModelShape,
+    shape: Shape,
     software: Software,
     cluster: Cluster,
     *,
@@ -145,7 +145,7 @@ def _in_messages(
 
 
 def _transfer(
-    layout: RunLayout, shape: ModelShape, software: Software, cluster: Cluster
+    layout: RunLayout, shape: Shape, software: Software, cluster: Cluster
 ) -> tuple[float, float]:
     """Return the seconds of a message while ranks compute, and those that it keeps a rank busy."""
     if layout.pipeline == 1:
@@ -222,7 +222,7 @@ def _shared_cores(
 
 
 def _end_of_step(
-    layout: RunLayout, stages: list[_Stage], shape: ModelShape, software: Software, cluster: Cluster
+    layout: RunLayout, stages: list[_Stage], shape: Shape, software: Software, cluster: Cluster
 ) -> tuple[float, float]:
     """Return the seconds of reducing gradients and spreading parameters, and those of the
     optimizer, on the rank with the most parameters.
@@ -257,9 +257,9 @@ def _end_of_step(
         of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
         hidden = times * sum(stage.backward + stage.weight for stage in of_rank)
         reduction = max(0.0, reduction - hidden)
-    if shape.layers and layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
+    if layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
         # the gradients of the embedding and the tied head are added
-        table = shape.vocabulary * shape.width / layout.tensor * software.wire_bytes
+        table = shape.shared_elements / layout.tensor * software.wire_bytes
         ends = RankGroup(2, (layout.pipeline - 1) * layout.data * layout.tensor)
         reduction += collective_seconds(cluster, ALL_REDUCE, table, ends)
     owned = count / (layout.data if policy.state is SHARD else 1)
@@ -304,7 +304,7 @@ def _parts(
     }
 
 
-def checkpoint_bytes(shape: ModelShape, software: Software) -> float:
+def checkpoint_bytes(shape: Shape, software: Software) -> float:
     """Return the bytes of parameters and optimizer state in a checkpoint.
 
     Where parameters are halves, the state has their master weights.
@@ -313,7 +313,7 @@ def checkpoint_bytes(shape: ModelShape, software: Software) -> float:
     return shape.parameter_count * kept
 
 
-def _checkpoint_seconds(shape: ModelShape, software: Software, cluster: Cluster) -> float:
+def _checkpoint_seconds(shape: Shape, software: Software, cluster: Cluster) -> float:
     if not cluster.storage_bytes_per_second:
         return 0.0
     return checkpoint_bytes(shape, software) / cluster.storage_bytes_per_second

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..layout.mesh_shape import MeshShape
 from ..schedule.catalog import ORDERS
-from .model import ModelShape
+from .shape import Shape, division
 from .software import Software
 from .stages import stage_units
 
@@ -73,35 +73,13 @@ class RunLayout:
         return ", ".join(parts)
 
 
-def why_not(layout: RunLayout, shape: ModelShape, software: Software) -> str | None:
+def why_not(layout: RunLayout, shape: Shape, software: Software) -> str | None:
     """Return why the program would refuse this layout, with the arithmetic; None if it takes it."""
     return (
-        _tensor_problem(layout, shape)
+        shape.why_not_cut(layout.tensor, layout.is_sequence_parallel)
         or _software_problem(layout, software)
         or _stage_problem(layout, shape, software)
     )
-
-
-def _tensor_problem(layout, shape) -> str | None:
-    tensor = layout.tensor
-    for what, count in (
-        ("heads", shape.heads),
-        ("hidden units", shape.num_hidden),
-    ):
-        if count % tensor:
-            return _division(f"{count} {what}", f"{tensor} tensor ranks", count, tensor)
-    if shape.vocabulary < tensor:
-        return f"{shape.vocabulary} vocabulary rows are fewer than {tensor} tensor ranks"
-    if shape.num_kv_heads % tensor and tensor % shape.num_kv_heads:
-        return f"{shape.num_kv_heads} key heads and {tensor} tensor ranks do not divide each other"
-    if layout.is_sequence_parallel and shape.sequence_length % tensor:
-        length = shape.sequence_length
-        return _division(f"a sequence of {length}", f"{tensor} tensor ranks", length, tensor)
-    return None
-
-
-def _division(what: str, parts: str, count: int, by: int) -> str:
-    return f"{what} = {parts} x {count // by} + {count % by}"
 
 
 def _software_problem(layout, software) -> str | None:
@@ -123,7 +101,7 @@ def _software_problem(layout, software) -> str | None:
 def _stage_problem(layout, shape, software) -> str | None:
     if software.cuts_evenly and shape.layers % layout.num_stages:
         stages = layout.num_stages
-        return _division(f"{shape.layers} layers", f"{stages} stages", shape.layers, stages)
+        return division(f"{shape.layers} layers", f"{stages} stages", shape.layers, stages)
     if stage_units(shape, software, layout.num_stages, layout.tensor) is None:
-        return f"{shape.layers + 2} blocks, some merged, are fewer than {layout.num_stages} stages"
+        return f"{len(shape.blocks)} blocks, some merged, are fewer than {layout.num_stages} stages"
     return None

@@ -18,7 +18,7 @@ from ..schedule.actions import Kind
 from ..schedule.catalog import ORDERS, order_named
 from .activations import BlockBytes, block_bytes, boundary_bytes
 from .layouts import RunLayout
-from .model import ModelShape
+from .shape import Shape
 from .software import Software
 from .stages import StageUnits, order_ranks, stage_units, stages_of_rank
 
@@ -56,7 +56,7 @@ class MemoryEstimate:
 
 @lru_cache(maxsize=200_000)
 def memory_of(
-    layout: RunLayout, shape: ModelShape, software: Software, sharing: int = 1
+    layout: RunLayout, shape: Shape, software: Software, sharing: int = 1
 ) -> MemoryEstimate:
     """Return the memory of the pipeline rank that needs the most.
 
@@ -64,7 +64,7 @@ def memory_of(
     sharing   ranks of a node that see each other's memory: Cluster.sharing
     """
     ranks = range(layout.pipeline)
-    if layout.pipeline > 4:  # the ranks between keep less than the second
+    if layout.pipeline > 4 and shape.is_uniform:  # the ranks between keep less than the second
         ranks = (0, 1, layout.pipeline - 1)
     return max(
         (rank_memory(layout, shape, software, rank, sharing) for rank in ranks),
@@ -73,7 +73,7 @@ def memory_of(
 
 
 def rank_memory(
-    layout: RunLayout, shape: ModelShape, software: Software, rank: int, sharing: int = 1
+    layout: RunLayout, shape: Shape, software: Software, rank: int, sharing: int = 1
 ) -> MemoryEstimate:
     """Return the memory of this pipeline rank."""
     all_stages = stage_units(shape, software, layout.num_stages, layout.tensor)
@@ -95,11 +95,11 @@ def rank_memory(
 
 
 @lru_cache(maxsize=65536)
-def _elements(units: StageUnits, shape: ModelShape, tensor: int) -> tuple[int, ...]:
+def _elements(units: StageUnits, shape: Shape, tensor: int) -> tuple[int, ...]:
     return tuple(sum(shape.block_elements(block, tensor) for block in unit) for unit in units)
 
 
-def _unit_elements(all_stages, stage: int, layout: RunLayout, shape: ModelShape) -> tuple[int, ...]:
+def _unit_elements(all_stages, stage: int, layout: RunLayout, shape: Shape) -> tuple[int, ...]:
     """Return the parameters of the units of a stage.
 
     A tied head on another rank than the embedding has a replica of that before it.
@@ -112,7 +112,7 @@ def _unit_elements(all_stages, stage: int, layout: RunLayout, shape: ModelShape)
     return own
 
 
-def _borrows(shape: ModelShape, stages: list[StageUnits]) -> bool:
+def _borrows(shape: Shape, stages: list[StageUnits]) -> bool:
     """Return whether a tied head uses the parameters of another unit of this rank."""
     units = [unit for stage in stages for unit in stage]
     return shape.tied and any("head" in unit and "embedding" not in unit for unit in units)
@@ -241,7 +241,7 @@ def _weight_turns(
 
 
 def _activations(
-    layout: RunLayout, shape: ModelShape, software: Software, rank: int, stages: list[StageUnits]
+    layout: RunLayout, shape: Shape, software: Software, rank: int, stages: list[StageUnits]
 ) -> float:
     """Return what all live micro-batches keep, and the most working memory of a backward."""
     sizes = [
@@ -273,7 +273,7 @@ def _stage_bytes(
     tensor: int,
     recomputation: str,
     is_sequence_parallel: bool,
-    shape: ModelShape,
+    shape: Shape,
     software: Software,
 ) -> BlockBytes:
     """Return the bytes of a stage; the blocks of a unit run their backward together, the units one
@@ -295,6 +295,6 @@ def _stage_bytes(
     )
 
 
-def _buffers(layout: RunLayout, shape: ModelShape, software: Software) -> float:
+def _buffers(layout: RunLayout, shape: Shape, software: Software) -> float:
     """Return the bytes of one message each way."""
     return 2 * boundary_bytes(shape, software, layout) if layout.pipeline > 1 else 0.0

@@ -15,6 +15,7 @@ from math import ceil, prod
 
 from ..nn.models.gpt import GPTSettings
 from ..nn.transformer import STYLES, hidden_width
+from .shape import Shape, division
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class ModelShape:
+class ModelShape(Shape):
     """A GPT by its sizes; the names are those of nn.GPT.
 
     hidden       units of a feed-forward; None: the default of nn.GPT
@@ -62,6 +63,8 @@ class ModelShape:
     style: str = "gpt2"
     tied: bool = False
     dropout: float = 0.0
+
+    words = "sequences", "tokens"
 
     def __post_init__(self):
         GPTSettings(
@@ -95,6 +98,21 @@ class ModelShape:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def message_elements(self) -> int:
+        return self.width
+
+    @property
+    def shared_elements(self) -> int:
+        """Elements of the table, which a tied head uses too."""
+        return self.vocabulary * self.width
+
+    def input_elements(self, block):
+        return self.width
+
+    def is_recomputed(self, block, splits_backward):
+        return block == "layer" or splits_backward and block == "head"
 
     @property
     def kv_width(self) -> int:
@@ -137,10 +155,6 @@ class ModelShape:
         matrices = (weight for weight in self.weights(block) if len(weight.shape) == 2)
         return sum(weight.local_size(tensor) for weight in matrices)
 
-    @property
-    def parameter_count(self) -> int:
-        return sum(self.block_elements(block) for block in self.blocks)
-
     def _embedding(self) -> list[Weight]:
         table = Weight((self.vocabulary, self.width), 0)
         if STYLES[self.style].is_rotary:
@@ -179,9 +193,24 @@ class ModelShape:
         return [Weight((self.width,))] * (1 if self.is_gated else 2)  # RMSNorm has no bias
 
     @property
-    def num_flops_per_token(self) -> int:
+    def num_flops_per_item(self) -> int:
         """Operations of forward and backward, as nn.GPT counts them (arXiv 2204.02311, app. B)."""
         positions = sum(weight.size for weight in self._embedding()[1:])
         tables = positions + (0 if self.tied else self.vocabulary * self.width)
         attention = 12 * self.layers * self.width * self.sequence_length
         return 6 * (self.parameter_count - tables) + attention
+
+    def why_not_cut(self, tensor, is_sequence_parallel):
+        for what, count in (("heads", self.heads), ("hidden units", self.num_hidden)):
+            if count % tensor:
+                return division(f"{count} {what}", f"{tensor} tensor ranks", count, tensor)
+        if self.vocabulary < tensor:
+            return f"{self.vocabulary} vocabulary rows are fewer than {tensor} tensor ranks"
+        if self.num_kv_heads % tensor and tensor % self.num_kv_heads:
+            return (
+                f"{self.num_kv_heads} key heads and {tensor} tensor ranks do not divide each other"
+            )
+        if is_sequence_parallel and self.sequence_length % tensor:
+            length = self.sequence_length
+            return division(f"a sequence of {length}", f"{tensor} tensor ranks", length, tensor)
+        return None

@@ -11,11 +11,12 @@ the weights. Inside and outside of a region count as in arXiv 2205.05198, sectio
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, singledispatch
 
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
+from .shape import Shape
 from .software import Software
 
 
@@ -37,7 +38,7 @@ class BlockSeconds:
 class Setting:
     """What the seconds of a block depend on besides the block."""
 
-    shape: ModelShape
+    shape: Shape
     software: Software
     cluster: Cluster
     micro_batch: int
@@ -74,6 +75,17 @@ class Setting:
 @lru_cache(maxsize=16384)
 def block_seconds(block: str, at: Setting) -> BlockSeconds:
     """Return the seconds of a block of this kind."""
+    return seconds(at.shape, block, at)
+
+
+@singledispatch
+def seconds(shape: Shape, block: str, at: Setting) -> BlockSeconds:
+    """Return the seconds of a block; one function for each kind of shape."""
+    raise TypeError(f"no seconds of a {type(shape).__name__}")
+
+
+@seconds.register
+def _(shape: ModelShape, block: str, at: Setting) -> BlockSeconds:
     return {"embedding": _embedding, "layer": _layer, "head": _head}[block](at)
 
 
@@ -112,7 +124,9 @@ def _layer(at: Setting) -> BlockSeconds:
         + _gathered_again(at, 2)
         + again
     )
-    weight = products[2] + _accumulation(at, "layer") + at.calls(software.calls_per_layer / 2)
+    weight = (
+        products[2] + accumulation_seconds(at, "layer") + at.calls(software.calls_per_layer / 2)
+    )
     passes = 6 if at.recomputation == "full" else 4
     communication = _regions(at, passes) + _gathered_again(at, 2)
     return BlockSeconds(forward, backward, weight, communication)
@@ -164,7 +178,7 @@ def _attention(at: Setting) -> tuple[float, float]:
     return forward, backward
 
 
-def _accumulation(at: Setting, block: str) -> float:
+def accumulation_seconds(at: Setting, block: str) -> float:
     """Return the seconds to add a micro-batch's gradient of the block to the sum."""
     return at.num_bytes(at.shape.block_elements(block, at.tensor) * at.software.accumulation_bytes)
 
@@ -209,7 +223,7 @@ def _embedding(at: Setting) -> BlockSeconds:
     return BlockSeconds(
         at.elements(moved) + at.calls(4) + _regions(at, 1),
         0.0,
-        at.elements(moved + table) + _accumulation(at, "embedding") + at.calls(4),
+        at.elements(moved + table) + accumulation_seconds(at, "embedding") + at.calls(4),
         _regions(at, 1),
     )
 
@@ -236,5 +250,5 @@ def _head(at: Setting) -> BlockSeconds:
         + at.num_bytes(4 * passes_back * rows * columns)
         + at.calls(8)
     )
-    weight = at.product(columns, width, rows) + _accumulation(at, "head") + at.calls(4)
+    weight = at.product(columns, width, rows) + accumulation_seconds(at, "head") + at.calls(4)
     return BlockSeconds(forward, backward + _regions(at, 1), weight, _regions(at, 1))

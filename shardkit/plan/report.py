@@ -17,7 +17,6 @@ from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
 
-TOKENS_PER_PARAMETER = 20  # of a compute-optimal model (arXiv 2203.15556)
 _MOST_BOXES = 4000  # of a drawing
 _GB = 1e9
 _WIDE = 200
@@ -25,7 +24,7 @@ _WIDE = 200
 
 @dataclass(frozen=True)
 class PlannedTraining:
-    """A whole run of this many tokens, in steps of the batch of the search.
+    """A whole run of this many tokens or rows, in steps of the batch of the search.
 
     left_out   a line for each setting of the run that the best layout's figures do not follow
     """
@@ -47,13 +46,8 @@ class PlannedTraining:
     def flops(self, candidate: Candidate) -> float:
         """Return the operations of the model per second and device, without recomputation."""
         tokens = self.found.batch * self.found.shape.sequence_length
-        flops = self.found.shape.num_flops_per_token * tokens
+        flops = self.found.shape.num_flops_per_item * tokens
         return flops / candidate.cost.seconds / candidate.layout.devices
-
-
-def default_tokens(found: Search) -> float:
-    """Return the tokens of a run where no number is given."""
-    return TOKENS_PER_PARAMETER * found.shape.parameter_count
 
 
 def print_search(training: PlannedTraining, count: int) -> None:
@@ -62,8 +56,7 @@ def print_search(training: PlannedTraining, count: int) -> None:
     console = _console()
     console.print(
         f"{found.shape.parameter_count:,} parameters on {found.devices} devices of "
-        f"{found.cluster.name}, {found.batch} sequences of {found.shape.sequence_length} tokens in "
-        f"a step, as {found.software.name}\n"
+        f"{found.cluster.name}, {_batch(found)} in a step, as {found.software.name}\n"
         f"{found.considered:,} layouts: {len(found.fitting):,} fit, "
         f"{sum(found.refused.values()):,} are refused",
         markup=False,
@@ -77,6 +70,12 @@ def print_search(training: PlannedTraining, count: int) -> None:
     console.print(_totals(training), markup=False)
     for line in (*_quicker(found), *training.left_out):
         console.print(f"- {line}", markup=False)
+
+
+def _batch(found: Search) -> str:
+    samples, items = found.shape.words
+    length = found.shape.sequence_length
+    return f"{found.batch} {samples}" + (f" of {length} {items}" if items != samples else "")
 
 
 def _console() -> Console:
@@ -128,7 +127,7 @@ def _totals(training: PlannedTraining) -> str:
     if best.cost.checkpoint_seconds:
         saved += f" and takes {_short(best.cost.checkpoint_seconds)} s"
     return (
-        f"{training.tokens:.3g} tokens are {training.steps:,.0f} steps: "
+        f"{training.tokens:.3g} {found.shape.words[1]} are {training.steps:,.0f} steps: "
         f"{_short(training.days(best))} days, {training.device_hours(best):,.0f} device-hours; "
         f"{saved}"
     )

@@ -1,37 +1,77 @@
-"""The model and the settings of a run that is planned, from a settings file of `shardkit train`."""
+"""The model and the settings of a run that is planned, from a settings file of `shardkit train`.
+
+language   model.width, model.layers, ...        -> ModelShape
+table      the columns of the file, model.hidden -> MLPShape
+"""
+
+from dataclasses import dataclass
 
 from ..errors import ConfigurationError
 from ..settings import read_toml
-from ..task.language import Language
-from ..task.load import DEFAULT_TASK
+from ..task.load import DEFAULT_TASK, load_task
 from ..train.settings import RunConfiguration, configuration_of
+from .mlp import MLPShape
 from .model import ModelShape
+from .shape import Shape
 
+TOKENS_PER_PARAMETER = 20  # of a compute-optimal model (arXiv 2203.15556)
 NOT_COUNTED = ("head_dim", "attention_bias", "qk_norm")
 BYTES_VOCABULARY = 256  # where nothing else is said, tokens are bytes
 
 
-def has_data(shape: ModelShape, settings: RunConfiguration) -> bool:
-    """Return True if the settings name data of the model's vocabulary, or it is that of bytes."""
-    return shape.vocabulary == BYTES_VOCABULARY or bool(settings.data.path)
+@dataclass(frozen=True)
+class PlannedRun:
+    """What is planned.
+
+    lacks   what the data of the run must still be, for its command line; "" if it has all it needs
+    rows    of a table that the run trains on; None for text
+    """
+
+    shape: Shape
+    settings: RunConfiguration
+    lacks: str = ""
+    rows: int | None = None
+
+    def items(self, batch: int) -> float:
+        """Return the tokens or rows of the whole run, in steps of this many samples.
+
+        Text: 20 tokens for each parameter. Rows: what run.epochs or run.steps say.
+        """
+        if self.rows is None:
+            return TOKENS_PER_PARAMETER * self.shape.parameter_count
+        run = self.settings.run
+        return run.steps * batch if run.epochs is None else run.epochs * self.rows
 
 
-def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConfiguration]:
-    """Return the model of a settings file of `shardkit train`, and its other settings.
+def configuration_of_plan(task: str | None) -> type[RunConfiguration]:
+    """Return the settings of the task of this name; None: the default task.
+
+    Errors: ConfigurationError on a task whose layers have no known sizes.
+    """
+    name = task or DEFAULT_TASK
+    if name not in _PLANNED:
+        raise ConfigurationError(
+            f"run.task = {name!r}: layouts are planned for {' and '.join(_PLANNED)} alone, whose "
+            "layers have known sizes; `shardkit bench` measures a step of any task on the ranks "
+            "that there are"
+        )
+    return configuration_of(load_task(name))
+
+
+def read_run(path, overrides: dict | None = None) -> PlannedRun:
+    """Return the run of a settings file of `shardkit train`.
 
     overrides   {"section.key": value} on top of the file
-    Without model.vocabulary_size the tokens are bytes, 256 of them.
+    Without model.vocabulary_size the tokens are bytes, 256 of them. The file of a table is opened.
     Errors: ConfigurationError, with the nearest name for an unknown key; also on model.start,
-    which is not opened here, and on another task than language.
+    which is not opened here, and on a task of one's own. OSError on a table that is not there.
     """
     given = {**read_toml(path), **(overrides or {})}
-    task = given.get("run.task", DEFAULT_TASK)
-    if task != DEFAULT_TASK:
-        raise ConfigurationError(
-            f"run.task = {task!r}: layouts are planned for {DEFAULT_TASK} alone, whose layers have "
-            "known sizes; `shardkit bench` measures a step of any task on the ranks that there are"
-        )
-    settings = configuration_of(Language)().replace(given)
+    settings = configuration_of_plan(given.get("run.task"))().replace(given)
+    return _PLANNED[settings.run.task](settings)
+
+
+def _text(settings: RunConfiguration) -> PlannedRun:
     model = settings.model
     if model.start:
         raise ConfigurationError(
@@ -44,7 +84,7 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
                 f"model.{name} = {getattr(model, name)!r} is not counted in predictions; leave it "
                 "out to plan for a model without it"
             )
-    return ModelShape(
+    shape = ModelShape(
         model.layers,
         model.width,
         model.heads,
@@ -55,4 +95,17 @@ def read_model(path, overrides: dict | None = None) -> tuple[ModelShape, RunConf
         model.style,
         model.tied,
         model.dropout,
-    ), settings
+    )
+    has_data = shape.vocabulary == BYTES_VOCABULARY or settings.data.path
+    return PlannedRun(shape, settings, "" if has_data else "files of its tokens")
+
+
+def _rows(settings: RunConfiguration) -> PlannedRun:
+    found = settings.task_class(settings).look()
+    sizes = (found.num_features, *settings.model.hidden, found.num_outputs)
+    is_of_classes = settings.data.kind == "multiclass"
+    shape = MLPShape(sizes, settings.model.activation, is_of_classes)
+    return PlannedRun(shape, settings, rows=found.training_rows)
+
+
+_PLANNED = {"language": _text, "table": _rows}

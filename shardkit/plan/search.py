@@ -26,7 +26,7 @@ from .cost import PARTS, StepCost, step_cost
 from .hardware import Cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not
 from .memory import MemoryEstimate, memory_of
-from .model import ModelShape
+from .shape import Shape
 from .software import Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
@@ -68,7 +68,7 @@ class Search:
     considered  how many layouts there were
     """
 
-    shape: ModelShape
+    shape: Shape
     software: Software
     cluster: Cluster
     devices: int
@@ -130,7 +130,7 @@ class Search:
 
 
 def search(
-    shape: ModelShape,
+    shape: Shape,
     software: Software,
     cluster: Cluster,
     devices: int,
@@ -246,7 +246,7 @@ def _layouts(shape, software, cluster, devices, batch, micro_batch) -> Iterator[
             break  # a region that leaves the node waits for the network in every layer
         for pipeline in divisors(devices // tensor):
             data = devices // tensor // pipeline
-            if batch % data or pipeline > shape.layers + 2:
+            if batch % data or pipeline > len(shape.blocks):
                 continue
             own = batch // data
             for size in divisors(own) if micro_batch is None else (micro_batch,):
@@ -295,7 +295,7 @@ def _schedules(software, shape, pipeline, micro_batches) -> list[tuple[str, int]
         if order.forwards_first:
             continue
         if order.is_flexible:
-            most = min(_MOST_VIRTUAL, (shape.layers + 2) // pipeline)
+            most = min(_MOST_VIRTUAL, (len(shape.blocks)) // pipeline)
             pairs += [
                 (name, virtual) for virtual in range(2, most + 1) if micro_batches % pipeline == 0
             ]

@@ -14,7 +14,7 @@ from ..optim.rules import RULES
 from ..train.settings import RunConfiguration
 from .cost import checkpoint_bytes
 from .layouts import RunLayout
-from .model import ModelShape
+from .shape import Shape
 from .software import OWN, Software
 
 _GB = 1e9
@@ -55,14 +55,15 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
 
     Errors: ConfigurationError on a dtype that the runtime refuses to compute such a model in.
     """
+    dtype = getattr(settings.model, "dtype", "float32")  # an MLP of a table has no other
     computed = own.dtype if own.rounds_when_gathered else settings.parallel.compute_dtype
     require(
-        settings.model.dtype == "float32" or computed in (None, settings.model.dtype),
+        dtype == "float32" or computed in (None, dtype),
         "parallel.compute_dtype",
         computed,
-        f'"model" for a model of {settings.model.dtype}: master weights are float32',
+        f'"model" for a model of {dtype}: master weights are float32',
     )
-    item = ITEM_BYTES[settings.model.dtype]
+    item = ITEM_BYTES[dtype]
     averages = settings.optimizer.ema_decay is not None
     arrays = len(RULES[settings.optimizer.name].state_names) + averages
     is_mixed = own.rounds_when_gathered
@@ -79,16 +80,14 @@ def software_of(own: Software, settings: RunConfiguration) -> Software:
         accumulation_bytes=3 * item,
         merges_below=settings.parallel.minimum_parameter_group_size,
     )
-    if is_mixed or settings.model.dtype == own.dtype:
+    if is_mixed or dtype == own.dtype:
         return software
-    return replace(
-        software, dtype=settings.model.dtype, parameter_bytes=item, activation_bytes=item
-    )
+    return replace(software, dtype=dtype, parameter_bytes=item, activation_bytes=item)
 
 
 def left_out(
     settings: RunConfiguration,
-    shape: ModelShape,
+    shape: Shape,
     software: Software,
     layout: RunLayout,
     chosen: dict,
@@ -108,7 +107,7 @@ def left_out(
         return lines + [
             f"{name} = {values[name]!r} is not counted: {software.name} has its own values"
             for name in _COUNTED
-            if values[name] != keys[name].default
+            if name in keys and values[name] != keys[name].default
         ]
     lines += [
         f"{name} = {values[name]!r} is not counted: {what}"

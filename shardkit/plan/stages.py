@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from ..layout.cuts import balanced_stages, merged_blocks
 from ..schedule.catalog import ORDERS
-from .model import ModelShape
+from .shape import Shape
 from .software import Software
 
 UnitBlocks = tuple[str, ...]  # the kinds of the blocks of a unit
@@ -18,7 +18,7 @@ StageUnits = tuple[UnitBlocks, ...]
 
 @lru_cache(maxsize=4096)
 def stage_units(
-    shape: ModelShape, software: Software, num_stages: int, tensor: int
+    shape: Shape, software: Software, num_stages: int, tensor: int
 ) -> tuple[StageUnits, ...] | None:
     """Return the units of each stage; None if there are fewer units than stages."""
     if software.cuts_evenly:
@@ -36,7 +36,7 @@ def stage_units(
     )
 
 
-def _evenly(shape: ModelShape, num_stages: int) -> tuple[StageUnits, ...] | None:
+def _evenly(shape: Shape, num_stages: int) -> tuple[StageUnits, ...] | None:
     """Return stages of equally many layers, with the embedding in the first and the head in the
     last.
     """

@@ -79,6 +79,15 @@ class TableModel:
     )
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """What a file says of a run: columns of x, columns of the prediction, rows to train on."""
+
+    num_features: int
+    num_outputs: int
+    training_rows: int
+
+
 class TableTask(Task):
     """Rows of numbers or classes, and a model of one's own.
 
@@ -101,6 +110,24 @@ class TableTask(Task):
         super().__init__(settings)
         self._samples: dict[str, Samples] = {}
         self._new: tuple[Samples, Samples] | None = None  # the parts of a run that starts
+
+    # ---- before a run ----------------------------------------------------------------------------
+
+    def look(self) -> "Sizes":
+        """Return what the file says of the model, without a run; nothing is written.
+
+        Opens the file, and reads all its rows where they have several classes, to count these.
+        Errors: ConfigurationError, OSError.
+        """
+        self._check()
+        self._new = self._parts(None)
+        rows = _rows_of(self._new[0])
+        outputs = len(rows.target_names)
+        if self.settings.data.kind == "multiclass":
+            survey = self._survey()
+            found = survey.merged([survey.look(number) for number in range(len(survey))])
+            outputs = self._describe(*found).classes
+        return Sizes(len(rows.feature_names), outputs, len(self._new[0]))
 
     # ---- before the model ------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ import json
 import shlex
 import subprocess
 
+import h5py
+import numpy
 import pytest
 
 from shardkit.cli import main
@@ -50,6 +52,21 @@ def test_the_table_has_a_row_per_mesh_a_reason_for_each_loser_and_the_totals(cap
     assert len(rows) == 3 and all("+" in row for row in rows[1:]) and "+" not in rows[0]
     assert "2e+09 tokens are 3,906,250 steps" in said and "device-hours" in said
     assert "run it: mpiexec -n 4 shardkit train model.toml --mesh.pipeline=" in said
+
+
+def test_a_table_is_planned_in_rows_and_by_shardkit_alone(capsys, folder):
+    with h5py.File(folder / "rows.h5", "w") as file:
+        file["x"], file["y"] = numpy.ones((80, 6), "f4"), numpy.ones(80, "f4")
+    (folder / "table.toml").write_text(
+        '[run]\ntask = "table"\n[data]\npath = "rows.h5"\ntarget = ["y"]\n'
+        "[model]\nhidden = [64, 64]\n[batch]\nsequences = 16\n"
+    )
+    code, said, _ = plan(capsys, "--devices", 2, "--script", "job.sh", model="table.toml")
+    assert code == 0 and "16 rows in a step" in said and "4.8e+03 rows are 300 steps" in said
+    assert "run it: mpiexec -n 2 shardkit train table.toml --mesh" in said
+    assert "table.toml" in (folder / "job.sh").read_text()
+    code, _, error = plan(capsys, "--devices", 2, "--software", "mixed", model="table.toml")
+    assert code == 2 and "cuts layers that are alike" in error
 
 
 def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(capsys):
@@ -158,7 +175,7 @@ def test_a_model_of_other_tokens_runs_as_printed_where_its_data_is_named(capsys,
     code, said, _ = plan(capsys, "--devices", 4, model="own.toml")
     assert code == 0 and "run it, with files of its tokens in data.path: mpiexec -n 4 " in said
     code, _, said = plan(capsys, "--devices", 4, "--script", "job.sh", model="own.toml")
-    assert code == 2 and "a model of 51200 tokens learns from files of its tokens" in said
+    assert code == 2 and "the model learns from files of its tokens" in said
     (folder / "own.toml").write_text(own + '[data]\npath = ["tokens.h5"]\n')
     code, said, _ = plan(capsys, "--devices", 4, "--script", "job.sh", model="own.toml")
     assert code == 0 and "run it: mpiexec -n 4 shardkit train own.toml" in said
@@ -166,9 +183,10 @@ def test_a_model_of_other_tokens_runs_as_printed_where_its_data_is_named(capsys,
 
 
 def test_a_task_whose_sizes_nobody_knows_is_not_planned(capsys, folder):
-    (folder / "own.toml").write_text('[run]\ntask = "table"\n')
+    (folder / "own.toml").write_text('[run]\ntask = "own.py:Net"\n')
     code, _, said = plan(capsys, "--devices", 4, model="own.toml")
-    assert code == 2 and "run.task = 'table': layouts are planned for language alone" in said
+    wanted = "run.task = 'own.py:Net': layouts are planned for language and table alone"
+    assert code == 2 and wanted in said
 
 
 def planned(capsys, *arguments, cluster="cpu-node"):

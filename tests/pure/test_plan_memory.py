@@ -4,14 +4,14 @@ import types
 
 import numpy
 import pytest
-from planned import gpt_of
+from planned import gpt_of, mlp_of
 from published_runs import MEGATRON_2022
 
 from shardkit.layout.policy import POLICIES
 from shardkit.nn.autograd import Tensor, backward_inputs
 from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.parallel.data.gradients import NORM_BLOCK
-from shardkit.plan import MIXED, SHARDKIT, ModelShape, RunLayout, memory_of
+from shardkit.plan import MIXED, SHARDKIT, MLPShape, ModelShape, RunLayout, memory_of
 from shardkit.plan.activations import block_bytes
 from shardkit.plan.memory import NORM_BLOCK as PLANNED_NORM_BLOCK
 from shardkit.schedule import ORDERS, order_named, peak_live
@@ -116,6 +116,27 @@ def test_a_head_keeps_what_its_tape_holds():
     assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.01)
     later = backward_inputs(total)
     assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.01)
+
+
+@pytest.mark.parametrize("is_of_classes", [False, True])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "tanh", "silu"])
+def test_a_dense_layer_keeps_what_its_tape_holds(activation, is_of_classes):
+    shape, batch = MLPShape((10, 32, 48, 5), activation, is_of_classes), 64
+    model = mlp_of(shape)
+    parameters = {id(owner(p.array)) for p in model.parameters()}
+    with forward_context(ForwardContext(training=True)):
+        x = Tensor(numpy.ones((batch, 32), "float32"), requires_grad=True)
+        y = model.layers[1](x)
+    sizes = block_bytes(shape, SHARDKIT, "dense 1", batch, 1, "none", False)
+    assert held_bytes(y, parameters | {id(owner(y.array))}) == sizes.kept
+    later = backward_inputs(y, numpy.ones_like(y.array))
+    assert held_bytes(later._deferred, parameters) == pytest.approx(sizes.deferred, rel=0.02)
+    target = numpy.ones(batch, int) if is_of_classes else numpy.ones((batch, 5), "float32")
+    with forward_context(ForwardContext(training=True)):
+        x = Tensor(numpy.ones((batch, 48), "float32"), requires_grad=True)
+        total = model.loss.total(model.layers[2](x), target)
+    sizes = block_bytes(shape, SHARDKIT, "dense 2", batch, 1, "none", False)
+    assert held_bytes(total, parameters) == pytest.approx(sizes.kept, rel=0.02)
 
 
 # ---- schedules -----------------------------------------------------------------------------------

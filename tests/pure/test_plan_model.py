@@ -1,13 +1,17 @@
 """The planner's sizes are those of the model, and its stages those of the runtime."""
 
+import json
+
+import h5py
+import numpy
 import pytest
-from planned import gpt_of
+from planned import gpt_of, mlp_of, model_of
 
 import shardkit as sk
 from shardkit.layout.cuts import balanced_stages, merged_blocks
 from shardkit.parallel.data.partition import plan_units
 from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
-from shardkit.plan import SHARDKIT, ModelShape, RunLayout, read_model, why_not
+from shardkit.plan import SHARDKIT, MLPShape, ModelShape, RunLayout, read_run, why_not
 from shardkit.plan.stages import stage_units
 
 SHAPES = [
@@ -16,15 +20,30 @@ SHAPES = [
     ModelShape(1, 24, 12, 36, 8, kv_heads=3, tied=True),
     ModelShape(2, 24, 6, 48, 8, hidden=36, style="llama", tied=True),
 ]
+DENSE = [
+    MLPShape((5, 3)),
+    MLPShape((20, 64, 100, 70, 3), "relu", is_of_classes=True),
+    MLPShape((7, 31, 200, 31, 200, 31, 1), "tanh"),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_counts_are_those_of_the_model(shape):
     model = gpt_of(shape)
     assert shape.parameter_count == model.parameter_count
-    assert shape.num_flops_per_token == model.num_flops_per_token
+    assert shape.num_flops_per_item == model.num_flops_per_token
     for block, (_, module) in zip(shape.blocks, model.blocks(), strict=True):
         assert shape.multiplied_elements(block) == multiplied_elements(module)
+
+
+@pytest.mark.parametrize("shape", DENSE, ids=str)
+def test_counts_of_rows_are_those_of_the_mlp(shape):
+    model = mlp_of(shape)
+    assert shape.parameter_count == model.parameter_count
+    assert shape.num_flops_per_item == 6 * sum(map(shape.multiplied_elements, shape.blocks))
+    for block, (_, module) in zip(shape.blocks, model.blocks(), strict=True):
+        assert shape.multiplied_elements(block) == multiplied_elements(module)
+        assert shape.block_elements(block) == module.parameter_count
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 3, 4, 6])
@@ -51,9 +70,9 @@ def test_a_tensor_rank_has_the_elements_that_the_default_plan_leaves_it(shape, t
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + DENSE, ids=str)
 def test_stages_are_those_of_the_runtime(shape, num_stages):
-    units = plan_units(gpt_of(shape), SHARDKIT.merges_below)
+    units = plan_units(model_of(shape), SHARDKIT.merges_below)
     planned = stage_units(shape, SHARDKIT, num_stages, 1)
     if len(units) < num_stages:
         assert planned is None
@@ -101,14 +120,37 @@ def test_a_settings_file_of_train_is_a_model(tmp_path):
         "hidden = 100\n"
         "sequence_length = 16\n[batch]\nsequences = 32\n"
     )
-    shape, settings = read_model(path)
+    run = read_run(path)
+    shape, settings = run.shape, run.settings
     assert shape == ModelShape(3, 64, 4, 300, 16, hidden=100, style="gpt2")
     assert settings.batch.sequences == 32
 
 
 @pytest.mark.parametrize(
+    "kind, target, outputs", [("regression", ["a", "b"], 2), ("multiclass", ["k"], 4)]
+)
+def test_a_table_gives_the_ends_of_its_mlp(tmp_path, kind, target, outputs):
+    columns = numpy.random.default_rng(0).standard_normal((60, 5)).astype("float32")
+    classes = numpy.arange(60) % 4
+    with h5py.File(tmp_path / "rows.h5", "w") as file:
+        file.update({"x": columns, "a": columns[:, 0], "b": columns[:, 1], "k": classes})
+    (tmp_path / "run.toml").write_text(
+        f'[run]\ntask = "table"\nsteps = 7\n[model]\nhidden = [9, 8]\n[batch]\nsequences = 10\n'
+        f'[data]\npath = "{tmp_path}/rows.h5"\nfeatures = ["x"]\ntarget = {json.dumps(target)}\n'
+        f'kind = "{kind}"\n'
+    )
+    run = read_run(tmp_path / "run.toml")
+    assert run.shape == MLPShape((5, 9, 8, outputs), is_of_classes=kind == "multiclass")
+    assert run.rows == 54 and run.items(10) == 70
+    epochs = read_run(tmp_path / "run.toml", {"run.epochs": 2.5})
+    assert epochs.items(10) == 2.5 * 54
+
+
+@pytest.mark.parametrize(
     "text, message",
     [
+        ('[run]\ntask = "own.py:Net"', "planned for language and table alone"),
+        ('[run]\ntask = "table"', "data.path is not given"),
         ("[model]\nwidht = 3", "did you mean model.width"),
         ("[model]\nhidden = -1", "at least 1"),
         ("[model]\nheads = 3", "heads"),
@@ -118,4 +160,4 @@ def test_a_model_that_is_none_is_refused(tmp_path, text, message):
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(sk.ConfigurationError, match=message):
-        read_model(path)
+        read_run(path)

@@ -10,6 +10,7 @@ from shardkit.optim import RULES
 from shardkit.plan import (
     SHARDKIT,
     SHARDKIT_BF16,
+    MLPShape,
     ModelShape,
     RunLayout,
     memory_of,
@@ -30,6 +31,7 @@ ACCOUNTS = {
     "in_flight": "gradients in flight",
 }
 SHAPE, TIED = ModelShape(6, 64, 4, 64, 32), ModelShape(6, 64, 4, 64, 32, tied=True, style="llama")
+DENSE = MLPShape((20, 64, 100, 64, 70, 64, 50, 3))
 LAYOUTS = [
     RunLayout(1, 1, 1, "ddp"),
     RunLayout(1, 2, 1, "ddp", micro_batches=4),
@@ -48,7 +50,9 @@ LAYOUTS = [
 
 @pytest.mark.parametrize(
     "layout, shape",
-    [(layout, SHAPE) for layout in LAYOUTS] + [(layout, TIED) for layout in LAYOUTS[::2]],
+    [(layout, SHAPE) for layout in LAYOUTS]
+    + [(layout, TIED) for layout in LAYOUTS[::2]]
+    + [(layout, DENSE) for layout in LAYOUTS if layout.tensor == 1],
     ids=str,
 )
 def test_bytes_between_steps_are_those_that_were_planned(layout, shape):

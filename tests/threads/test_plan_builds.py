@@ -8,7 +8,7 @@ import pytest
 from planned import sharded, train_steps
 
 import shardkit as sk
-from shardkit.plan import SHARDKIT, ModelShape, read_cluster, search
+from shardkit.plan import SHARDKIT, MLPShape, ModelShape, read_cluster, search
 
 SHAPES = [
     ModelShape(4, 24, 4, 24, 12),
@@ -16,6 +16,7 @@ SHAPES = [
     ModelShape(3, 48, 6, 40, 8, dropout=0.1, hidden=36),
     ModelShape(7, 32, 8, 64, 16, tied=True),
     ModelShape(2, 40, 5, 30, 10, style="llama"),
+    MLPShape((12, 40, 48, 40, 3), is_of_classes=True),
 ]
 
 

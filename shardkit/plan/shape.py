@@ -1,0 +1,72 @@
+"""What the planner asks of a model: its blocks, how large each is, and what of it can be cut.
+
+    Shape          the contract
+      ModelShape   a GPT (model.py)
+      MLPShape     an MLP on rows of a table (mlp.py)
+
+The arrays that a block keeps (activations.py) and the seconds that it takes (operations.py) go by
+the kind of shape too: `tables` and `seconds` there have one function for each kind.
+"""
+
+from abc import ABC, abstractmethod
+
+
+class Shape(ABC):
+    """A model by its sizes, without any array; hashable, since caches look it up all the time.
+
+    sequence_length   items of a sample: tokens of a sequence, 1 for a row of a table
+    message_elements  of an item, on its way from a stage to the next: the most between two blocks
+    tied              the last block uses a parameter of the first
+    shared_elements   of that parameter
+    is_uniform        all blocks but the first and the last are alike
+    words             what samples and items are called: ("sequences", "tokens")
+    """
+
+    sequence_length: int
+    message_elements: int
+    tied: bool = False
+    shared_elements: int = 0
+    is_uniform: bool = True
+    words: tuple[str, str]
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[str, ...]:
+        """The kinds of the blocks, in order; blocks of one kind are alike."""
+
+    @abstractmethod
+    def block_elements(self, block: str, tensor: int = 1) -> int:
+        """Return the number of parameters of a block on one tensor rank."""
+
+    @abstractmethod
+    def multiplied_elements(self, block: str, tensor: int = 1) -> int:
+        """Return the elements of the matrices that a block multiplies with on one tensor rank."""
+
+    @abstractmethod
+    def input_elements(self, block: str) -> int:
+        """Return the elements of an item that a block takes, where it is computed again."""
+
+    @abstractmethod
+    def is_recomputed(self, block: str, splits_backward: bool) -> bool:
+        """Return whether full recomputation runs this block again in the backward.
+
+        splits_backward   of the software: shardkit's own
+        """
+
+    @property
+    @abstractmethod
+    def num_flops_per_item(self) -> int:
+        """Operations of forward and backward for a token, or a row."""
+
+    @abstractmethod
+    def why_not_cut(self, tensor: int, is_sequence_parallel: bool) -> str | None:
+        """Return why the model is not cut over this many tensor ranks; None if it is."""
+
+    @property
+    def parameter_count(self) -> int:
+        return sum(self.block_elements(block) for block in self.blocks)
+
+
+def division(what: str, parts: str, count: int, by: int) -> str:
+    """Return the arithmetic of a division with a remainder."""
+    return f"{what} = {parts} x {count // by} + {count % by}"
