@@ -6,7 +6,7 @@ thread: ranks that are threads have their own.
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -27,6 +27,10 @@ class ForwardContext:
     first_sample: int = 0
     texts: Any = None
     observer: Any = None
+
+    def observed_by(self, observer) -> "ForwardContext":
+        """Return this context with another observer."""
+        return replace(self, observer=observer)
 
 
 _current = ContextVar("shardkit_forward_context", default=ForwardContext())

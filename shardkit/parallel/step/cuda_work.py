@@ -163,6 +163,10 @@ class _ContextOfGraphs:
             "in it"
         )
 
+    def observed_by(self, observer):
+        """Return this context: no model with buffers is captured."""
+        return self
+
 
 class ReplayingWork:
     """Launches the graphs of a recording. Has the members of Work."""

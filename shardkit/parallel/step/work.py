@@ -9,7 +9,7 @@ A second forward has the same dropout masks, for they depend on seed, step and s
 what its buffers observe does not count.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...array.arena import Arena
 from ...array.backend import xp_of
@@ -90,7 +90,7 @@ class Work:
         """
         graph = self._graphs[place, m]
         if graph.output is None:
-            again = replace(inputs.micro_batches[m].context, observer=unobserved)
+            again = inputs.micro_batches[m].context.observed_by(unobserved)
             graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
