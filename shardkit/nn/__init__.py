@@ -32,6 +32,11 @@ from .layers.activation import (
     Softplus,
     Tanh,
 )
+from .layers.attention import (
+    MultiheadAttention,
+    RelativePositionBias,
+    TransformerEncoderLayer,
+)
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
 from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
@@ -102,10 +107,12 @@ __all__ = [
     "Mish",
     "Module",
     "ModuleList",
+    "MultiheadAttention",
     "NLLLoss",
     "Parameter",
     "RMSNorm",
     "RelativeL2Loss",
+    "RelativePositionBias",
     "ReLU",
     "SelfAttention",
     "Sequential",
@@ -118,6 +125,7 @@ __all__ = [
     "SpectralConv",
     "Tensor",
     "TransformerBlock",
+    "TransformerEncoderLayer",
     "Weighted",
     "as_loss",
     "backward_inputs",

@@ -59,14 +59,14 @@ def rows_of_tiles(num_samples, num_key_heads, group, num_queries, num_keys, firs
     height = min(FEW_QUERIES if num_queries < LONG else MANY_QUERIES, num_queries)
     together = max(1, TILE_ELEMENTS // (group * height * min(KEYS, num_keys)))
     return [
-        _row(samples, key_heads, queries, group, first_query)
+        _row(samples, key_heads, queries, group, num_keys, first_query)
         for samples in _cut(num_samples, max(1, together // num_key_heads))
         for key_heads in _cut(num_key_heads, together)
         for queries in reversed(_cut(num_queries, height))
     ]
 
 
-def _row(samples, key_heads, queries, group, first_query):
+def _row(samples, key_heads, queries, group, num_keys, first_query):
     shape = (
         samples.stop - samples.start,
         key_heads.stop - key_heads.start,
@@ -82,7 +82,7 @@ def _row(samples, key_heads, queries, group, first_query):
             first_query + queries.start - keys.start + 1,
             (*shape, keys.stop - keys.start),
         )
-        for keys in _cut(first_query + queries.stop, KEYS)
+        for keys in _cut(min(first_query + queries.stop, num_keys), KEYS)
     ]
 
 
@@ -224,7 +224,7 @@ def causal_attention_backward(
     for_q, for_k, for_v = [
         _empty_by_position(x) if buffer is None else buffer for x, buffer in zip((q, k, v), out)
     ]
-    num_seen = first_query + q.shape[2] if q.size else 0
+    num_seen = first_query + q.shape[2] if q.size else 0  # the keys from there on, if any
     for_k[:, :, num_seen:], for_v[:, :, num_seen:] = 0, 0
     if q.size:
         gradient, q, k, v = [_for_products(x) for x in (gradient, q, k, v)]

@@ -8,8 +8,8 @@
 //     +-------- keys ---+
 //
 // q, y [B, H, S, D], k, v [B, KV, T, D] with rows [D] in one piece and any strides else; D <= DIM, a multiple of 16. Query i
-// sees keys 0 .. first + i. Nothing is added by atomics: the gradients of k and v are made by a kernel of their own, which goes
-// through the queries of each tile of keys in order.
+// sees keys 0 .. first + i, as far as there are such. Nothing is added by atomics: the gradients of k and v are made by a kernel
+// of their own, which goes through the queries of each tile of keys in order.
 
 #define ARRAY(type, name) type* name, long long name##_sample, long long name##_head, long long name##_row
 #define AT(name, b, h) (name + (b) * name##_sample + (h) * name##_head)
@@ -105,6 +105,11 @@ __device__ __forceinline__ Place place(long long num_heads, long long num_rows, 
     return {head / num_heads, head % num_heads, (last_first ? tiles - 1 - tile : tile) * TILE};
 }
 
+// The last key that a query sees.
+__device__ __forceinline__ long long last_key(long long query, long long num_keys, long long first) {
+    return first + query < num_keys ? first + query : num_keys - 1;
+}
+
 extern "C" __global__ void __launch_bounds__(256)
 attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v), ARRAY(STORED, y), real* log_sums,
           long long num_heads, long long num_key_heads, long long num_queries, long long num_keys, long long dim, double scale,
@@ -116,7 +121,7 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
     real sums[R][C] = {}, top[R], total[R] = {};
     for (int i = 0; i < R; i++) top[i] = -infinity();
     load_tile(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
-    long long stop = first + (here.first + TILE < num_queries ? here.first + TILE : num_queries);
+    long long stop = last_key(here.first + TILE < num_queries ? here.first + TILE - 1 : num_queries - 1, num_keys, first) + 1;
     for (long long start = 0; start < stop; start += TILE) {
         __syncthreads();                                             // until the tiles before have been read
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
@@ -125,7 +130,7 @@ attention(ARRAY(const STORED, q), ARRAY(const STORED, k), ARRAY(const STORED, v)
         real scores[R][R] = {};
         multiply(scores, queries, keys);
         for (int i = 0; i < R; i++) {
-            long long last = first + here.first + threadIdx.y + 16 * i;
+            long long last = last_key(here.first + threadIdx.y + 16 * i, num_keys, first);
             real highest = top[i], added = 0;
             for (int j = 0; j < R; j++) {
                 bool is_seen = start + threadIdx.x + 16 * j <= last;
@@ -171,15 +176,16 @@ attention_along(ARRAY(const STORED, gradient), ARRAY(const STORED, y), real* alo
 __device__ __forceinline__ void
 gradients_of_tile(real (&p)[R][R], real (&for_scores)[R][R], const real* queries, const real* keys, const real* gradients,
                   const real* values, const real* log_sums, const real* along, long long first_query, long long num_queries,
-                  long long first_key, double scale, long long first) {
+                  long long first_key, long long num_keys, double scale, long long first) {
     multiply(p, queries, keys);
     multiply(for_scores, gradients, values);
     for (int i = 0; i < R; i++) {
         long long query = first_query + threadIdx.y + 16 * i;
         bool is_there = query < num_queries;
+        long long last = last_key(query, num_keys, first);
         real log_sum = is_there ? log_sums[query] : 0, level = is_there ? along[query] : 0;
         for (int j = 0; j < R; j++) {
-            bool is_seen = is_there && first_key + threadIdx.x + 16 * j <= first + query;
+            bool is_seen = is_there && first_key + threadIdx.x + 16 * j <= last;
             p[i][j] = is_seen ? exp_of(p[i][j] * (real)scale - log_sum) : 0;
             for_scores[i][j] = is_seen ? p[i][j] * (for_scores[i][j] - level) * (real)scale : 0;
         }
@@ -199,7 +205,7 @@ attention_for_queries(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARR
     load_tile(queries, AT(q, here.sample, here.head), q_row, here.first, num_queries, dim);
     load_tile(gradients, AT(gradient, here.sample, here.head), gradient_row, here.first, num_queries, dim);
     real sums[R][C] = {};
-    long long stop = first + (here.first + TILE < num_queries ? here.first + TILE : num_queries);
+    long long stop = last_key(here.first + TILE < num_queries ? here.first + TILE - 1 : num_queries - 1, num_keys, first) + 1;
     for (long long start = 0; start < stop; start += TILE) {
         __syncthreads();
         load_tile(keys, AT(k, here.sample, key_head), k_row, start, num_keys, dim);
@@ -207,7 +213,7 @@ attention_for_queries(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARR
         __syncthreads();
         real p[R][R] = {}, for_scores[R][R] = {};
         gradients_of_tile(p, for_scores, queries, keys, gradients, values, log_sums + at, along + at, here.first, num_queries,
-                          start, scale, first);
+                          start, num_keys, scale, first);
         put(weights, for_scores);
         __syncwarp();
         add_product(sums, weights, keys);
@@ -237,7 +243,7 @@ attention_for_keys(ARRAY(const STORED, gradient), ARRAY(const STORED, q), ARRAY(
             __syncthreads();
             real p[R][R] = {}, for_scores[R][R] = {};
             gradients_of_tile(p, for_scores, queries, keys, gradients, values, log_sums + at, along + at, start, num_queries,
-                              here.first, scale, first);
+                              here.first, num_keys, scale, first);
             put(weights, p);
             __syncthreads();
             add_turned_product(for_values, weights, gradients);

@@ -12,13 +12,12 @@ from .chunks import empty_like
 def causal_attention(q, k, v, scale, first_query, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
-    The query in row i sees keys 0 .. first_query + i. log_sums are the logarithms of the softmax
+    The query in row i sees keys 0 .. first_query + i, as far as there are such: with first_query =
+    T - 1 or more, each query sees all keys. log_sums are the logarithms of the softmax
     denominators: with them the backward computes the probabilities again. The scores of one sample
-    exist at a time.
+    exist at a time. T > 0, unless q is empty.
 
     out   of y, none of the inputs; it may be strided if its rows [D] are contiguous
-
-    exist at a time. out  of y, none of the inputs; it may be strided if its rows [D] are contiguous
     """
     xp = xp_of(q)
     y = empty_like(q, out)
@@ -45,9 +44,6 @@ def causal_attention_backward(
     gradient y).
 
     out   three buffers, of the gradients of q, k, v, as in causal_attention, or None for new ones
-
-    gradient y). out  three buffers, of the gradients of q, k, v, as in causal_attention, or None
-    for new ones
     """
     xp = xp_of(q)
     for_q, for_k, for_v = [empty_like(array, buffer) for array, buffer in zip((q, k, v), out)]

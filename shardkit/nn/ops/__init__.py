@@ -34,8 +34,10 @@ from .arrangement import (
     triu,
 )
 from .attention import (
+    attention_weights,
     causal_attention,
     rotary,
+    scaled_dot_product_attention,
 )
 from .contraction import (
     bmm,
@@ -166,6 +168,7 @@ __all__ = [
     "argmax",
     "argmin",
     "argsort",
+    "attention_weights",
     "bias_gelu",
     "binary_cross_entropy",
     "bmm",
@@ -236,6 +239,7 @@ __all__ = [
     "rotary",
     "round",
     "rsqrt",
+    "scaled_dot_product_attention",
     "scatter_add",
     "segment_max",
     "segment_mean",

@@ -1,10 +1,26 @@
-"""Causal attention, and rotary positions."""
+r"""Attention, causal or to all keys, with masks or without; rotary positions.
+
+no mask:   one kernel, by tiles: the scores never exist as a whole
+a mask:    weights = softmax(scale q k^T + mask) [..., S, T], then weights v
+"""
+
+import math
+
+import numpy
 
 from ...array import fresh, kernels
+from ...array.arena import empty
 from ...array.backend import xp_of
-from ...array.dtypes import wide
+from ...array.dtypes import is_floating, wide
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from .activation import softmax
+from .elementwise import add, multiply, where
+from .linear import matmul
+from .shape import cast, reshape, transpose
+
+# Scores of hidden keys: their exponentials are 0 beside any other, and sums with them are finite.
+HIDDEN, HIDDEN_HALF = -1e38, -3e4
 
 
 def causal_attention(
@@ -23,7 +39,13 @@ def causal_attention(
     2205.14135).
     """
     _check_attention(q, k, v, first_query)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _by_tiles(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, first_query)
+
+
+def _by_tiles(q, k, v, scale, first_query):
+    """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
+    many.
+    """
     y, log_sums = kernels.causal_attention(q.array, k.array, v.array, scale, first_query)
 
     def backward(gradient, wanted):
@@ -58,6 +80,189 @@ def _check_attention(q, k, v, first_query):
             f"{got} with first_query {first_query}: queries stand at positions {first_query} .. "
             f"{first_query + q.shape[2] - 1}, keys at 0 .. {k.shape[2] - 1}; every query needs its "
             "own key"
+        )
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask=None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(scale q k^T + mask) v: [..., S, Dv].
+
+    query       [..., S, D]
+    key, value  [..., T, D], [..., T, Dv], with the leading sizes of the query
+    attn_mask   broadcasts to [..., S, T]: booleans, True where a query sees a key; or numbers that
+                are added to the scores, -inf where it does not, a Tensor if they take a gradient
+    dropout_p   only 0: which elements are dropped depends on the path of a layer, so it is
+                nn.MultiheadAttention that drops weights
+    is_causal   query i sees keys 0 .. i; with a mask both hold
+    scale       1 / sqrt(D) if None
+    enable_gqa  key and value may have fewer heads, dim -3; each serves consecutive heads of query
+    A query that sees no key gets 0, and so do the gradients through it, as in PyTorch. Without a
+    mask the scores are not kept (arXiv 2205.14135).
+    Errors: ShapeError.
+    """
+    _check_operands(query, key, value, enable_gqa)
+    if dropout_p:
+        raise ShapeError(
+            f"scaled_dot_product_attention with dropout_p {dropout_p}; wanted 0: dropout belongs "
+            "to a layer, use nn.MultiheadAttention(dropout=...)"
+        )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if attn_mask is None and key.shape == value.shape and key.shape[-2] > 0:
+        shape = query.shape
+        query, key, value = [_as_4d(x) for x in (query, key, value)]
+        first_query = 0 if is_causal else key.shape[2]
+        return reshape(_by_tiles(query, key, value, scale, first_query), shape)
+    weights, sees = _weights(query, key, attn_mask, is_causal, scale)
+    rows = _by_key_head(weights, value)
+    y = reshape(matmul(rows, value), (*weights.shape[:-1], value.shape[-1]))
+    return y if sees is None else where(sees, y, 0)
+
+
+def packed_attention(qkv: Tensor, num_heads: int, is_causal: bool) -> Tensor:
+    """Return the attention of a sequence to itself, [B, S, H D], for qkv [B, S, 3 H D].
+
+    Queries, keys and values stand side by side; their gradients are written there.
+    """
+    batch, length, width = qkv.shape
+    split = batch, length, 3, num_heads, width // 3 // num_heads
+    scale, first_query = split[4] ** -0.5, 0 if is_causal else length
+
+    def parts(array):
+        """Return q, k, v as views [B, H, S, D]."""
+        return array.reshape(split).transpose(2, 0, 3, 1, 4)
+
+    y, log_sums = kernels.causal_attention(*parts(qkv.array), scale, first_query)
+
+    def backward(gradient, wanted):
+        array = empty((batch, length, width), gradient.dtype, xp_of(gradient))
+        gradient = gradient.reshape(batch, length, *split[3:]).swapaxes(1, 2)
+        given = gradient, *parts(qkv.array), y, log_sums, scale, first_query
+        kernels.causal_attention_backward(*given, out=tuple(parts(array)))
+        return (array,)
+
+    output = y.swapaxes(1, 2).reshape(batch, length, width // 3)
+    return record(output, (qkv,), backward, needs=(qkv,), needs_output=True)
+
+
+def attention_weights(
+    query: Tensor,
+    key: Tensor,
+    attn_mask=None,
+    *,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return softmax(scale q k^T + mask) [..., S, T]; 0 for a query that sees no key.
+
+    The arguments are those of scaled_dot_product_attention.
+    """
+    _check_operands(query, key, key, enable_gqa)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    weights, sees = _weights(query, key, attn_mask, is_causal, scale)
+    return weights if sees is None else where(sees, weights, 0)
+
+
+def _weights(query, key, mask, is_causal, scale):
+    """Return the weights [..., S, T], and which queries see a key, [..., S or 1, 1]; None: all do.
+
+    The weights of those that see none mean nothing.
+    """
+    rows = _by_key_head(multiply(query, scale), key)
+    scores = reshape(matmul(rows, transpose(key, -1, -2)), (*query.shape[:-1], key.shape[-2]))
+    visible, bias = _parts_of_mask(mask, scores)
+    lowest = HIDDEN_HALF if scores.dtype == "float16" else HIDDEN
+    sees = None
+    if bias is not None:
+        is_out = bias.array == -math.inf
+        sees = ~is_out.all(axis=-1, keepdims=True)
+        scores = add(scores, where(is_out, lowest, bias))
+    if is_causal:
+        xp = xp_of(scores.array)
+        earlier = xp.tri(*scores.shape[-2:], dtype=bool)
+        visible = earlier if visible is None else visible & earlier
+        if bias is not None:
+            sees = (~is_out & earlier).any(axis=-1, keepdims=True)
+    if visible is not None:
+        scores = where(visible, scores, lowest)
+        if bias is None:
+            sees = visible.any(axis=-1, keepdims=True)
+    return softmax(scores), sees
+
+
+def _parts_of_mask(mask, scores):
+    """Return a mask as (booleans, None) or (None, Tensor), or two None.
+
+    Errors: ShapeError unless it broadcasts to the scores.
+    """
+    if mask is None:
+        return None, None
+    xp = xp_of(scores.array)
+    mask = mask if isinstance(mask, Tensor) else Tensor(fresh.placed(mask, xp))
+    try:
+        fits = numpy.broadcast_shapes(mask.shape, scores.shape) == scores.shape
+    except ValueError:
+        fits = False
+    is_bool = mask.dtype == bool
+    if not fits or mask.ndim < 1 or not is_bool and not is_floating(mask.dtype):
+        raise ShapeError(
+            f"attention with a mask {mask.shape} {mask.dtype}; wanted booleans or numbers that "
+            f"broadcast to {scores.shape}"
+        )
+    if is_bool:
+        return mask.array, None
+    return None, mask if mask.dtype == scores.dtype else cast(mask, scores.dtype)
+
+
+def _by_key_head(x, key):
+    """Return x [..., H, S, any] as [..., KV, group S, any]: rows of one key head together."""
+    heads = key.shape[-3:-2]
+    if heads == x.shape[-3:-2]:
+        return x
+    rows = x.shape[-3] // heads[0] * x.shape[-2]
+    return reshape(x, (*x.shape[:-3], *heads, rows, x.shape[-1]))
+
+
+def _as_4d(x):
+    """Return x [..., H, S, D] as [B, H, S, D]."""
+    if x.ndim == 4:
+        return x
+    heads = x.shape[-3] if x.ndim > 2 else 1
+    return reshape(x, (math.prod(x.shape[:-3]), heads, *x.shape[-2:]))
+
+
+def _check_operands(q, k, v, enable_gqa):
+    """Raise ShapeError unless the three fit together."""
+    got = f"attention of query {q.shape}, key {k.shape}, value {v.shape}"
+    if (
+        min(q.ndim, k.ndim, v.ndim) < 2
+        or q.ndim != k.ndim
+        or k.shape[:-1] != v.shape[:-1]
+        or q.shape[-1] != k.shape[-1]
+        or q.shape[:-3] != k.shape[:-3]
+    ):
+        raise ShapeError(f"{got}; wanted [..., S, D], [..., T, D], [..., T, Dv]")
+    if q.shape[-1] == 0:
+        raise ShapeError(f"{got}; wanted at least one element in each row")
+    if not q.dtype == k.dtype == v.dtype or not is_floating(q.dtype):
+        raise ShapeError(
+            f"{got} with dtypes {q.dtype}, {k.dtype}, {v.dtype}; wanted one floating dtype, use "
+            "ops.cast"
+        )
+    if q.shape[-3:-2] != k.shape[-3:-2] and not (
+        enable_gqa and k.shape[-3] and q.shape[-3] % k.shape[-3] == 0
+    ):
+        raise ShapeError(
+            f"{got}: {q.shape[-3]} heads for {k.shape[-3]} key heads; wanted as many, or with "
+            "enable_gqa=True a multiple"
         )
 
 

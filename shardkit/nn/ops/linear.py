@@ -59,6 +59,40 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     )
 
 
+def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bias_rows: slice):
+    """Return x weight[rows]^T + bias[bias_rows], for weights that are kept in one parameter.
+
+    Gradients have the shape of the whole parameters, 0 in other rows. (A view of a sharded
+    parameter would not outlive its buffer.)
+    """
+    shape, width, num_rows = x.shape, x.shape[-1], prod(x.shape[:-1])
+    y = products.matmul(x.array.reshape(num_rows, width), weight.array[rows].T)
+    if bias is not None:
+        y += bias.array[bias_rows]
+    num_out = y.shape[1]
+    kept = x if weight.requires_grad else None
+    bias_form = None if bias is None else (bias.shape, bias.gradient_dtype)
+
+    def backward(gradient, wanted):
+        xp = xp_of(gradient)
+        by_row = gradient.reshape(num_rows, num_out)
+        for_weight = for_bias = None
+        if wanted[1]:
+            for_weight = fresh.zeros(weight.shape, weight.gradient_dtype, xp)
+            products.matmul(by_row.T, kept.array.reshape(num_rows, width), out=for_weight[rows])
+        if wanted[2]:
+            for_bias = fresh.zeros(*bias_form, xp)
+            for_bias[bias_rows] = halves.total(by_row, (0,), dtype=bias_form[1])
+        return (
+            products.matmul(by_row, weight.array[rows]).reshape(shape) if wanted[0] else None,
+            for_weight,
+            for_bias,
+        )
+
+    output = y.reshape(*shape[:-1], num_out)
+    return record(output, (x, weight, bias), backward, needs=(kept, weight))
+
+
 def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
     """Return activation(x + bias) for x [..., D] and bias [D]; both may be None."""
     if activation is gelu and bias is not None:

@@ -1,0 +1,188 @@
+"""Attention against PyTorch's, with and without masks: values and gradients, float64 to 1e-10."""
+
+import numpy
+import pytest
+from torch_or_skip import torch
+
+from shardkit.errors import ShapeError
+from shardkit.nn import grad, ops
+from shardkit.nn.autograd import Tensor
+
+# query, key, value
+SHAPES = {
+    "four": ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    "three": ((3, 5, 4), (3, 7, 4), (3, 7, 4)),
+    "two": ((5, 4), (7, 4), (7, 4)),
+    "five": ((2, 1, 3, 5, 4), (2, 1, 3, 7, 4), (2, 1, 3, 7, 4)),
+    "one": ((1, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1)),
+    "fewer keys": ((2, 3, 9, 4), (2, 3, 4, 4), (2, 3, 4, 4)),
+    "wide values": ((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6)),
+    "no sample": ((0, 3, 5, 4), (0, 3, 7, 4), (0, 3, 7, 4)),
+    "no query": ((2, 3, 0, 4), (2, 3, 7, 4), (2, 3, 7, 4)),
+    "no key": ((2, 3, 5, 4), (2, 3, 0, 4), (2, 3, 0, 4)),
+}
+GROUPED = ((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 4))
+RNG = numpy.random.default_rng(3)
+HOLES = RNG.random((5, 7)) < 0.6
+HOLES[2] = False  # a query that sees nothing
+BIAS = RNG.standard_normal((3, 5, 7))
+OUT = numpy.where(HOLES, BIAS, -numpy.inf)
+CASES = {
+    **{name: (shapes, {}) for name, shapes in SHAPES.items()},
+    "grouped": (GROUPED, {"enable_gqa": True}),
+    "grouped causal": (GROUPED, {"enable_gqa": True, "is_causal": True}),
+    "grouped holes": (GROUPED, {"enable_gqa": True, "attn_mask": HOLES}),
+    "holes": (SHAPES["four"], {"attn_mask": HOLES}),
+    "holes of keys": (SHAPES["four"], {"attn_mask": HOLES[:1]}),
+    "holes of samples": (SHAPES["four"], {"attn_mask": RNG.random((2, 1, 1, 7)) < 0.5}),
+    "bias": (SHAPES["four"], {"attn_mask": BIAS, "scale": 0.3}),
+    "bias of one head": (SHAPES["four"], {"attn_mask": BIAS[:1]}),
+    "bias with holes": (SHAPES["four"], {"attn_mask": OUT}),
+    "bias of wide values": (SHAPES["wide values"], {"attn_mask": BIAS}),
+    "scale": (SHAPES["four"], {"scale": 0.1}),
+    **{
+        f"causal {name}": (SHAPES[name], {"is_causal": True})
+        for name in ("four", "two", "one", "fewer keys", "wide values", "no sample")
+    },
+}
+
+
+def inputs(name, dtype):
+    rng = numpy.random.default_rng(len(name))
+    shapes, settings = CASES[name]
+    arrays = [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+    mask = settings.get("attn_mask")
+    if mask is not None and mask.dtype != bool:
+        arrays.append(mask.astype(dtype))
+    return arrays, dict(settings)
+
+
+def strided(array):
+    """The same numbers in another order of memory."""
+    return numpy.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+
+def run(name, arrays, settings, op=ops.scaled_dot_product_attention):
+    """The output, the gradient sent, and the gradients of the inputs."""
+    tensors = [Tensor(array, requires_grad=True) for array in arrays]
+    if len(tensors) > 3:
+        settings["attn_mask"] = tensors[3]
+    output = op(*tensors[:3], **settings)
+    assert output.dtype == arrays[0].dtype
+    sent = numpy.random.default_rng(1).standard_normal(output.shape).astype(output.dtype)
+    output.backward(sent)
+    return output, sent, [tensor.grad for tensor in tensors]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients_are_those_of_pytorch(name):
+    for dtype, tolerance in (("float64", 1e-10), ("float32", 3e-5)):
+        arrays, settings = inputs(name, dtype)
+        output, sent, gradients = run(name, arrays, dict(settings))
+        twins = [torch.tensor(array, requires_grad=True) for array in arrays]
+        if len(twins) > 3:
+            settings["attn_mask"] = twins[3]
+        elif "attn_mask" in settings:
+            settings["attn_mask"] = torch.tensor(settings["attn_mask"])
+        expected = torch.nn.functional.scaled_dot_product_attention(*twins[:3], **settings)
+        expected.backward(torch.tensor(sent))
+        found = [output.array, *gradients]
+        for mine, other in zip(found, [expected.detach(), *[twin.grad for twin in twins]]):
+            numpy.testing.assert_allclose(mine, other.numpy(), rtol=0, atol=tolerance)
+    elsewhere, _, others = run(name, *[[strided(a) for a in arrays], inputs(name, dtype)[1]])
+    for mine, other in zip([elsewhere.array, *others], found):
+        numpy.testing.assert_allclose(mine, other, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["grouped", "causal fewer keys", "bias with holes", "holes"])
+def test_gradients_are_limits_of_difference_quotients(name):
+    arrays, settings = inputs(name, "float64")
+    _, sent, gradients = run(name, arrays, dict(settings))
+
+    def value(number, change):
+        moved = [a + change if i == number else a for i, a in enumerate(arrays)]
+        output, *_ = run(name, moved, dict(settings))
+        return float((output.array * sent).sum())
+
+    for number, gradient in enumerate(gradients):
+        step = numpy.random.default_rng(9).standard_normal(gradient.shape) * 1e-6
+        slope = value(number, step) - value(number, -step)
+        assert abs(slope - 2 * (gradient * step).sum()) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["four", "grouped holes", "bias with holes", "causal two"])
+def test_weights_times_values_are_the_result(name):
+    arrays, settings = inputs(name, "float64")
+    weights = ops.attention_weights(*map(Tensor, arrays[:2]), **settings)
+    group = arrays[0].shape[-3] // arrays[2].shape[-3] if arrays[0].ndim > 2 else 1
+    value = numpy.repeat(arrays[2], group, axis=-3) if group > 1 else arrays[2]
+    wanted, *_ = run(name, arrays, dict(settings))
+    numpy.testing.assert_allclose(weights.array @ value, wanted.array, rtol=0, atol=1e-12)
+    total = weights.array.sum(axis=-1)
+    assert ((abs(total - 1) < 1e-12) | (total == 0)).all()
+
+
+def test_a_mask_and_the_order_of_time_both_hold():
+    (q, k, v), _ = inputs("four", "float64")
+    both = HOLES & numpy.tri(5, 7, dtype=bool)
+    wanted = ops.scaled_dot_product_attention(Tensor(q), Tensor(k), Tensor(v), both)
+    for mask in (HOLES, numpy.where(HOLES, 0.0, -numpy.inf)):
+        found = ops.scaled_dot_product_attention(
+            Tensor(q), Tensor(k), Tensor(v), mask, is_causal=True
+        )
+        numpy.testing.assert_allclose(found.array, wanted.array, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("mask", [None, HOLES, OUT], ids=["none", "holes", "numbers"])
+def test_half_floats_keep_their_dtype(dtype, mask):
+    dtype = pytest.importorskip("ml_dtypes").bfloat16 if dtype == "bfloat16" else dtype
+    arrays, _ = inputs("four", "float32")
+    wanted = ops.scaled_dot_product_attention(*map(Tensor, arrays), mask).array
+    halves = [Tensor(array.astype(dtype), requires_grad=True) for array in arrays]
+    found = ops.scaled_dot_product_attention(*halves, mask)
+    found.sum().backward()
+    assert found.dtype == dtype and halves[0].grad.dtype == dtype
+    numpy.testing.assert_allclose(found.array.astype("float32"), wanted, rtol=0, atol=0.05)
+    assert all(numpy.isfinite(x.grad.astype("float32")).all() for x in halves)
+
+
+def test_attention_with_a_mask_is_differentiated_again():
+    arrays, _ = inputs("four", "float64")
+
+    def slopes(arrays):
+        tensors = [Tensor(array, requires_grad=True) for array in arrays]
+        output = ops.scaled_dot_product_attention(*tensors, HOLES)
+        (first,) = grad((output * output).sum(), tensors[:1], create_graph=True)
+        return tensors, (first * first).sum()
+
+    tensors, total = slopes(arrays)
+    total.backward()
+    step = numpy.random.default_rng(4).standard_normal(arrays[1].shape) * 1e-6
+    ends = [slopes([arrays[0], arrays[1] + sign * step, arrays[2]])[1].item() for sign in (1, -1)]
+    assert abs(ends[0] - ends[1] - 2 * (tensors[1].grad * step).sum()) < 1e-10
+
+
+def t(*shape, dtype="float64"):
+    return Tensor(numpy.ones(shape, dtype))
+
+
+REFUSED = {
+    "dropout": ((t(2, 3), t(4, 3), t(4, 3)), {"dropout_p": 0.1}, "nn.MultiheadAttention"),
+    "heads": ((t(4, 2, 3), t(2, 4, 3), t(2, 4, 3)), {}, "enable_gqa=True"),
+    "group": ((t(3, 2, 3), t(2, 4, 3), t(2, 4, 3)), {"enable_gqa": True}, "a multiple"),
+    "widths": ((t(2, 3), t(4, 5), t(4, 5)), {}, "wanted"),
+    "lengths": ((t(2, 3), t(4, 3), t(5, 3)), {}, "wanted"),
+    "samples": ((t(2, 1, 2, 3), t(1, 1, 4, 3), t(1, 1, 4, 3)), {}, "wanted"),
+    "dtypes": ((t(2, 3), t(4, 3, dtype="float32"), t(4, 3)), {}, "ops.cast"),
+    "mask": ((t(2, 3), t(4, 3), t(4, 3)), {"attn_mask": numpy.ones((3, 4))}, r"to \(2, 4\)"),
+    "wide mask": ((t(2, 3), t(4, 3), t(4, 3)), {"attn_mask": numpy.ones((2, 2, 4))}, "broadcast"),
+    "integers": ((t(2, 3), t(4, 3), t(4, 3)), {"attn_mask": numpy.ones((2, 4), int)}, "booleans"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    operands, settings, message = REFUSED[name]
+    with pytest.raises(ShapeError, match=message):
+        ops.scaled_dot_product_attention(*operands, **settings)
