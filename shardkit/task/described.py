@@ -22,6 +22,7 @@ class Described:
     features, targets  as data.features takes them; names of the columns of x and y
     classes            how many; 0 of regression
     class_counts       in the training rows
+    x_shape, y_shape   of a row, where a row is an array; () for vectors, and y of classes
     """
 
     features: tuple[str, ...]
@@ -31,6 +32,8 @@ class Described:
     y: Scaling
     classes: int
     class_counts: tuple[int, ...]
+    x_shape: tuple[int, ...] = ()
+    y_shape: tuple[int, ...] = ()
 
     def to_json(self) -> bytes:
         """Return it as a file."""
@@ -64,6 +67,8 @@ class Scaled(Samples):
         x = self._described.x.apply(x).astype(numpy.float32)
         if self._described.classes:
             return x, y
+        if self._described.y_shape:
+            return x, self._described.y.apply(y).astype(numpy.float32)
         targets = len(self._described.target_names)
         scaled = self._described.y.apply(y[:, :targets])
         return x, numpy.concatenate([scaled, y[:, targets:]], 1).astype(numpy.float32)

@@ -28,6 +28,9 @@ from .task import OWN_SECTION, Task
 BUILT_IN = {  # name: (module of this room, class)
     "language": ("language", "Language"),
     "table": ("table", "TableMLP"),
+    "fno": ("architectures", "FNOTask"),
+    "lstm": ("architectures", "LSTMTask"),
+    "message_passing": ("architectures", "MessagePassingTask"),
 }
 DEFAULT_TASK = "language"
 SCRIPT = "script"  # the task of a run that a script of the user's own makes, with sk.Training

@@ -13,32 +13,50 @@ import numpy
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Column by column, scaled = (value - center) / scale; [columns] float64 each."""
+    """Column by column, scaled = (value - center) / scale; [columns] float64 each.
+
+    axis   of the values along which the columns lie: the last, or 1 of [n, channels, *grid]
+    """
 
     center: numpy.ndarray
     scale: numpy.ndarray
+    axis: int = -1
 
     @classmethod
-    def none(cls, columns: int) -> "Scaling":
+    def none(cls, columns: int, axis: int = -1) -> "Scaling":
         """Return the scaling that changes nothing."""
-        return cls(numpy.zeros(columns), numpy.ones(columns))
+        return cls(numpy.zeros(columns), numpy.ones(columns), axis)
 
     @classmethod
     def from_lists(cls, lists: dict) -> "Scaling":
         """Return what to_lists() described."""
-        return cls(*(numpy.array(lists[name], numpy.float64) for name in ("center", "scale")))
+        arrays = [numpy.array(lists[name], numpy.float64) for name in ("center", "scale")]
+        return cls(*arrays, lists.get("axis", -1))
 
-    def to_lists(self) -> dict[str, list[float]]:
+    def to_lists(self) -> dict[str, list[float] | int]:
         """Return center and scale as JSON can hold them."""
-        return {"center": self.center.tolist(), "scale": self.scale.tolist()}
+        return {"center": self.center.tolist(), "scale": self.scale.tolist(), "axis": self.axis}
 
     def apply(self, values) -> numpy.ndarray:
-        """Return values [n, columns] scaled, float64."""
-        return (values - self.center) / self.scale
+        """Return values, [n, columns] or of more dims, scaled: float64."""
+        center, scale = self._along(values.ndim)
+        return (values - center) / scale
 
     def invert(self, values) -> numpy.ndarray:
-        """Return scaled values [n, columns] in their own units, float64."""
-        return values * self.scale + self.center
+        """Return scaled values in their own units, float64."""
+        center, scale = self._along(values.ndim)
+        return values * scale + center
+
+    def _along(self, ndim: int):
+        """Return center and scale in a form that spreads over values of so many dims."""
+        shape = [1] * ndim
+        shape[self.axis] = -1
+        return self.center.reshape(shape), self.scale.reshape(shape)
+
+
+def in_columns(values, axis: int) -> numpy.ndarray:
+    """Return values with the columns along an axis as [n, columns]."""
+    return numpy.moveaxis(values, axis, -1).reshape(-1, values.shape[axis])
 
 
 class Moments:
@@ -75,8 +93,8 @@ class Moments:
         self.mean += difference * (count / total)
         self.count = total
 
-    def scaling(self) -> Scaling:
+    def scaling(self, axis: int = -1) -> Scaling:
         """Return the scaling to mean 0 and deviation 1; a constant column is only shifted."""
         deviation = numpy.sqrt(self.squares / max(self.count, 1))
         is_constant = deviation <= 1e-12 * numpy.abs(self.mean)
-        return Scaling(self.mean.copy(), numpy.where(is_constant, 1.0, deviation))
+        return Scaling(self.mean.copy(), numpy.where(is_constant, 1.0, deviation), axis)

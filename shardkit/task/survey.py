@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from ..data.samples import Samples
-from ..errors import ConfigurationError
-from .scaling import Moments
+from .scaling import Moments, in_columns
 
 _BLOCK_ELEMENTS = 1 << 22  # of work for one rank
 _PIECE_ELEMENTS = 1 << 17  # that are read at once, and stay in cache
@@ -57,19 +56,45 @@ class Findings:
         self.class_counts = total
 
 
+@dataclass(frozen=True)
+class RowForm:
+    """What the columns of rows are, and where they lie.
+
+    x_names, y_names   of the columns of x, of the targets
+    elements           of a row, x and targets together
+    x_axis, y_axis     of arrays of rows, along which the columns lie
+    x_shape, y_shape   of a row, where a row is an array; () for a vector
+    """
+
+    x_names: tuple[str, ...]
+    y_names: tuple[str, ...]
+    elements: int
+    x_axis: int = -1
+    y_axis: int = -1
+    x_shape: tuple[int, ...] = ()
+    y_shape: tuple[int, ...] = ()
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """The numbers of columns of x, of the targets."""
+        return len(self.x_names), len(self.y_names)
+
+
 class TableSurvey:
     """The blocks of the rows of a run.
 
     training, validation  rows, not scaled
-    widths                columns of x, targets
-    path                  of the file, for messages
+    form                  how the columns lie in x and in the targets, and how many
+    check                 function of x that raises ConfigurationError on rows of another form
     """
 
-    def __init__(self, training: Samples, validation: Samples, widths, *, has_classes, path):
+    def __init__(
+        self, training: Samples, validation: Samples, form: "RowForm", *, has_classes, check
+    ):
         self._parts = training, validation
-        self._widths, self._has_classes, self._path = widths, has_classes, path
-        self._rows = max(_BLOCK_ELEMENTS // max(sum(widths), 1), 1)
-        self._piece = max(_PIECE_ELEMENTS // max(sum(widths), 1), 1)
+        self._form, self._has_classes, self._check = form, has_classes, check
+        self._rows = max(_BLOCK_ELEMENTS // max(form.elements, 1), 1)
+        self._piece = max(_PIECE_ELEMENTS // max(form.elements, 1), 1)
         self._counts = [-(-len(part) // self._rows) for part in self._parts]
 
     def __len__(self):
@@ -81,25 +106,20 @@ class TableSurvey:
         rows = self._parts[is_held_out]
         begin = (number - is_held_out * self._counts[0]) * self._rows
         end = min(begin + self._rows, len(rows))
-        found = Findings.none(self._widths)
+        form = self._form
+        found = Findings.none(form.widths)
         for first in range(begin, end, self._piece):
             x, y = rows.read(numpy.arange(first, min(first + self._piece, end)))
-            _check_form(x, self._path)
-            targets = y.reshape(len(y), -1)[:, : self._widths[1]]
-            found.add(x, targets, has_classes=self._has_classes)
+            self._check(x)
+            if y.ndim < 3:  # weights of rows may stand behind the targets
+                y = y.reshape(len(y), -1)[:, : form.widths[1]]
+            columns = in_columns(x, form.x_axis), in_columns(y, form.y_axis)
+            found.add(*columns, has_classes=self._has_classes)
         return found
 
     def merged(self, findings: list[Findings]) -> tuple[Findings, Findings]:
         """Return what the training rows and the validation rows show, from those of all blocks."""
-        totals = Findings.none(self._widths), Findings.none(self._widths)
+        totals = Findings.none(self._form.widths), Findings.none(self._form.widths)
         for number, found in enumerate(findings):
             totals[number >= self._counts[0]].merge(found)
         return totals
-
-
-def _check_form(x, path) -> None:
-    if x.ndim != 2:
-        raise ConfigurationError(
-            f"{path}: a row of features has shape {x.shape[1:]}; the task `table` takes vectors, "
-            "others need a task of your own"
-        )

@@ -25,8 +25,8 @@ from ..nn.models import MLP
 from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
-from .scaling import Scaling
-from .survey import Findings, TableSurvey
+from .scaling import Moments, Scaling
+from .survey import Findings, RowForm, TableSurvey
 from .task import Task
 
 DESCRIPTION = "table.json"
@@ -142,11 +142,21 @@ class TableTask(Task):
         return self._survey().look(number)
 
     def _survey(self) -> TableSurvey:
-        data = self.settings.data
-        rows = _rows_of(self._new[0])
-        widths = len(rows.feature_names), len(rows.target_names)
-        has_classes = data.kind != "regression"
-        return TableSurvey(*self._new, widths, has_classes=has_classes, path=data.path)
+        has_classes = self.settings.data.kind != "regression"
+        form = self._form(_rows_of(self._new[0]))
+        return TableSurvey(*self._new, form, has_classes=has_classes, check=self._check_row)
+
+    def _form(self, rows: TableSamples) -> RowForm:
+        """Return where the columns of these rows lie."""
+        names = rows.feature_names, rows.target_names
+        return RowForm(*names, sum(map(len, names)))
+
+    def _check_row(self, x):
+        if x.ndim != 2:
+            raise ConfigurationError(
+                f"{self.settings.data.path}: a row of features has shape {x.shape[1:]}; the task "
+                "`table` takes vectors, arrays need one like `fno` or a task of your own"
+            )
 
     def prepare(self, folder, resume):
         if self._new is None:
@@ -196,18 +206,25 @@ class TableTask(Task):
     def _describe(self, training: Findings, validation: Findings) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
         rows = _rows_of(self._new[0])
-        names = rows.feature_names, rows.target_names
+        form = self._form(rows)
         counts = training.class_counts
         has_classes = self.settings.data.kind != "regression"
         most = max(len(validation.class_counts) - 1, 0)
         classes = self._num_classes(len(counts), most) if has_classes else 0
         is_scaled = self.settings.data.standardize
-        scalings = (
-            training.x.scaling() if is_scaled else Scaling.none(len(names[0])),
-            training.y.scaling() if is_scaled and not has_classes else Scaling.none(len(names[1])),
+        x_scaling = _scaling(training.x, form.x_axis, is_scaled)
+        y_scaling = _scaling(training.y, form.y_axis, is_scaled and not has_classes)
+        return Described(
+            tuple(part.spec for part in rows.features),
+            form.x_names,
+            form.y_names,
+            x_scaling,
+            y_scaling,
+            classes,
+            tuple(counts.tolist()),
+            form.x_shape,
+            form.y_shape,
         )
-        features = tuple(part.spec for part in rows.features)
-        return Described(features, *names, *scalings, classes, tuple(counts.tolist()))
 
     def _num_classes(self, in_training: int, most_in_validation: int) -> int:
         data = self.settings.data
@@ -287,10 +304,11 @@ class TableTask(Task):
     def samples_of(self, path, *, has_targets=True):
         rows = self._rows(path, None, self.described.features, has_targets=has_targets)
         names = self.described.feature_names
-        if rows.feature_names != names:
+        found = self._form(rows).x_names
+        if found != names:
             raise ConfigurationError(
-                f"{path} has {len(rows.feature_names)} features, {_ends(rows.feature_names)}, but "
-                f"this run was trained on {len(names)}, {_ends(names)}"
+                f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
+                f"{len(names)}, {_ends(names)}"
             )
         return Scaled(rows, self.described) if has_targets else ScaledInputs(rows, self.described)
 
@@ -321,6 +339,11 @@ class TableMLP(TableTask):
             seed=self.settings.run.seed,
             feature_names=self.described.feature_names,
         )
+
+
+def _scaling(moments: Moments, axis: int, is_scaled: bool) -> Scaling:
+    """Return the scaling of these columns; is_scaled False: one that changes nothing."""
+    return moments.scaling(axis) if is_scaled else Scaling.none(len(moments.mean), axis)
 
 
 def _index(folder: Path | None, part: str) -> Path | None:

@@ -1,0 +1,179 @@
+"""Reference models as tasks: `shardkit train --task=fno --data.path=flow.h5 ...`.
+
+    task               a row of x               y                        sk.models
+    fno                (channels, *grid)        a field                  FNO
+    lstm               (time, features)         numbers, or of each step LSTM
+    message_passing    (nodes, features)        of each node, or a sum   MessagePassing
+
+Each is a section [model] and a call of the model's class; the rest is ArrayTask.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy
+
+from ..data.columns import Columns
+from ..data.tables import open_table
+from ..errors import ConfigurationError
+from ..nn.models import FNO, LSTM, MessagePassing
+from ..settings import fixed
+from .arrays import ArrayTask
+from .table import TableData
+
+_SIZES = "its checkpoints have these sizes"
+
+
+class FNOTask(ArrayTask):
+    """`fno`: fields on a grid of one, two or three dimensions, through a Fourier operator."""
+
+    x_words = "(channels, x), (channels, x, y) or (channels, x, y, z)"
+    kinds = ("regression",)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Model:
+        """The FNO of a run."""
+
+        modes: tuple[int, ...] = fixed(
+            _SIZES, (12,), "frequencies kept of each dimension, or one number for all", minimum=1
+        )
+        width: int = fixed(_SIZES, 32, "channels of the layers", minimum=1)
+        layers: int = fixed(_SIZES, 4, "spectral layers", minimum=1)
+
+    sections = {"model": Model, "data": TableData}
+    defaults = {
+        "run.folder": "runs/fno",
+        **ArrayTask.defaults,
+        "batch.sequences": 32,
+        "batch.micro_batch": 8,
+    }
+
+    def places(self, name):
+        return 1 if "spectral" in name else prod(self.x_shape[1:])
+
+    def make_model(self):
+        dims = len(self.x_shape) - 1
+        if len(self.y_shape) != dims + 1:
+            raise ConfigurationError(
+                f"{self.settings.data.path}: a row of y has shape {self.y_shape}; wanted a field "
+                f"on the grid of x, whose rows have shape {self.x_shape}"
+            )
+        model = self.settings.model
+        modes = model.modes * dims if len(model.modes) == 1 else model.modes
+        grid = self.x_shape[1:]
+        if len(modes) != dims or any(2 * kept > size for kept, size in zip(modes, grid)):
+            raise ConfigurationError(
+                f"model.modes = {list(model.modes)} on a grid of {grid}; wanted one number, or one "
+                "for each dimension, each at most half of its points"
+            )
+        return FNO(
+            self.num_features,
+            self.num_outputs,
+            modes,
+            width=model.width,
+            layers=model.layers,
+            seed=self.settings.run.seed,
+        )
+
+
+class LSTMTask(ArrayTask):
+    """`lstm`: sequences, and an answer at the end or at each step."""
+
+    x_dims = (2,)
+    x_words = "(time, features)"
+    channel_axis = -1
+
+    @dataclass(frozen=True, kw_only=True)
+    class Model:
+        """The LSTM of a run."""
+
+        width: int = fixed(_SIZES, 64, "units of a layer", minimum=1)
+        layers: int = fixed(_SIZES, 2, "recurrent layers", minimum=1)
+        dropout: float = fixed(
+            "its weights were trained with it", 0.0, "between the layers", minimum=0.0, below=1.0
+        )
+
+    sections = {"model": Model, "data": TableData}
+    defaults = {"run.folder": "runs/lstm", **ArrayTask.defaults}
+
+    def places(self, name):
+        return self.x_shape[0]
+
+    def make_model(self):
+        model = self.settings.model
+        return LSTM(
+            self.num_features,
+            self.num_outputs,
+            width=model.width,
+            layers=model.layers,
+            readout="steps" if len(self.y_shape) == 2 else "last",
+            dropout=model.dropout,
+            seed=self.settings.run.seed,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphData(TableData):
+    """The rows of a run, and the edges of their graph."""
+
+    edges: str = fixed(
+        "the messages of its model go along them",
+        "edges",
+        "dataset [2, edges] in the file of rows: the nodes where each edge begins and ends",
+    )
+
+
+class MessagePassingTask(ArrayTask):
+    """`message_passing`: one graph, and values of its nodes in each row."""
+
+    x_dims = (2,)
+    x_words = "(nodes, features)"
+    channel_axis = -1
+
+    @dataclass(frozen=True, kw_only=True)
+    class Model:
+        """The network of a run."""
+
+        width: int = fixed(_SIZES, 32, "units of a node", minimum=1)
+        steps: int = fixed(_SIZES, 3, "rounds of messages", minimum=1)
+
+    sections = {"model": Model, "data": GraphData}
+    defaults = {"run.folder": "runs/message_passing", **ArrayTask.defaults}
+
+    def places(self, name):
+        return self.x_shape[0]
+
+    def make_model(self):
+        model = self.settings.model
+        senders, receivers = _edges(self.settings.data, self.x_shape[0])
+        return MessagePassing(
+            self.num_features,
+            self.num_outputs,
+            senders,
+            receivers,
+            width=model.width,
+            steps=model.steps,
+            readout="nodes" if len(self.y_shape) == 2 else "sum",
+            seed=self.settings.run.seed,
+        )
+
+
+def _edges(data: GraphData, num_nodes: int) -> numpy.ndarray:
+    """Return [2, edges]: numbers of nodes. Errors: ConfigurationError."""
+    table = open_table(data.path)
+    field = table.fields.get(data.edges)
+    if field is None or field.dtype is None or field.dtype.kind not in "iu" or field.rows != 2:
+        has = (
+            "it has none" if field is None else f"it is {(field.rows, *field.shape)} {field.dtype}"
+        )
+        raise ConfigurationError(
+            f"data.edges = {data.edges!r}: {has} in {data.path}; wanted a dataset [2, edges] of "
+            "integers"
+        )
+    (edges,) = table.read(numpy.arange(2), [Columns.whole(field)])
+    if edges.size and not 0 <= edges.min() <= edges.max() < num_nodes:
+        raise ConfigurationError(
+            f"data.edges = {data.edges!r} of {data.path} has nodes {edges.min()} to {edges.max()}; "
+            f"wanted 0 to {num_nodes - 1}, the nodes of a row"
+        )
+    return edges

@@ -1,0 +1,154 @@
+"""The tasks of rows that are arrays: each trains, scales channel by channel, and has the same bits
+on every mesh.
+"""
+
+import json
+
+import h5py
+import numpy
+import pytest
+
+import shardkit as sk
+from shardkit.checkpoint.find import find_checkpoint
+from shardkit.checkpoint.tools.diff import compare
+from shardkit.errors import ConfigurationError
+from shardkit.task.load import load_task
+from shardkit.train import train_run
+from shardkit.train.evaluation import TrainedRun, evaluate
+from shardkit.train.prediction import predict
+from shardkit.train.settings import configuration_of, first_settings
+
+ROWS = 60
+CASES = {
+    "field": ("fno", "u", ["v"], {"model.width": 4, "model.modes": [3], "model.layers": 2}),
+    "plane": ("fno", "w", ["w2"], {"model.width": 4, "model.modes": [2, 3], "model.layers": 1}),
+    "end": ("lstm", "s", ["a", "b"], {"model.width": 6}),
+    "steps": ("lstm", "s", ["each"], {"model.width": 6, "model.dropout": 0.2}),
+    "classes": ("lstm", "s", ["k"], {"model.width": 6, "data.kind": "multiclass"}),
+    "nodes": ("message_passing", "n", ["of_node"], {"model.width": 5}),
+    "graph": ("message_passing", "n", ["a"], {"model.width": 5, "model.steps": 1}),
+}
+MESHES = {1: [{}], 2: [{}, {"mesh.pipeline": 2, "parallel.minimum_parameter_group_size": 1}]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rows") / "arrays.h5"
+    rng = numpy.random.default_rng(3)
+    u, w = rng.normal(5, 3, (ROWS, 2, 12)), rng.normal(-1, 2, (ROWS, 1, 6, 8))
+    s, n = rng.normal(2, 4, (ROWS, 7, 3)), rng.normal(0, 9, (ROWS, 5, 2))
+    with h5py.File(path, "w") as file:
+        file.create_dataset("u", data=u, chunks=(8, 2, 12))
+        file.update(
+            {
+                "v": 100 + 7 * numpy.roll(u[:, :1], 2, 2),
+                "w": w,
+                "w2": 3 + numpy.concatenate([w, 50 * w**2], 1),
+                "s": s,
+                "a": s.sum((1, 2)),
+                "b": 1000 + 20 * s[:, -1, 0],
+                "each": s.cumsum(1)[:, :, :2],
+                "k": numpy.digitize(s[:, -1, 0], [-1, 5]),
+                "n": n,
+                "of_node": n[:, :, :1] * 2 + 1,
+                "edges": numpy.array([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]]),
+            }
+        )
+    return path
+
+
+def settings_of(data, folder, case, **changes):
+    name, x, target, own = CASES[case]
+    given = {
+        "run.task": name,
+        "run.folder": str(folder),
+        "run.steps": 4,
+        "run.checkpoint_every": 2,
+        "run.validate_every": 2,
+        "batch.sequences": 8,
+        "batch.micro_batch": 2,
+        "optimizer.warmup_steps": 1,
+        "data.path": str(data),
+        "data.features": [x],
+        "data.target": target,
+        **own,
+        **changes,
+    }
+    return first_settings(configuration_of(load_task(name)), given)
+
+
+def run(settings, num_ranks=1):
+    return sk.run_ranks(num_ranks, lambda backend: train_run(settings, backend, resume=False))[0]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_has_the_same_bits_on_every_mesh(case, data, tmp_path):
+    folders = []
+    for ranks, meshes in MESHES.items():
+        for mesh in meshes:
+            folders.append(tmp_path / str(len(folders)))
+            run(settings_of(data, folders[-1], case, **mesh), ranks)
+    first, *others = [find_checkpoint(folder)[0] for folder in folders]
+    for other in others:
+        assert compare(first, other, model_only=True).is_equal
+
+
+@pytest.mark.parametrize("case", ["field", "steps", "nodes"])
+def test_channels_are_scaled_as_numpy_does_and_predictions_are_in_the_units_of_the_file(
+    case, data, tmp_path
+):
+    _, x_name, (y_name,), _ = CASES[case]
+    run(settings_of(data, tmp_path / "run", case))
+    described = json.loads((tmp_path / "run" / "data" / "table.json").read_text())
+    with h5py.File(data) as file:
+        x, y = file[x_name][:], file[y_name][:]
+    axis = 1 if case == "field" else 2
+    over = tuple(dim for dim in range(x.ndim) if dim != axis)
+    training = _training_rows(data, tmp_path, case)
+    for values, found in ((x[training], described["x"]), (y[training], described["y"])):
+        numpy.testing.assert_allclose(found["center"], values.mean(over), rtol=1e-12)
+        numpy.testing.assert_allclose(found["scale"], values.std(over), rtol=1e-12)
+
+    def measure(backend):
+        trained = TrainedRun(tmp_path / "run", {}, backend)
+        found = evaluate(trained, trained.samples(str(data)))
+        predict(trained, trained.samples(str(data), has_targets=False), tmp_path / "out.h5")
+        trained.close()
+        return found
+
+    found = sk.run_ranks(2, measure)[0]
+    with h5py.File(tmp_path / "out.h5") as file:
+        error = file["prediction"][:] - y
+    assert found.metrics["rmse"] == pytest.approx(numpy.sqrt((error**2).mean()), rel=1e-6)
+
+
+def _training_rows(data, tmp_path, case):
+    """Return the numbers of the rows that the run trains on."""
+    settings = settings_of(data, tmp_path / "run", case)
+    task = settings.task_class(settings)
+    task.open(tmp_path / "run")
+    samples = task.samples("training")
+    x, _ = samples.read(numpy.arange(len(samples)))
+    whole, _ = task.samples_of(str(data)).read(numpy.arange(ROWS))
+    return [number for number in range(ROWS) if any((whole[number] == row).all() for row in x)]
+
+
+WRONG = {
+    "two fields": ("end", {"data.features": ["s", "n"]}, "several columns"),
+    "vectors": ("end", {"data.features": ["a"], "data.target": ["b"]}, r"wanted \(time, features"),
+    "flat": ("field", {"data.features": ["a"]}, "a row of x has shape \\(\\)"),
+    "another grid": ("field", {"data.target": ["a"]}, "wanted a field on the grid of x"),
+    "classes of fields": ("field", {"data.kind": "binary"}, "the task 'fno' predicts regression"),
+    "weights": ("end", {"data.weights": "b", "data.target": ["a"]}, "rows of arrays have none"),
+    "no edges": ("nodes", {"data.edges": "u"}, "wanted a dataset \\[2, edges\\]"),
+    "edges elsewhere": ("nodes", {"data.edges": "missing"}, "it has none"),
+    "many modes": ("field", {"model.modes": [40]}, "modes"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_rows_that_do_not_fit_are_refused_on_all_ranks(case, data, tmp_path):
+    base, changes, message = WRONG[case]
+    with pytest.raises(ConfigurationError, match=message):
+        run(settings_of(data, tmp_path / "run", base, **changes), 2)
+    assert not list((tmp_path / "run").glob("checkpoints/step*"))
