@@ -1,13 +1,14 @@
-"""The context of a forward pass: training or not, the seed, the step, and which samples.
+"""What a forward pass happens in: its context (training or not, the seed, the step, which samples),
+and its surroundings, which take part in the calls of modules.
 
-Layers such as dropout read it, so that it is no argument of every layer. It holds for the current
-thread: ranks that are threads have their own.
+Layers such as dropout read the context, so that it is no argument of every layer. Both hold for the
+current thread: ranks that are threads have their own.
 """
 
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +50,27 @@ def forward_context(context: ForwardContext):
         yield context
     finally:
         _current.reset(token)
+
+
+class Surroundings(Protocol):
+    """What takes part in calls of modules: a sharded model that lends them their parameters."""
+
+    def call(self, module, args: tuple, kwargs: dict):
+        """Return module.forward(*args, **kwargs)."""
+
+    def lend(self, parameter) -> None:
+        """Bind a parameter that is released and about to be read, if it is known here."""
+
+
+_surroundings: ContextVar[Surroundings | None] = ContextVar("shardkit_surroundings", default=None)
+current_surroundings = _surroundings.get  # () -> Surroundings or None
+
+
+@contextmanager
+def surrounded_by(surroundings: Surroundings):
+    """Let these take part in what modules do inside the block (this thread only)."""
+    token = _surroundings.set(surroundings)
+    try:
+        yield
+    finally:
+        _surroundings.reset(token)

@@ -20,7 +20,7 @@ from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
-from .context import ForwardContext, forward_context
+from .context import ForwardContext, current_surroundings, forward_context
 from .parameter import Parameter
 
 __all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
@@ -60,7 +60,10 @@ class Module:
         )
 
     def __call__(self, *args, **kwargs):
-        return self.forward(*args, **kwargs)
+        surroundings = current_surroundings()
+        if surroundings is None:
+            return self.forward(*args, **kwargs)
+        return surroundings.call(self, args, kwargs)
 
     def blocks(self) -> "list[tuple[str, Module]]":
         """Return (name, module) in the order of the forward pass.

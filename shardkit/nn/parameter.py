@@ -30,6 +30,7 @@ from ..array.dtypes import is_floating, is_half, wide
 from ..errors import AutogradError, ShapeError, ShardingError
 from ..layout.box import Box, flat_range_to_boxes
 from .autograd import Tensor, array_of
+from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
 
 INSTEAD_OF_FREEZING = (
@@ -99,6 +100,8 @@ class Parameter(Tensor):
 
     @property
     def dtype(self):
+        if self._is_released:
+            _borrow(self)
         return self._lent_dtype
 
     @property
@@ -158,8 +161,11 @@ class Parameter(Tensor):
     def array(self):
         """[*shape]; made from the initial values on the first access.
 
-        Errors: ShardingError once released, or while it awaits the values of a checkpoint.
+        Errors: ShardingError once released, unless the surroundings lend it its values, or while it
+        awaits those of a checkpoint.
         """
+        if self._is_released:
+            _borrow(self)
         if self._array is None:
             self._array = self.initial_span(0, self.size).reshape(self._shape)
         return self._array
@@ -222,9 +228,13 @@ class Parameter(Tensor):
         self._is_released = False
         self._is_sharded = True
 
-    def release(self):
-        """Give up the memory; reading it is a ShardingError until bind() provides another."""
-        if self._array is not None:
+    def release(self, *, views_last: bool = False):
+        """Give up the memory; reading it is a ShardingError until bind() provides another.
+
+        views_last   True: the memory keeps its values while there are views of it, and the next one
+                     has the same values; False: a backward through a view raises
+        """
+        if self._array is not None and not views_last:
             self.stale_views()
         self._array = None
         self._lent_dtype = self._dtype
@@ -258,6 +268,13 @@ class Parameter(Tensor):
     def __repr__(self):
         state = "fresh" if self.is_fresh else "released" if self._is_released else "bound"
         return f"{type(self).__name__}({self.name!r}, {self._shape}, {self._dtype}, {state})"
+
+
+def _borrow(parameter):
+    """Let the surroundings bind a released parameter, if there are any that know it."""
+    surroundings = current_surroundings()
+    if surroundings is not None:
+        surroundings.lend(parameter)
 
 
 def _name_of(parameter) -> str:

@@ -16,6 +16,7 @@ import itertools
 from contextlib import contextmanager
 from contextvars import ContextVar
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy
 
@@ -59,6 +60,7 @@ class VersionCounter:
     """How often some memory was changed in place, for all tensors that are views of it."""
 
     version = 0  # a class attribute: every operation makes a counter, which must be cheap
+    is_parameter = False
 
 
 class TapeNode:
@@ -95,16 +97,65 @@ class TapeNode:
         self.backward = self.differentiable = self.array = None
 
 
-def walk(output, gradient, *, retain_graph=False, deferred=None):
+class ParameterUse(NamedTuple):
+    """An operation on the tape that computes with parameters.
+
+    order        its place in the walk: smaller ones come first
+    parameters   whose values its backward may read, or that it gives a gradient to
+    """
+
+    order: int
+    parameters: list
+
+
+def parameter_uses(output) -> list[ParameterUse]:
+    """Return the operations below the output that use parameters, in the order of the walk."""
+    stack = [output._node] if output._node is not None else []
+    seen = set(stack)
+    uses = []
+    while stack:
+        node = stack.pop()
+        parameters = [holder for holder, _ in node.saved if holder.is_parameter]
+        for source in node.sources:
+            if source is None:
+                continue
+            if source.is_parameter:
+                parameters.append(source)
+            elif isinstance(source, TapeNode) and source not in seen:
+                seen.add(source)
+                stack.append(source)
+        if parameters:
+            uses.append(ParameterUse(node.order, parameters))
+    uses.sort(key=lambda use: use.order)
+    return uses
+
+
+def _stop(order, function) -> TapeNode:
+    """Return a node without gradients: the walk calls the function when it comes to its order."""
+
+    def backward(gradient, wanted):
+        function()
+        return ()
+
+    node = TapeNode((), (), backward, (), False)
+    node.order = order
+    return node
+
+
+def walk(output, gradient, *, retain_graph=False, deferred=None, stops=()):
     """Send the gradient from the output to all leaves, newest node first.
 
     deferred  None, or a list that receives (node's backward, gradient, ...) in place of the
               gradients of parameters, which are computed later (see backward_inputs)
+    stops     (order, function) to call on the way; no two of one order, and none of a node's
     """
     if output._node is None:
         return _accumulate(output, gradient)
     pending = {output._node: gradient}
     heap = [(output._node.order, output._node)]
+    for stop in [_stop(order, function) for order, function in stops]:
+        pending[stop] = None
+        heappush(heap, (stop.order, stop))
     while heap:
         node = heappop(heap)[1]
         check_unchanged(node.backward, node.saved)
