@@ -228,6 +228,8 @@ class BufferPool:
     here: its memory is one unit, however many there are.
     """
 
+    outlives_views = True  # a buffer that was given back is another's, views of it or not
+
     def __init__(self, device: Device, dtype, *, purpose: str, make=None):
         self.device = device
         self.dtype = dtype
@@ -264,3 +266,29 @@ class BufferPool:
 
     def _remove(self, buffer):
         self._idle = [b for b in self._idle if b is not buffer]
+
+
+class OwnBuffers:
+    """1-D buffers that are taken and given back like those of a pool, but each for itself: one that
+    was given back keeps its values while there are views of it, and is freed with the last one.
+
+    For buffers of many sizes: no more bytes are alive than are in use.
+    """
+
+    outlives_views = False
+
+    def __init__(self, device: Device, dtype, *, purpose: str):
+        self.device = device
+        self.dtype = dtype
+        self.purpose = purpose
+
+    def take(self, size: int):
+        """Return an array [size], contents undefined."""
+        return self.device.empty(size, self.dtype, purpose=self.purpose)
+
+    def give(self, view):
+        """Do nothing: the caller's array is no view of another."""
+
+    def places(self) -> list[tuple]:
+        """Return nothing: no buffer is idle."""
+        return []

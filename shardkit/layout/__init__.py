@@ -10,7 +10,7 @@ cuts        even parts of a dim, the units of a model, the stages of a pipeline
 """
 
 from .box import Box, flat_range_to_boxes, tiles_exactly
-from .cuts import balanced_stages, even_span, merged_blocks
+from .cuts import balanced_stages, even_span, merged_blocks, minimum_for_stages
 from .flat import FlatLayout, Slot
 from .mesh_shape import AXES, Coordinates, MeshShape
 from .piece import Piece
@@ -30,6 +30,7 @@ __all__ = [
     "even_span",
     "flat_range_to_boxes",
     "merged_blocks",
+    "minimum_for_stages",
     "policy_named",
     "tiles_exactly",
 ]

@@ -44,6 +44,13 @@ def merged_blocks(sizes: Sequence[int], minimum: int) -> list[range]:
     return runs
 
 
+def minimum_for_stages(sizes: Sequence[int], minimum: int, num_stages: int) -> int:
+    """Return the minimum, halved until merged_blocks leaves a unit for each stage, or it is 1."""
+    while minimum > 1 and len(merged_blocks(sizes, minimum)) < num_stages:
+        minimum //= 2
+    return minimum
+
+
 def balanced_stages(costs: Sequence[float], num_stages: int) -> list[range]:
     """Return the units of each stage: contiguous, none empty, the most expensive one the cheapest.
 

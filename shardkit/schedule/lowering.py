@@ -41,6 +41,8 @@ def lower(
     clip: bool = False,
     borrows: Borrows = _NO_BORROWS,
     ties: Iterable[UnitKey] = (),
+    parts: Borrows = _NO_BORROWS,
+    gathers_parts: bool = True,
 ) -> Program:
     """Turn the order into a complete training step: run all passes, one after another.
 
@@ -51,12 +53,15 @@ def lower(
                       embedding. Borrower and lender must be on one rank.
     ties              (stage, unit) of the units that have copies on other ranks, and of the copies:
                       tied weights whose users are not on one rank
+    parts             {(stage, unit): [(stage, unit), ...]}: units that nothing flows through, with
+                      further parameters of a unit
+    gathers_parts     False: a unit with parts is gathered while it computes, and not by actions
     Errors: ScheduleError for a malformed order, a stage without units, or a borrow between ranks.
     """
     validate(program)
     program = expand(program, units_per_stage)
-    program = add_gathers(program, borrows)
-    program = add_reductions(program, borrows)
+    program = add_gathers(program, borrows, parts, gathers_parts=gathers_parts)
+    program = add_reductions(program, borrows, parts)
     program = add_transfers(program)
     return add_step(program, clip, ties)
 
@@ -147,7 +152,13 @@ def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
 # --- parameters and gradients over the data axis --------------------------------------------------
 
 
-def add_gathers(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
+def add_gathers(
+    program: Program,
+    borrows: Borrows = _NO_BORROWS,
+    parts: Borrows = _NO_BORROWS,
+    *,
+    gathers_parts: bool = True,
+) -> Program:
     """Gather a unit before each run of neighboring actions that need it, and release it after.
 
         >>> print(to_text(add_gathers(from_text("0: 0.0F0 0.1F0 0.1B0 0.0B0"))))
@@ -158,13 +169,30 @@ def add_gathers(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
         >>> program = from_text("0: 0.0F0 0.1F0 0.2F0")
         >>> print(to_text(add_gathers(program, borrows={(0, 1): [(0, 0)]})))
         0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
+
+    A unit with parts needs all of them, or sees to it by itself:
+
+        >>> program = from_text("0: 0.0F0 0.0B0")
+        >>> print(to_text(add_gathers(program, parts={(0, 0): [(0, 1)]})))
+        0: 0.0GATHER 0.1GATHER 0.0F0 0.0B0 0.0RELEASE 0.1RELEASE
+        >>> print(to_text(add_gathers(program, parts={(0, 0): [(0, 1)]}, gathers_parts=False)))
+        0: 0.0F0 0.0B0
     """
     _check_borrows(program, borrows)
-    return {rank: _gathered(actions, borrows) for rank, actions in program.items()}
+    see_to_it = () if gathers_parts else parts
+    return {
+        rank: _gathered(
+            actions,
+            [
+                [] if (action.stage, action.unit) in see_to_it else _needs(action, borrows, parts)
+                for action in actions
+            ],
+        )
+        for rank, actions in program.items()
+    }
 
 
-def _gathered(actions: tuple[Action, ...], borrows: Borrows) -> tuple[Action, ...]:
-    needs = [_needs(action, borrows) for action in actions]
+def _gathered(actions: tuple[Action, ...], needs: list[list[UnitKey]]) -> tuple[Action, ...]:
     result = []
     for before, action, now, after in zip([[], *needs], actions, needs, [*needs[1:], []]):
         result += [Action(Kind.GATHER, *unit) for unit in now if unit not in before]
@@ -173,13 +201,17 @@ def _gathered(actions: tuple[Action, ...], borrows: Borrows) -> tuple[Action, ..
     return tuple(result)
 
 
-def _needs(action: Action, borrows: Borrows) -> list[UnitKey]:
-    """Return the units whose parameters an action uses: its own and those it borrows, ascending."""
+def _needs(action: Action, borrows: Borrows, parts: Borrows) -> list[UnitKey]:
+    """Return the units whose parameters an action uses: its own, its parts and those it borrows,
+    ascending.
+    """
     own = (action.stage, action.unit)
-    return sorted({own, *borrows.get(own, ())})
+    return sorted({own, *borrows.get(own, ()), *parts.get(own, ())})
 
 
-def add_reductions(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
+def add_reductions(
+    program: Program, borrows: Borrows = _NO_BORROWS, parts: Borrows = _NO_BORROWS
+) -> Program:
     """Sum a unit's gradient over the data ranks once per step, after the last W that adds to it.
 
         >>> program = from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0STEP")
@@ -195,15 +227,15 @@ def add_reductions(program: Program, borrows: Borrows = _NO_BORROWS) -> Program:
         0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
     """
     _check_borrows(program, borrows)
-    return {rank: _reduced(actions, borrows) for rank, actions in program.items()}
+    return {rank: _reduced(actions, borrows, parts) for rank, actions in program.items()}
 
 
-def _reduced(actions: tuple[Action, ...], borrows: Borrows) -> tuple[Action, ...]:
+def _reduced(actions: tuple[Action, ...], borrows: Borrows, parts: Borrows) -> tuple[Action, ...]:
     complete_at = {
         unit: at
         for at, action in enumerate(actions)
         if action.kind is Kind.WEIGHT
-        for unit in _needs(action, borrows)
+        for unit in _needs(action, borrows, parts)
     }
     released_at = {
         (action.stage, action.unit): at

@@ -177,7 +177,7 @@ def test_a_container_of_modules_that_are_trained_anyway_is_none_of_our_business(
     assert len(own.finish().named_parameters()) == 6
 
 
-# ---- one unit ------------------------------------------------------------------------------------
+# ---- units ---------------------------------------------------------------------------------------
 
 
 class Wide(nn.Module):
@@ -203,9 +203,21 @@ class InBlocks(Wide):
         ]
 
 
-def one_unit_warnings(make, num_ranks, steps=0):
-    """What was warned of while this model was made on all ranks, and the most bytes that rank 0
-    gathered in its steps.
+class InOneLargeBlock(nn.Module):
+    """A block of seven layers, and one of a single layer."""
+
+    def __init__(self):
+        self.loss = nn.MeanSquaredError()
+        self.body = Wide()
+        self.head = nn.Linear(128, 128, bias=False)
+
+    def blocks(self):
+        return [("body", self.body), ("head", self.head)]
+
+
+def warnings_of(make, num_ranks, steps=0):
+    """Return what was warned of while this model was made on all ranks, and the most bytes that
+    rank 0 gathered in its steps.
     """
 
     def run(backend):
@@ -224,32 +236,34 @@ def one_unit_warnings(make, num_ranks, steps=0):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda config: sk.FSDPModel(Wide(), config),
-        lambda config: sk.HybridShardedModel(Wide(), config),
+        lambda config: sk.FSDPModel(InOneLargeBlock(), config),
+        lambda config: sk.HybridShardedModel(InOneLargeBlock(), config),
     ],
     ids=["FSDP", "hybrid"],
 )
-def test_a_model_without_blocks_is_said_to_be_one_unit_once_with_what_it_costs(make):
-    (told,), peak = one_unit_warnings(make, 2, steps=1)
-    _, peak_in_blocks = one_unit_warnings(
-        lambda config: sk.FSDPModel(InBlocks(), config), 2, steps=1
-    )
-    assert (peak, peak_in_blocks) == (7 << 16, 1 << 16)
-    assert told.startswith("Wide has no method blocks()") and "448 KiB" in told and "64 KiB" in told
+def test_a_block_that_is_most_of_the_model_is_named_once_with_what_it_costs(make):
+    (told,), peak = warnings_of(make, 2, steps=1)
+    assert peak == 7 << 16
+    assert told.startswith("block body of InOneLargeBlock.blocks() is one unit of 448 KiB")
+    assert "64 KiB at a time" in told
+
+
+@pytest.mark.parametrize("module", [InBlocks, Wide], ids=["in blocks", "by calls"])
+def test_blocks_and_modules_are_gathered_one_at_a_time_and_nothing_is_said(module):
+    assert warnings_of(lambda config: sk.FSDPModel(module(), config), 2, steps=1) == ([], 1 << 16)
 
 
 @pytest.mark.parametrize(
     "make, num_ranks",
     [
-        (lambda config: sk.FSDPModel(InBlocks(), config), 2),
-        (lambda config: sk.FSDPModel(Wide(), config), 1),
-        (lambda config: sk.DDPModel(Wide(), config), 2),
-        (lambda config: sk.ZeRO2Model(Wide(), config), 2),
+        (lambda config: sk.FSDPModel(InOneLargeBlock(), config), 1),
+        (lambda config: sk.DDPModel(InOneLargeBlock(), config), 2),
+        (lambda config: sk.ZeRO2Model(InOneLargeBlock(), config), 2),
         (lambda config: sk.FSDPModel(Own("layers", "a", 1), config), 2),
         (lambda config: sk.FSDPModel(nn.Linear(128, 128), config), 2),
         (lambda config: sk.FSDPModel(sk.models.MLP([128, 128, 128]), config), 2),
     ],
-    ids=["in blocks", "one rank", "DDP", "ZeRO-2", "tiny", "one layer", "MLP"],
+    ids=["one rank", "DDP", "ZeRO-2", "tiny", "one layer", "MLP"],
 )
-def test_nothing_is_said_where_units_would_save_nothing(make, num_ranks):
-    assert one_unit_warnings(make, num_ranks)[0] == []
+def test_nothing_is_said_where_other_units_would_save_nothing(make, num_ranks):
+    assert warnings_of(make, num_ranks)[0] == []

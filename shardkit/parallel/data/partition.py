@@ -3,14 +3,22 @@
 blocks   embedding | blocks.0 | blocks.1 | norm | head      from the model's blocks()
 units    embedding | blocks.0 | blocks.1 | norm   head      merged until a unit is worth a message
 stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipeline/balance.py)
+
+A model without blocks() is one block. Its units are what its modules own, in the order of their
+names, and they are gathered when these modules are called (step/calls.py):
+
+    UNet(scale)                 units   scale                    its own, while UNet runs
+      down.0  down.1  middle            down.0 | down.1 | middle
+      up.1 (norm, conv)                 up.1.norm up.1.conv      merged as blocks are
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from ...array.accounts import bytes_text
-from ...errors import ShardingError
-from ...layout.cuts import merged_blocks
-from ...nn.module import Module, ModuleList, Parameter, blocks_of, members_of
+from ...errors import ShardingError, StagesError
+from ...layout.cuts import merged_blocks, minimum_for_stages
+from ...nn.module import Module, Parameter, blocks_of, members_of
 from ...nn.parameter import INSTEAD_OF_FREEZING
 
 
@@ -23,12 +31,15 @@ class UnitPlan:
     its `lenders`.
     is_copy   a replica of another pipeline rank's unit, for a borrower on this rank: it is not
               counted, saved or run
+    parts     further units of the same single block, which have no blocks of their own: it is
+              gathered part by part, as its modules are called
     """
 
     blocks: tuple[Module, ...]
     parameters: dict[str, Parameter]
-    lenders: tuple[int, ...]
+    lenders: tuple[int, ...] = ()
     is_copy: bool = False
+    parts: "tuple[UnitPlan, ...]" = ()
 
     @property
     def num_elements(self) -> int:
@@ -41,8 +52,9 @@ class UnitPlan:
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     """Return the model's blocks as units of at least `minimum_elements` parameters each.
 
-    The last unit may join its neighbor. The result depends on the model and this number alone, and
-    not on the mesh: sums are formed per unit, and their bits must not change.
+    The last unit may join its neighbor. A single block is one unit with parts. The result depends
+    on the model and this number alone, and not on the mesh: sums are formed per unit, and their
+    bits must not change.
     Errors: ShardingError if the model has no parameters, or some outside its blocks, or of several
     dtypes.
     """
@@ -51,61 +63,53 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
         raise ShardingError(
             f"{type(model).__name__} has no parameters, so there is nothing to train or shard"
         )
+    blocks = [block for _, block in blocks_of(model)]
     owner: dict[int, int] = {}
     plans = []
-    for index, blocks in enumerate(
-        _group([block for _, block in blocks_of(model)], minimum_elements)
-    ):
-        used = {id(p): p for block in blocks for p in block.named_parameters().values()}
+    runs = merged_blocks(_new_sizes(blocks), minimum_elements)
+    for index, group in enumerate([blocks[run.start : run.stop] for run in runs]):
+        used = {id(p): p for block in group for p in block.named_parameters().values()}
         new = {names[i]: p for i, p in used.items() if i not in owner}
         owner.update({i: index for i in used if i not in owner})
-        plans.append(
-            UnitPlan(
-                tuple(blocks), new, tuple(sorted({owner[i] for i in used if owner[i] != index}))
-            )
-        )
+        lenders = sorted({owner[i] for i in used if owner[i] != index})
+        plans.append(UnitPlan(tuple(group), new, tuple(lenders)))
     _check(model, names, owner)
+    if len(blocks) == 1:
+        first, *rest = _units_of_calls(blocks[0], names, minimum_elements)
+        parts = tuple(UnitPlan((), parameters) for parameters in rest)
+        return [UnitPlan((blocks[0],), first, parts=parts)]
     return plans
 
 
-def describe_one_unit(model: Module, minimum_elements: int, itemsize: int) -> str | None:
-    """Return what it costs that the model is one unit; None if units would save little.
+def plan_units_for_stages(
+    model: Module, minimum_elements: int, num_stages: int, *, is_clipped: bool
+) -> list[UnitPlan]:
+    """Return the units of plan_units(), or smaller ones if these are too few for the stages.
 
-    itemsize   bytes of a gathered element
+    The bits of a step do not depend on the size of units, but for norms that clip and for tied
+    weights. There a mesh must not choose the size, and the caller is told what to set.
+    Errors: those of plan_units; StagesError.
     """
-    if [block for _, block in blocks_of(model)] != [model]:
-        return None
-    modules = [member for member in members_of(model).values() if isinstance(member, Module)]
-    parts = [part for module in modules for part in _possible_blocks(module)]
-    sizes = [_num_elements(group) for group in _group(parts, minimum_elements)]
-    whole, largest = model.parameter_count, max(sizes, default=model.parameter_count)
-    if whole - largest < minimum_elements:
-        return None
-    return (
-        f"{type(model).__name__} has no method blocks(), so it is one unit: all "
-        f"{bytes_text(whole * itemsize)} of its parameters are gathered at once, and each rank "
-        "holds as many gradients. If it is a chain of modules, let blocks() return them in the "
-        "order of the forward pass, [(name, module), ...]: then "
-        f"{bytes_text(largest * itemsize)} are gathered at a time"
-    )
+    plans = plan_units(model, minimum_elements)
+    if len(plans) >= num_stages:
+        return plans
+    sizes = _new_sizes([block for _, block in blocks_of(model)])
+    minimum = minimum_for_stages(sizes, minimum_elements, num_stages)
+    smaller = plan_units(model, minimum)
+    if len(smaller) < num_stages:
+        return plans  # whose error says the size that was asked for
+    what = "the norm that clips" if is_clipped else "the sums of tied weights"
+    if is_clipped or any(plan.lenders for plan in smaller):
+        raise StagesError(
+            f"a pipeline of {num_stages} stages needs at least {num_stages} units, but with "
+            f"minimum_parameter_group_size = {minimum_elements} the model has {len(plans)}; set it "
+            f"to {minimum}, on every mesh that is to compute the same bits: {what} depends on it"
+        )
+    return smaller
 
 
-def _possible_blocks(module: Module) -> list[Module]:
-    """Return the module's own blocks, the elements of a list of modules, or the module."""
-    if isinstance(module, ModuleList):
-        return list(module)
-    return [block for _, block in blocks_of(module)]
-
-
-def _num_elements(blocks: list[Module]) -> int:
-    return sum(p.size for p in {id(p): p for block in blocks for p in block.parameters()}.values())
-
-
-def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
-    """Return neighbors merged until each group owns enough elements.
-
-    A tied parameter counts once, where it comes first.
-    """
+def _new_sizes(blocks: list[Module]) -> list[int]:
+    """Return the elements of each block's parameters; tied ones count where they come first."""
     seen, sizes = set(), []
     for block in blocks:
         new = {
@@ -113,7 +117,97 @@ def _group(blocks: list[Module], minimum_elements: int) -> list[list[Module]]:
         }
         seen.update(new)
         sizes.append(sum(new.values()))
-    return [blocks[run.start : run.stop] for run in merged_blocks(sizes, minimum_elements)]
+    return sizes
+
+
+# ---- a single block ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """Parameters that are gathered together.
+
+    is_around   they belong to a module that calls others, and so they stay while those are called
+    """
+
+    parameters: list[Parameter]
+    is_around: bool = False
+
+    @property
+    def size(self) -> int:
+        return sum(p.planned_size for p in self.parameters)
+
+
+def _units_of_calls(
+    block: Module, names: dict[int, str], minimum_elements: int
+) -> list[dict[str, Parameter]]:
+    """Return {name: parameter} of each unit, in the order of names.
+
+    Neighbors are merged, but for what stays gathered around the calls of others. A module that has
+    no more parameters than one module has by itself is not cut: that would not lower the peak.
+    """
+    uncut = max([minimum_elements, *map(_own_size, block.named_modules().values())])
+    units = []
+    for is_around, run in groupby(_owned(block, set(), uncut), lambda owned: owned.is_around):
+        run = list(run)
+        minimum = 1 if is_around else minimum_elements
+        for cut in merged_blocks([owned.size for owned in run], minimum):
+            merged = [p for owned in run[cut.start : cut.stop] for p in owned.parameters]
+            units.append({names[id(p)]: p for p in merged})
+    return units
+
+
+def _own_parameters(module: Module) -> list[Parameter]:
+    return [member for member in members_of(module).values() if isinstance(member, Parameter)]
+
+
+def _own_size(module: Module) -> int:
+    return sum(p.planned_size for p in _own_parameters(module))
+
+
+def _owned(module: Module, seen: set[int], uncut: int) -> list[_Owned]:
+    """Return what the module and those inside of it own; tied parameters where they come first.
+
+    A module of `uncut` elements or fewer is not cut, nor is one most of whose parameters are its
+    own: gathered around the calls of the others, these would need about the same memory.
+    """
+    everything = [p for p in module.named_parameters().values() if id(p) not in seen]
+    own = {id(p): p for p in _own_parameters(module) if id(p) not in seen}
+    whole, around = _Owned(everything), _Owned(list(own.values()), is_around=True)
+    if whole.size <= uncut or 2 * around.size >= whole.size:
+        seen.update(map(id, everything))
+        return [whole] if everything else []
+    seen.update(own)
+    found = [around] if own else []
+    for inner in members_of(module).values():
+        if isinstance(inner, Module):
+            found += _owned(inner, seen, uncut)
+    return found
+
+
+def describe_large_block(model: Module, minimum_elements: int, itemsize: int) -> str | None:
+    """Return what it costs that one of several blocks is most of the model, though it could be
+    gathered part by part; None if it is not so.
+
+    itemsize   bytes of a gathered element
+    """
+    blocks = blocks_of(model)
+    sizes = _new_sizes([block for _, block in blocks])
+    largest = max(sizes)
+    if len(blocks) == 1 or 2 * largest < sum(sizes):
+        return None
+    name, block = blocks[sizes.index(largest)]
+    names = {id(p): path for path, p in block.named_parameters().items()}
+    parts = _units_of_calls(block, names, minimum_elements)
+    most = max(sum(p.size for p in part.values()) for part in parts)
+    if 4 * most > largest:
+        return None
+    return (
+        f"block {name} of {type(model).__name__}.blocks() is one unit of "
+        f"{bytes_text(largest * itemsize)}, most of the model, which is gathered at once. Let "
+        "blocks() return its parts, or leave blocks() out where there is no pipeline: modules are "
+        f"gathered as they are called then, {bytes_text(most * itemsize)} at a time"
+    )
 
 
 def check_trained(model: Module) -> None:

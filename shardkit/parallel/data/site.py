@@ -20,15 +20,14 @@ class Pools:
     """The memory of one model: a device, an arena, and pools of whole buffers.
 
     compute_dtype   of whole parameters; None: dtype
+    gathered        makes the buffers that units are gathered in: BufferPool or OwnBuffers
     """
 
-    def __init__(self, device: Device, dtype, compute_dtype=None):
+    def __init__(self, device: Device, dtype, compute_dtype=None, gathered=BufferPool):
         self.device = device
         self.arena = Arena(device, purpose="activations")
         self.compute_dtype = numpy.dtype(dtype if compute_dtype is None else compute_dtype)
-        self.whole_parameters = BufferPool(
-            device, self.compute_dtype, purpose="gathered parameters"
-        )
+        self.whole_parameters = gathered(device, self.compute_dtype, purpose="gathered parameters")
         self.whole_gradients = BufferPool(device, dtype, purpose="gradients in flight")
 
     def places(self, units) -> tuple:

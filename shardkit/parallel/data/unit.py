@@ -79,6 +79,7 @@ class Unit:
         kept, updated = self.parameters, keepers.state.updated(self._site)
         self.updates_all, self.is_common = keepers.state.is_whole, kept.is_common
         self.is_released_after_use = kept.is_released_after_use
+        self._views_last = not self._site.pools.whole_parameters.outlives_views
         self._lends_what_it_trains = kept.whole is kept.array
         self._is_current_after_step = keepers.state.is_whole and self._lends_what_it_trains
         self.num_updated = updated.stop - updated.start
@@ -161,7 +162,7 @@ class Unit:
     def unbind(self) -> None:
         """Take the parameters' memory from them until the next gather. No communication."""
         for parameter in self.plan.parameters.values():
-            parameter.release()
+            parameter.release(views_last=self._views_last)
         self._bound = None
 
     def wait_for_readers(self) -> None:

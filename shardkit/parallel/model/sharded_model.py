@@ -29,7 +29,7 @@ from ...errors import CommunicationError, ShardingWarning
 from ...layout.policy import Policy
 from ...nn.metrics import metrics_of
 from ...nn.module import Module
-from ..data.partition import describe_one_unit
+from ..data.partition import describe_large_block
 from ..settings import ShardingConfiguration
 from ..step.engine import Engine
 from ..tensor.plan import close_groups
@@ -68,7 +68,7 @@ class ShardedModel(Stored, Copied, Featured):
         with collectively(config.backend):
             self._check_arguments(wrapped_model)
         self._assemble(wrapped_model, config, self._make_mesh(config.backend))
-        _warn_of_one_unit(self)
+        _warn_of_large_block(self)
 
     def _check_arguments(self, wrapped_model):
         if not isinstance(wrapped_model, Module):
@@ -336,13 +336,13 @@ class ShardedModel(Stored, Copied, Featured):
         self.mesh.close()
 
 
-def _warn_of_one_unit(model: ShardedModel) -> None:
-    """Warn on rank 0 if the model is one unit and several would save memory."""
+def _warn_of_large_block(model: ShardedModel) -> None:
+    """Warn on rank 0 if one block is most of the model and gathered at once."""
     if model.rank > 0 or model.mesh.size("data") == 1:
         return
     if not model.engine.units[0].is_released_after_use:
         return
-    cost = describe_one_unit(
+    cost = describe_large_block(
         model.wrapped_model,
         model.sharding_configuration.minimum_parameter_group_size,
         model.engine.numerics.compute_dtype.itemsize,

@@ -39,9 +39,24 @@ def stage_ranges(
     Errors: StagesError if there are fewer units than stages, or a stage by hand would cut a unit;
     ConfigurationError on costs or counts that are not those of the model's blocks.
     """
+    if num_stages > 1:
+        _check_chain(units, num_stages)
     if blocks_per_stage is not None:
         return _by_hand(units, num_stages, tuple(blocks_per_stage))
     return balanced_stages(unit_costs(units, balance), num_stages)
+
+
+def _check_chain(units: list[UnitPlan], num_stages: int):
+    """Raise StagesError if the model is a single module that says no blocks."""
+    blocks = [block for unit in units for block in unit.blocks]
+    if len(blocks) == 1 and [inner for _, inner in blocks_of(blocks[0])] == blocks:
+        name = type(blocks[0]).__name__
+        raise StagesError(
+            f"{name} has no method blocks(), so it is one block, which a pipeline of {num_stages} "
+            "stages cannot cut. If it is a chain of modules, each of which takes what the one "
+            "before it returns, say them in this order: def blocks(self): return [(name, module), "
+            "...]; else leave the pipeline out and shard over data or tensor ranks"
+        )
 
 
 def unit_costs(units: list[UnitPlan], balance: "str | Sequence[float]") -> list[float]:

@@ -77,22 +77,35 @@ class Programs:
         clip: bool,
         begins_gathers: bool,
         begins_reductions: bool,
+        gathers_parts: bool,
     ) -> "Programs":
         """Return the programs of this rank.
 
         begins_gathers, begins_reductions   what can travel while units compute
+        gathers_parts   False: a unit with parts gathers and reduces them while it computes
         """
         units_per_stage = dict(enumerate(stages.units_per_stage))
         borrows = {place: lenders for place, lenders in stages.lenders.items() if lenders}
         plain = ahead = lower(
-            order, units_per_stage, clip=clip, borrows=borrows, ties=stages.holders
+            order,
+            units_per_stage,
+            clip=clip,
+            borrows=borrows,
+            ties=stages.holders,
+            parts=stages.parts,
+            gathers_parts=gathers_parts,
         )
         if begins_gathers:
             ahead = begin_gathers(ahead)
         if begins_reductions:
             ahead = begin_reductions(ahead)
         forward = add_transfers(
-            add_gathers(expand(_forward_order(order, stages), units_per_stage), borrows=borrows)
+            add_gathers(
+                expand(_forward_order(order, stages), units_per_stage),
+                borrows,
+                stages.parts,
+                gathers_parts=gathers_parts,
+            )
         )
         return cls(
             StepProgram.of(plain[pipeline_rank]),

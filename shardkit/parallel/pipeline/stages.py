@@ -7,6 +7,9 @@ pipeline rank.
 Tied weights belong to the unit that uses them first. If a later user stands on another rank, its
 stage begins with a copy of that unit: no blocks, the same parameters. Owner and copies add up their
 gradients (TIE) and take the same steps.
+
+A single block may be a unit with parts. They follow it, as (0,1), (0,2), ..., and nothing flows
+through them.
 """
 
 from dataclasses import dataclass, replace
@@ -33,12 +36,14 @@ class Stages:
     rank_of   {stage: pipeline rank}
     lenders   {place: places on the same rank whose parameters it borrows}
     holders   {place of a tied unit or copy: pipeline ranks that hold one, the owner's first}
+    parts     {place of a unit with parts: their places}
     """
 
     plans: dict[Place, UnitPlan]
     rank_of: dict[int, int]
     lenders: dict[Place, tuple[Place, ...]]
     holders: dict[Place, tuple[int, ...]]
+    parts: dict[Place, tuple[Place, ...]]
 
     @classmethod
     def of(cls, units: list[UnitPlan], ranges: list[range], order: Program) -> "Stages":
@@ -48,6 +53,7 @@ class Stages:
         rank_of = {action.stage: rank for rank, actions in order.items() for action in actions}
         plans = {}
         lenders = {}
+        parts = {}
         at = {}  # (unit, rank) -> where its parameters are on that rank
         for stage, here in enumerate(ranges):
             rank, number = rank_of[stage], 0
@@ -63,13 +69,20 @@ class Stages:
                 plans[place] = units[index]
                 lenders[place] = tuple(at[lender, rank] for lender in units[index].lenders)
                 number += 1
+                if units[index].parts:
+                    inside = {
+                        Place(stage, number + i): part for i, part in enumerate(units[index].parts)
+                    }
+                    plans.update(inside)
+                    parts[place] = tuple(inside)
+                    number += len(inside)
         holders = {}
         for unit in {unit for (unit, _), place in at.items() if plans[place].is_copy}:
             ranks = tuple(
                 rank for (other, rank) in at if other == unit
             )  # in the order of the model, the owner first
             holders.update({place: ranks for (other, _), place in at.items() if other == unit})
-        return cls(plans, rank_of, lenders, holders)
+        return cls(plans, rank_of, lenders, holders, parts)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
@@ -78,9 +91,10 @@ class Stages:
 
     @cached_property
     def units_per_stage(self) -> tuple[int, ...]:
-        """Units of each stage, copies included."""
+        """Units of each stage that activations flow through, copies included."""
+        inside = {part for parts in self.parts.values() for part in parts}
         return tuple(
-            sum(place.stage == stage for place in self.plans)
+            sum(place.stage == stage and place not in inside for place in self.plans)
             for stage in range(self.places[-1].stage + 1)
         )
 

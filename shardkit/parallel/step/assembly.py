@@ -8,18 +8,18 @@ Which policy, which schedule, how many ranks is decided here, once.
 
 from dataclasses import dataclass
 
-from ...array.device import Device
+from ...array.device import BufferPool, Device, OwnBuffers
 from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...layout.policy import Policy
 from ...nn.module import Module
 from ...optim.rules import SGD
-from ...schedule.actions import Program
+from ...schedule.actions import Kind, Program
 from ...schedule.catalog import order_named
-from ..data.keepers import Keepers
+from ..data.keepers import Keepers, Shard
 from ..data.movement import Movement
-from ..data.partition import check_trained, plan_units
+from ..data.partition import check_trained, plan_units_for_stages
 from ..data.site import Pools
 from ..data.unit import Unit
 from ..model.fingerprint import facts_of
@@ -32,6 +32,7 @@ from ..pipeline.transfer import Transfers
 from ..settings import ShardingConfiguration
 from ..tensor.plan import apply_plan, check_plan, default_plan
 from .buffers import Buffers, check_buffers
+from .calls import CalledRuntime, CalledWork
 from .executor import Executor, Runtime
 from .flow import Flow
 from .numerics import LossScale, Numerics
@@ -47,6 +48,7 @@ class Blueprint:
 
     device        of this rank; of a GPU, the one that its place on the node gives it
     is_initial    all parameters are what the seed makes
+    by_calls      modules gather their parameters when they are called
     """
 
     device: Device
@@ -57,6 +59,7 @@ class Blueprint:
     stages: Stages
     programs: Programs
     is_initial: bool
+    by_calls: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +97,12 @@ class Assembly:
             plan = _drawn(model, config, mesh, policy)
         if config.device == "cuda":
             mesh.open_gpu_transport(config.gpu_transport, deterministic=config.deterministic)
-        pools = Pools(plan.device, plan.numerics.dtype, plan.numerics.compute_dtype)
+        pools = Pools(
+            plan.device,
+            plan.numerics.dtype,
+            plan.numerics.compute_dtype,
+            gathered=OwnBuffers if plan.by_calls else BufferPool,
+        )
         movement = Movement(
             mesh.group("data"),
             pools.whole_gradients,
@@ -103,7 +111,7 @@ class Assembly:
         )
         units = _units(plan, mesh, pools, movement)
         buffers = Buffers(model, mesh, plan.stages, plan.device)
-        plain, ahead = _runtimes(config, mesh, plan.stages, units, pools, movement, plan.numerics)
+        plain, ahead = _runtimes(config, mesh, plan, units, pools, movement)
         weights = Weights(
             model,
             mesh,
@@ -152,21 +160,32 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     order = order_named(config.schedule)(
         mesh.size("pipeline"), config.micro_batches, config.virtual_stages
     )
-    unit_plans = plan_units(model, config.minimum_parameter_group_size)
+    unit_plans = plan_units_for_stages(
+        model,
+        config.minimum_parameter_group_size,
+        _num_stages(order),
+        is_clipped=config.max_gradient_norm is not None,
+    )
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
     check_buffers(model, stages)
+    by_calls = bool(stages.parts) and keepers.parameters is Shard
     programs = Programs.of(
         order,
         stages,
         pipeline.rank,
         clip=config.max_gradient_norm is not None,
         begins_gathers=keepers.parameters.is_released_after_use,
-        begins_reductions=config.deterministic and not config.gradient_compression,
+        begins_reductions=(
+            config.deterministic and not config.gradient_compression and not by_calls
+        ),
+        gathers_parts=not by_calls,
     )
     loss_scale = LossScale.of(config, numerics)
-    return Blueprint(device, rule, numerics, loss_scale, keepers, stages, programs, is_initial)
+    return Blueprint(
+        device, rule, numerics, loss_scale, keepers, stages, programs, is_initial, by_calls
+    )
 
 
 def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
@@ -197,20 +216,30 @@ def _cut_layers(model, config, mesh):
         check_plan(model, config.tensor_plan)  # a wrong one is wrong on one tensor rank, too
 
 
+def _num_stages(order: Program) -> int:
+    return len({action.stage for actions in order.values() for action in actions})
+
+
 def _stages_of(units, config, order: Program) -> Stages:
-    num_stages = len({action.stage for actions in order.values() for action in actions})
-    ranges = stage_ranges(units, num_stages, config.stage_balance, config.blocks_per_stage)
+    ranges = stage_ranges(units, _num_stages(order), config.stage_balance, config.blocks_per_stage)
     return Stages.of(units, ranges, order)
 
 
-def _runtimes(config, mesh, stages, units, pools, movement, numerics) -> tuple[Runtime, Runtime]:
+def _runtimes(config, mesh, plan: Blueprint, units, pools, movement) -> tuple:
     """Return what runs plain programs, and what runs those that begin messages ahead."""
+    stages, numerics = plan.stages, plan.numerics
     transfers = Transfers(
         mesh.group("pipeline"), stages.rank_of, pools.device, numerics.compute_dtype
     )
     work = Work(units, stages, pools.arena, keep_activations=not config.activation_checkpointing)
+    if plan.by_calls:
+        work = CalledWork(
+            work, mesh.group("data"), pools.device, shares_errors=mesh.size("tensor") == 1
+        )
     flow = Flow(stages, transfers, work)
     table = {**flow.table, **Updates(units, stages, mesh, transfers).table}
+    if plan.by_calls:
+        table[Kind.REDUCE] = work.reduce
     executor = Executor(table)
     of_zeros = Executor({**table, **flow.table_of_zeros})
 
@@ -221,9 +250,10 @@ def _runtimes(config, mesh, stages, units, pools, movement, numerics) -> tuple[R
             flow,
             pools.device,
             rank=mesh.rank,
-            can_go_on=mesh.size("tensor") == 1,
+            can_go_on=mesh.size("tensor") == 1 and not plan.by_calls,
         )
-        return Runtime(guarded, flow, movement, list(units.values()), pools.arena, numerics)
+        plain = Runtime(guarded, flow, movement, list(units.values()), pools.arena, numerics)
+        return CalledRuntime(plain, work) if plan.by_calls else plain
 
     pumped = runtime(Pumped(executor, movement.pump), Pumped(of_zeros, movement.pump))
     return runtime(executor, of_zeros), pumped

@@ -43,7 +43,7 @@ class Compilation:
         self._world = mesh.world
         self._model = model
         self._graphs: CudaGraphs | None = None
-        self._obstacle = _obstacle(pools.device, mesh, model)
+        self._obstacle = _obstacle(pools.device, mesh, model, runtime.flow.plain_work)
 
     def start(self) -> None:
         """Capture steps that are alike as CUDA graphs, and replay them from then on.
@@ -74,13 +74,18 @@ class Compilation:
             self._graphs.forget()
 
 
-def _obstacle(device, mesh, model) -> str | None:
+def _obstacle(device, mesh, model, work) -> str | None:
     """Return what is in the way of capturing steps; None if nothing is."""
     if model.named_buffers():
         return "its buffers observe each forward pass, and a replayed graph has none"
     if device.kind == "cpu":
         return (
             'it is on device "cpu", and compile() captures CUDA graphs, so it wants device = "cuda"'
+        )
+    if work.gathers_by_calls:
+        return (
+            "its modules gather their parameters when they are called, and a graph has no messages "
+            "in it: give it a method blocks(), or train it with DDP or ZeRO"
         )
     if mesh.size("tensor") > 1:
         return (

@@ -42,6 +42,8 @@ class Work:
     keep_activations   False for activation checkpointing
     """
 
+    gathers_by_calls = False
+
     def __init__(
         self, units: dict[Place, Unit], stages: Stages, arena: Arena, *, keep_activations: bool
     ):
@@ -83,10 +85,11 @@ class Work:
                 return inputs.loss.total(x, inputs.micro_batches[m].y)
             return x
 
-    def backward(self, place: Place, m: int, gradient, inputs: Inputs):
+    def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=backward_inputs):
         """Return the gradient of the unit's input, or None for the first unit.
 
         gradient   of the unit's output; None after the loss
+        walk       (output, gradient) -> what is still to be computed for parameters
         """
         graph = self._graphs[place, m]
         if graph.output is None:
@@ -94,18 +97,22 @@ class Work:
             graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
-        graph.weight_gradients = backward_inputs(graph.output, gradient)
+        graph.weight_gradients = walk(graph.output, gradient)
         for_input = graph.input.grad
         graph.input = graph.output = None
         return for_input
 
     def owners(self, place: Place) -> list[Unit]:
-        """Return the units whose parameters this one uses: itself, and those that it borrows from.
+        """Return the units whose parameters this one uses: itself, its parts, and those that it
+        borrows from.
 
         A copy uses none.
         """
-        is_copy = self.units[place].plan.is_copy
-        return [] if is_copy else [self.units[at] for at in (place, *self.stages.lenders[place])]
+        if self.units[place].plan.is_copy:
+            return []
+        stages = self.stages
+        places = (place, *stages.parts.get(place, ()), *stages.lenders[place])
+        return [self.units[at] for at in places]
 
     def weight(self, place: Place, m: int, buffers, inputs: Inputs) -> None:
         """Write the gradients of the parameters of owners(place).
