@@ -1,11 +1,11 @@
 """Reference models as tasks: `shardkit train --task=fno --data.path=flow.h5 ...`.
 
-    task               a row of x               y                        sk.models
-    fno                (channels, *grid)        a field                  FNO
-    lstm               (time, features)         numbers, or of each step LSTM
-    message_passing    (nodes, features)        of each node, or a sum   MessagePassing
+    task               a row of x               y                         sk.models
+    fno                (channels, *grid)        a field                   FNO
+    lstm               (time, features)         numbers, or of each step  LSTM
+    message_passing    (nodes, features)        of each node, or a sum    MessagePassing
 
-Each is a section [model] and a call of the model's class; the rest is ArrayTask.
+Each is a section [model], a form of rows, and a call of the model's class; the rest is TableTask.
 """
 
 from dataclasses import dataclass
@@ -18,50 +18,59 @@ from ..data.tables import open_table
 from ..errors import ConfigurationError
 from ..nn.models import FNO, LSTM, MessagePassing
 from ..settings import fixed
-from .arrays import ArrayTask
-from .table import TableData
+from .form import Arrays
+from .table import TableData, TableTask
 
 _SIZES = "its checkpoints have these sizes"
+_IN_TIME = Arrays((2,), "(time, features)", channel_axis=-1)
+_OF_NODES = Arrays((2,), "(nodes, features)", channel_axis=-1)
+_ON_GRIDS = Arrays(
+    (2, 3, 4), "(channels, x), (channels, x, y) or (channels, x, y, z)", kinds=("regression",)
+)
 
 
-class FNOTask(ArrayTask):
+def _flops(model, places) -> float:
+    """Return the operations of a row: 6 for a parameter at each of the places where it is applied.
+
+    places  name of a parameter -> how many
+    """
+    parameters = model.named_parameters().items()
+    return 6.0 * sum(places(name) * parameter.size for name, parameter in parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FNOSizes:
+    """The FNO of a run."""
+
+    modes: tuple[int, ...] = fixed(
+        _SIZES, (12,), "frequencies kept of each dimension, or one number for all", minimum=1
+    )
+    width: int = fixed(_SIZES, 32, "channels of the layers", minimum=1)
+    layers: int = fixed(_SIZES, 4, "spectral layers", minimum=1)
+
+
+class FNOTask(TableTask):
     """`fno`: fields on a grid of one, two or three dimensions, through a Fourier operator."""
 
-    x_words = "(channels, x), (channels, x, y) or (channels, x, y, z)"
-    kinds = ("regression",)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Model:
-        """The FNO of a run."""
-
-        modes: tuple[int, ...] = fixed(
-            _SIZES, (12,), "frequencies kept of each dimension, or one number for all", minimum=1
-        )
-        width: int = fixed(_SIZES, 32, "channels of the layers", minimum=1)
-        layers: int = fixed(_SIZES, 4, "spectral layers", minimum=1)
-
-    sections = {"model": Model, "data": TableData}
+    rows = _ON_GRIDS
+    sections = {"model": FNOSizes, "data": TableData}
     defaults = {
+        **TableTask.defaults,
         "run.folder": "runs/fno",
-        **ArrayTask.defaults,
         "batch.sequences": 32,
         "batch.micro_batch": 8,
     }
 
-    def places(self, name):
-        return 1 if "spectral" in name else prod(self.x_shape[1:])
-
     def make_model(self):
-        dims = len(self.x_shape) - 1
-        if len(self.y_shape) != dims + 1:
+        x, y = self.described.x_shape, self.described.y_shape
+        if len(y) != len(x):
             raise ConfigurationError(
-                f"{self.settings.data.path}: a row of y has shape {self.y_shape}; wanted a field "
-                f"on the grid of x, whose rows have shape {self.x_shape}"
+                f"{self.settings.data.path}: a row of y has shape {y}; wanted a field on the grid "
+                f"of x, whose rows have shape {x}"
             )
-        model = self.settings.model
-        modes = model.modes * dims if len(model.modes) == 1 else model.modes
-        grid = self.x_shape[1:]
-        if len(modes) != dims or any(2 * kept > size for kept, size in zip(modes, grid)):
+        model, grid = self.settings.model, x[1:]
+        modes = model.modes * len(grid) if len(model.modes) == 1 else model.modes
+        if len(modes) != len(grid) or any(2 * kept > size for kept, size in zip(modes, grid)):
             raise ConfigurationError(
                 f"model.modes = {list(model.modes)} on a grid of {grid}; wanted one number, or one "
                 "for each dimension, each at most half of its points"
@@ -75,29 +84,28 @@ class FNOTask(ArrayTask):
             seed=self.settings.run.seed,
         )
 
+    def num_flops_per_sample(self, model):
+        points = prod(self.described.x_shape[1:])
+        return _flops(model, lambda name: 1 if "spectral" in name else points)
 
-class LSTMTask(ArrayTask):
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMSizes:
+    """The LSTM of a run."""
+
+    width: int = fixed(_SIZES, 64, "units of a layer", minimum=1)
+    layers: int = fixed(_SIZES, 2, "recurrent layers", minimum=1)
+    dropout: float = fixed(
+        "its weights were trained with it", 0.0, "between the layers", minimum=0.0, below=1.0
+    )
+
+
+class LSTMTask(TableTask):
     """`lstm`: sequences, and an answer at the end or at each step."""
 
-    x_dims = (2,)
-    x_words = "(time, features)"
-    channel_axis = -1
-
-    @dataclass(frozen=True, kw_only=True)
-    class Model:
-        """The LSTM of a run."""
-
-        width: int = fixed(_SIZES, 64, "units of a layer", minimum=1)
-        layers: int = fixed(_SIZES, 2, "recurrent layers", minimum=1)
-        dropout: float = fixed(
-            "its weights were trained with it", 0.0, "between the layers", minimum=0.0, below=1.0
-        )
-
-    sections = {"model": Model, "data": TableData}
-    defaults = {"run.folder": "runs/lstm", **ArrayTask.defaults}
-
-    def places(self, name):
-        return self.x_shape[0]
+    rows = _IN_TIME
+    sections = {"model": LSTMSizes, "data": TableData}
+    defaults = {**TableTask.defaults, "run.folder": "runs/lstm"}
 
     def make_model(self):
         model = self.settings.model
@@ -106,10 +114,13 @@ class LSTMTask(ArrayTask):
             self.num_outputs,
             width=model.width,
             layers=model.layers,
-            readout="steps" if len(self.y_shape) == 2 else "last",
+            readout="steps" if len(self.described.y_shape) == 2 else "last",
             dropout=model.dropout,
             seed=self.settings.run.seed,
         )
+
+    def num_flops_per_sample(self, model):
+        return _flops(model, lambda name: self.described.x_shape[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,29 +134,24 @@ class GraphData(TableData):
     )
 
 
-class MessagePassingTask(ArrayTask):
+@dataclass(frozen=True, kw_only=True)
+class GraphSizes:
+    """The message-passing network of a run."""
+
+    width: int = fixed(_SIZES, 32, "units of a node", minimum=1)
+    steps: int = fixed(_SIZES, 3, "rounds of messages", minimum=1)
+
+
+class MessagePassingTask(TableTask):
     """`message_passing`: one graph, and values of its nodes in each row."""
 
-    x_dims = (2,)
-    x_words = "(nodes, features)"
-    channel_axis = -1
-
-    @dataclass(frozen=True, kw_only=True)
-    class Model:
-        """The network of a run."""
-
-        width: int = fixed(_SIZES, 32, "units of a node", minimum=1)
-        steps: int = fixed(_SIZES, 3, "rounds of messages", minimum=1)
-
-    sections = {"model": Model, "data": GraphData}
-    defaults = {"run.folder": "runs/message_passing", **ArrayTask.defaults}
-
-    def places(self, name):
-        return self.x_shape[0]
+    rows = _OF_NODES
+    sections = {"model": GraphSizes, "data": GraphData}
+    defaults = {**TableTask.defaults, "run.folder": "runs/message_passing"}
 
     def make_model(self):
         model = self.settings.model
-        senders, receivers = _edges(self.settings.data, self.x_shape[0])
+        senders, receivers = _edges(self.settings.data, self.described.x_shape[0])
         return MessagePassing(
             self.num_features,
             self.num_outputs,
@@ -153,9 +159,12 @@ class MessagePassingTask(ArrayTask):
             receivers,
             width=model.width,
             steps=model.steps,
-            readout="nodes" if len(self.y_shape) == 2 else "sum",
+            readout="nodes" if len(self.described.y_shape) == 2 else "sum",
             seed=self.settings.run.seed,
         )
+
+    def num_flops_per_sample(self, model):
+        return _flops(model, lambda name: self.described.x_shape[0])
 
 
 def _edges(data: GraphData, num_nodes: int) -> numpy.ndarray:

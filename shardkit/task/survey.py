@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy
 
 from ..data.samples import Samples
+from .form import RowForm
 from .scaling import Moments, in_columns
 
 _BLOCK_ELEMENTS = 1 << 22  # of work for one rank
@@ -56,30 +57,6 @@ class Findings:
         self.class_counts = total
 
 
-@dataclass(frozen=True)
-class RowForm:
-    """What the columns of rows are, and where they lie.
-
-    x_names, y_names   of the columns of x, of the targets
-    elements           of a row, x and targets together
-    x_axis, y_axis     of arrays of rows, along which the columns lie
-    x_shape, y_shape   of a row, where a row is an array; () for a vector
-    """
-
-    x_names: tuple[str, ...]
-    y_names: tuple[str, ...]
-    elements: int
-    x_axis: int = -1
-    y_axis: int = -1
-    x_shape: tuple[int, ...] = ()
-    y_shape: tuple[int, ...] = ()
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """The numbers of columns of x, of the targets."""
-        return len(self.x_names), len(self.y_names)
-
-
 class TableSurvey:
     """The blocks of the rows of a run.
 
@@ -89,7 +66,7 @@ class TableSurvey:
     """
 
     def __init__(
-        self, training: Samples, validation: Samples, form: "RowForm", *, has_classes, check
+        self, training: Samples, validation: Samples, form: RowForm, *, has_classes, check
     ):
         self._parts = training, validation
         self._form, self._has_classes, self._check = form, has_classes, check

@@ -10,6 +10,7 @@ Predictions and metrics are in the units of the file. TableTask has all of this 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -20,13 +21,14 @@ from ..data.split import Selected, split_rows
 from ..data.tables import TableSamples, open_table, write_index
 from ..errors import ConfigurationError
 from ..nn.loss import BinaryCrossEntropy, CrossEntropy, MeanSquaredError, Weighted
-from ..nn.metrics import MAE, R2, RMSE, Accuracy, MacroF1, classes_of
+from ..nn.metrics import Accuracy, MacroF1, classes_of
 from ..nn.models import MLP
 from ..nn.models.mlp import ACTIVATIONS
 from ..settings import fixed, setting
 from .described import Described, InUnits, OfClasses, Scaled, ScaledInputs
+from .form import Vectors
 from .scaling import Moments, Scaling
-from .survey import Findings, RowForm, TableSurvey
+from .survey import Findings, TableSurvey
 from .task import Task
 
 DESCRIPTION = "table.json"
@@ -95,8 +97,12 @@ class TableTask(Task):
 
     num_features, num_outputs   sizes of x and of the prediction, one row each
     described                   names of the columns, scaling, classes
-    loss, metrics               those of data.kind
+    loss, metrics               those of data.kind; for arrays to predict, the model's own loss
+
+    rows   what a row is (form.py): a vector, or an array
     """
+
+    rows = Vectors()
 
     sections = {"data": TableData}
     defaults = {
@@ -143,20 +149,10 @@ class TableTask(Task):
 
     def _survey(self) -> TableSurvey:
         has_classes = self.settings.data.kind != "regression"
-        form = self._form(_rows_of(self._new[0]))
-        return TableSurvey(*self._new, form, has_classes=has_classes, check=self._check_row)
-
-    def _form(self, rows: TableSamples) -> RowForm:
-        """Return where the columns of these rows lie."""
-        names = rows.feature_names, rows.target_names
-        return RowForm(*names, sum(map(len, names)))
-
-    def _check_row(self, x):
-        if x.ndim != 2:
-            raise ConfigurationError(
-                f"{self.settings.data.path}: a row of features has shape {x.shape[1:]}; the task "
-                "`table` takes vectors, arrays need one like `fno` or a task of your own"
-            )
+        data = self.settings.data
+        form = self.rows.form(_rows_of(self._new[0]), data)
+        check = partial(self.rows.check, data=data)
+        return TableSurvey(*self._new, form, has_classes=has_classes, check=check)
 
     def prepare(self, folder, resume):
         if self._new is None:
@@ -174,6 +170,7 @@ class TableTask(Task):
             raise ConfigurationError("data.path is not given; wanted a file of rows")
         if not data.target:
             raise ConfigurationError("data.target is not given; wanted the column to predict")
+        self.rows.check_settings(self.settings)
         if data.class_weights is not None and data.kind == "regression":
             raise ConfigurationError(
                 "data.class_weights is for classes, but data.kind = 'regression'; take it out"
@@ -206,7 +203,7 @@ class TableTask(Task):
     def _describe(self, training: Findings, validation: Findings) -> Described:
         """Return what the pass over all rows has found. Errors: ConfigurationError."""
         rows = _rows_of(self._new[0])
-        form = self._form(rows)
+        form = self.rows.form(rows, self.settings.data)
         counts = training.class_counts
         has_classes = self.settings.data.kind != "regression"
         most = max(len(validation.class_counts) - 1, 0)
@@ -274,6 +271,8 @@ class TableTask(Task):
 
     def _loss(self):
         data = self.settings.data
+        if self.described.y_shape:
+            return None
         loss = _LOSSES[data.kind]()
         weights = data.class_weights
         if weights == "balanced":
@@ -285,8 +284,8 @@ class TableTask(Task):
 
     def _metrics(self):
         if self.settings.data.kind == "regression":
-            metrics = {"rmse": RMSE(), "mae": MAE(), "r2": R2()}
-            return {name: InUnits(metric, self.described.y) for name, metric in metrics.items()}
+            metrics = self.rows.metrics(self.described).items()
+            return {name: InUnits(metric, self.described.y) for name, metric in metrics}
         metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(self.described.classes)}
         return {name: OfClasses(metric) for name, metric in metrics.items()}
 
@@ -304,7 +303,7 @@ class TableTask(Task):
     def samples_of(self, path, *, has_targets=True):
         rows = self._rows(path, None, self.described.features, has_targets=has_targets)
         names = self.described.feature_names
-        found = self._form(rows).x_names
+        found = self.rows.form(rows, self.settings.data).x_names
         if found != names:
             raise ConfigurationError(
                 f"{path} has {len(found)} features, {_ends(found)}, but this run was trained on "
