@@ -27,7 +27,7 @@ from .init import Initializer, Normal
 from .layers.basic import Dropout, LayerNorm, Linear, RMSNorm, check_sizes
 from .module import Module
 from .ops.activation import gelu, swiglu
-from .ops.attention import causal_attention, rotary
+from .ops.attention import attention_to_all, causal_attention, rotary
 from .ops.shape import permute, reshape
 
 WEIGHT_INIT = Normal(0.02)
@@ -62,7 +62,7 @@ STYLES = {
 
 
 class SelfAttention(Module):
-    """Attention of each position to itself and those before it (arXiv 1706.03762).
+    """Attention of each position to itself and those before it, or to all (arXiv 1706.03762).
 
     width, heads      of the residual stream, and query heads
     kv_heads          each key and value head serves heads / kv_heads query heads (arXiv
@@ -76,6 +76,7 @@ class SelfAttention(Module):
     rotary            positions turn queries and keys (arXiv 2104.09864); needs an even head dim
     rotary_base       pair i of D/2 turns by rotary_base^(-2i/D) per position
     rotary_scaling    of these rates, see check_scaling
+    is_causal         a position sees itself and those before it; False: all
     output_init       initial values of the output projection
     Errors: ConfigurationError on sizes that do not divide, or a choice that there is not.
     """
@@ -93,6 +94,7 @@ class SelfAttention(Module):
         rotary: bool = False,
         rotary_base: float = ROTARY_BASE,
         rotary_scaling: tuple[float, ...] | None = None,
+        is_causal: bool = True,
         dropout: float = 0.0,
         init: Initializer = WEIGHT_INIT,
         output_init: Initializer = WEIGHT_INIT,
@@ -103,6 +105,7 @@ class SelfAttention(Module):
         check_scaling(rotary_scaling, is_rotary=rotary)
         check_qk_norm(qk_norm)
         self.head_dim = width // heads if head_dim is None else head_dim
+        self._attend = causal_attention if is_causal else attention_to_all
         self.rotary = rotary
         self.rotary_base = rotary_base
         self.rotary_scaling = rotary_scaling
@@ -133,7 +136,7 @@ class SelfAttention(Module):
         if self.rotary:
             q, k = [self._turned(each, texts) for each in (q, k)]
         if texts is None:
-            y = causal_attention(q, k, v)  # [batch, heads, S, head_dim]
+            y = self._attend(q, k, v)  # [batch, heads, S, head_dim]
         else:
             y = texts.attend(self, q, k, v)
         y = permute(y, (0, 2, 1, 3))  # [batch, S, heads, head_dim]

@@ -34,7 +34,8 @@ from .model.strategies import (
 )
 from .pipeline.balance import measure_blocks
 from .step.profile import StepProfile, profile_steps
-from .tensor.plan import apply_plan, default_plan
+from .tensor.default_plans import default_plan
+from .tensor.plan import apply_plan
 
 __all__ = [
     "DDPModel",

@@ -1,4 +1,4 @@
-"""FNO and message passing beside their twins in PyTorch: 50 steps of float32 from one start."""
+"""Models of science beside their twins in PyTorch: 50 steps of float32 from one start."""
 
 import numpy
 import pytest
@@ -87,7 +87,56 @@ def graph_model(**more):
     return sk.models.MessagePassing(3, 2, SENDERS, RECEIVERS, width=8, steps=2, **more)
 
 
+def vit(weights, x, heads=2, layers=2):
+    """The network of arXiv 2010.11929, whose patches are a convolution with a stride."""
+
+    def linear(name, x):
+        return torch.nn.functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def norm(name, x):
+        parts = [weights[f"{name}.{part}"] for part in ("weight", "bias")]
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], *parts, 1e-6)
+
+    def by_head(x):
+        return x.unflatten(-1, (heads, -1)).swapaxes(1, 2)
+
+    name = "embedding.patches"
+    size = (2,) * (x.ndim - 2)
+    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
+    kernel = weights[f"{name}.weight"].unflatten(1, (x.shape[1], *size))
+    x = convolve[len(size) - 1](x, kernel, weights[f"{name}.bias"], size).flatten(2).swapaxes(1, 2)
+    x = torch.cat([weights["embedding.class_token"].expand(len(x), 1, -1), x], 1)
+    x = x + weights["embedding.positions"]
+    for index in range(layers):
+        name = f"layers.{index}"
+        y = norm(f"{name}.attention_norm", x)
+        q, k, v = [by_head(linear(f"{name}.attention.{p}", y)) for p in ("query", "key", "value")]
+        y = torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v
+        x = x + linear(f"{name}.attention.output", y.swapaxes(1, 2).flatten(2))
+        y = linear(f"{name}.mlp.up", norm(f"{name}.mlp_norm", x))
+        x = x + linear(f"{name}.mlp.down", torch.nn.functional.gelu(y, approximate="tanh"))
+    return linear("head.map", norm("head.norm", x[:, 0]))
+
+
+def image_batch(*shape):
+    rng = numpy.random.default_rng(2)
+    return rng.standard_normal((6, 3, *shape)).astype("float32"), rng.integers(0, 4, 6)
+
+
+def vit_model(*shape):
+    return sk.models.ViT(shape, 2, 3, 4, width=8, depth=2, heads=2, seed=1)
+
+
 CASES = {
+    **{
+        f"ViT of {len(shape)} dimensions": (
+            lambda shape=shape: vit_model(*shape),
+            vit,
+            lambda prediction, y: torch.nn.functional.cross_entropy(prediction, y),
+            lambda shape=shape: image_batch(*shape),
+        )
+        for shape in ((6,), (4, 6), (2, 4, 6))
+    },
     "FNO of one dimension": (
         lambda: sk.models.FNO(2, 1, 4, width=6, layers=2),
         lambda weights, x: fno(weights, x, (4,)),
@@ -195,7 +244,21 @@ def test_an_fno_takes_any_grid_with_room_for_its_modes_and_an_empty_batch():
     assert sk.models.FNO(1, 1, (1, 1, 1), width=2)(numpy.ones((2, 1, 2, 3, 2))).shape[1] == 1
 
 
+def test_a_vit_takes_an_empty_batch_and_one_image():
+    model = sk.models.ViT(4, 2, 1, 5, width=6, depth=1, heads=3)
+    for shape in ((0, 1, 4, 4), (1, 1, 4, 4)):
+        assert model(numpy.ones(shape)).shape == model.output_shape(shape) == (shape[0], 5)
+
+
 REFUSED = {
+    "patches": (lambda: sk.models.ViT((8, 9), 4), ConfigurationError, r"9 = 2 patches x 4 \+ 1"),
+    "dimensions": (lambda: sk.models.ViT(8, (4, 4, 4)), ConfigurationError, "as many of both"),
+    "heads": (lambda: sk.models.ViT(8, 4, width=8, heads=3), ConfigurationError, "3 heads"),
+    "image": (
+        lambda: vit_model(4, 6).check_input(numpy.ones((2, 3, 6, 4))),
+        ShapeError,
+        r"wanted \[batch, 3, 4, 6\]",
+    ),
     "modes": (lambda: sk.models.FNO(1, 1, (1, 1, 1, 1)), ConfigurationError, "one to three"),
     "width": (lambda: sk.models.FNO(1, 1, 3, width=0), ConfigurationError, "width = 0"),
     "small grid": (

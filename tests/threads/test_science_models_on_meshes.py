@@ -1,4 +1,4 @@
-"""FNO and message passing on twelve meshes of four policies: what one rank computes.
+"""Models of science on twelve meshes of four policies: what one rank computes.
 
 The bits are equal where the micro-batches are (one, two or four replicas); of three replicas, whose
 micro-batches are others, float64 is equal to 1e-12.
@@ -24,6 +24,16 @@ MODELS = {
         RNG.standard_normal((SAMPLES, 4, 2)),
         RNG.standard_normal((SAMPLES, 4, 1)),
     ),
+    "lstm": (
+        lambda dtype: sk.models.LSTM(3, 2, width=5, layers=2, dtype=dtype),
+        RNG.standard_normal((SAMPLES, 4, 3)),
+        RNG.standard_normal((SAMPLES, 2)),
+    ),
+    "vit": (
+        lambda dtype: sk.models.ViT((4, 6), 2, 1, 3, width=6, depth=2, heads=2, dtype=dtype),
+        RNG.standard_normal((SAMPLES, 1, 4, 6)),
+        RNG.integers(0, 3, SAMPLES),
+    ),
 }
 MESHES = [  # policy, ranks, pipeline stages
     ("ddp", 2, 1),
@@ -44,7 +54,7 @@ MESHES = [  # policy, ranks, pipeline stages
 def trained(name, dtype, policy, num_ranks, pipeline):
     """The losses of three steps, and the parameters after them."""
     make, *arrays = MODELS[name]
-    x, y = [array.astype(dtype) for array in arrays]
+    x, y = [array if array.dtype.kind == "i" else array.astype(dtype) for array in arrays]
 
     def run(backend):
         replicas = num_ranks // pipeline

@@ -17,8 +17,9 @@ from shardkit.nn.context import ForwardContext, forward_context
 from shardkit.nn.parameter import SlicedParameter
 from shardkit.parallel.tensor import conjugate
 from shardkit.parallel.tensor.claims import global_piece, is_counted, sum_partial
+from shardkit.parallel.tensor.default_plans import default_plan
 from shardkit.parallel.tensor.layers import RowParallelLinear, TensorAxis
-from shardkit.parallel.tensor.plan import apply_plan, close_groups, default_plan
+from shardkit.parallel.tensor.plan import apply_plan, close_groups
 from shardkit.parallel.tensor.styles import LINEAR, STYLES, style
 from shardkit.parallel.tensor.vocabulary import VocabularyParallelCrossEntropy, whole_outputs
 
@@ -36,6 +37,13 @@ def gpt(**changes):
 def mlp(num_layers, **changes):
     return sk.models.MLP(
         [7, 24, 36, 12, 24][:num_layers] + [12], seed=5, dtype="float64", **changes
+    )
+
+
+def vit(**changes):
+    """Return a ViT whose heads and hidden units 1, 2, 3 and 4 ranks divide."""
+    return sk.models.ViT(
+        (4, 6), 2, 3, 5, width=24, depth=2, heads=12, seed=3, dtype="float64", **changes
     )
 
 
@@ -156,6 +164,7 @@ MODELS = {
     "mlp 1": (mlp, {"num_layers": 1}),
     "mlp 2": (mlp, {"num_layers": 2}),
     "mlp 3": (mlp, {"num_layers": 3}),
+    "vit": (vit, {"dropout": 0.3}),
     "mlp 4": (mlp, {"num_layers": 4, "activation": "tanh", "task": "classification"}),
 }
 REFUSED = {("gpt2 kv 4", 3), ("gpt2 kv 2", 3), ("llama kv 2", 3)}
@@ -171,6 +180,8 @@ def batch_for(model):
     if isinstance(model, sk.models.GPT):
         return tokens()
     rng = numpy.random.default_rng(0)
+    if isinstance(model, sk.models.ViT):
+        return rng.standard_normal((4, 3, 4, 6)), rng.integers(0, 5, 4)
     sizes = model.configuration()["sizes"]
     is_regression = model.configuration()["task"] == "regression"
     return rng.standard_normal((5, sizes[0])), rng.standard_normal(
@@ -210,7 +221,7 @@ def check_against_whole(name, num_ranks, **options):
         assert loss == pytest.approx(wanted_loss, rel=1e-12)
         assert list(gradients) == list(wanted)
         for key, parameter in model.named_parameters().items():
-            if key.endswith("key.bias") and name.startswith("gpt2"):
+            if key.endswith("key.bias") and name.startswith(("gpt2", "vit")):
                 # without rotary positions it moves all scores of a query alike
                 assert numpy.abs(gradients[key]).max() < 1e-15, key
             else:

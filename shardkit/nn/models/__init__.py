@@ -8,5 +8,6 @@ from .gpt import GPT
 from .lstm import LSTMModel as LSTM
 from .message_passing import MessagePassing
 from .mlp import MLP
+from .vit import ViT
 
-__all__ = ["FNO", "GPT", "LSTM", "MLP", "MessagePassing"]
+__all__ = ["FNO", "GPT", "LSTM", "MLP", "MessagePassing", "ViT"]

@@ -42,6 +42,12 @@ def causal_attention(
     return _by_tiles(q, k, v, q.shape[-1] ** -0.5 if scale is None else scale, first_query)
 
 
+def attention_to_all(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return causal_attention's result and shape where each query sees all keys; T > 0."""
+    _check_operands(q, k, v, enable_gqa=True)
+    return _by_tiles(q, k, v, q.shape[-1] ** -0.5, k.shape[2])
+
+
 def _by_tiles(q, k, v, scale, first_query):
     """Return what the kernel computes: query i sees keys 0 .. first_query + i, if there are so
     many.

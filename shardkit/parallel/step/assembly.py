@@ -30,7 +30,8 @@ from ..pipeline.programs import Programs
 from ..pipeline.stages import Place, Stages
 from ..pipeline.transfer import Transfers
 from ..settings import ShardingConfiguration
-from ..tensor.plan import apply_plan, check_plan, default_plan
+from ..tensor.default_plans import default_plan
+from ..tensor.plan import apply_plan, check_plan
 from .buffers import Buffers, check_buffers
 from .calls import CalledRuntime, CalledWork
 from .executor import Executor, Runtime

@@ -26,11 +26,11 @@ from ...layout.cuts import even_span
 from ...nn.layers.basic import Dropout
 from ...nn.loss import CrossEntropy
 from ...nn.models.gpt import GPT
-from ...nn.models.mlp import MLP
 from ...nn.module import Module, Parameter, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
 from .claims import SHARDED, Claim
+from .default_plans import default_plan
 from .layers import TensorAxis
 from .sequence import SequenceSlicedDropout, SequenceSlicedEmbedding
 from .styles import STYLES, TensorStyle
@@ -58,37 +58,6 @@ class Cut:
         """Return this part of a parameter."""
         planned_size = whole.size // whole.shape[self.dim] * self.longest
         return SlicedParameter.of(whole, self.box(whole.shape), planned_size)
-
-
-def default_plan(model: Module) -> dict[str, str]:
-    """Return the plan for one of our models: GPT as in Megatron-LM, MLP column, row, column, ...
-
-    The last layer of an MLP with an odd number of layers is not cut: every rank computes it on the
-    same values.
-    Errors: ShardingError for a model of another class.
-    """
-    if isinstance(model, GPT):
-        attention = {"query": "column", "key": "column", "value": "column", "output": "row"}
-        if model.settings.qk_norm is not None:
-            style = {"head": "head_norm", "projection": "column_norm"}[model.settings.qk_norm]
-            attention |= {"query_norm": style, "key_norm": style}
-        mlp = {"gate": "column"} if model.settings.choices.is_gated else {}
-        mlp |= {"up": "column", "down": "row"}
-        return {
-            "embedding.tokens": "vocabulary",
-            "blocks.*.attention": "region",
-            "blocks.*.mlp": "region",
-            **{f"blocks.*.attention.{name}": style for name, style in attention.items()},
-            **{f"blocks.*.mlp.{name}": style for name, style in mlp.items()},
-            "head.output": "vocabulary",
-        }
-    if isinstance(model, MLP):
-        num_cut = len(model.layers) // 2 * 2
-        return {f"layers.{index}": ("column", "row")[index % 2] for index in range(num_cut)}
-    raise ShardingError(
-        f"there is no default tensor plan for a {type(model).__name__}; pass one, {{name pattern: "
-        f"style}} with styles {', '.join(STYLES)}"
-    )
 
 
 def apply_plan(

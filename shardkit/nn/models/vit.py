@@ -1,0 +1,170 @@
+"""ViT: a transformer over the patches of an image, a signal or a volume (arXiv 2010.11929).
+
+x [batch, channels, *image] -> embedding -> layers.0 -> ... -> head -> logits [batch, classes]
+                               |                               |
+                               patches, class token, positions the class token alone
+"""
+
+import math
+
+from ...arguments import is_integer, require
+from ...errors import ConfigurationError, ShapeError
+from ..init import Normal
+from ..layers.basic import Dropout, LayerNorm, Linear, check_sizes, checked_dtype, input_tensor
+from ..loss import CrossEntropy
+from ..metrics import Accuracy, MacroF1
+from ..module import Module, ModuleList, Parameter
+from ..ops.shape import concatenate, expand, getitem, permute, reshape
+from ..transformer import WEIGHT_INIT, TransformerBlock, check_heads
+
+EPS = 1e-6  # of the norms, as in the paper's code
+
+
+class PatchEmbedding(Module):
+    """x [batch, channels, *image] -> [batch, 1 + patches, width]: the class token, then patches.
+
+    patches      maps a patch, [channels, *patch] in C order, to a vector
+    class_token  [1, 1, width]
+    positions    [1 + patches, width]
+    """
+
+    def __init__(self, image, patch, channels: int, width: int, dropout: float, *, dtype):
+        self.image = image
+        self.patch = patch
+        self.channels = channels
+        num_patches = math.prod(size // step for size, step in zip(image, patch))
+        self.patches = Linear(channels * math.prod(patch), width, dtype=dtype)
+        self.class_token = Parameter((1, 1, width), WEIGHT_INIT, dtype)
+        self.positions = Parameter((1 + num_patches, width), WEIGHT_INIT, dtype)
+        self.dropout = Dropout(dropout)
+
+    def check_input(self, x):
+        wanted = (self.channels, *self.image)
+        if tuple(x.shape[1:]) != wanted or x.ndim != 1 + len(wanted):
+            raise ShapeError(f"ViT of x {x.shape}; wanted [batch, {', '.join(map(str, wanted))}]")
+
+    def forward(self, x):
+        self.check_input(x)
+        x = self.patches(self._cut(input_tensor(x, self.patches.weight.dtype)))
+        first = expand(self.class_token, (x.shape[0], 1, x.shape[2]))
+        return self.dropout(concatenate([first, x], 1) + self.positions)
+
+    def _cut(self, x):
+        """Return x [batch, channels, *image] as [batch, patches, channels * patch]."""
+        num_dims = len(self.image)
+        counts = [size // step for size, step in zip(self.image, self.patch)]
+        pairs = [size for pair in zip(counts, self.patch) for size in pair]
+        x = reshape(x, (*x.shape[:2], *pairs))
+        order = [0, *range(2, 2 + 2 * num_dims, 2), 1, *range(3, 3 + 2 * num_dims, 2)]
+        x = permute(x, order)  # [batch, *counts, channels, *patch]
+        features = self.channels * math.prod(self.patch)
+        return reshape(x, (x.shape[0], math.prod(counts), features))
+
+
+class ViTHead(Module):
+    """x [batch, 1 + patches, width] -> logits [batch, classes], from the class token."""
+
+    def __init__(self, width: int, classes: int, *, dtype):
+        self.norm = LayerNorm(width, eps=EPS, dtype=dtype)
+        self.map = Linear(width, classes, dtype=dtype)
+
+    def forward(self, x):
+        return self.map(self.norm(getitem(x, (slice(None), 0))))
+
+
+class ViT(Module):
+    """x [batch, channels, *image] -> logits [batch, classes].
+
+    image_size   pixels of a square image, or a tuple: of a signal, an image or a volume
+    patch_size   pixels of a patch, one number or one for each dimension; they divide the image
+    width, depth, heads   of the transformer blocks, whose feed-forward has 4 width units
+    dropout      probability, after the embedding and after each attention and feed-forward
+    seed         of the initial weights
+    Norms stand before attention and feed-forward; GELU is the tanh form, as in the paper's code.
+    y [batch] are class numbers; the loss is the cross-entropy per sample in nats. Metrics:
+    accuracy, macro F1.
+    Errors: ConfigurationError (a ValueError) on sizes that do not fit together.
+    """
+
+    def __init__(
+        self,
+        image_size,
+        patch_size,
+        channels: int = 3,
+        classes: int = 1000,
+        *,
+        width: int = 192,
+        depth: int = 12,
+        heads: int = 3,
+        dropout: float = 0.0,
+        seed: int = 0,
+        dtype="float32",
+    ):
+        image, patch = _checked_sizes(image_size, patch_size)
+        sizes = {"channels": channels, "classes": classes}
+        check_sizes("ViT", **sizes, width=width, depth=depth)
+        check_heads(width, heads, heads)
+        require(is_integer(seed), "ViT with seed", seed, "an integer")
+        dtype = checked_dtype("ViT", dtype)
+        self._arguments = {
+            "image_size": list(image),
+            "patch_size": list(patch),
+            **sizes,
+            "width": width,
+            "depth": depth,
+            "heads": heads,
+            "dropout": dropout,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        self.embedding = PatchEmbedding(image, patch, channels, width, dropout, dtype=dtype)
+        self.layers = ModuleList(
+            TransformerBlock(
+                width,
+                heads,
+                norm_eps=EPS,
+                dropout=dropout,
+                output_init=Normal(WEIGHT_INIT.std / (2 * depth) ** 0.5),
+                dtype=dtype,
+                is_causal=False,
+            )
+            for _ in range(depth)
+        )
+        self.head = ViTHead(width, classes, dtype=dtype)
+        self.loss = CrossEntropy()
+        self.metrics = {"accuracy": Accuracy(), "macro_f1": MacroF1(classes)}
+        self.finish(seed)
+
+    def blocks(self):
+        layers = [(f"layers.{index}", layer) for index, layer in enumerate(self.layers)]
+        return [("embedding", self.embedding), *layers, ("head", self.head)]
+
+    def forward(self, x):
+        for _, block in self.blocks():
+            x = block(x)
+        return x
+
+    def output_shape(self, input_shape):
+        return (input_shape[0], self._arguments["classes"])
+
+    def configuration(self):
+        return dict(self._arguments)
+
+
+def _checked_sizes(image, patch) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return both as tuples. Errors: ConfigurationError unless patches tile the image."""
+    image = (image, image) if is_integer(image) else tuple(image)
+    patch = (patch,) * len(image) if is_integer(patch) else tuple(patch)
+    if len(patch) != len(image) or not 1 <= len(image) <= 3:
+        raise ConfigurationError(
+            f"ViT with image_size {image} and patch_size {patch}; wanted one to three dimensions, "
+            "as many of both"
+        )
+    for dim, (size, step) in enumerate(zip(image, patch)):
+        check_sizes("ViT", **{f"image_size[{dim}]": size, f"patch_size[{dim}]": step})
+        if size % step:
+            raise ConfigurationError(
+                f"ViT with image_size[{dim}] {size} = {size // step} patches x {step} + "
+                f"{size % step}; wanted a multiple of the patch"
+            )
+    return image, patch
