@@ -11,6 +11,7 @@ import numpy
 
 import shardkit.array.kernels  # noqa: F401  fills the registry
 from shardkit.array.registry import KERNELS
+from shardkit.array.window import ConvolutionWindow
 from shardkit.data.cipher import tables
 
 
@@ -44,6 +45,15 @@ ATTENTION = [
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
+# samples, channels in and out, grid, stride, dimensions
+GRIDS = [
+    (0, 1, 2, (3,), 1, 1),
+    (1, 1, 1, (2,), 1, 1),
+    (3, 2, 1, (7, 5), 2, 2),
+    (2, 5, 6, (3, 17), 1, 2),
+    (1, 3, 9, (4, 5, 40), 3, 3),
+    (2, 70, 5, (60, 70), 1, 2),
+]
 
 
 @dataclass(frozen=True)
@@ -63,6 +73,19 @@ class Line:
 
 def four(shape):
     return shape[0], 4 * shape[1]
+
+
+def window_of(s):
+    """Return the window of one of GRIDS, with two taps in each dimension."""
+    return ConvolutionWindow(*[(number,) * s[5] for number in (s[4], 2, 1, 1)])
+
+
+def weight_of(s):
+    return (s[2], s[1], *[2] * s[5])
+
+
+def counts_of(s):
+    return (s[0], s[2], *window_of(s).counts(s[3], [2] * s[5]))
 
 
 def targets(count, stop):
@@ -129,6 +152,18 @@ TABLE = {
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
     "causal_attention": [Line(ATTENTION, attention)],
     "causal_attention_backward": [Line(ATTENTION, attention_backward)],
+    "convolve": [
+        Line(GRIDS, lambda n, s: (n((s[0], s[1], *s[3])), n(weight_of(s)), n(s[2]), window_of(s))),
+        Line(GRIDS, lambda n, s: (n((s[0], s[1], *s[3])), n(weight_of(s)), None, window_of(s))),
+    ],
+    "convolve_input": [
+        Line(GRIDS, lambda n, s: (n(counts_of(s)), n(weight_of(s)), n(s[1]), window_of(s), s[3]))
+    ],
+    "convolve_weight": [
+        Line(
+            GRIDS, lambda n, s: (n(counts_of(s)), n((s[0], s[1], *s[3])), window_of(s), (2,) * s[5])
+        )
+    ],
     "cross_entropy": [
         Line(ROWS, lambda n, s: (n(s), targets(*s))),
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1)),
@@ -210,7 +245,10 @@ EXACT = {
     "tree_sum",
 }
 ON_HOST = {"shuffled"}  # its arguments are NumPy arrays, wherever the model is
-DEFINED_ALONE_ON_CUDA = ON_HOST | {
+DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
+    "convolve",
+    "convolve_input",
+    "convolve_weight",
     "gru_step",
     "gru_step_backward",
     "lstm_step",

@@ -1,0 +1,252 @@
+"""Products of small tiles whose sums stay in vector registers, for compiled loops.
+
+    multiply_tile   out[r, p] = start[r] + sum over k of  weights[r, k] source[p + offsets[k]]
+    dot_tile        out[r, k] += sum over p of  left[r, p] source[p + offsets[k]]
+    copy_row        out[i] = source[i];   clear_row   out[i] = 0
+
+       k ->                p ->                     A tile of `rows` x `vectors` sums: each number
+    r  w w w w      x   s s s s|s s s s             of weights meets whole vectors of the source,
+       w w w w          s s s s|s s s s             each vector of the source all rows.
+
+What is read at each k is found by a table, so that one loop serves every stride, dilation and
+number of dimensions (the indirect convolution of arXiv 1907.02129). LLVM does not find such tiles
+in loops over arrays, so the instructions are written here. Each sum of multiply_tile is one chain
+of fused multiply-adds in the order of k: its bits do not depend on its place in a tile. Arrays are
+C-contiguous and taken as flat; starts and strides count elements.
+"""
+
+import llvmlite.binding
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+FEATURES = llvmlite.binding.get_host_cpu_features()
+VECTOR_BYTES = 64 if FEATURES.get("avx512f") else 32 if FEATURES.get("avx2") else 16
+ROWS = 4
+VECTORS = 3 if VECTOR_BYTES == 32 else 4  # AVX2 has 16 registers, the others have 32
+INDEX = ir.IntType(64)
+
+
+class _Lanes:
+    """A vector type for the elements of an array, and the instructions on it."""
+
+    def __init__(self, context, builder, kind):
+        self.builder = builder
+        self.element = context.get_data_type(kind)
+        self.item_bytes = context.get_abi_sizeof(self.element)
+        self.count = VECTOR_BYTES // self.item_bytes
+        self.kind = ir.VectorType(self.element, self.count)
+        self.suffix = f"v{self.count}f{8 * self.item_bytes}"
+
+    def registers(self, vector, count):
+        """Return new registers that hold this vector."""
+        registers = [cgutils.alloca_once(self.builder, self.kind) for _ in range(count)]
+        for register in registers:
+            self.builder.store(vector, register)
+        return registers
+
+    @property
+    def zero(self):
+        return ir.Constant(self.kind, [0.0] * self.count)
+
+    def load(self, pointer, index):
+        return self.builder.load(self._at(pointer, index), align=self.item_bytes)
+
+    def store(self, vector, pointer, index):
+        self.builder.store(vector, self._at(pointer, index), align=self.item_bytes)
+
+    def _at(self, pointer, index):
+        return self.builder.bitcast(self.builder.gep(pointer, [index]), self.kind.as_pointer())
+
+    def repeated(self, number):
+        """Return a vector of one number."""
+        undefined = ir.Constant(self.kind, ir.Undefined)
+        first = self.builder.insert_element(undefined, number, ir.IntType(32)(0))
+        zeros = ir.Constant(ir.VectorType(ir.IntType(32), self.count), [0] * self.count)
+        return self.builder.shuffle_vector(first, undefined, zeros)
+
+    def add_product(self, x, y, register):
+        """Add x y to a register, rounded once."""
+        fma = self._function("llvm.fma", ir.FunctionType(self.kind, [self.kind] * 3))
+        total = self.builder.call(fma, [x, y, self.builder.load(register)])
+        self.builder.store(total, register)
+
+    def total(self, register):
+        """Return the sum of the lanes of a register."""
+        form = ir.FunctionType(self.element, [self.element, self.kind])
+        add = self._function("llvm.vector.reduce.fadd", form)
+        start = ir.Constant(self.element, -0.0)
+        vector = self.builder.load(register)
+        return self.builder.call(add, [start, vector], fastmath=("reassoc",))
+
+    def _function(self, name, form):
+        return cgutils.get_or_insert_function(self.builder.module, form, f"{name}.{self.suffix}")
+
+
+def _smaller(builder, x, y):
+    return builder.select(builder.icmp_signed("<", x, y), x, y)
+
+
+def _pointers(context, builder, signature, arguments):
+    """Return the pointers to the elements of array arguments, and the others as they are."""
+    return [
+        context.make_array(kind)(context, builder, value).data
+        if isinstance(kind, types.Array)
+        else value
+        for kind, value in zip(signature.args, arguments)
+    ]
+
+
+def tile_product(num_rows, num_vectors):
+    """Return multiply_tile for tiles of so many rows, and vectors in each."""
+
+    @intrinsic
+    def multiply_tile(
+        typing_context,
+        weights,
+        first_row,
+        last_row,
+        row_stride,
+        places,
+        start,
+        source,
+        at_source,
+        offsets,
+        depth,
+        out,
+        at_out,
+        out_stride,
+    ):
+        """Set out[r, p] = start[r] + sum over k < depth of weights[r, k] source[p + offsets[k]].
+
+        first_row    the tile's first row of weights and start; those beyond last_row repeat it
+        row_stride, places   weights[r, k] is element r row_stride + places[k]
+        """
+        n = types.intp
+        signature = types.void(weights, n, n, n, places, start, source, n, offsets, n, out, n, n)
+
+        def generate(context, builder, signature, arguments):
+            lanes = _Lanes(context, builder, source.dtype)
+            w, first, last, w_stride, w_table, b, s, at_s, table, depth, y, at_y, stride = (
+                _pointers(context, builder, signature, arguments)
+            )
+            rows = [_smaller(builder, builder.add(first, INDEX(r)), last) for r in range(num_rows)]
+            starts = [builder.gep(w, [builder.mul(row, w_stride)]) for row in rows]
+            levels = [lanes.repeated(builder.load(builder.gep(b, [row]))) for row in rows]
+            sums = [lanes.registers(level, num_vectors) for level in levels]
+            with cgutils.for_range(builder, depth) as loop:
+                at = builder.add(at_s, builder.load(builder.gep(table, [loop.index])))
+                at_w = builder.load(builder.gep(w_table, [loop.index]))
+                read = [
+                    lanes.load(s, builder.add(at, INDEX(v * lanes.count)))
+                    for v in range(num_vectors)
+                ]
+                for row, pointer in zip(sums, starts):
+                    number = lanes.repeated(builder.load(builder.gep(pointer, [at_w])))
+                    for vector, register in zip(read, row):
+                        lanes.add_product(number, vector, register)
+            for r, row in enumerate(sums):
+                at = builder.add(at_y, builder.mul(stride, INDEX(r)))
+                for v, register in enumerate(row):
+                    place = builder.add(at, INDEX(v * lanes.count))
+                    lanes.store(builder.load(register), y, place)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return multiply_tile
+
+
+def tile_of_dots(num_rows, num_columns):
+    """Return dot_tile for tiles of so many rows and columns."""
+
+    @intrinsic
+    def dot_tile(
+        typing_context,
+        length,
+        left,
+        at_left,
+        left_stride,
+        source,
+        at_source,
+        offsets,
+        at_offsets,
+        out,
+        at_out,
+        out_stride,
+    ):
+        """Add to out[r, k] the sum over p < length * lanes of left[r, p] source[p + offsets[k]]."""
+        n = types.intp
+        signature = types.void(n, left, n, n, source, n, offsets, n, out, n, n)
+
+        def generate(context, builder, signature, arguments):
+            lanes = _Lanes(context, builder, left.dtype)
+            length, x, at_x, x_stride, s, at_s, table, at_table, y, at_y, stride = _pointers(
+                context, builder, signature, arguments
+            )
+            row_starts = [
+                builder.add(at_x, builder.mul(x_stride, INDEX(r))) for r in range(num_rows)
+            ]
+            in_table = [builder.add(at_table, INDEX(k)) for k in range(num_columns)]
+            column_starts = [
+                builder.add(at_s, builder.load(builder.gep(table, [place]))) for place in in_table
+            ]
+            sums = [lanes.registers(lanes.zero, num_columns) for _ in range(num_rows)]
+            with cgutils.for_range(builder, length) as loop:
+                p = builder.mul(loop.index, INDEX(lanes.count))
+                read = [lanes.load(x, builder.add(start, p)) for start in row_starts]
+                for k, start in enumerate(column_starts):
+                    vector = lanes.load(s, builder.add(start, p))
+                    for r in range(num_rows):
+                        lanes.add_product(read[r], vector, sums[r][k])
+            for r, row in enumerate(sums):
+                start = builder.add(at_y, builder.mul(stride, INDEX(r)))
+                for k, register in enumerate(row):
+                    place = builder.gep(y, [builder.add(start, INDEX(k))])
+                    total = builder.fadd(builder.load(place), lanes.total(register))
+                    builder.store(total, place)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return dot_tile
+
+
+@intrinsic
+def copy_row(typing_context, count, source, at_source, source_step, out, at_out, out_step):
+    """Copy `count` elements, every source_step-th to every out_step-th place. Nothing overlaps."""
+    n = types.intp
+    signature = types.void(n, source, n, n, out, n, n)
+
+    def generate(context, builder, signature, arguments):
+        count, x, at_x, x_step, y, at_y, y_step = _pointers(context, builder, signature, arguments)
+        x, y = builder.gep(x, [at_x]), builder.gep(y, [at_y])
+        one = INDEX(1)
+        is_plain = builder.and_(
+            builder.icmp_signed("==", x_step, one), builder.icmp_signed("==", y_step, one)
+        )
+        item_bytes = context.get_abi_sizeof(context.get_data_type(source.dtype))
+        with builder.if_else(is_plain) as (plain, stepped):
+            with plain:
+                cgutils.raw_memcpy(builder, y, x, count, item_bytes)
+            with stepped, cgutils.for_range(builder, count) as loop:
+                value = builder.load(builder.gep(x, [builder.mul(loop.index, x_step)]))
+                builder.store(value, builder.gep(y, [builder.mul(loop.index, y_step)]))
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+@intrinsic
+def clear_row(typing_context, count, out, at_out):
+    """Set `count` elements to zero."""
+    signature = types.void(types.intp, out, types.intp)
+
+    def generate(context, builder, signature, arguments):
+        count, y, at_y = _pointers(context, builder, signature, arguments)
+        item_bytes = context.get_abi_sizeof(context.get_data_type(out.dtype))
+        num_bytes = builder.mul(count, INDEX(item_bytes))
+        cgutils.memset(builder, builder.gep(y, [at_y]), num_bytes, 0)
+        return context.get_dummy_value()
+
+    return signature, generate
