@@ -38,6 +38,14 @@ from .layers.attention import (
     TransformerEncoderLayer,
 )
 from .layers.basic import Dropout, Embedding, LayerNorm, Linear, RMSNorm, Sequential
+from .layers.convolution import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
 from .layers.recurrent import GRU, LSTM
@@ -77,6 +85,12 @@ __all__ = [
     "BCEWithLogitsLoss",
     "BinaryCrossEntropy",
     "Buffer",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CosineEmbeddingLoss",
     "CrossEntropy",
     "CrossEntropyLoss",

@@ -44,6 +44,14 @@ from .contraction import (
     einsum,
     outer,
 )
+from .convolution import (
+    conv1d,
+    conv2d,
+    conv3d,
+    conv_transpose1d,
+    conv_transpose2d,
+    conv_transpose3d,
+)
 from .elementwise import (
     add,
     compare,
@@ -111,6 +119,7 @@ from .normalization import (
     layer_norm,
     rms_norm,
 )
+from .padding import pad
 from .rectifiers import (
     elu,
     hardtanh,
@@ -180,6 +189,12 @@ __all__ = [
     "clip",
     "compare",
     "concatenate",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
     "cos",
     "cross_entropy",
     "cumprod",
@@ -226,6 +241,7 @@ __all__ = [
     "norm",
     "one_hot",
     "outer",
+    "pad",
     "permute",
     "power",
     "prod",

@@ -1,0 +1,285 @@
+"""Convolution in one, two and three dimensions, its transposed form, and all their derivatives.
+
+    convolve    (x, weight)        -> y            sum s = <convolve(x, weight), g> is linear in
+    spread      (g, weight)        -> x-like       each of x, weight and g. Each operation is the
+    correlate   (g, x)             -> weight-like  gradient of s by what it lacks, so the gradients
+                                                   of each are the other two, however often.
+
+A transposed convolution is `spread`. x is [N, C, *grid], y [N, O, *grid]; the weight of a
+convolution is [O, C/groups, *taps], that of a transposed one [C, O/groups, *taps], as in PyTorch.
+"""
+
+from ...arguments import is_integer, require
+from ...array import halves, kernels
+from ...array.dtypes import is_floating
+from ...array.window import ConvolutionWindow
+from ...errors import ConfigurationError, ShapeError
+from ..autograd import Tensor, record
+from .reduction import sum as summed_over
+from .shape import cast
+
+
+def conv1d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+    """Return the convolution of x [N, C, L] with weight [O, C/groups, k], plus bias [O].
+
+    stride, dilation  an int, or a tuple of one per dimension
+    padding           zeros before and after: an int, a tuple, "valid" (none), or "same": y is as
+                      large as x, with stride 1
+    groups            parts of the channels that do not see each other
+    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+    """
+    return _convolution("conv1d", 1, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+    """Return the convolution of x [N, C, H, W] with weight [O, C/groups, k, k]; see conv1d."""
+    return _convolution("conv2d", 2, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv3d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1) -> Tensor:
+    """Return the convolution of x [N, C, D, H, W], weight [O, C/groups, k, k, k]; see conv1d."""
+    return _convolution("conv3d", 3, x, weight, bias, stride, padding, dilation, groups)
+
+
+def conv_transpose1d(
+    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+) -> Tensor:
+    """Return the transposed convolution of x [N, C, L] with weight [C, O/groups, k], plus bias [O].
+
+    The size of y is (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1.
+    output_padding  less than stride or dilation
+    Errors: ShapeError if shapes or dtypes do not fit, ConfigurationError on other arguments.
+    """
+    form = (stride, padding, output_padding, groups, dilation)
+    return _transposed("conv_transpose1d", 1, x, weight, bias, *form)
+
+
+def conv_transpose2d(
+    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+) -> Tensor:
+    """Return the transposed convolution of x [N, C, H, W]; see conv_transpose1d."""
+    form = (stride, padding, output_padding, groups, dilation)
+    return _transposed("conv_transpose2d", 2, x, weight, bias, *form)
+
+
+def conv_transpose3d(
+    x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+) -> Tensor:
+    """Return the transposed convolution of x [N, C, D, H, W]; see conv_transpose1d."""
+    form = (stride, padding, output_padding, groups, dilation)
+    return _transposed("conv_transpose3d", 3, x, weight, bias, *form)
+
+
+def _convolution(name, num_dims, x, weight, bias, stride, padding, dilation, groups):
+    """Return a convolution over num_dims dimensions, its arguments checked."""
+    channels = weight.shape[1] * groups if weight.ndim > 1 else 0
+    _check(name, num_dims, x, weight, bias, channels, weight.shape[:1], groups)
+    stride = per_dim(name, "stride", stride, num_dims)
+    dilation = per_dim(name, "dilation", dilation, num_dims)
+    taps = weight.shape[2:]
+    before, after = padding_pairs(name, padding, taps, stride, dilation)
+    window = ConvolutionWindow(stride, dilation, before, after, groups)
+    counts = window.counts(x.shape[2:], taps)
+    if min(counts) < 1:
+        raise ShapeError(
+            f"{name} of x {x.shape} with weight {weight.shape}, dilation {dilation}, padding "
+            f"{padding}: the window is larger than the padded grid"
+        )
+    return _convolve(x, weight, bias, window)
+
+
+def _transposed(name, num_dims, x, weight, bias, stride, padding, output_padding, groups, dilation):
+    """Return a transposed convolution over num_dims dimensions, its arguments checked."""
+    num_out = weight.shape[1] * groups if weight.ndim > 1 else 0
+    _check(
+        name, num_dims, x, weight, bias, weight.shape[0] if weight.ndim else 0, (num_out,), groups
+    )
+    stride = per_dim(name, "stride", stride, num_dims)
+    dilation = per_dim(name, "dilation", dilation, num_dims)
+    before = per_dim(name, "padding", padding, num_dims, at_least=0)
+    more = per_dim(name, "output_padding", output_padding, num_dims, at_least=0)
+    if any(m >= max(s, d) for m, s, d in zip(more, stride, dilation)):
+        raise ConfigurationError(
+            f"{name} with output_padding = {more}, stride = {stride}, dilation = {dilation}; "
+            "wanted an output_padding below the stride or the dilation"
+        )
+    after = tuple([p - m for p, m in zip(before, more)])
+    sizes = tuple(
+        [
+            (size - 1) * s - p - a + d * (tap - 1) + 1
+            for size, s, p, a, d, tap in zip(
+                x.shape[2:], stride, before, after, dilation, weight.shape[2:]
+            )
+        ]
+    )
+    if min(sizes) < 1 or min(x.shape[2:]) < 1:
+        raise ShapeError(
+            f"{name} of x {x.shape} with weight {weight.shape}, padding {padding}: the result "
+            f"would have sizes {sizes}"
+        )
+    return _spread(
+        x, weight, bias, ConvolutionWindow(stride, dilation, before, after, groups), sizes
+    )
+
+
+# ---- the three operations ------------------------------------------------------------------------
+
+
+def _convolve(x, weight, bias, window):
+    """Return y [N, O, *counts] for x [N, C, *sizes]."""
+    sizes, taps = x.shape[2:], weight.shape[2:]
+    read_x, read_weight = _needed(x, weight)
+    form, bias_form = _form(weight), _form(bias)
+
+    def backward(gradient, wanted):
+        for_x = for_weight = None
+        if wanted[0]:
+            for_x = kernels.convolve_input(gradient, read_weight.array, None, window, sizes)
+        if wanted[1]:
+            out = weight.empty_gradient()
+            for_weight = kernels.convolve_weight(gradient, read_x.array, window, taps, out=out)
+            for_weight = halves.rounded(for_weight, form[1])
+        return for_x, for_weight, _over_positions(gradient, bias_form) if wanted[2] else None
+
+    def differentiable(gradient, wanted, output):
+        return (
+            _spread(gradient, read_weight, None, window, sizes) if wanted[0] else None,
+            _correlate(gradient, read_x, window, form) if wanted[1] else None,
+            _over_positions_again(gradient, bias_form) if wanted[2] else None,
+        )
+
+    y = kernels.convolve(x.array, weight.array, _array_or_none(bias), window)
+    parents, needs = (x, weight, bias), (read_x, read_weight)
+    return record(y, parents, backward, needs=needs, differentiable=differentiable)
+
+
+def _spread(x, weight, bias, window, sizes):
+    """Return y [N, C, *sizes] for x [N, O, *counts]: the gradient of a convolution by its x."""
+    taps = weight.shape[2:]
+    read_x, read_weight = _needed(x, weight)
+    form, bias_form = _form(weight), _form(bias)
+
+    def backward(gradient, wanted):
+        for_x = for_weight = None
+        if wanted[0]:
+            for_x = kernels.convolve(gradient, read_weight.array, None, window)
+        if wanted[1]:
+            out = weight.empty_gradient()
+            for_weight = kernels.convolve_weight(read_x.array, gradient, window, taps, out=out)
+            for_weight = halves.rounded(for_weight, form[1])
+        return for_x, for_weight, _over_positions(gradient, bias_form) if wanted[2] else None
+
+    def differentiable(gradient, wanted, output):
+        return (
+            _convolve(gradient, read_weight, None, window) if wanted[0] else None,
+            _correlate(read_x, gradient, window, form) if wanted[1] else None,
+            _over_positions_again(gradient, bias_form) if wanted[2] else None,
+        )
+
+    y = kernels.convolve_input(x.array, weight.array, _array_or_none(bias), window, sizes)
+    parents, needs = (x, weight, bias), (read_x, read_weight)
+    return record(y, parents, backward, needs=needs, differentiable=differentiable)
+
+
+def _correlate(y, x, window, form):
+    """Return what is the gradient of a convolution by its weight, of this (shape, dtype).
+
+    y, x   [N, O, *counts], [N, C, *sizes]
+    """
+    shape, dtype = form
+    sizes, before = x.shape[2:], x.dtype
+    read_y, read_x = _needed(y, x)
+
+    def backward(gradient, wanted):
+        gradient = halves.rounded(gradient, before)
+        for_y = for_x = None
+        if wanted[0]:
+            for_y = kernels.convolve(read_x.array, gradient, None, window)
+        if wanted[1]:
+            for_x = kernels.convolve_input(read_y.array, gradient, None, window, sizes)
+        return for_y, for_x
+
+    def differentiable(gradient, wanted, output):
+        gradient = gradient if gradient.dtype == before else cast(gradient, before)
+        return (
+            _convolve(read_x, gradient, None, window) if wanted[0] else None,
+            _spread(read_y, gradient, None, window, sizes) if wanted[1] else None,
+        )
+
+    weight = halves.rounded(kernels.convolve_weight(y.array, x.array, window, shape[2:]), dtype)
+    needs = (read_y, read_x)
+    return record(weight, (y, x), backward, needs=needs, differentiable=differentiable)
+
+
+def _needed(a, b):
+    """Return of two factors what the backward reads: each for the gradient of the other."""
+    return (a if b.requires_grad else None), (b if a.requires_grad else None)
+
+
+def _form(operand):
+    return None if operand is None else (operand.shape, operand.gradient_dtype)
+
+
+def _array_or_none(bias):
+    return None if bias is None else bias.array
+
+
+def _over_positions(gradient, form):
+    """Return the gradient of a bias: the sum over samples and positions."""
+    return halves.total(gradient, (0, *range(2, gradient.ndim)), dtype=form[1])
+
+
+def _over_positions_again(gradient, form):
+    total = summed_over(gradient, (0, *range(2, gradient.ndim)))
+    return total if total.dtype == form[1] else cast(total, form[1])
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def per_dim(owner, name, value, num_dims, at_least=1) -> tuple[int, ...]:
+    """Return an argument as one int per dimension. Errors: ConfigurationError on anything else."""
+    values = (value,) * num_dims if is_integer(value) else value
+    is_right = (
+        isinstance(values, (tuple, list))
+        and len(values) == num_dims
+        and all(is_integer(one, at_least=at_least) for one in values)
+    )
+    require(is_right, f"{owner} with {name}", value, f"{num_dims} ints or one, from {at_least} on")
+    return tuple([int(one) for one in values])
+
+
+def padding_pairs(owner, padding, taps, stride, dilation) -> tuple[tuple, tuple]:
+    """Return the zeros before and after each dimension that an argument `padding` means."""
+    num_dims = len(taps)
+    if not isinstance(padding, str):
+        both = per_dim(owner, "padding", padding, num_dims, at_least=0)
+        return both, both
+    require(padding in ("same", "valid"), f"{owner} with padding", padding, '"same" or "valid"')
+    if padding == "valid":
+        return (0,) * num_dims, (0,) * num_dims
+    require(max(stride) == 1, f'{owner} with padding = "same" and stride', stride, "1")
+    total = [d * (tap - 1) for d, tap in zip(dilation, taps)]
+    return tuple([t // 2 for t in total]), tuple([t - t // 2 for t in total])
+
+
+def _check(name, num_dims, x, weight, bias, channels, bias_shape, groups):
+    """Raise unless x [N, channels, *grid], weight [., ., *taps] and bias fit together."""
+    require(is_integer(groups, at_least=1), f"{name} with groups", groups, "an int, at least 1")
+    tensors = [x, weight] if bias is None else [x, weight, bias]
+    fits = (
+        x.ndim == weight.ndim == num_dims + 2
+        and x.shape[1] == channels
+        and weight.shape[0] % groups == 0
+        and min(weight.shape) > 0
+        and (bias is None or bias.shape == tuple(bias_shape))
+        and is_floating(x.dtype)
+        and len({tensor.dtype for tensor in tensors}) == 1
+    )
+    if not fits:
+        got = ", ".join(f"{tensor.shape} {tensor.dtype}" for tensor in tensors)
+        raise ShapeError(
+            f"{name} of {got}, groups = {groups}; wanted x [N, C, *grid] with {num_dims} "
+            "dimensions of a grid, a weight whose channels times groups are C, a bias [O], all of "
+            "one floating dtype"
+        )
