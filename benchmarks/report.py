@@ -27,6 +27,7 @@ ORDER = (
     "memory",
     "scaling",
     "kernels",
+    "layers",
     "collectives",
     "checkpoint",
     "planner",

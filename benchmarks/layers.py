@@ -1,0 +1,145 @@
+"""Layers of science: ours beside PyTorch's, forward and backward, on one thread.
+
+    python benchmarks/layers.py [--only conv] [--repeats 21]
+
+Both take turns in each repeat, so that a disturbance meets both; medians, and the median of the
+ratios of neighbors. Above 1 ours is faster. float32; the same arrays on both sides. The peak is
+what one forward and backward allocates at most beside its inputs, measured in a process of its own
+for each side. A new layer is a function in CASES that returns (our step, PyTorch's step).
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import numpy
+from report import Table, interleaved, machine, machine_text, save
+from threadpoolctl import threadpool_limits
+
+from shardkit.nn import Tensor, ops
+
+
+def normal(*shape):
+    return numpy.random.default_rng(math.prod(shape)).standard_normal(shape).astype("float32")
+
+
+def steps(ours, theirs, *inputs):
+    """Return a forward and backward of each function of Tensors, from the same arrays.
+
+    theirs   torch -> its function
+    Each returned function imports what it needs, so that a process measures one side alone.
+    """
+
+    def our_step():
+        leaves = [Tensor(x, requires_grad=True) for x in inputs]
+        y = ours(*leaves)
+        y.backward(numpy.ones(y.shape, y.dtype))
+        return y
+
+    def their_step():
+        import torch
+
+        torch.set_num_threads(1)
+        leaves = [torch.from_numpy(x).requires_grad_() for x in inputs]
+        y = theirs(torch)(*leaves)
+        y.backward(torch.ones_like(y))
+        return y
+
+    return our_step, their_step
+
+
+def convolution(shape, num_out, window, name="conv", **more):
+    """Return the case of a convolution over x of this shape."""
+    num_dims = len(shape) - 2
+    channels = (num_out, shape[1] // more.get("groups", 1))
+    if name == "conv_transpose":
+        channels = (shape[1], num_out)
+    inputs = normal(*shape), normal(*channels, *[window] * num_dims), normal(num_out)
+    function = f"{name}{num_dims}d"
+    return steps(
+        lambda *given: getattr(ops, function)(*given, **more),
+        lambda torch: lambda *given: getattr(torch.nn.functional, function)(*given, **more),
+        *inputs,
+    )
+
+
+CASES = {
+    "conv2d 3x3, 32 to 32, 16 x 64 x 64": lambda: convolution((16, 32, 64, 64), 32, 3, padding=1),
+    "conv2d 3x3, 64 to 64, 1 x 256 x 256": lambda: convolution((1, 64, 256, 256), 64, 3, padding=1),
+    "conv2d 3x3 stride 2, 32 to 64": lambda: convolution(
+        (16, 32, 64, 64), 64, 3, stride=2, padding=1
+    ),
+    "conv2d 3x3, 256 to 256, 16 x 4 x 4": lambda: convolution((16, 256, 4, 4), 256, 3, padding=1),
+    "conv2d 1x1, 64 to 64": lambda: convolution((16, 64, 32, 32), 64, 1),
+    "conv2d 3x3 depthwise, 64": lambda: convolution((16, 64, 32, 32), 64, 3, padding=1, groups=64),
+    "conv1d 5, 64 to 64": lambda: convolution((16, 64, 512), 64, 5, padding=2),
+    "conv3d 3x3x3, 16 to 16, 4 x 16 x 32 x 32": lambda: convolution(
+        (4, 16, 16, 32, 32), 16, 3, padding=1
+    ),
+    "conv3d 3x3x3, 32 to 32, 2 x 16 x 32 x 32": lambda: convolution(
+        (2, 32, 16, 32, 32), 32, 3, padding=1
+    ),
+    "conv_transpose2d 2x2 stride 2, 64 to 32": lambda: convolution(
+        (16, 64, 32, 32), 32, 2, "conv_transpose", stride=2
+    ),
+}
+
+
+def measured(name, repeats):
+    """Return a row of the table, and the seconds behind it."""
+    seconds = interleaved(dict(zip(("ours", "torch"), CASES[name]())), repeats, warm_up=2)
+    ratios = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["torch"])]
+    medians = [1e3 * median(seconds[side]) for side in ("ours", "torch")]
+    return [name, *medians, median(ratios), *[peak(name, side) for side in (0, 1)]], seconds
+
+
+def peak(name, side) -> float:
+    """Return the MiB that a step needs beside what a first, tiny one has loaded."""
+    command = [sys.executable, __file__, "--peak", name, str(side)]
+    return json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+
+
+def print_peak(name, side):
+    """Print by how many MiB a step raises the memory of this process at most."""
+    convolution((1, 2, 4, 4), 2, 3)[side]()  # loads libraries, and what is compiled
+    step = CASES[name]()[side]
+    Path("/proc/self/clear_refs").write_text("5")  # the highest mark starts at what is used now
+    before = status_kib("VmHWM")
+    step()
+    print((status_kib("VmHWM") - before) / 1024)
+
+
+def status_kib(field) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="", help="layers whose name contains this")
+    parser.add_argument("--repeats", type=int, default=21)
+    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        return print_peak(options.peak[0], int(options.peak[1]))
+    about = machine()
+    rows, raw = [], {}
+    with threadpool_limits(1):
+        for name in CASES:
+            if options.only in name:
+                row, raw[name] = measured(name, options.repeats)
+                rows.append(row)
+                print(*row, sep="  ", flush=True)
+    columns = ["layer", "ours, ms", "torch, ms", "torch / ours", "ours, MiB", "torch, MiB"]
+    table = Table("Layers, forward and backward, one thread", columns, rows)
+    settings = {"repeats": options.repeats, "threads": 1}
+    path = save("layers", "Layers", [table], about=about, settings=settings, measured=raw)
+    print(machine_text(about), table.markdown(), f"written to {path}", sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
