@@ -39,7 +39,8 @@ def convolve(x, weight, bias, window, out=None):
     y = empty(shape, x.dtype) if out is None else out
     if y.size:
         x = _in_three_dims(plain(x))
-        sweep = windows_sweep(*_form(window, taps, x, weight.shape[1], x.dtype))
+        rows = weight.shape[0] // window.groups
+        sweep = windows_sweep(*_form(window, taps, x, weight.shape[1], rows))
         weight = _by_group(plain(weight), window)
         _sweep_over(x, sweep, weight, _in_order(weight, 1, 2, sweep), bias, _in_three_dims(y))
     return y
@@ -53,7 +54,7 @@ def convolve_input(gradient, weight, bias, window, sizes, out=None):
         gradient, target = _in_three_dims(plain(gradient)), _in_three_dims(x)
         taps = weight.shape[2:]
         weight = _by_group(plain(weight), window)
-        form = _form(window, taps, target, weight.shape[1], gradient.dtype)
+        form = _form(window, taps, target, weight.shape[1], weight.shape[2])
         for sweep in input_sweeps(*form):
             places = _in_order(weight, 2, 1, sweep)
             _sweep_over(gradient, sweep, weight, places, bias, target)
@@ -70,7 +71,7 @@ def convolve_weight(gradient, x, window, taps, out=None):
         weight.fill(0)
         return weight
     x, gradient = _in_three_dims(plain(x)), _in_three_dims(plain(gradient))
-    sweep = windows_sweep(*_form(window, taps, x, channels, x.dtype))
+    sweep = windows_sweep(*_form(window, taps, x, channels, num_rows))
     height, width, loop = (ROWS, VECTORS, _weigh) if num_rows > 1 else (1, SINGLE_VECTORS, _weigh_1)
     num_columns = sweep.offsets.size
     sums = fresh.zeros((groups, _up(num_rows, height), _up(num_columns, width)), x.dtype)
@@ -88,10 +89,10 @@ def _in_three_dims(x):
     return x.reshape(*x.shape[:2], *[1] * (5 - x.ndim), *x.shape[2:])
 
 
-def _form(window, taps, x, channels, dtype):
+def _form(window, taps, x, channels, rows):
     """Return what the sweeps over a grid depend on."""
-    ones = (1,) * (3 - len(taps))
-    return window.in_dims(3), (*ones, *taps), x.shape[2:], channels, x.shape[0], dtype.itemsize
+    taps = (*(1,) * (3 - len(taps)), *taps)
+    return window.in_dims(3), taps, x.shape[2:], channels, rows, x.shape[0], x.itemsize
 
 
 def _by_group(weight, window):

@@ -11,6 +11,9 @@ grid stands for a window, tap t reads p + offset[t], and a run of windows is a m
 Between rows, planes and samples of the packed grid lie windows that nobody asked for; runs over
 them are longer, and their results are left out. The gradient of x is such a sweep over the gradient
 of y, one for each phase of x. All grids have four dimensions: samples, depth, height, width.
+
+On a small grid most windows of a run are such ones. Where the products cost more than packing, each
+tap gets a phase of its own, which nothing lies between.
 """
 
 import functools
@@ -23,8 +26,10 @@ import numpy
 from ..window import ConvolutionWindow
 
 PACKED_BYTES = 600_000  # of a packed part, so that it stays in the second cache
+FEWEST = 256  # positions of a part, for runs worth their beginning
 RUN_COST = 1  # in vectors, of what comes with each run of windows
 SUM_COST = 12  # and with each run whose products are added up
+APART = 512  # windows x rows saved per line that is packed once more; measured on Zen 4
 
 
 @dataclass(frozen=True)
@@ -77,71 +82,41 @@ class Sweep:
 
 
 @functools.lru_cache(maxsize=256)
-def windows_sweep(window: ConvolutionWindow, taps, sizes, channels, samples, item_bytes) -> Sweep:
-    """Return the sweep of a convolution over x [samples, channels, *sizes]; all of three dims."""
-    counts = window.counts(sizes, taps)
-    phases = [sorted({t * d % s for t in range(n)}) for n, d, s in _each(taps, window)]
-    shifts = [[t * d // s for t in range(n)] for n, d, s in _each(taps, window)]
-    which = [
-        [phase.index(t * d % s) for t in range(n)]
-        for phase, (n, d, s) in zip(phases, _each(taps, window))
+def windows_sweep(window: ConvolutionWindow, taps, sizes, channels, rows, *form) -> Sweep:
+    """Return the sweep of a convolution over x [samples, channels, *sizes]; all of three dims.
+
+    rows   channels of y; form: samples, and bytes of an element
+    """
+    reads = [
+        [t * dilation - before for t in range(num_taps)]
+        for num_taps, dilation, before in zip(taps, window.dilation, window.before)
     ]
-    firsts = [[a - before for a, before in zip(phase, window.before)] for phase in product(*phases)]
-    strides = _strides([len(phase) for phase in phases])
-    phase_of = [sum(map(_times, strides, numbers)) for numbers in product(*which)]
-    return _sweep(
-        firsts,
-        window.stride,
-        list(product(*shifts)),
-        phase_of,
-        tuple(range(prod(taps))),
-        counts,
-        (0, 0, 0),
-        (1, 1, 1),
-        channels,
-        samples,
-        item_bytes,
-    )
+    counts = window.counts(sizes, taps)
+    numbers = tuple(range(prod(taps)))
+    places = ((0, 0, 0), (1, 1, 1))
+    reads = list(product(*reads))
+    return _sweep(reads, window.stride, numbers, counts, places, channels, rows, *form)
 
 
 @functools.lru_cache(maxsize=256)
-def input_sweeps(
-    window: ConvolutionWindow, taps, sizes, channels, samples, item_bytes
-) -> tuple[Sweep, ...]:
+def input_sweeps(window: ConvolutionWindow, taps, sizes, channels, rows, *form) -> tuple:
     """Return the sweeps over the gradient of y that make the gradient of x [.., *sizes].
 
     One for each phase of x, whose elements meet the same taps; those without elements are left out.
-    channels   of y
+    channels, rows   of y, and of x; form: samples, and bytes of an element
     """
-    places = [
-        [_phase_of_input(*numbers) for numbers in zip((a,) * 3, sizes, *_fields(window), taps)]
-        for a in range(max(window.stride))
-    ]
     found = []
     for phase in product(*map(range, window.stride)):
-        each = [places[a][dim] for dim, a in enumerate(phase)]
-        counts = tuple([count for _, count, _ in each])
-        if min(counts) < 1:
-            continue
-        shifts = list(product(*[[shift for _, shift in met] for _, _, met in each]))
-        numbers = product(*[[tap for tap, _ in met] for _, _, met in each])
-        lows = [min([shift for _, shift in met], default=0) for _, _, met in each]
-        strides = _strides(taps)
-        found.append(
-            _sweep(
-                [lows],
-                (1, 1, 1),
-                [tuple(map(_minus, shift, lows)) for shift in shifts],
-                [0] * len(shifts),
-                tuple([sum(map(_times, strides, tap)) for tap in numbers]),
-                counts,
-                tuple([first for first, _, _ in each]),
-                window.stride,
-                channels,
-                samples,
-                item_bytes,
-            )
-        )
+        fields = (phase, sizes, window.stride, window.dilation, window.before, taps)
+        firsts, counts, met = zip(*[_phase_of_input(*numbers) for numbers in zip(*fields)])
+        if min(counts) > 0:
+            reads = list(product(*[[read for _, read in one] for one in met]))
+            strides = _strides(taps)
+            numbers = product(*[[tap for tap, _ in one] for one in met])
+            numbers = tuple([sum(map(_times, strides, tap)) for tap in numbers])
+            places = (firsts, window.stride)
+            step = (1, 1, 1)
+            found.append(_sweep(reads, step, numbers, counts, places, channels, rows, *form))
     return tuple(found)
 
 
@@ -157,28 +132,52 @@ def _phase_of_input(a, size, stride, dilation, before, num_taps):
     return first, count, [(t, start + (a - t * dilation) // stride) for t in met]
 
 
-def _sweep(firsts, step, shifts, phase_of, taps, counts, first_out, out_step, channels, *sizes):
-    """Return the sweep with its table of offsets, and the part of the samples that fits."""
-    reach = tuple([max([shift[dim] for shift in shifts], default=0) for dim in range(3)])
-    samples, item_bytes = sizes
+def _sweep(reads, step, taps, counts, places, channels, rows, samples, item_bytes) -> Sweep:
+    """Return the sweep whose window 0 reads these positions of the source [K', 3]."""
+    firsts, phase_of, shifts = _phases(reads, step)
+    reach = _reach(shifts)
+    grid = [count + more for count, more in zip(counts, reach)]
+    if (prod(grid) / prod(counts) - 1) * rows * counts[2] > APART:
+        firsts, phase_of, shifts = reads, range(len(reads)), [(0, 0, 0)] * len(reads)
+        reach = _reach(shifts)
     part = _part(counts, reach, channels * len(firsts), samples, item_bytes)
-    parts = list(_cut((samples, *counts), part))
     grid = [count + more for count, more in zip(part[1:], reach)]
-    strides = _strides(grid)
-    plane = part[0] * prod(grid)
-    by_tap = [
-        phase * plane + sum(map(_times, strides, shift)) for phase, shift in zip(phase_of, shifts)
-    ]
+    strides, plane = _strides(grid), part[0] * prod(grid)
+    by_tap = [n * plane + sum(map(_times, strides, shift)) for n, shift in zip(phase_of, shifts)]
     starts = numpy.arange(channels, dtype=numpy.int64)[:, None] * (plane * len(firsts))
     offsets = (starts + numpy.array(by_tap, numpy.int64)).reshape(-1)
-    firsts = numpy.array(firsts, numpy.int64)
-    parts = numpy.array(parts, numpy.int64)
-    return Sweep(firsts, step, offsets, taps, counts, reach, part, parts, first_out, out_step)
+    firsts = numpy.array(firsts, numpy.int64).reshape(-1, 3)
+    parts = numpy.array(list(_cut((samples, *counts), part)), numpy.int64)
+    return Sweep(firsts, step, offsets, taps, counts, reach, part, parts, *places)
+
+
+def _phases(reads, step):
+    """Return where each phase starts, and for each tap its phase and how far it lies from there.
+
+    Taps are of one phase if they differ by whole steps.
+    """
+    rests = [tuple([at % s for at, s in zip(read, step)]) for read in reads]
+    names = sorted(set(rests))
+    firsts = [
+        tuple([min(axis) for axis in zip(*[r for r, rest in zip(reads, rests) if rest == name])])
+        for name in names
+    ]
+    phase_of = [names.index(rest) for rest in rests]
+    shifts = [
+        tuple([(at - low) // s for at, low, s in zip(read, firsts[phase], step)])
+        for read, phase in zip(reads, phase_of)
+    ]
+    return firsts, phase_of, shifts
+
+
+def _reach(shifts):
+    """Return the longest way of a tap from the start of its phase, in each dimension."""
+    return tuple([max([shift[dim] for shift in shifts], default=0) for dim in range(3)])
 
 
 def _part(counts, reach, planes, samples, item_bytes):
     """Return how many samples, or windows of the first long dimension of one, are packed."""
-    room = max(1, PACKED_BYTES // (item_bytes * max(planes, 1)))
+    room = max(FEWEST, PACKED_BYTES // (item_bytes * max(planes, 1)))
     sizes = [count + more for count, more in zip(counts, reach)]
     if prod(sizes) <= room:
         return (max(1, min(samples, room // prod(sizes))), *counts)
@@ -200,17 +199,5 @@ def _strides(sizes):
     return [prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
-def _each(taps, window):
-    return zip(taps, window.dilation, window.stride)
-
-
-def _fields(window):
-    return window.stride, window.dilation, window.before
-
-
 def _times(a, b):
     return a * b
-
-
-def _minus(a, b):
-    return a - b
