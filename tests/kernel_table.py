@@ -45,14 +45,14 @@ ATTENTION = [
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
-# samples, channels in and out, grid, stride, dimensions
+# samples, channels in and out, stride, grid
 GRIDS = [
-    (0, 1, 2, (3,), 1, 1),
-    (1, 1, 1, (2,), 1, 1),
-    (3, 2, 1, (7, 5), 2, 2),
-    (2, 5, 6, (3, 17), 1, 2),
-    (1, 3, 9, (4, 5, 40), 3, 3),
-    (2, 70, 5, (60, 70), 1, 2),
+    (0, 1, 2, 1, 3),
+    (1, 1, 1, 1, 2),
+    (3, 2, 1, 2, 7, 5),
+    (2, 5, 6, 1, 3, 17),
+    (1, 3, 9, 3, 4, 5, 40),
+    (2, 70, 5, 1, 60, 70),
 ]
 
 
@@ -77,15 +77,19 @@ def four(shape):
 
 def window_of(s):
     """Return the window of one of GRIDS, with two taps in each dimension."""
-    return ConvolutionWindow(*[(number,) * s[5] for number in (s[4], 2, 1, 1)])
+    return ConvolutionWindow(*[(number,) * len(s[4:]) for number in (s[3], 2, 1, 1)])
+
+
+def grid_of(s):
+    return (*s[:2], *s[4:])
 
 
 def weight_of(s):
-    return (s[2], s[1], *[2] * s[5])
+    return (s[2], s[1], *[2] * len(s[4:]))
 
 
 def counts_of(s):
-    return (s[0], s[2], *window_of(s).counts(s[3], [2] * s[5]))
+    return (s[0], s[2], *window_of(s).counts(s[4:], weight_of(s)[2:]))
 
 
 def targets(count, stop):
@@ -153,15 +157,16 @@ TABLE = {
     "causal_attention": [Line(ATTENTION, attention)],
     "causal_attention_backward": [Line(ATTENTION, attention_backward)],
     "convolve": [
-        Line(GRIDS, lambda n, s: (n((s[0], s[1], *s[3])), n(weight_of(s)), n(s[2]), window_of(s))),
-        Line(GRIDS, lambda n, s: (n((s[0], s[1], *s[3])), n(weight_of(s)), None, window_of(s))),
+        Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), n(s[2]), window_of(s))),
+        Line(GRIDS, lambda n, s: (n(grid_of(s)), n(weight_of(s)), None, window_of(s))),
     ],
     "convolve_input": [
-        Line(GRIDS, lambda n, s: (n(counts_of(s)), n(weight_of(s)), n(s[1]), window_of(s), s[3]))
+        Line(GRIDS, lambda n, s: (n(counts_of(s)), n(weight_of(s)), n(s[1]), window_of(s), s[4:]))
     ],
     "convolve_weight": [
         Line(
-            GRIDS, lambda n, s: (n(counts_of(s)), n((s[0], s[1], *s[3])), window_of(s), (2,) * s[5])
+            GRIDS,
+            lambda n, s: (n(counts_of(s)), n(grid_of(s)), window_of(s), weight_of(s)[2:]),
         )
     ],
     "cross_entropy": [

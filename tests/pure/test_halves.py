@@ -15,6 +15,7 @@ from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
 from shardkit.array.halves import rounded, widened
 from shardkit.array.registry import KERNELS
+from shardkit.array.window import ConvolutionWindow
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn import ops
 from shardkit.nn.autograd import Tensor
@@ -134,11 +135,16 @@ def arguments(half):
     ]
     probabilities = abs(x)
     gates = abs(g) / 4
+    window = ConvolutionWindow((2, 1), (1, 1), (1, 0), (0, 1), 2)  # x [2, 4, 5, 6] -> [2, 6, 3, 6]
+    taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
     return {
         "bias_gelu": (x, d),
         "bias_gelu_backward": (g, x, d),
         "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
         "causal_attention_backward": (y, q, k[:, :2], v[:, :2], y, per_query, 0.3, 0),
+        "convolve": (q, taps, d[:6], window),
+        "convolve_input": (after, taps, d[:4], window, (5, 6)),
+        "convolve_weight": (after, q, window, (2, 2)),
         "cross_entropy": (x, ids),
         "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
         "dropout": (x, 7, 3, 0.25),
