@@ -10,6 +10,7 @@ from functools import cache
 import numpy
 import pytest
 from builders import small_gpt, token_batch, train
+from called_models import Odd, UNetLike, batch
 from half_floats import BFLOAT16
 from hybrids import gpt, layers_for, trained
 
@@ -111,6 +112,31 @@ def test_the_kernels_in_cuda_train_as_the_cpu_does(gpu, changes):
     (losses, parameters), (gpu_losses, gpu_parameters) = run("cpu"), run("cuda")
     numpy.testing.assert_allclose(gpu_losses, losses, rtol=1e-12)
     assert relative(gpu_parameters, parameters) < 1e-10
+
+
+@pytest.mark.parametrize("make", [UNetLike, Odd], ids=["unet", "odd"])
+def test_modules_that_are_gathered_as_they_are_called_follow_the_cpu(gpu, make):
+    def run(device):
+        def on_rank(backend):
+            config = sk.ShardingConfiguration(
+                backend, minimum_parameter_group_size=256, max_gradient_norm=0.5, device=device
+            )
+            model = sk.FSDPModel(make("float64"), config)
+            for step in range(2):
+                model.train(*sk.split_batch(model.mesh, *batch(step, dtype="float64")))
+            reason = model.engine.compilation.reason
+            return (
+                model.gather_full_parameters(),
+                model.predict(batch(9, dtype="float64")[0]),
+                reason,
+            )
+
+        return sk.run_ranks(3, on_rank)[0]
+
+    (parameters, prediction, _), (on_gpu, predicted_on_gpu, reason) = run("cpu"), run("cuda")
+    assert relative(on_gpu, parameters) < TOLERANCE
+    assert relative(predicted_on_gpu, prediction) < TOLERANCE
+    assert "when they are called" in reason or "its buffers" in reason
 
 
 def test_the_bits_are_the_same_on_every_data_and_pipeline_mesh(gpu):
