@@ -205,6 +205,46 @@ def test_what_a_module_raises_on_one_rank_is_raised_on_all_and_changes_nothing(
     assert all(sk.run_ranks(3, run, timeout=10))
 
 
+@pytest.mark.parametrize(
+    "is_wrong, result",
+    [(lambda rank: True, "done"), (lambda rank: rank == 1, "ShardingError")],
+    ids=["on all ranks", "on one"],
+)
+def test_errors_that_modules_catch_are_their_own_business_until_orders_differ(is_wrong, result):
+    def run(backend):
+        sharded = made("FSDP", Choosing(), backend)
+        layers = sharded.wrapped_model.layers
+        forward = layers[1].forward
+        if is_wrong(backend.rank):
+            layers[1].forward = lambda x: fail(forward(x), KeyError("x"), "forward")
+        layers[0].forward = lambda x: attempt(
+            layers[3], lambda x: x, attempt(layers[1], layers[2], x)
+        )
+        results = [outcome(lambda: step_with(sharded, [0])) for _ in range(2)]
+        layers[1].forward = forward
+        del layers[0].forward
+        return *results, outcome(lambda: step_with(sharded, range(4)))
+
+    assert sk.run_ranks(3, run, timeout=10) == [(result, result, "done")] * 3
+
+
+def attempt(layer, other, x):
+    """Return layer(x), or other(x) if that raises anything."""
+    try:
+        return layer(x)
+    except Exception:
+        return other(x)
+
+
+def outcome(act):
+    """Return "done", or the name of the error."""
+    try:
+        act()
+    except Exception as error:
+        return type(error).__name__
+    return "done"
+
+
 def fail(x, error, where):
     """Raise the error, or return x and raise it when its gradient is wanted."""
 

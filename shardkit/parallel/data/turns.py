@@ -24,7 +24,6 @@ class Turns:
 
     group      the ranks that agree; all methods but begin() are collective over it
     describe   number of a collective -> what this rank is about to do, for messages
-    has_ended  a turn has raised an error on all ranks since begin()
     """
 
     def __init__(self, group: CommunicationBackend, describe: Callable[[int], str]):
@@ -32,11 +31,18 @@ class Turns:
         self._describe = describe
         self._mine = numpy.empty(1, numpy.int64)
         self._everyones = numpy.empty(group.world_size, numpy.int64)
-        self.has_ended = False
+        self._error: Exception | None = None
+
+    @property
+    def have_ended(self) -> bool:
+        """True once a turn has raised on all ranks: until begin(), all turns raise that again,
+        without communication, even if a module has caught it.
+        """
+        return self._error is not None
 
     def begin(self) -> None:
         """Begin a program. No communication."""
-        self.has_ended = False
+        self._error = None
 
     def take(self, number: int) -> None:
         """Return when all ranks come to this collective next.
@@ -54,13 +60,22 @@ class Turns:
         self._take(_FAILED, error)
 
     def _take(self, number, error):
+        if self._error is not None:
+            raise self._error
         self._mine[0] = number
         self._group.all_gather(self._mine, self._everyones)
-        if (self._everyones == number).all() and number != _FAILED:
+        if number != _FAILED and (self._everyones == number).all():
             return
-        self.has_ended = True
-        if (self._everyones == _FAILED).any():
-            raise_together(self._group, error)
+        try:
+            if (self._everyones == _FAILED).any():
+                raise_together(self._group, error)
+            self._refuse(number)
+        except Exception as common:
+            self._error = common
+            raise
+
+    def _refuse(self, number):
+        """Raise ShardingError: ranks are at different turns. Collective."""
         texts = self._group.all_gather_object(
             "be done" if number == _END else self._describe(number)
         )

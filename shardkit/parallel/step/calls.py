@@ -150,7 +150,7 @@ class CalledWork:
         except CommunicationError:
             raise
         except Exception as error:
-            if not self._shares_errors or self.turns.has_ended:
+            if not self._shares_errors or self.turns.have_ended:
                 raise
             self.turns.fail(self._described(error, place))
         self.turns.end()
