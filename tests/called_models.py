@@ -41,6 +41,42 @@ class UNetLike(nn.Module):
         return x * self.scale
 
 
+class Double(nn.Module):
+    """Two convolutions."""
+
+    def __init__(self, in_channels, out_channels):
+        self.first = nn.Conv2d(in_channels, out_channels, 3, padding=1)
+        self.second = nn.Conv2d(out_channels, out_channels, 3, padding=1)
+
+    def forward(self, x):
+        return ops.relu(self.second(ops.relu(self.first(x))))
+
+
+class UNet(nn.Module):
+    """A UNet of convolutions over images [samples, 3, 4 n, 4 n], of channels of 16 and 32."""
+
+    def __init__(self):
+        self.loss = nn.MeanSquaredError()
+        self.enter = nn.Conv2d(3, 16, 1)
+        self.encoders = nn.ModuleList([Double(16, 16), Double(16, 32)])
+        self.down = nn.ModuleList(nn.Conv2d(size, size, 2, stride=2) for size in (16, 32))
+        self.middle = Double(32, 32)
+        self.up = nn.ModuleList([nn.ConvTranspose2d(32, size, 2, stride=2) for size in (32, 16)])
+        self.decoders = nn.ModuleList([Double(64, 32), Double(32, 16)])
+        self.leave = nn.Conv2d(16, 3, 1)
+
+    def forward(self, x):
+        x, skips = self.enter(x), []
+        for encoder, down in zip(self.encoders, self.down):
+            x = encoder(x)
+            skips.append(x)
+            x = down(x)
+        x = self.middle(x)
+        for up, decoder in zip(self.up, self.decoders):
+            x = decoder(ops.concatenate([up(x), skips.pop()], 1))
+        return self.leave(x)
+
+
 class Odd(nn.Module):
     """What modules may do: a child is called twice, one never, one has its weight read by its
     parent, one shares it; a gradient is taken inside forward, and a buffer observes.

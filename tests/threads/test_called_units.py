@@ -7,7 +7,7 @@ from functools import cache
 import numpy
 import pytest
 from builders import STRATEGIES, sha256
-from called_models import WIDTH, Choosing, Odd, UNetLike, batch
+from called_models import WIDTH, Choosing, Odd, UNet, UNetLike, batch
 
 import shardkit as sk
 from shardkit import nn
@@ -127,6 +127,27 @@ def test_the_peak_is_the_shard_and_the_largest_unit(settings):
     assert (gathered, in_flight) == (unit, unit)
     assert peak <= 1.1 * (lasting + 2 * unit)
     assert peak <= 1.01 * peaks(Chain)[2]
+
+
+def test_a_unet_of_convolutions_needs_its_shard_and_the_largest_unit_twice():
+    images = numpy.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype("float32")
+
+    def run(backend, strategy):
+        sharded = made(strategy, UNet(), backend, overlap=False, max_gradient_norm=0.5)
+        part = sk.split_batch(sharded.mesh, images, images)
+        sharded.train(*part)
+        accounts = sharded.engine.device.accounts
+        accounts.reset_peak()
+        sharded.train(*part)
+        peak = accounts.peak_bytes() - accounts.peak_bytes("activations")
+        lasting = accounts.live_bytes("parameters", "gradients", "optimizer state")
+        largest = 4 * max(unit.layout.size for unit in sharded.engine.units)
+        return sha256(sharded.gather_full_parameters()), peak, lasting + 2 * largest
+
+    (bits, peak, formula), (bits_of_ddp, *_) = [
+        sk.run_ranks(4, lambda backend: run(backend, strategy))[0] for strategy in ("FSDP", "DDP")
+    ]
+    assert bits == bits_of_ddp and peak <= 1.01 * formula
 
 
 def test_small_neighbors_are_merged_into_units_of_the_minimum():

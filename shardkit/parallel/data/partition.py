@@ -161,6 +161,10 @@ def _own_parameters(module: Module) -> list[Parameter]:
     return [member for member in members_of(module).values() if isinstance(member, Parameter)]
 
 
+def _is_called(module: Module) -> bool:
+    return type(module).forward is not Module.forward
+
+
 def _own_size(module: Module) -> int:
     return sum(p.planned_size for p in _own_parameters(module))
 
@@ -169,12 +173,14 @@ def _owned(module: Module, seen: set[int], uncut: int) -> list[_Owned]:
     """Return what the module and those inside of it own; tied parameters where they come first.
 
     A module of `uncut` elements or fewer is not cut, nor is one most of whose parameters are its
-    own: gathered around the calls of the others, these would need about the same memory.
+    own: gathered around the calls of the others, these would need about the same memory. A list
+    always is: its modules may be called far from one another.
     """
     everything = [p for p in module.named_parameters().values() if id(p) not in seen]
     own = {id(p): p for p in _own_parameters(module) if id(p) not in seen}
     whole, around = _Owned(everything), _Owned(list(own.values()), is_around=True)
-    if whole.size <= uncut or 2 * around.size >= whole.size:
+    is_small = whole.size <= uncut and _is_called(module)
+    if is_small or 2 * around.size >= whole.size:
         seen.update(map(id, everything))
         return [whole] if everything else []
     seen.update(own)
