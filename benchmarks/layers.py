@@ -67,6 +67,26 @@ def convolution(shape, num_out, window, name="conv", **more):
     )
 
 
+def group_norm(shape, groups):
+    """Return the case of a group norm over x of this shape."""
+    return steps(
+        lambda x, weight, bias: ops.group_norm(x, groups, weight, bias),
+        lambda torch: lambda x, *given: torch.nn.functional.group_norm(x, groups, *given),
+        *[normal(*shape), normal(shape[1]), normal(shape[1])],
+    )
+
+
+def batch_norm(shape):
+    """Return the case of a batch norm in training."""
+    return steps(
+        lambda *given: ops.batch_norm(*given)[0],
+        lambda torch: (
+            lambda x, *given: torch.nn.functional.batch_norm(x, None, None, *given, training=True)
+        ),
+        *[normal(*shape), normal(shape[1]), normal(shape[1])],
+    )
+
+
 CASES = {
     "conv2d 3x3, 32 to 32, 16 x 64 x 64": lambda: convolution((16, 32, 64, 64), 32, 3, padding=1),
     "conv2d 3x3, 64 to 64, 1 x 256 x 256": lambda: convolution((1, 64, 256, 256), 64, 3, padding=1),
@@ -86,6 +106,9 @@ CASES = {
     "conv_transpose2d 2x2 stride 2, 64 to 32": lambda: convolution(
         (16, 64, 32, 32), 32, 2, "conv_transpose", stride=2
     ),
+    "group norm of 8 groups, 16 x 32 x 64 x 64": lambda: group_norm((16, 32, 64, 64), 8),
+    "group norm of 4 groups, 2 x 16 x 16 x 32 x 32": lambda: group_norm((2, 16, 16, 32, 32), 4),
+    "batch norm, 16 x 32 x 64 x 64": lambda: batch_norm((16, 32, 64, 64)),
 }
 
 

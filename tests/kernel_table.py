@@ -45,6 +45,7 @@ ATTENTION = [
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]
+LINES = [(0, 2, 3), (1, 2, 1), (2, 4, 7), (3, 6, 33), (2, 2, 0), (4, 4, 1000)]
 # samples, channels in and out, stride, grid
 GRIDS = [
     (0, 1, 2, 1, 3),
@@ -149,8 +150,16 @@ TABLE = {
     "add_rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:]), 1e-6), in_place=(0, 1))],
     "lstm_step": [Line(CELLS, lambda n, s: (n(four(s)), n(four(s)), n(s)))],
     "lstm_step_backward": [Line(CELLS, lambda n, s: (n(s), n(s), abs(n(four(s))) / 4, n(s), n(s)))],
+    "group_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), s[1] // 2, 1e-5))],
+    "group_norm_backward": [
+        Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), *[abs(n((s[0], 2))) + 0.5] * 2, 1e-5))
+    ],
     "gru_step": [Line(CELLS, lambda n, s: (n((s[0], 3 * s[1])), n((s[0], 3 * s[1])), n(s)))],
     "gru_step_backward": [Line(CELLS, lambda n, s: (n(s), abs(n(four(s))) / 4, n(s)))],
+    "batch_norm": [Line(LINES, lambda n, s: (n(s), n(s[1]), n(s[1]), 1e-5))],
+    "batch_norm_backward": [
+        Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
+    ],
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
@@ -251,9 +260,13 @@ EXACT = {
 }
 ON_HOST = {"shuffled"}  # its arguments are NumPy arrays, wherever the model is
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
+    "batch_norm",
+    "batch_norm_backward",
     "convolve",
     "convolve_input",
     "convolve_weight",
+    "group_norm",
+    "group_norm_backward",
     "gru_step",
     "gru_step_backward",
     "lstm_step",

@@ -13,6 +13,7 @@ from .half_kernels import enter_half_kernels
 from .reference import (  # noqa: F401  each enters its kernels
     activation,
     attention,
+    channel_norm,
     convolution,
     dropout,
     erf,

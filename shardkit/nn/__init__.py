@@ -48,6 +48,15 @@ from .layers.convolution import (
 )
 from .layers.derivatives import Derivatives
 from .layers.embedding import EmbeddingBag
+from .layers.normalization import (
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+)
 from .layers.recurrent import GRU, LSTM
 from .layers.spectral import SpectralConv
 from .loss import (
@@ -83,6 +92,9 @@ __all__ = [
     "GRU",
     "LSTM",
     "BCEWithLogitsLoss",
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
     "BinaryCrossEntropy",
     "Buffer",
     "Conv1d",
@@ -106,9 +118,13 @@ __all__ = [
     "GatedFeedForward",
     "GaussianNLLLoss",
     "Hardtanh",
+    "GroupNorm",
     "HuberLoss",
     "Identity",
     "InputFeatures",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
     "LayerNorm",

@@ -136,8 +136,12 @@ def arguments(half):
     probabilities = abs(x)
     gates = abs(g) / 4
     window = ConvolutionWindow((2, 1), (1, 1), (1, 0), (0, 1), 2)  # x [2, 4, 5, 6] -> [2, 6, 3, 6]
+    lines = (numbers((2, 4, 5), half), numbers((2, 4, 5), half, 1))
+    moments = numpy.full((2, 2, 2), 0.5, "float32")
     taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
     return {
+        "batch_norm": (lines[0], d[:4], d[4:], 1e-5),
+        "batch_norm_backward": (*lines, d[:4], moments[0].ravel(), moments[1].ravel(), 1e-5),
         "bias_gelu": (x, d),
         "bias_gelu_backward": (g, x, d),
         "causal_attention": (q, k[:, :2], v[:, :2], 0.3, 0),
@@ -154,6 +158,8 @@ def arguments(half):
         "erf_gelu_backward": (g, x),
         "gelu": (x,),
         "gelu_backward": (g, x),
+        "group_norm": (lines[0], d[:4], d[4:], 2, 1e-5),
+        "group_norm_backward": (*lines, d[:4], *moments, 1e-5),
         "gru_step": (g[:, :6], x[:, 2:], x[:, :2]),
         "gru_step_backward": (g[:, :2], gates, x[:, :2]),
         "layer_norm": (x, d, d, 1e-5),

@@ -39,6 +39,7 @@ from .attention import (
     rotary,
     scaled_dot_product_attention,
 )
+from .channel_norm import batch_norm, group_norm, instance_norm
 from .contraction import (
     bmm,
     einsum,
@@ -178,6 +179,7 @@ __all__ = [
     "argmin",
     "argsort",
     "attention_weights",
+    "batch_norm",
     "bias_gelu",
     "binary_cross_entropy",
     "bmm",
@@ -217,9 +219,11 @@ __all__ = [
     "gather",
     "gelu",
     "getitem",
+    "group_norm",
     "hardtanh",
     "index_add",
     "index_select",
+    "instance_norm",
     "layer_norm",
     "leaky_relu",
     "linear",

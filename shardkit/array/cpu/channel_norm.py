@@ -1,0 +1,185 @@
+"""Norms of x [N, C, L] by groups of channels, and by channel over all samples.
+
+A channel of a sample is a line [L]: read once for its sum, once for its squares, once for its
+result, while its group lies in the cache. Sums of a channel over samples go from one to the next.
+"""
+
+import math
+
+from .. import fresh
+from ..arena import empty
+from ..registry import on_cpu
+from .arrays import empty_like, plain
+from .compiled import compiled, inlined
+from .scalar import fma, like, plus
+
+
+@on_cpu
+def group_norm(x, weight, bias, groups, eps):
+    y = empty_like(x, None)
+    mean, variance = [fresh.zeros((x.shape[0], groups), x.dtype) for _ in range(2)]
+    _group_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
+    return y, mean, variance
+
+
+@on_cpu
+def group_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
+    given = (gradient, x, weight, mean, variance)
+    return _gradients(_group_norm_backward, given, eps, wanted)
+
+
+@on_cpu
+def batch_norm(x, weight, bias, eps):
+    y = empty_like(x, None)
+    mean, variance = [fresh.zeros(x.shape[1], x.dtype) for _ in range(2)]
+    _batch_norm(plain(x), plain(weight), plain(bias), eps, y, mean, variance)
+    return y, mean, variance
+
+
+@on_cpu
+def batch_norm_backward(gradient, x, weight, mean, variance, eps, wanted=(True, True, True)):
+    given = (gradient, x, weight, mean, variance)
+    return _gradients(_batch_norm_backward, given, eps, wanted)
+
+
+def _gradients(loop, given, eps, wanted):
+    """Return the gradients of x, weight and bias that the loop computes; None for the others."""
+    _, x, weight, *_ = given
+    sums = [fresh.zeros(weight.shape, weight.dtype) for _ in range(2)]
+    for_x = empty_like(x, None) if wanted[0] else empty((0, 0, 0), x.dtype)
+    loop(*[plain(array) for array in given], eps, wanted[0], for_x, *sums)
+    return tuple([array if want else None for array, want in zip((for_x, *sums), wanted)])
+
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+
+@inlined
+def _line_sum(x, n, c):
+    total = like(0.0, x[n, c, 0])
+    for j in range(x.shape[2]):
+        total = plus(total, x[n, c, j])
+    return total
+
+
+@inlined
+def _line_squares(x, n, c, mean):
+    total = like(0.0, mean)
+    for j in range(x.shape[2]):
+        total = plus(total, (x[n, c, j] - mean) * (x[n, c, j] - mean))
+    return total
+
+
+@inlined
+def _line_products(gradient, x, n, c, mean):
+    total = like(0.0, mean)
+    for j in range(x.shape[2]):
+        total = plus(total, gradient[n, c, j] * (x[n, c, j] - mean))
+    return total
+
+
+@inlined
+def _scale_line(x, n, c, mean, factor, level, y):
+    for j in range(x.shape[2]):
+        y[n, c, j] = fma(x[n, c, j] - mean, factor, level)
+
+
+@inlined
+def _gradient_line(gradient, x, n, c, mean, factor, level, along, for_x):
+    """Set for_x = factor gradient - level - (x - mean) along."""
+    for j in range(x.shape[2]):
+        rest = fma(mean - x[n, c, j], along, -level)
+        for_x[n, c, j] = fma(gradient[n, c, j], factor, rest)
+
+
+@inlined
+def _inverse(variance, eps):
+    return like(1.0, variance) / math.sqrt(variance + like(eps, variance))
+
+
+# ---- loops ---------------------------------------------------------------------------------------
+
+
+@compiled
+def _group_norm(x, weight, bias, eps, y, mean, variance):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(mean.shape[0] if x.size > 0 else 0):
+        for g in range(mean.shape[1]):
+            channels = range(g * width, (g + 1) * width)
+            count = like(width * x.shape[2], x[0, 0, 0])
+            total = squares = like(0.0, count)
+            for c in channels:
+                total += _line_sum(x, n, c)
+            mean[n, g] = middle = total / count
+            for c in channels:
+                squares += _line_squares(x, n, c, middle)
+            variance[n, g] = squares / count
+            inverse = _inverse(variance[n, g], eps)
+            for c in channels:
+                _scale_line(x, n, c, middle, inverse * weight[c], bias[c], y)
+
+
+@compiled
+def _group_norm_backward(
+    gradient, x, weight, mean, variance, eps, wants_x, for_x, for_weight, for_bias
+):
+    width = x.shape[1] // mean.shape[1]
+    for n in range(mean.shape[0] if x.size > 0 else 0):
+        for g in range(mean.shape[1]):
+            channels = range(g * width, (g + 1) * width)
+            count = like(width * x.shape[2], x[0, 0, 0])
+            middle = mean[n, g]
+            inverse = _inverse(variance[n, g], eps)
+            level = along = like(0.0, count)
+            for c in channels:
+                total = _line_sum(gradient, n, c)
+                moment = _line_products(gradient, x, n, c, middle) * inverse
+                for_bias[c] += total
+                for_weight[c] += moment
+                level += total * weight[c]
+                along += moment * weight[c]
+            if wants_x:
+                level, along = level * inverse / count, along * inverse * inverse / count
+                for c in channels:
+                    factor = weight[c] * inverse
+                    _gradient_line(gradient, x, n, c, middle, factor, level, along, for_x)
+
+
+@compiled
+def _batch_norm(x, weight, bias, eps, y, mean, variance):
+    samples = range(x.shape[0])
+    for c in range(x.shape[1] if x.size > 0 else 0):
+        count = like(x.shape[0] * x.shape[2], x[0, 0, 0])
+        total = squares = like(0.0, count)
+        for n in samples:
+            total += _line_sum(x, n, c)
+        mean[c] = middle = total / count
+        for n in samples:
+            squares += _line_squares(x, n, c, middle)
+        variance[c] = squares / count
+        factor = _inverse(variance[c], eps) * weight[c]
+        for n in samples:
+            _scale_line(x, n, c, middle, factor, bias[c], y)
+
+
+@compiled
+def _batch_norm_backward(
+    gradient, x, weight, mean, variance, eps, wants_x, for_x, for_weight, for_bias
+):
+    samples = range(x.shape[0])
+    for c in range(x.shape[1] if x.size > 0 else 0):
+        count = like(x.shape[0] * x.shape[2], x[0, 0, 0])
+        middle = mean[c]
+        inverse = _inverse(variance[c], eps)
+        total = moment = like(0.0, count)
+        for n in samples:
+            total += _line_sum(gradient, n, c)
+            moment += _line_products(gradient, x, n, c, middle)
+        for_bias[c] = total
+        for_weight[c] = moment * inverse
+        if wants_x:
+            factor = weight[c] * inverse
+            level = factor * total / count
+            along = factor * inverse * inverse * moment / count
+            for n in samples:
+                _gradient_line(gradient, x, n, c, middle, factor, level, along, for_x)
