@@ -68,7 +68,8 @@ class Module:
     def blocks(self) -> "list[tuple[str, Module]]":
         """Return (name, module) in the order of the forward pass.
 
-        A block is what is gathered together, or placed on a pipeline stage.
+        A block is what is gathered together, or placed on a pipeline stage. A module that does not
+        say is one block, and the modules inside of it are gathered as they are called.
         """
         return [("", self)]
 

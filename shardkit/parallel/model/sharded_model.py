@@ -46,7 +46,7 @@ from .stored import Stored
 class ShardedModel(Stored, Copied, Featured):
     """The contract of all strategies. "Collective": all ranks of the mesh must call it.
 
-    wrapped_model   an nn.Module; its blocks() are gathered one unit at a time
+    wrapped_model   an nn.Module; its blocks(), or else its modules, are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
     Making one is collective. Errors, on all ranks: TypeError if the model is no Module,
     ShardingError on a model without parameters, with frozen ones or with some outside its blocks,
