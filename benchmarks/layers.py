@@ -87,6 +87,15 @@ def batch_norm(shape):
     )
 
 
+def on_grid(name, shape, **more):
+    """Return the case of an operation on x alone, of this name in both libraries."""
+    return steps(
+        lambda x: getattr(ops, name)(x, **more),
+        lambda torch: lambda x: getattr(torch.nn.functional, name)(x, **more),
+        normal(*shape),
+    )
+
+
 CASES = {
     "conv2d 3x3, 32 to 32, 16 x 64 x 64": lambda: convolution((16, 32, 64, 64), 32, 3, padding=1),
     "conv2d 3x3, 64 to 64, 1 x 256 x 256": lambda: convolution((1, 64, 256, 256), 64, 3, padding=1),
@@ -108,6 +117,18 @@ CASES = {
     ),
     "group norm of 8 groups, 16 x 32 x 64 x 64": lambda: group_norm((16, 32, 64, 64), 8),
     "group norm of 4 groups, 2 x 16 x 16 x 32 x 32": lambda: group_norm((2, 16, 16, 32, 32), 4),
+    "max_pool2d 2x2, 16 x 32 x 64 x 64": lambda: on_grid(
+        "max_pool2d", (16, 32, 64, 64), kernel_size=2
+    ),
+    "avg_pool2d 2x2, 16 x 32 x 64 x 64": lambda: on_grid(
+        "avg_pool2d", (16, 32, 64, 64), kernel_size=2
+    ),
+    "interpolate nearest, 16 x 32 x 32 x 32 by 2": lambda: on_grid(
+        "interpolate", (16, 32, 32, 32), scale_factor=2
+    ),
+    "interpolate bilinear, 16 x 32 x 32 x 32 by 2": lambda: on_grid(
+        "interpolate", (16, 32, 32, 32), scale_factor=2, mode="bilinear"
+    ),
     "batch norm, 16 x 32 x 64 x 64": lambda: batch_norm((16, 32, 64, 64)),
 }
 

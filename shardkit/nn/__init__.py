@@ -57,7 +57,22 @@ from .layers.normalization import (
     InstanceNorm2d,
     InstanceNorm3d,
 )
+from .layers.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from .layers.recurrent import GRU, LSTM
+from .layers.resampling import Upsample
 from .layers.spectral import SpectralConv
 from .loss import (
     BinaryCrossEntropy,
@@ -89,6 +104,19 @@ from .transformer import (
 )
 
 __all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "Upsample",
     "GRU",
     "LSTM",
     "BCEWithLogitsLoss",

@@ -121,6 +121,20 @@ from .normalization import (
     rms_norm,
 )
 from .padding import pad
+from .pooling import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    adaptive_max_pool1d,
+    adaptive_max_pool2d,
+    adaptive_max_pool3d,
+    avg_pool1d,
+    avg_pool2d,
+    avg_pool3d,
+    max_pool1d,
+    max_pool2d,
+    max_pool3d,
+)
 from .rectifiers import (
     elu,
     hardtanh,
@@ -137,6 +151,7 @@ from .reduction import (
     sum,
     variance,
 )
+from .resampling import interpolate
 from .scan import (
     cumprod,
     cumsum,
@@ -164,6 +179,19 @@ from .statistics import (
 )
 
 __all__ = [
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "interpolate",
     "gru",
     "lstm",
     "abs",

@@ -1,0 +1,174 @@
+"""Pooling layers: the ops of pooling.py with their arguments kept. Names are PyTorch's."""
+
+from ...arguments import is_integer, require
+from ..module import Module
+from ..ops import pooling as ops
+from ..ops.convolution import per_dim
+
+__all__ = [
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool1d",
+    "AvgPool2d",
+    "AvgPool3d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+]
+
+
+class MaxPoolNd(Module):
+    """The largest element of each window of x [samples, channels, *grid]; see ops.max_pool1d.
+
+    stride    None: the kernel_size
+    padding   at most half of the window
+    return_indices   False; True is refused
+    """
+
+    num_dims: int
+
+    def __init__(
+        self,
+        kernel_size,
+        stride=None,
+        padding=0,
+        dilation=1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ):
+        name = type(self).__name__
+        require(not return_indices, f"{name} with return_indices", return_indices, "False")
+        self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
+        stride = self.kernel_size if stride is None else stride
+        self.stride = per_dim(name, "stride", stride, self.num_dims)
+        self.padding = per_dim(name, "padding", padding, self.num_dims, at_least=0)
+        self.dilation = per_dim(name, "dilation", dilation, self.num_dims)
+        self.ceil_mode = ceil_mode
+
+    def forward(self, x):
+        form = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return type(self).operation(x, *form)
+
+
+class AvgPoolNd(Module):
+    """The mean of each window of x [samples, channels, *grid]; see ops.avg_pool1d.
+
+    stride              None: the kernel_size
+    padding             at most half of the window
+    count_include_pad   the padding counts, as zeros
+    divisor_override    what sums are divided by, in place of the number of elements
+    """
+
+    num_dims: int
+
+    def __init__(
+        self,
+        kernel_size,
+        stride=None,
+        padding=0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ):
+        name = type(self).__name__
+        self.kernel_size = per_dim(name, "kernel_size", kernel_size, self.num_dims)
+        stride = self.kernel_size if stride is None else stride
+        self.stride = per_dim(name, "stride", stride, self.num_dims)
+        self.padding = per_dim(name, "padding", padding, self.num_dims, at_least=0)
+        self.ceil_mode = ceil_mode
+        self.count_include_pad = count_include_pad
+        is_right = divisor_override is None or is_integer(divisor_override, at_least=1)
+        wanted = "an int, at least 1, or None"
+        require(is_right, f"{name} with divisor_override", divisor_override, wanted)
+        self.divisor_override = divisor_override
+
+    def forward(self, x):
+        form = (self.kernel_size, self.stride, self.padding, self.ceil_mode)
+        more = (self.count_include_pad, self.divisor_override)
+        return type(self).operation(x, *form, *more)
+
+
+class AdaptivePoolNd(Module):
+    """output_size windows that share each dimension of x [samples, channels, *grid].
+
+    output_size  an int, or one for each dimension; None: as many as x has
+    return_indices, of maxima   False; True is refused
+    """
+
+    def __init__(self, output_size, return_indices: bool = False):
+        name = type(self).__name__
+        require(not return_indices, f"{name} with return_indices", return_indices, "False")
+        self.output_size = output_size
+
+    def forward(self, x):
+        return type(self).operation(x, self.output_size)
+
+
+class MaxPool1d(MaxPoolNd):
+    __doc__ = MaxPoolNd.__doc__
+    num_dims = 1
+    operation = staticmethod(ops.max_pool1d)
+
+
+class MaxPool2d(MaxPoolNd):
+    __doc__ = MaxPoolNd.__doc__
+    num_dims = 2
+    operation = staticmethod(ops.max_pool2d)
+
+
+class MaxPool3d(MaxPoolNd):
+    __doc__ = MaxPoolNd.__doc__
+    num_dims = 3
+    operation = staticmethod(ops.max_pool3d)
+
+
+class AvgPool1d(AvgPoolNd):
+    __doc__ = AvgPoolNd.__doc__
+    num_dims = 1
+    operation = staticmethod(ops.avg_pool1d)
+
+
+class AvgPool2d(AvgPoolNd):
+    __doc__ = AvgPoolNd.__doc__
+    num_dims = 2
+    operation = staticmethod(ops.avg_pool2d)
+
+
+class AvgPool3d(AvgPoolNd):
+    __doc__ = AvgPoolNd.__doc__
+    num_dims = 3
+    operation = staticmethod(ops.avg_pool3d)
+
+
+class AdaptiveAvgPool1d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_avg_pool1d)
+
+
+class AdaptiveAvgPool2d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_avg_pool2d)
+
+
+class AdaptiveAvgPool3d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_avg_pool3d)
+
+
+class AdaptiveMaxPool1d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_max_pool1d)
+
+
+class AdaptiveMaxPool2d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_max_pool2d)
+
+
+class AdaptiveMaxPool3d(AdaptivePoolNd):
+    __doc__ = AdaptivePoolNd.__doc__
+    operation = staticmethod(ops.adaptive_max_pool3d)

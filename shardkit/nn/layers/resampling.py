@@ -1,0 +1,37 @@
+"""Upsample: a grid of another size, by its neighbors."""
+
+from ...errors import ConfigurationError
+from ..module import Module
+from ..ops.resampling import check_mode, interpolate
+
+__all__ = ["Upsample"]
+
+
+class Upsample(Module):
+    """x [samples, channels, *grid] on a grid of another size; arguments of ops.interpolate.
+
+    size or scale_factor   one of them
+    """
+
+    def __init__(
+        self,
+        size=None,
+        scale_factor=None,
+        mode: str = "nearest",
+        align_corners: bool | None = None,
+        recompute_scale_factor: bool | None = None,
+    ):
+        check_mode("Upsample", mode, align_corners)
+        if (size is None) == (scale_factor is None):
+            raise ConfigurationError(
+                f"Upsample with size = {size} and scale_factor = {scale_factor}; wanted one of them"
+            )
+        self.size = size
+        self.scale_factor = scale_factor
+        self.mode = mode
+        self.align_corners = align_corners
+        self.recompute_scale_factor = recompute_scale_factor
+
+    def forward(self, x):
+        form = (self.size, self.scale_factor, self.mode, self.align_corners)
+        return interpolate(x, *form, self.recompute_scale_factor)
