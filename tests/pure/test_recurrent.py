@@ -70,6 +70,43 @@ def test_values_and_gradients_are_those_of_pytorch(name, form, steps, batch):
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_wide_layers_whose_products_go_by_panels_are_those_of_pytorch(name):
+    torch = pytest.importorskip("torch")
+    ours = getattr(nn, name)(70, 64, batch_first=True, dtype="float64").finish(1)
+    theirs = getattr(torch.nn, name)(70, 64, batch_first=True, dtype=torch.float64)
+    theirs.load_state_dict({key: torch.tensor(value) for key, value in ours.state_dict().items()})
+    array = numpy.random.default_rng(0).standard_normal((64, 3, 70))
+    x, twin = Tensor(array, requires_grad=True), torch.tensor(array, requires_grad=True)
+    y, wanted = ours(x)[0], theirs(twin)[0]
+    (y * y).sum().backward()
+    (wanted * wanted).sum().backward()
+    numpy.testing.assert_allclose(y.array, wanted.detach().numpy(), atol=1e-10)
+    numpy.testing.assert_allclose(x.grad, twin.grad.numpy(), atol=1e-10)
+    for key, parameter in theirs.named_parameters():
+        mine = ours.named_parameters()[key]
+        numpy.testing.assert_allclose(mine.grad, parameter.grad.numpy(), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_half_floats_give_what_float32_gives(name):
+    layer = getattr(nn, name)(3, 4).finish(1)
+    weights = [p.array for p in layer.parameters()]
+    x = numpy.random.default_rng(0).standard_normal((5, 2, 3)).astype("float16")
+    start = numpy.zeros((2, 4), "float32")
+    states = [start] * (2 if name == "LSTM" else 1)
+    results = []
+    for dtype in ("float16", "float32"):
+        tensors = [Tensor(a.astype(dtype), requires_grad=True) for a in (x, *states, *weights)]
+        y = getattr(nn.ops, name.lower())(*tensors)
+        y = y[0] if name == "LSTM" else y
+        y.sum().backward()
+        assert y.dtype == dtype and all(tensor.grad.dtype == dtype for tensor in tensors)
+        results.append([y.array, *[tensor.grad for tensor in tensors]])
+    for half, whole in zip(*results):
+        numpy.testing.assert_allclose(half, whole, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
 def test_a_split_backward_gives_the_same_bits(name):
     grads = []
     for split in (False, True):

@@ -51,26 +51,28 @@ def _tanh(x):
     return like(2.0, x) * logistic(x + x) - like(1.0, x)
 
 
-# Each loop below has few streams, so that LLVM makes vectors of it.
+# LLVM makes vectors of loops with few streams whose index it knows to be positive: parts of a row
+# are views, indexed from 0, since an index such as 2 * width + j might count from the end.
 
 
 @compiled
 def _lstm_step(from_input, from_hidden, cell, gates, after, hidden):
     width = cell.shape[1]
     for b in range(cell.shape[0]):
-        for j in range(4 * width):
-            gates[b, j] = from_input[b, j] + from_hidden[b, j]
+        row, x, y = gates[b], from_input[b], from_hidden[b]
         for j in range(2 * width):
-            gates[b, j] = logistic(gates[b, j])
-        for j in range(2 * width, 3 * width):
-            gates[b, j] = _tanh(gates[b, j])
-        for j in range(3 * width, 4 * width):
-            gates[b, j] = logistic(gates[b, j])
+            row[j] = logistic(x[j] + y[j])
+        g, x, y = row[2 * width :], x[2 * width :], y[2 * width :]
         for j in range(width):
-            kept = gates[b, width + j] * cell[b, j]
-            after[b, j] = kept + gates[b, j] * gates[b, 2 * width + j]
+            g[j] = _tanh(x[j] + y[j])
+        o, x, y = g[width:], x[width:], y[width:]
         for j in range(width):
-            hidden[b, j] = gates[b, 3 * width + j] * _tanh(after[b, j])
+            o[j] = logistic(x[j] + y[j])
+        f, c, before, h = row[width:], after[b], cell[b], hidden[b]
+        for j in range(width):
+            c[j] = f[j] * before[j] + row[j] * g[j]
+        for j in range(width):
+            h[j] = o[j] * _tanh(c[j])
 
 
 @compiled
@@ -100,17 +102,18 @@ def _lstm_step_backward(for_hidden, for_cell, gates, before, after, for_gates, f
 def _gru_step(from_input, from_hidden, hidden, gates, after):
     width = hidden.shape[1]
     for b in range(hidden.shape[0]):
+        row, x, y = gates[b], from_input[b], from_hidden[b]
         for j in range(2 * width):
-            gates[b, j] = logistic(from_input[b, j] + from_hidden[b, j])
-        for j in range(2 * width, 3 * width):
-            gates[b, width + j] = from_hidden[b, j]
+            row[j] = logistic(x[j] + y[j])
+        z, n, last = row[width:], row[2 * width :], row[3 * width :]
+        x, y = x[2 * width :], y[2 * width :]
         for j in range(width):
-            gates[b, 2 * width + j] = gates[b, j] * gates[b, 3 * width + j]
-        for j in range(2 * width, 3 * width):
-            gates[b, j] = _tanh(from_input[b, j] + gates[b, j])
+            last[j] = y[j]
         for j in range(width):
-            n = gates[b, 2 * width + j]
-            after[b, j] = n + gates[b, width + j] * (hidden[b, j] - n)
+            n[j] = _tanh(x[j] + row[j] * y[j])
+        before, h = hidden[b], after[b]
+        for j in range(width):
+            h[j] = n[j] + z[j] * (before[j] - n[j])
 
 
 @compiled

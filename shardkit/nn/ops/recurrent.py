@@ -1,11 +1,13 @@
 """Recurrent layers over a whole sequence: one operation, with a loop over time in each direction.
 
-    x [T, B, in] --one product--> [T, B, gates]
-                                     |  for each step: hidden @ W_hh^T, then one kernel
-    hidden [T, B, H], last cell   <--+
+    for each step:  x[t] W_ih^T, hidden W_hh^T --one kernel--> gates, cell, hidden
 
-The backward is one loop from the end; gradients of weights are one product each, over all steps.
+What a step reads and writes stays in cache: its products go through panels of the weights, small
+enough for the loops of BLAS that copy nothing. The backward is one loop from the end; gradients of
+weights are one product each, over all steps.
 """
+
+import numpy
 
 from ...array import fresh, halves, kernels, products
 from ...array.arena import empty
@@ -13,6 +15,9 @@ from ...array.backend import xp_of
 from ...errors import ShapeError
 from ..autograd import Tensor, record
 from .shape import getitem
+
+SMALL = 1_000_000  # multiplications of a product that OpenBLAS computes without packing
+NARROW = 32  # columns of a panel, at least
 
 
 def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]:
@@ -25,38 +30,42 @@ def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Ten
     """
     steps, batch, width = _check("lstm", 4, x, (hidden, cell), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype
-    from_input = _from_input(x, w_ih, b_ih, b_hh)
     gates = empty((steps, batch, 4 * width), dtype, xp)
-    states = empty((steps + 1, batch, width), dtype, xp)  # of hidden; 0: before the first step
+    states = empty((steps + 2, batch, width), dtype, xp)  # before each step, the last; last cell
     cells = empty((steps + 1, batch, width), dtype, xp)
     states[0], cells[0] = hidden.array, cell.array
-    from_hidden = empty((batch, 4 * width), dtype, xp)
-    turned = fresh.copy(w_hh.array.T)  # read in every step
+    from_input, from_hidden = [empty((batch, 4 * width), dtype, xp) for _ in range(2)]
+    for_input, for_hidden = [_panels(w.array.T, batch) for w in (w_ih, w_hh)]
+    by_input, by_hidden = _by_panel(from_input, for_input), _by_panel(from_hidden, for_hidden)
+    bias = None if b_ih is None else b_ih.array + b_hh.array
     for t in range(steps):
-        products.matmul(states[t], turned, out=from_hidden)
+        products.matmul(x.array[t], for_input, out=by_input)
+        if bias is not None:
+            from_input += bias
+        products.matmul(states[t], for_hidden, out=by_hidden)
         out = (gates[t], cells[t + 1], states[t + 1])
-        _store(out, kernels.lstm_step(from_input[t], from_hidden, cells[t], out=out))
+        _store(out, kernels.lstm_step(from_input, from_hidden, cells[t], out=out))
+    states[steps + 1] = cells[steps]
 
     def backward(gradient, wanted):
         for_gates = empty(gates.shape, dtype, xp)
-        for_hidden = fresh.zeros((batch, width), dtype, xp)
+        through = _Through(x, w_ih, w_hh, wanted[0])
         for_cell = gradient[steps]
         for t in range(steps - 1, -1, -1):
             for_before = empty((batch, width), dtype, xp)
             out = (for_gates[t], for_before)
-            for_hidden = for_hidden + gradient[t]
+            for_hidden = through.for_hidden + gradient[t]
             inputs = (for_hidden, for_cell, gates[t], cells[t], cells[t + 1])
             _store(out, kernels.lstm_step_backward(*inputs, out=out))
             for_cell = for_before
-            for_hidden = products.matmul(for_gates[t], w_hh.array)
-        weights = _for_weights(x, states, w_ih, w_hh, b_ih, b_hh, for_gates, for_gates, wanted[3:])
-        for_x = _for_x(for_gates, w_ih) if wanted[0] else None
-        return (for_x, for_hidden, for_cell, *weights)
+            through.step(t, for_gates[t], for_gates[t])
+        before = states[:steps]
+        weights = _for_weights(x, before, w_ih, w_hh, b_ih, b_hh, for_gates, for_gates, wanted[3:])
+        return (through.for_x, through.for_hidden, for_cell, *weights)
 
-    packed = empty((steps + 1, batch, width), dtype, xp)  # one result: the states, the last cell
-    packed[:steps], packed[steps] = states[1:], cells[steps]
     parents = (x, hidden, cell, w_ih, w_hh, b_ih, b_hh)
-    both = record(packed, parents, backward, needs=(x, w_ih, w_hh), is_one_pass=True)
+    saved = {"needs": (x, w_ih, w_hh), "needs_output": True}
+    both = record(states[1:], parents, backward, is_one_pass=True, **saved)
     return getitem(both, slice(0, steps)), getitem(both, steps)
 
 
@@ -70,36 +79,38 @@ def gru(x: Tensor, hidden, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
     """
     steps, batch, width = _check("gru", 3, x, (hidden,), (w_ih, w_hh), (b_ih, b_hh))
     xp, dtype = xp_of(x.array), x.dtype
-    from_input = _from_input(x, w_ih, b_ih)
     gates = empty((steps, batch, 4 * width), dtype, xp)
     states = empty((steps + 1, batch, width), dtype, xp)  # 0: before the first step
     states[0] = hidden.array
-    from_hidden = empty((batch, 3 * width), dtype, xp)
-    turned = fresh.copy(w_hh.array.T)  # read in every step
+    from_input, from_hidden = [empty((batch, 3 * width), dtype, xp) for _ in range(2)]
+    for_input, for_hidden = [_panels(w.array.T, batch) for w in (w_ih, w_hh)]
+    by_input, by_hidden = _by_panel(from_input, for_input), _by_panel(from_hidden, for_hidden)
     for t in range(steps):
-        products.matmul(states[t], turned, out=from_hidden)
-        if b_hh is not None:
+        products.matmul(x.array[t], for_input, out=by_input)
+        products.matmul(states[t], for_hidden, out=by_hidden)
+        if b_ih is not None:
+            from_input += b_ih.array
             from_hidden += b_hh.array
         out = (gates[t], states[t + 1])
-        _store(out, kernels.gru_step(from_input[t], from_hidden, states[t], out=out))
+        _store(out, kernels.gru_step(from_input, from_hidden, states[t], out=out))
 
     def backward(gradient, wanted):
         for_input = empty((steps, batch, 3 * width), dtype, xp)
         for_products = empty((steps, batch, 3 * width), dtype, xp)
-        for_hidden = fresh.zeros((batch, width), dtype, xp)
+        through = _Through(x, w_ih, w_hh, wanted[0])
         for t in range(steps - 1, -1, -1):
             out = (for_input[t], for_products[t], empty((batch, width), dtype, xp))
-            for_hidden = for_hidden + gradient[t]
+            for_hidden = through.for_hidden + gradient[t]
             _store(out, kernels.gru_step_backward(for_hidden, gates[t], states[t], out=out))
-            for_hidden = out[2] + products.matmul(for_products[t], w_hh.array)
-        given = (x, states, w_ih, w_hh, b_ih, b_hh, for_input, for_products)
-        for_x = _for_x(for_input, w_ih) if wanted[0] else None
-        return (for_x, for_hidden, *_for_weights(*given, wanted[2:]))
+            through.step(t, for_input[t], for_products[t])
+            through.for_hidden += out[2]
+        given = (x, states[:steps], w_ih, w_hh, b_ih, b_hh, for_input, for_products)
+        weights = _for_weights(*given, wanted[2:])
+        return (through.for_x, through.for_hidden, *weights)
 
     parents = (x, hidden, w_ih, w_hh, b_ih, b_hh)
-    return record(
-        fresh.copy(states[1:]), parents, backward, needs=(x, w_ih, w_hh), is_one_pass=True
-    )
+    saved = {"needs": (x, w_ih, w_hh), "needs_output": True}
+    return record(states[1:], parents, backward, is_one_pass=True, **saved)
 
 
 def _check(name, num_gates, x, states, weights, biases):
@@ -125,21 +136,51 @@ def _check(name, num_gates, x, states, weights, biases):
     return (*x.shape[:2], width)
 
 
-def _from_input(x, w_ih, *biases):
-    """Return x W_ih^T and the biases for all steps at once: [T, B, gates]."""
-    steps, batch, num_in = x.shape
-    y = products.matmul(x.array.reshape(steps * batch, num_in), w_ih.array.T)
-    for bias in biases:
-        if bias is not None:
-            y += bias.array
-    return y.reshape(steps, batch, w_ih.shape[0])
+def _panels(weight, num_rows):
+    """Return weight [K, N] as panels [P, K, N / P], so that products of num_rows rows are small.
+
+    One panel on a GPU, for half floats, and where panels would be narrow.
+    """
+    inner, columns = weight.shape
+    count = 1
+    if xp_of(weight) is numpy and weight.dtype.char in "fd":
+        while num_rows * inner * columns > SMALL * count and columns % (2 * count) == 0:
+            count *= 2
+        if columns < NARROW * count:
+            count = 1
+    size = columns // count
+    return fresh.copy(weight.reshape(inner, count, size).swapaxes(0, 1))
 
 
-def _for_x(for_input, w_ih):
-    """Return the gradient of x [T, B, in], for all steps at once."""
-    steps, batch, num_gates = for_input.shape
-    rows = products.matmul(for_input.reshape(steps * batch, num_gates), w_ih.array)
-    return rows.reshape(steps, batch, w_ih.shape[1])
+def _by_panel(out, panels):
+    """Return out [..., B, N] as [..., P, B, N / P]: where products with panels go."""
+    count, _, size = panels.shape
+    return out.reshape(*out.shape[:-1], count, size).swapaxes(-2, -3)
+
+
+class _Through:
+    """The gradients that go through the products of a step, to its input and to the step before.
+
+    for_x       [T, B, in], or None if it is not wanted
+    for_hidden  [B, H], of the step that came last; 0 at first
+    """
+
+    def __init__(self, x, w_ih, w_hh, has_for_x: bool):
+        xp, batch = xp_of(x.array), x.shape[1]
+        self._to_hidden = _panels(w_hh.array, batch)
+        self.for_hidden = fresh.zeros((batch, w_hh.shape[1]), x.dtype, xp)
+        self._by_hidden = _by_panel(self.for_hidden, self._to_hidden)
+        self.for_x = None
+        if has_for_x:
+            self._to_x = _panels(w_ih.array, batch)
+            self.for_x = empty(x.shape, x.dtype, xp)
+            self._by_x = _by_panel(self.for_x, self._to_x)
+
+    def step(self, t, for_input, for_product):
+        """Take the gradients of both products of step t, each [B, gates]."""
+        products.matmul(for_product, self._to_hidden, out=self._by_hidden)
+        if self.for_x is not None:
+            products.matmul(for_input, self._to_x, out=self._by_x[t])
 
 
 def _for_weights(x, states, w_ih, w_hh, b_ih, b_hh, for_input, for_hidden, wanted):
@@ -147,12 +188,18 @@ def _for_weights(x, states, w_ih, w_hh, b_ih, b_hh, for_input, for_hidden, wante
     num_rows = for_input.shape[0] * for_input.shape[1]
     by_input = for_input.reshape(num_rows, for_input.shape[2])
     by_hidden = for_hidden.reshape(num_rows, for_hidden.shape[2])
-    before = states[:-1].reshape(num_rows, states.shape[2])
+    before = states.reshape(num_rows, states.shape[2])
+    for_b_ih = halves.total(by_input, (0,), dtype=b_ih.gradient_dtype) if wanted[2] else None
+    for_b_hh = None
+    if wanted[3] and wanted[2] and for_hidden is for_input:
+        for_b_hh = fresh.copy(for_b_ih)
+    elif wanted[3]:
+        for_b_hh = halves.total(by_hidden, (0,), dtype=b_hh.gradient_dtype)
     return (
         _outer(by_input, x.array.reshape(num_rows, x.shape[2]), w_ih) if wanted[0] else None,
         _outer(by_hidden, before, w_hh) if wanted[1] else None,
-        halves.total(by_input, (0,), dtype=b_ih.gradient_dtype) if wanted[2] else None,
-        halves.total(by_hidden, (0,), dtype=b_hh.gradient_dtype) if wanted[3] else None,
+        for_b_ih,
+        for_b_hh,
     )
 
 
