@@ -49,7 +49,7 @@ def lstm(x: Tensor, hidden, cell, w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Ten
 
     def backward(gradient, wanted):
         for_gates = empty(gates.shape, dtype, xp)
-        through = _Through(x, w_ih, w_hh, wanted[0])
+        through = _StepGradients(x, w_ih, w_hh, wanted[0])
         for_cell = gradient[steps]
         for t in range(steps - 1, -1, -1):
             for_before = empty((batch, width), dtype, xp)
@@ -97,7 +97,7 @@ def gru(x: Tensor, hidden, w_ih, w_hh, b_ih=None, b_hh=None) -> Tensor:
     def backward(gradient, wanted):
         for_input = empty((steps, batch, 3 * width), dtype, xp)
         for_products = empty((steps, batch, 3 * width), dtype, xp)
-        through = _Through(x, w_ih, w_hh, wanted[0])
+        through = _StepGradients(x, w_ih, w_hh, wanted[0])
         for t in range(steps - 1, -1, -1):
             out = (for_input[t], for_products[t], empty((batch, width), dtype, xp))
             for_hidden = through.for_hidden + gradient[t]
@@ -158,7 +158,7 @@ def _by_panel(out, panels):
     return out.reshape(*out.shape[:-1], count, size).swapaxes(-2, -3)
 
 
-class _Through:
+class _StepGradients:
     """The gradients that go through the products of a step, to its input and to the step before.
 
     for_x       [T, B, in], or None if it is not wanted
