@@ -127,7 +127,100 @@ def vit_model(*shape):
     return sk.models.ViT(shape, 2, 3, 4, width=8, depth=2, heads=2, seed=1)
 
 
+def norm_of(weights, name, x, groups=None):
+    """A group norm, or without groups the batch norm of training."""
+    given = [weights[f"{name}.{part}"] for part in ("weight", "bias")]
+    if groups:
+        return torch.nn.functional.group_norm(x, groups, *given)
+    return torch.nn.functional.batch_norm(x, None, None, *given, training=True)
+
+
+def convolved(weights, name, x, **more):
+    convolve = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
+    bias = weights.get(f"{name}.bias")
+    return convolve[x.ndim - 3](x, weights[f"{name}.weight"], bias, **more)
+
+
+def resnet(weights, x, strides=(1, 2), groups=None, is_small=True):
+    """The network of arXiv 1512.03385 of one block in each stage."""
+    relu = torch.relu
+
+    def normed(name, x, stride=1):
+        kernel = weights[f"{name}.conv.weight"].shape[2]
+        y = convolved(weights, f"{name}.conv", x, stride=stride, padding=kernel // 2)
+        return norm_of(weights, f"{name}.norm", y, groups)
+
+    x = relu(normed("stem.map", x, 1 if is_small else 2))
+    x = x if is_small else torch.nn.functional.max_pool2d(x, 3, 2, 1)
+    for stage, stride in enumerate(strides):
+        name = f"stages.{stage}.0"
+        y, count = x, len([n for n in weights if n.startswith(name) and "convolutions" in n]) // 3
+        for index in range(count):
+            is_strided = index == (0 if count == 2 else 1)
+            y = relu(y) if index else y
+            y = normed(f"{name}.convolutions.{index}", y, stride if is_strided else 1)
+        has_map = f"{name}.shortcut.conv.weight" in weights
+        x = relu((normed(f"{name}.shortcut", x, stride) if has_map else x) + y)
+    x = x.flatten(2).mean(2)
+    return torch.nn.functional.linear(x, weights["head.map.weight"], weights["head.map.bias"])
+
+
+def unet(weights, x, depth=2, groups=2):
+    """The network of arXiv 1505.04597 with group norms, on a grid that it keeps."""
+    functional = torch.nn.functional
+    dims = x.ndim - 2
+
+    def level(name, x):
+        for part in ("first", "second"):
+            x = convolved(weights, f"{name}.{part}", x, padding=1)
+            x = torch.relu(norm_of(weights, f"{name}.{part}_norm", x, groups))
+        return x
+
+    x = level("enter", x)
+    skips = []
+    for index in range(depth):
+        skips.append(x)
+        x = level(f"down.{index}", getattr(functional, f"max_pool{dims}d")(x, 2))
+    for index in reversed(range(depth)):
+        name = f"up.{index}.double"
+        given = [weights[f"{name}.{part}"] for part in ("weight", "bias")]
+        x = getattr(functional, f"conv_transpose{dims}d")(x, *given, stride=2)
+        x = level(f"up.{index}.level", torch.cat([skips.pop(), x], 1))
+    return convolved(weights, "project", x)
+
+
+def class_entropy(prediction, y):
+    return torch.nn.functional.cross_entropy(prediction, y)
+
+
 CASES = {
+    "ResNet": (
+        lambda: sk.models.ResNet(3, 4, (1, 1), width=4, small_images=True),
+        resnet,
+        class_entropy,
+        lambda: image_batch(6, 5),
+    ),
+    "ResNet of bottlenecks": (
+        lambda: sk.models.ResNet(3, 4, (1, 1), width=8, bottleneck=True, norm="group"),
+        lambda weights, x: resnet(weights, x, groups=8, is_small=False),
+        class_entropy,
+        lambda: image_batch(12, 10),
+    ),
+    "ResNet of three dimensions": (
+        lambda: sk.models.ResNet(3, 4, (1, 1), dims=3, width=8, small_images=True, norm="group"),
+        lambda weights, x: resnet(weights, x, groups=8),
+        class_entropy,
+        lambda: image_batch(3, 4, 4),
+    ),
+    **{
+        f"UNet of {len(shape)} dimensions": (
+            lambda shape=shape: sk.models.UNet(2, 1, dims=len(shape), width=4, depth=2, groups=2),
+            unet,
+            mean_squared_error,
+            lambda shape=shape: grid_batch(shape),
+        )
+        for shape in ((8,), (8, 4), (4, 4, 8))
+    },
     **{
         f"ViT of {len(shape)} dimensions": (
             lambda shape=shape: vit_model(*shape),
@@ -192,7 +285,8 @@ def test_fifty_steps_are_those_of_pytorch(name):
     make, twin, criterion, batch = CASES[name]
     (x, y), model = batch(), make()
     rate = 0.05
-    weights = {n: torch.tensor(a, requires_grad=True) for n, a in model.state_dict().items()}
+    parameters = model.named_parameters().items()
+    weights = {n: torch.tensor(p.array, requires_grad=True) for n, p in parameters}
     optimizer = torch.optim.SGD(weights.values(), lr=rate, momentum=0.9)
 
     def run(backend):
@@ -250,7 +344,41 @@ def test_a_vit_takes_an_empty_batch_and_one_image():
         assert model(numpy.ones(shape)).shape == model.output_shape(shape) == (shape[0], 5)
 
 
+def test_a_resnet_and_a_unet_take_an_empty_batch_and_one_sample():
+    small = sk.models.ResNet(1, 5, (1,), width=2, small_images=True)
+    unet_1d = sk.models.UNet(1, 3, dims=1, width=2, depth=1, groups=2)
+    for model, grid in ((small, (1, 1)), (small, (4, 3)), (unet_1d, (2,)), (unet_1d, (6,))):
+        for shape in ((0, 1, *grid), (1, 1, *grid)):
+            assert model(numpy.ones(shape)).shape == model.output_shape(shape)
+
+
+def test_resnets_of_the_paper_have_its_number_of_parameters():
+    for layers, more, wanted in (
+        ((2, 2, 2, 2), {}, 11_689_512),
+        ((3, 4, 6, 3), {"bottleneck": True}, 25_557_032),
+    ):
+        model = sk.models.ResNet(layers=layers, **more)
+        assert sum(parameter.size for parameter in model.parameters()) == wanted
+
+
 REFUSED = {
+    "levels": (
+        lambda: sk.models.UNet(1, 1).check_input(numpy.ones((1, 1, 16, 12))),
+        ShapeError,
+        r"a multiple of 2\^depth = 8",
+    ),
+    "groups": (lambda: sk.models.UNet(1, 1, width=6, groups=4), ConfigurationError, "a divisor"),
+    "norm": (lambda: sk.models.ResNet(norm="layer"), ConfigurationError, "batch, group"),
+    "width of groups": (
+        lambda: sk.models.ResNet(norm="group", width=4),
+        ConfigurationError,
+        "multiple of 8",
+    ),
+    "channels": (
+        lambda: sk.models.ResNet(3, 2, (1,), width=2)(numpy.ones((1, 2, 8, 8))),
+        ShapeError,
+        r"wanted \[batch, 3, \*grid\]",
+    ),
     "patches": (lambda: sk.models.ViT((8, 9), 4), ConfigurationError, r"9 = 2 patches x 4 \+ 1"),
     "dimensions": (lambda: sk.models.ViT(8, (4, 4, 4)), ConfigurationError, "as many of both"),
     "heads": (lambda: sk.models.ViT(8, 4, width=8, heads=3), ConfigurationError, "3 heads"),

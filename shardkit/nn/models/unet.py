@@ -1,0 +1,143 @@
+"""UNet: a grid is halved and doubled again, and each level sees what it was (arXiv 1505.04597).
+
+    x [batch, in, *grid] -> enter ----------------------------- concatenate -> leave -> project -> y
+                            |                                        |
+                            halve -> down.0 -------- concatenate -> up.0
+                                     |                    |
+                                     halve -> down.1 -> double
+
+The grid has one, two or three dimensions. Skips cross the whole network, so it has no blocks():
+FSDP gathers each layer as it is called, and a pipeline cannot cut it.
+"""
+
+from ...arguments import is_integer, require
+from ...errors import ConfigurationError, ShapeError
+from ..layers import convolution
+from ..layers.basic import check_sizes, checked_dtype, input_tensor
+from ..layers.normalization import GroupNorm
+from ..loss import MeanSquaredError
+from ..metrics import MAE, RMSE
+from ..module import Module, ModuleList
+from ..ops import pooling
+from ..ops.activation import relu
+from ..ops.shape import concatenate
+
+CONVOLUTIONS = (convolution.Conv1d, convolution.Conv2d, convolution.Conv3d)
+TRANSPOSED = (
+    convolution.ConvTranspose1d,
+    convolution.ConvTranspose2d,
+    convolution.ConvTranspose3d,
+)
+MAX_POOLS = (pooling.max_pool1d, pooling.max_pool2d, pooling.max_pool3d)
+
+
+class Level(Module):
+    """Two convolutions of 3, each with a group norm and relu: channels in -> channels out."""
+
+    def __init__(self, dims: int, in_channels: int, out_channels: int, groups: int, *, dtype):
+        convolve = CONVOLUTIONS[dims - 1]
+        self.first = convolve(in_channels, out_channels, 3, padding=1, bias=False, dtype=dtype)
+        self.first_norm = GroupNorm(groups, out_channels, dtype=dtype)
+        self.second = convolve(out_channels, out_channels, 3, padding=1, bias=False, dtype=dtype)
+        self.second_norm = GroupNorm(groups, out_channels, dtype=dtype)
+
+    def forward(self, x):
+        x = relu(self.first_norm(self.first(x)))
+        return relu(self.second_norm(self.second(x)))
+
+
+class Doubling(Module):
+    """x [batch, 2 channels, *grid], skip [batch, channels, *2 grid] -> a result like the skip."""
+
+    def __init__(self, dims: int, channels: int, groups: int, *, dtype):
+        self.double = TRANSPOSED[dims - 1](2 * channels, channels, 2, stride=2, dtype=dtype)
+        self.level = Level(dims, 2 * channels, channels, groups, dtype=dtype)
+
+    def forward(self, x, skip):
+        return self.level(concatenate([skip, self.double(x)], 1))
+
+
+class UNet(Module):
+    """x [batch, in_channels, *grid] -> [batch, out_channels, *grid].
+
+    dims     dimensions of the grid, 1 to 3
+    width    channels of the first level; each level below has twice as many
+    depth    how often the grid is halved; its sizes are multiples of 2^depth
+    groups   of the norms; they divide the width
+    seed     of the initial weights
+    The loss is the mean squared error; metrics: RMSE, MAE. Norms are not in the paper, and the
+    convolutions keep the grid.
+    Errors: ConfigurationError (a ValueError) on anything else; ShapeError on another x.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        dims: int = 2,
+        width: int = 32,
+        depth: int = 3,
+        groups: int = 8,
+        seed: int = 0,
+        dtype="float32",
+    ):
+        sizes = {"in_channels": in_channels, "out_channels": out_channels}
+        check_sizes("UNet", **sizes, width=width, depth=depth, groups=groups)
+        require(dims in (1, 2, 3), "UNet with dims", dims, "1, 2 or 3")
+        require(is_integer(seed), "UNet with seed", seed, "an integer")
+        if width % groups:
+            raise ConfigurationError(
+                f"UNet with groups = {groups}, width = {width}; wanted a divisor of the width"
+            )
+        dtype = checked_dtype("UNet", dtype)
+        self._arguments = {
+            **sizes,
+            "dims": dims,
+            "width": width,
+            "depth": depth,
+            "groups": groups,
+            "seed": seed,
+            "dtype": dtype,
+        }
+        widths = [width * 2**level for level in range(depth + 1)]
+        self.enter = Level(dims, in_channels, width, groups, dtype=dtype)
+        self.down = ModuleList(
+            Level(dims, above, below, groups, dtype=dtype)
+            for above, below in zip(widths, widths[1:])
+        )
+        self.up = ModuleList(
+            Doubling(dims, channels, groups, dtype=dtype) for channels in widths[:-1]
+        )
+        self.project = CONVOLUTIONS[dims - 1](width, out_channels, 1, dtype=dtype)
+        self.loss = MeanSquaredError()
+        self.metrics = {"rmse": RMSE(), "mae": MAE()}
+        self.finish(seed)
+
+    def check_input(self, x):
+        given = self._arguments
+        step = 2 ** given["depth"]
+        is_grid = x.ndim == given["dims"] + 2 and x.shape[1] == given["in_channels"]
+        if not is_grid or any(size % step or size == 0 for size in x.shape[2:]):
+            raise ShapeError(
+                f"UNet of x {tuple(x.shape)}; wanted [batch, {given['in_channels']}, *grid] with "
+                f"{given['dims']} dimensions of a grid, each a multiple of 2^depth = {step}"
+            )
+
+    def forward(self, x):
+        self.check_input(x)
+        halve = MAX_POOLS[self._arguments["dims"] - 1]
+        x = self.enter(input_tensor(x, self._arguments["dtype"]))
+        skips = []
+        for level in self.down:
+            skips.append(x)
+            x = level(halve(x, 2))
+        for doubling in reversed(list(self.up)):
+            x = doubling(x, skips.pop())
+        return self.project(x)
+
+    def output_shape(self, input_shape):
+        return (input_shape[0], self._arguments["out_channels"], *input_shape[2:])
+
+    def configuration(self):
+        return dict(self._arguments)
