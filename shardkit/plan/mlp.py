@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from .activations import Row, tables
+from .collectives import ALL_REDUCE, RankGroup, collective_seconds
 from .operations import BlockSeconds, Setting, accumulation_seconds, seconds
-from .shape import Shape
+from .shape import Shape, division
 from .software import Software
 
 _KEEPS_INPUT = ("gelu", "silu")  # for their gradients; the others take their output, the next x
@@ -44,28 +45,28 @@ class MLPShape(Shape):
     def blocks(self) -> tuple[str, ...]:
         return ("features", *(f"dense {index}" for index in range(len(self.sizes) - 1)))
 
-    def ends(self, block: str) -> tuple[int, int]:
-        """Return (in, out) of a layer."""
+    def layer(self, block: str, tensor: int = 1) -> "_Layer":
+        """Return a layer as one tensor rank has it."""
         index = int(block.removeprefix("dense "))
-        return self.sizes[index], self.sizes[index + 1]
+        ends = self.sizes[index], self.sizes[index + 1]
+        num_cut = (len(self.sizes) - 1) // 2 * 2
+        style = ("column", "row")[index % 2] if tensor > 1 and index < num_cut else None
+        return _Layer(*ends, style, tensor)
 
     def is_last(self, block: str) -> bool:
         return block == self.blocks[-1]
 
     def block_elements(self, block, tensor=1):
-        if block == "features":
-            return 0
-        into, out = self.ends(block)
-        return into * out + out
+        return 0 if block == "features" else self.layer(block, tensor).elements
 
     def multiplied_elements(self, block, tensor=1):
         if block == "features":
             return 0
-        into, out = self.ends(block)
-        return into * out
+        layer = self.layer(block, tensor)
+        return layer.own_into * layer.own_out
 
     def input_elements(self, block):
-        return 0 if block == "features" else self.ends(block)[0]
+        return 0 if block == "features" else self.layer(block).into
 
     def is_recomputed(self, block, splits_backward):
         return block != "features"
@@ -75,7 +76,39 @@ class MLPShape(Shape):
         return 6 * sum(into * out for into, out in pairwise(self.sizes))
 
     def why_not_cut(self, tensor, is_sequence_parallel):
-        return None if tensor == 1 else "an MLP has no tensor plan of its own"
+        if tensor == 1:
+            return None
+        if is_sequence_parallel:
+            return "rows have no sequence to be cut"
+        layers = [self.layer(block, tensor) for block in self.blocks[1:]]
+        uneven = [layer.out for layer in layers if layer.style == "column" and layer.out % tensor]
+        if uneven:
+            units = uneven[0]
+            return division(f"{units} hidden units", f"{tensor} tensor ranks", units, tensor)
+        return None
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A dense layer on one tensor rank: `column` has a part of its units, `row` of its inputs."""
+
+    into: int
+    out: int
+    style: str | None
+    tensor: int
+
+    @property
+    def own_into(self) -> int:
+        return self.into // self.tensor if self.style == "row" else self.into
+
+    @property
+    def own_out(self) -> int:
+        return self.out // self.tensor if self.style == "column" else self.out
+
+    @property
+    def elements(self) -> int:
+        """The number of parameters; a row layer has its whole bias."""
+        return self.own_into * self.own_out + self.own_out
 
 
 @tables.register
@@ -83,28 +116,45 @@ def _(shape: MLPShape, software: Software) -> dict:
     """Return the rows of the tape: the inputs of matrices and of activations."""
     found = {"features": ([], [], [])}
     for block in shape.blocks[1:]:
-        into, out = shape.ends(block)
-        kept = [Row(into, "outside")]
+        layer = shape.layer(block, tensor=2)  # on any number, where arrays live is the same
+        at_x = "inside" if layer.style == "row" else "entered"
+        at_y = "inside" if layer.style == "column" else "outside"
+        kept = [Row(layer.into, at_x)]
         if shape.is_last(block) and shape.is_of_classes:
-            kept += [Row(out, "outside"), Row(3, "outside", 4)]  # logits; numbers of a row
+            kept += [Row(layer.out, at_y), Row(3, "outside", 4)]  # logits; numbers of a row
         elif shape.is_last(block):
-            kept += [Row(2 * out, "outside")]  # prediction and difference
+            kept += [Row(2 * layer.out, at_y)]  # prediction and difference
         elif shape.activation in _KEEPS_INPUT:
-            kept += [Row(out, "outside")]
-        deferred = [Row(into + out, "outside")]
-        found[block] = kept, deferred, [Row(into + out, "outside")]
+            kept += [Row(layer.out, at_y)]
+        both = [Row(layer.into, at_x), Row(layer.out, at_y)]
+        found[block] = kept, both, both
     return found
 
 
 @seconds.register
 def _(shape: MLPShape, block: str, at: Setting) -> BlockSeconds:
-    """Return the seconds of three products, and of the passes of bias and activation."""
+    """Return the seconds of three products, and of the passes of bias and activation.
+
+    Tensor ranks add up the outputs of a row layer, and the input gradients of a column layer.
+    """
     if block == "features":
         return BlockSeconds(0.0, 0.0, 0.0)
-    into, out = shape.ends(block)
-    rows = at.tokens
-    forward = at.product(rows, out, into) + at.elements(3 * rows * out) + at.calls(_CALLS)
+    layer = shape.layer(block, at.tensor)
+    into, out, rows = layer.own_into, layer.own_out, at.tokens
+    passes = at.elements(3 * rows * out)
+    sums = {"row": _sum(at, layer.out), "column": _sum(at, layer.into)}
+    of_forward = sums["row"] if layer.style == "row" else 0.0
+    is_inner = layer.style == "column" and block != shape.blocks[1]  # x needs no gradient
+    of_backward = sums["column"] if is_inner else 0.0
+    forward = at.product(rows, out, into) + passes + at.calls(_CALLS) + of_forward
     again = forward if at.recomputation == "full" else 0.0
-    backward = at.product(rows, into, out) + at.elements(3 * rows * out) + at.calls(_CALLS / 2)
+    backward = at.product(rows, into, out) + passes + at.calls(_CALLS / 2) + of_backward + again
     weight = at.product(out, into, rows) + accumulation_seconds(at, block) + at.calls(_CALLS / 2)
-    return BlockSeconds(forward, backward + again, weight)
+    repeats = 2 if at.recomputation == "full" else 1
+    return BlockSeconds(forward, backward, weight, repeats * of_forward + of_backward)
+
+
+def _sum(at: Setting, elements: int) -> float:
+    """Return the seconds to add up so many activations of a row over the tensor ranks."""
+    num_bytes = at.tokens * elements * at.software.activation_bytes
+    return collective_seconds(at.cluster, ALL_REDUCE, num_bytes, RankGroup(at.tensor, 1))

@@ -47,12 +47,12 @@ def test_counts_of_rows_are_those_of_the_mlp(shape):
 
 
 @pytest.mark.parametrize("tensor", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES + DENSE, ids=str)
 def test_a_tensor_rank_has_the_elements_that_the_default_plan_leaves_it(shape, tensor):
     reason = why_not(RunLayout(tensor=tensor), shape, SHARDKIT)
 
     def run(backend):
-        model = sk.TensorParallelModel(gpt_of(shape), sk.ShardingConfiguration(backend))
+        model = sk.TensorParallelModel(model_of(shape), sk.ShardingConfiguration(backend))
         owned, sizes = set(), []
         for _, module in model.wrapped_model.blocks():
             new = {id(p): p.size for p in module.named_parameters().values() if id(p) not in owned}

@@ -52,7 +52,7 @@ LAYOUTS = [
     "layout, shape",
     [(layout, SHAPE) for layout in LAYOUTS]
     + [(layout, TIED) for layout in LAYOUTS[::2]]
-    + [(layout, DENSE) for layout in LAYOUTS if layout.tensor == 1],
+    + [(layout, DENSE) for layout in LAYOUTS if not layout.is_sequence_parallel],
     ids=str,
 )
 def test_bytes_between_steps_are_those_that_were_planned(layout, shape):
