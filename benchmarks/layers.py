@@ -96,6 +96,47 @@ def on_grid(name, shape, **more):
     )
 
 
+def recurrent(name, steps_, batch, num_in, width):
+    """Return the case of an LSTM or GRU of one layer."""
+    gates = {"lstm": 4, "gru": 3}[name] * width
+    states = [normal(batch, width)] * (2 if name == "lstm" else 1)
+    weights = [normal(gates, size) / math.sqrt(size) for size in (num_in, width)]
+    weights += [normal(gates), normal(gates)]
+    inputs = [x.astype("float32") for x in (normal(steps_, batch, num_in), *states, *weights)]
+    rest = True, 1, 0.0, False, False, False  # biases, layers, dropout, training, two ways, batch
+
+    def ours(*given):
+        y = getattr(ops, name)(*given)
+        return y[0] if name == "lstm" else y
+
+    def theirs(torch):
+        def run(x, *given):
+            before = [state[None] for state in given[:-4]]
+            before = tuple(before) if name == "lstm" else before[0]
+            return getattr(torch, name)(x, before, given[-4:], *rest)[0]
+
+        return run
+
+    return steps(ours, theirs, *inputs)
+
+
+def attention(shape, **more):
+    """Return the case of attention between q, k and v of this shape."""
+    return steps(
+        lambda *given: ops.scaled_dot_product_attention(*given, **more),
+        lambda torch: (
+            lambda *given: torch.nn.functional.scaled_dot_product_attention(
+                *given, **{key: _as_torch(torch, value) for key, value in more.items()}
+            )
+        ),
+        *[normal(*shape), normal(*shape) * 0.5, normal(*shape) * 2],
+    )
+
+
+def _as_torch(torch, value):
+    return torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value
+
+
 CASES = {
     "conv2d 3x3, 32 to 32, 16 x 64 x 64": lambda: convolution((16, 32, 64, 64), 32, 3, padding=1),
     "conv2d 3x3, 64 to 64, 1 x 256 x 256": lambda: convolution((1, 64, 256, 256), 64, 3, padding=1),
@@ -130,6 +171,15 @@ CASES = {
         "interpolate", (16, 32, 32, 32), scale_factor=2, mode="bilinear"
     ),
     "batch norm, 16 x 32 x 64 x 64": lambda: batch_norm((16, 32, 64, 64)),
+    "lstm of 128 steps, 32 x 64 to 128": lambda: recurrent("lstm", 128, 32, 64, 128),
+    "lstm of 128 steps, 16 x 32 to 256": lambda: recurrent("lstm", 128, 16, 32, 256),
+    "lstm of 128 steps, 8 x 64 to 128": lambda: recurrent("lstm", 128, 8, 64, 128),
+    "gru of 128 steps, 32 x 64 to 128": lambda: recurrent("gru", 128, 32, 64, 128),
+    "attention to all, 8 x 8 x 256 x 32": lambda: attention((8, 8, 256, 32)),
+    "causal attention, 8 x 8 x 256 x 32": lambda: attention((8, 8, 256, 32), is_causal=True),
+    "attention with a mask, 8 x 8 x 256 x 32": lambda: attention(
+        (8, 8, 256, 32), attn_mask=normal(256, 256) < 1
+    ),
 }
 
 

@@ -1,7 +1,7 @@
-r"""Causal attention by tiles: only a tile of the visible scores exists at a time.
+r"""Attention by tiles, causal or to all keys: only a tile of the visible scores exists at a time.
 
     queries
-      |####\            |    a tile: 64 or 128 rows x up to KEYS columns of scores of some heads,
+      |####\            |    a tile: 64 to 256 rows x up to KEYS columns of scores of some heads,
       |#####\           |    in a buffer that stays in cache. What lies right of the diagonal is
       |########\        |    skipped; inside a tile on the diagonal it is set to 0 after the
       |#########\       |    product. Products are BLAS's, one call for all heads of a tile.
@@ -32,6 +32,7 @@ from .scalar import exp, fma, larger, like, plus
 KEYS = 512
 FEW_QUERIES, MANY_QUERIES = 64, 128  # rows of a tile: more are skipped with few, and
 LONG = 1024  # products are faster with many; measured on Zen 5
+ALL_QUERIES = 256  # of a tile where each query sees all keys: none are skipped
 VECTORS = 64  # elements of a turn of an unrolled loop
 TILE_ELEMENTS = 1 << 18  # heads and samples are taken together up to so many
 
@@ -56,7 +57,8 @@ def rows_of_tiles(num_samples, num_key_heads, group, num_queries, num_keys, firs
 
     For each group of heads the last rows come first.
     """
-    height = min(FEW_QUERIES if num_queries < LONG else MANY_QUERIES, num_queries)
+    height = FEW_QUERIES if num_queries < LONG else MANY_QUERIES
+    height = min(ALL_QUERIES if first_query + 1 >= num_keys else height, num_queries)
     together = max(1, TILE_ELEMENTS // (group * height * min(KEYS, num_keys)))
     return [
         _row(samples, key_heads, queries, group, num_keys, first_query)
