@@ -488,4 +488,7 @@ def test_every_op_is_in_the_table_or_tested_by_name():
     elsewhere = {"cast", "compare", "dropout", "causal_attention"}
     elsewhere |= {"fft", "segment_sum", "segment_mean", "segment_max", "gru", "lstm"}
     elsewhere |= {"attention_weights", "scaled_dot_product_attention"}
+    elsewhere |= {"batch_norm", "group_norm", "instance_norm", "interpolate", "pad"}
+    on_grids = "conv conv_transpose avg_pool max_pool adaptive_avg_pool adaptive_max_pool".split()
+    elsewhere |= {f"{name}{dims}d" for name in on_grids for dims in (1, 2, 3)}
     assert set(ops.__all__) - tested == elsewhere
