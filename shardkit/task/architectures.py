@@ -1,4 +1,4 @@
-"""Reference models as tasks: `shardkit train --task=fno --data.path=flow.h5 ...`.
+"""Models of sequences, graphs and functions as tasks: `shardkit train --task=fno ...`.
 
     task               a row of x               y                         sk.models
     fno                (channels, *grid)        a field                   FNO
@@ -6,6 +6,7 @@
     message_passing    (nodes, features)        of each node, or a sum    MessagePassing
 
 Each is a section [model], a form of rows, and a call of the model's class; the rest is TableTask.
+Those of images are in images.py.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from ..settings import fixed
 from .form import Arrays
 from .table import TableData, TableTask
 
-_SIZES = "its checkpoints have these sizes"
+SIZES = "its checkpoints have these sizes"
 _IN_TIME = Arrays((2,), "(time, features)", channel_axis=-1)
 _OF_NODES = Arrays((2,), "(nodes, features)", channel_axis=-1)
 _ON_GRIDS = Arrays(
@@ -29,7 +30,7 @@ _ON_GRIDS = Arrays(
 )
 
 
-def _flops(model, places) -> float:
+def flops(model, places) -> float:
     """Return the operations of a row: 6 for a parameter at each of the places where it is applied.
 
     places  name of a parameter -> how many
@@ -43,10 +44,10 @@ class FNOSizes:
     """The FNO of a run."""
 
     modes: tuple[int, ...] = fixed(
-        _SIZES, (12,), "frequencies kept of each dimension, or one number for all", minimum=1
+        SIZES, (12,), "frequencies kept of each dimension, or one number for all", minimum=1
     )
-    width: int = fixed(_SIZES, 32, "channels of the layers", minimum=1)
-    layers: int = fixed(_SIZES, 4, "spectral layers", minimum=1)
+    width: int = fixed(SIZES, 32, "channels of the layers", minimum=1)
+    layers: int = fixed(SIZES, 4, "spectral layers", minimum=1)
 
 
 class FNOTask(TableTask):
@@ -86,15 +87,15 @@ class FNOTask(TableTask):
 
     def num_flops_per_sample(self, model):
         points = prod(self.described.x_shape[1:])
-        return _flops(model, lambda name: 1 if "spectral" in name else points)
+        return flops(model, lambda name: 1 if "spectral" in name else points)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMSizes:
     """The LSTM of a run."""
 
-    width: int = fixed(_SIZES, 64, "units of a layer", minimum=1)
-    layers: int = fixed(_SIZES, 2, "recurrent layers", minimum=1)
+    width: int = fixed(SIZES, 64, "units of a layer", minimum=1)
+    layers: int = fixed(SIZES, 2, "recurrent layers", minimum=1)
     dropout: float = fixed(
         "its weights were trained with it", 0.0, "between the layers", minimum=0.0, below=1.0
     )
@@ -120,7 +121,7 @@ class LSTMTask(TableTask):
         )
 
     def num_flops_per_sample(self, model):
-        return _flops(model, lambda name: self.described.x_shape[0])
+        return flops(model, lambda name: self.described.x_shape[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +139,8 @@ class GraphData(TableData):
 class GraphSizes:
     """The message-passing network of a run."""
 
-    width: int = fixed(_SIZES, 32, "units of a node", minimum=1)
-    steps: int = fixed(_SIZES, 3, "rounds of messages", minimum=1)
+    width: int = fixed(SIZES, 32, "units of a node", minimum=1)
+    steps: int = fixed(SIZES, 3, "rounds of messages", minimum=1)
 
 
 class MessagePassingTask(TableTask):
@@ -164,7 +165,7 @@ class MessagePassingTask(TableTask):
         )
 
     def num_flops_per_sample(self, model):
-        return _flops(model, lambda name: self.described.x_shape[0])
+        return flops(model, lambda name: self.described.x_shape[0])
 
 
 def _edges(data: GraphData, num_nodes: int) -> numpy.ndarray:

@@ -31,6 +31,9 @@ BUILT_IN = {  # name: (module of this room, class)
     "fno": ("architectures", "FNOTask"),
     "lstm": ("architectures", "LSTMTask"),
     "message_passing": ("architectures", "MessagePassingTask"),
+    "resnet": ("images", "ResNetTask"),
+    "unet": ("images", "UNetTask"),
+    "vit": ("images", "ViTTask"),
 }
 DEFAULT_TASK = "language"
 SCRIPT = "script"  # the task of a run that a script of the user's own makes, with sk.Training

@@ -37,6 +37,7 @@ _LOSSES = {
     "binary": BinaryCrossEntropy,
     "multiclass": CrossEntropy,
 }
+KINDS = tuple(_LOSSES)
 _KEPT = "its scaling and the order of its rows follow from it"
 
 
@@ -45,7 +46,7 @@ class TableData:
     """The rows of a run: which file, which columns."""
 
     path: str | None = setting(None, "file of rows: .npy .npz .h5 .csv .tsv .parquet", is_path=True)
-    kind: str = fixed(_KEPT, "regression", "what is predicted", among=tuple(_LOSSES))
+    kind: str = fixed(_KEPT, "regression", "what is predicted", among=KINDS)
     features: tuple[str, ...] = fixed(
         _KEPT, (), "columns of x: name, first:last, name[2:10]; none: all that are left"
     )
@@ -97,7 +98,7 @@ class TableTask(Task):
 
     num_features, num_outputs   sizes of x and of the prediction, one row each
     described                   names of the columns, scaling, classes
-    loss, metrics               those of data.kind; for arrays to predict, the model's own loss
+    loss, metrics               those of data.kind; the model's own loss where y is a field
 
     rows   what a row is (form.py): a vector, or an array
     """
@@ -271,7 +272,7 @@ class TableTask(Task):
 
     def _loss(self):
         data = self.settings.data
-        if self.described.y_shape:
+        if len(self.described.y_shape) > 1:
             return None
         loss = _LOSSES[data.kind]()
         weights = data.class_weights

@@ -19,6 +19,9 @@ from shardkit.train.prediction import predict
 from shardkit.train.settings import configuration_of, first_settings
 
 ROWS = 60
+SMALL_IMAGES = {"model.small_images": True, "model.norm": "group"}
+PATCH = {"model.patch": [2], "data.kind": "regression"}
+TWO = {"model.patch": [3, 4], "data.kind": "binary"}
 CASES = {
     "field": ("fno", "u", ["v"], {"model.width": 4, "model.modes": [3], "model.layers": 2}),
     "plane": ("fno", "w", ["w2"], {"model.width": 4, "model.modes": [2, 3], "model.layers": 1}),
@@ -26,6 +29,10 @@ CASES = {
     "steps": ("lstm", "s", ["each"], {"model.width": 6, "model.dropout": 0.2}),
     "classes": ("lstm", "s", ["k"], {"model.width": 6, "data.kind": "multiclass"}),
     "nodes": ("message_passing", "n", ["of_node"], {"model.width": 5}),
+    "images": ("resnet", "w", ["c"], {"model.width": 8, "model.layers": [1, 1], **SMALL_IMAGES}),
+    "numbers": ("vit", "w", ["a"], {"model.width": 8, "model.depth": 2, "model.heads": 2, **PATCH}),
+    "two": ("vit", "w", ["t"], {"model.width": 8, "model.depth": 1, "model.heads": 2, **TWO}),
+    "masks": ("unet", "w", ["w2"], {"model.width": 8, "model.depth": 1}),
     "graph": ("message_passing", "n", ["a"], {"model.width": 5, "model.steps": 1}),
 }
 MESHES = {1: [{}], 2: [{}, {"mesh.pipeline": 2, "parallel.minimum_parameter_group_size": 1}]}
@@ -49,6 +56,8 @@ def data(tmp_path_factory):
                 "b": 1000 + 20 * s[:, -1, 0],
                 "each": s.cumsum(1)[:, :, :2],
                 "k": numpy.digitize(s[:, -1, 0], [-1, 5]),
+                "c": numpy.digitize(w[:, 0, 0, 0], [-2, 0]),
+                "t": (w[:, 0, 0, 0] > -1).astype("int8"),
                 "n": n,
                 "of_node": n[:, :, :1] * 2 + 1,
                 "edges": numpy.array([[0, 1, 2, 3, 4, 0], [1, 2, 3, 4, 0, 2]]),
@@ -85,7 +94,7 @@ def run(settings, num_ranks=1):
 def test_a_run_has_the_same_bits_on_every_mesh(case, data, tmp_path):
     folders = []
     for ranks, meshes in MESHES.items():
-        for mesh in meshes:
+        for mesh in meshes[: 1 if case == "masks" else None]:  # a UNet has no blocks
             folders.append(tmp_path / str(len(folders)))
             run(settings_of(data, folders[-1], case, **mesh), ranks)
     first, *others = [find_checkpoint(folder)[0] for folder in folders]
@@ -142,6 +151,9 @@ WRONG = {
     "weights": ("end", {"data.weights": "b", "data.target": ["a"]}, "rows of arrays have none"),
     "no edges": ("nodes", {"data.edges": "u"}, "wanted a dataset \\[2, edges\\]"),
     "edges elsewhere": ("nodes", {"data.edges": "missing"}, "it has none"),
+    "classes of masks": ("masks", {"data.kind": "binary"}, "the task 'unet' predicts regression"),
+    "too deep": ("masks", {"model.depth": 2}, "wanted sizes that 4 divides"),
+    "patches": ("two", {"model.patch": [4]}, "patch"),
     "many modes": ("field", {"model.modes": [40]}, "modes"),
 }
 
@@ -152,3 +164,29 @@ def test_rows_that_do_not_fit_are_refused_on_all_ranks(case, data, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
         run(settings_of(data, tmp_path / "run", base, **changes), 2)
     assert not list((tmp_path / "run").glob("checkpoints/step*"))
+
+
+# parameters by the number of places of a row at which they are applied
+PLACES = {
+    "steps": lambda name: 7,
+    "nodes": lambda name: 5,
+    "field": lambda name: 1 if "spectral" in name else 12,
+    "masks": lambda name: 12 if name.startswith("down") else 48,
+    "images": lambda name: {"0": 48, "1": 12}[name.split(".")[1]] if "stages" in name else None,
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_operations_are_six_for_each_parameter_at_each_place(case, data, tmp_path):
+    run(settings_of(data, tmp_path / "run", case, **{"run.steps": 1}))
+    settings = settings_of(data, tmp_path / "run", case)
+    task = settings.task_class(settings)
+    task.open(tmp_path / "run")
+    model = task.make_model()
+    wanted = 0
+    for name, parameter in model.named_parameters().items():
+        count = PLACES[case](name)
+        if count is None:
+            count = 1 if name.startswith("head") else 48
+        wanted += 6 * count * parameter.size
+    assert task.num_flops_per_sample(model) == wanted
