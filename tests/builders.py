@@ -74,7 +74,7 @@ def full_gradient(sharded, x, y):
     engine = sharded.engine
     engine.compute_gradients(x, y)
     mine = []
-    for unit in engine.units:
+    for unit in engine.trained_units:
         gradient = unit.gradients.owned
         mine += [
             (piece.name, piece.box, to_host(gradient[piece.start : piece.stop].copy()))

@@ -28,6 +28,7 @@ from .paths import (
     state_of,
     without_buffers,
     without_state,
+    without_state_of,
 )
 from .selection import AVERAGED, Match, Selection
 
@@ -45,6 +46,7 @@ class Wanted:
     selection     what is taken
     buffers       {path: dtype} of its buffers, which are in `shapes` too
     has_values    False while it awaits the values of a checkpoint: then none may be left out
+    frozen        names of its parameters that keep their values, and have no state in `shapes`
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -56,6 +58,7 @@ class Wanted:
     selection: Selection = Selection()
     buffers: dict[str, str] = field(default_factory=dict)
     has_values: bool = True
+    frozen: tuple[str, ...] = ()
 
     def fit(self, where: str, description: dict, stored: dict, dtypes: dict[str, str]) -> "Fit":
         """Compare with what is stored.
@@ -73,13 +76,14 @@ class Wanted:
         there = state_names(stored)
         kept = state_names(self.shapes)
         missing = [name for name in kept if name not in there]
-        if self._begins_anew(description, missing):
+        thawed = [name for name in (description.get("frozen") or ()) if name not in self.frozen]
+        if self._begins_anew(description, missing) or thawed:
             missing = kept
         unused = [name for name in there if name not in kept or name in missing]
         missing_buffers = self._missing_buffers(where, stored, dtypes)
         stored = without_buffers(stored)
         left_out = {*missing, *unused, *(kept if self.selection.only else ())}
-        stored = without_state(stored, left_out)
+        stored = without_state_of(without_state(stored, left_out), self.frozen)
         stored_dtypes = {dtypes[tensor] for tensor in stored}
         check_same_tensors(
             where,
@@ -98,6 +102,7 @@ class Wanted:
             unused,
             only=self.selection.only,
             missing_buffers=missing_buffers,
+            thawed=thawed,
         )
         if self.selection.only is None and fit.state_since and missing and not self.can_be_late:
             raise CheckpointError(
@@ -184,6 +189,7 @@ class Fit:
     unused_state    names that the checkpoint holds and the rule does not keep
     missing_buffers paths of buffers that the model has and the checkpoint lacks: all or none
     match           what a load by names takes; None: all
+    thawed          parameters that were frozen there, without state, and are trained here
     """
 
     where: str
@@ -195,13 +201,15 @@ class Fit:
     only: str | None = None
     missing_buffers: list[str] = field(default_factory=list)
     match: Match | None = None
+    thawed: list[str] = field(default_factory=list)
 
     def taken(self, owned) -> list:
         """Return those of the (tensor path, Piece, array) that are to be filled, by stored path."""
         taken = [part for part in owned if self._takes(part[0])]
         if self.only != AVERAGED:
             return taken
-        return [(averaged_path(tensor), piece, array) for tensor, piece, array in taken]
+        frozen = self.description.get("frozen") or ()
+        return [(averaged_path(tensor, frozen), piece, array) for tensor, piece, array in taken]
 
     def _takes(self, tensor: str) -> bool:
         if self.match is not None:
@@ -244,7 +252,7 @@ class Fit:
         """After how many updates the state was zero with which the rule goes on."""
         if not self.optimizer["state"]:
             return 0
-        is_new = is_aged(self.missing_state)
+        is_new = is_aged(self.missing_state)  # also where parameters have thawed
         return self.num_updates if is_new else state_since(self.description)
 
     def goes_on_from(self) -> dict:
@@ -306,13 +314,17 @@ class Fit:
                 notes.append("averages that start at the weights")
         if self.unused_state:
             notes.append(f"state that is left out: {', '.join(self.unused_state)}")
+        if notes and self.thawed:
+            notes.append(f"{len(self.thawed)} parameters, frozen there, have none")
         if not notes:
             return ""
         return f"{self.old_rule} and goes on under {self.new_rule}; {'; '.join(notes)}"
 
 
 def _check_state(where: str, description: dict, stored: dict) -> None:
-    """Raise CheckpointError unless the state that is named is stored for all parameters."""
+    """Raise CheckpointError unless the state that is named is stored for all parameters, but for
+    frozen ones.
+    """
     there = state_names(stored)
     named = [] if description["optimizer"] is None else description["optimizer"].get("state", there)
     if sorted(named) != sorted(there):
@@ -320,8 +332,9 @@ def _check_state(where: str, description: dict, stored: dict) -> None:
             f"{where} says that it keeps {', '.join(named) or 'no optimizer state'}, but holds "
             f"{', '.join(there) or 'none'}"
         )
+    frozen = {f"{MODEL}{name}" for name in description.get("frozen") or ()}
     for tensor, shape in model_shapes(stored).items():
-        for name in there:
+        for name in () if tensor in frozen else there:
             state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
             if stored.get(state) != shape:
                 raise CheckpointError(

@@ -17,11 +17,15 @@ def check_averaged(where, stored) -> None:
         )
 
 
-def averaged_path(tensor: str) -> str:
-    """Return where the average of a parameter is stored; other tensors have none, and their own."""
-    if not tensor.startswith(MODEL):
+def averaged_path(tensor: str, frozen=()) -> str:
+    """Return where the average of a parameter is stored; other tensors have none, and their own.
+
+    frozen   names of parameters that are their own averages, since they keep their values
+    """
+    name = tensor.removeprefix(MODEL)
+    if not tensor.startswith(MODEL) or name in frozen:
         return tensor
-    return f"{OPTIMIZER}{AVERAGE}/{tensor.removeprefix(MODEL)}"
+    return f"{OPTIMIZER}{AVERAGE}/{name}"
 
 
 def is_aged(names: list[str]) -> bool:
@@ -47,6 +51,15 @@ def state_of(tensor: str) -> str | None:
 
 def without_state(shapes: dict, names: set[str]) -> dict:
     return {tensor: shape for tensor, shape in shapes.items() if state_of(tensor) not in names}
+
+
+def without_state_of(shapes: dict, names) -> dict:
+    """Return the shapes without any optimizer state of the parameters of these names."""
+    return {
+        tensor: shape
+        for tensor, shape in shapes.items()
+        if state_of(tensor) is None or tensor.split("/", 2)[2] not in names
+    }
 
 
 def without_buffers(shapes: dict) -> dict:

@@ -21,7 +21,7 @@ from ..nn.features import input_features
 from ..nn.module import Module
 from ..optim.average import AVERAGE
 from .image import read_image
-from .paths import check_averaged
+from .paths import averaged_path, check_averaged
 from .sources import find_model
 
 _OWN_ROOM = models.__name__
@@ -44,9 +44,18 @@ def load(source, factory: Callable[..., Module] | None = None, *, averaged: bool
     group = f"optimizer/{AVERAGE}" if averaged else "model"
     if averaged:
         check_averaged(where, shapes)
-    kept = {f"{group}/{name}": p for name, p in model.named_parameters().items()}
+    frozen = (description.get("frozen") or ()) if averaged else ()
+    kept = {
+        averaged_path(f"model/{name}", frozen) if averaged else f"model/{name}": p
+        for name, p in model.named_parameters().items()
+    }
     kept |= {f"buffers/{name}": buffer for name, buffer in model.named_buffers().items()}
-    _check_names(where, type(model).__name__, kept, shapes, group)
+    shapes = {
+        tensor: shape
+        for tensor, shape in shapes.items()
+        if tensor.startswith((f"{group}/", "buffers/")) or tensor in kept
+    }
+    _check_names(where, type(model).__name__, kept, shapes)
     for tensor, member in kept.items():
         values = read(tensor)
         if values.dtype != member.dtype:
@@ -110,9 +119,8 @@ def _imported(described: dict, where: str) -> type[Module]:
     return found
 
 
-def _check_names(where: str, model_name: str, kept: dict, shapes: dict, group: str) -> None:
+def _check_names(where: str, model_name: str, kept: dict, stored: dict) -> None:
     """Raise CheckpointError unless the model's own tensors are stored, and no others."""
-    stored = {t: s for t, s in shapes.items() if t.startswith((f"{group}/", "buffers/"))}
     for tensor in _in_one_only(kept, stored):
         here, there = kept.get(tensor), stored.get(tensor)
         raise CheckpointError(

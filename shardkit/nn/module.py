@@ -21,6 +21,7 @@ from ..errors import CheckpointError, ConfigurationError, ShapeError
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import ForwardContext, current_surroundings, forward_context
+from .freezing import freeze
 from .parameter import Parameter
 
 __all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
@@ -144,6 +145,13 @@ class Module:
             elif id(member) not in seen:
                 seen.add(id(member))
                 yield below, member
+
+    def freeze(self, *patterns: str) -> list[str]:
+        """Let parameters keep their values, before the model is sharded; return their names.
+
+        patterns   of dotted names, see freezing.py; none: all parameters of this module
+        """
+        return freeze(self, patterns or ["*"])
 
     def finish(self, seed: int = 0) -> "Module":
         """Tell every parameter and buffer its name and seed, and every module its path.

@@ -33,11 +33,6 @@ from .autograd import Tensor, array_of
 from .context import current_surroundings
 from .init import CHUNK, Initializer, Unread
 
-INSTEAD_OF_FREEZING = (
-    "make it a constant, layer.weight = Tensor(layer.weight.numpy()), before the model is sharded: "
-    "every rank holds it whole then, and checkpoints leave it out"
-)
-
 
 class Parameter(Tensor):
     """A tensor that is trained: first a shape, a dtype and an initializer, later an array.
@@ -46,7 +41,7 @@ class Parameter(Tensor):
     init    its values, as a function of seed, name and element index
     name, seed   set by Module.finish; without them there are no initial values
     claim   how ranks share it on a mesh; None: not decided
-    requires_grad   False: frozen; not for parameters of a sharded model, which trains all of them
+    requires_grad   False: frozen; decided before the model is sharded
     """
 
     __slots__ = (
@@ -65,6 +60,7 @@ class Parameter(Tensor):
     is_parameter = True
 
     def __init__(self, shape, init: Initializer, dtype="float32"):
+        self._is_sharded = False
         self._begin(requires_grad=True)
         self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._dtype = self._lent_dtype = numpy.dtype(dtype)
@@ -77,7 +73,7 @@ class Parameter(Tensor):
         self.seed: int | None = None
         self.claim = None
         self._array = None
-        self._is_released = self._is_sharded = False
+        self._is_released = False
 
     # What it is, without making the array.
 
@@ -87,12 +83,13 @@ class Parameter(Tensor):
 
     @requires_grad.setter
     def requires_grad(self, value):
-        if not value and self._is_sharded:
+        if self._is_sharded and bool(value) != self._requires_grad:
             raise ShardingError(
-                f"{_name_of(self)} cannot be frozen: it belongs to a sharded model, which trains "
-                f"all of its parameters. To keep its values, {INSTEAD_OF_FREEZING}"
+                f"requires_grad of {_name_of(self)} cannot become {value}: it belongs to a sharded "
+                "model, whose gradients and optimizer state are laid out; set it before the model "
+                "is sharded, save a checkpoint and load it into such a model"
             )
-        self._requires_grad = value
+        self._requires_grad = bool(value)
 
     @property
     def shape(self):

@@ -39,6 +39,7 @@ _LEFT_OUT = {
     ),
     "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
     "parallel.blocks_per_stage": (None, "cuts the stages elsewhere"),
+    "parallel.frozen": ((), "leaves out gradients, optimizer state, reductions and backward"),
     "parallel.compile": (False, "replays steps as CUDA graphs on a GPU"),
     "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),

@@ -4,6 +4,7 @@ execute line by line.
     order            0F0 0B0 0W0
     expand           0.0F0 0.1F0  0.1B0 0.1W0 0.0B0 0.0W0
                      stages become units
+    cut_backward     ends at the first unit that is trained, if others before it are frozen
     add_gathers      0.0GATHER 0.0F0 0.0RELEASE  0.1GATHER 0.1F0 0.1B0 0.1W0 0.1RELEASE ...
                      parameters are whole only while they are needed
     add_reductions   ... 0.0B0 0.0W0 0.0RELEASE 0.0REDUCE
@@ -43,6 +44,7 @@ def lower(
     ties: Iterable[UnitKey] = (),
     parts: Borrows = _NO_BORROWS,
     gathers_parts: bool = True,
+    frozen: Iterable[UnitKey] = (),
 ) -> Program:
     """Turn the order into a complete training step: run all passes, one after another.
 
@@ -56,12 +58,14 @@ def lower(
     parts             {(stage, unit): [(stage, unit), ...]}: units that nothing flows through, with
                       further parameters of a unit
     gathers_parts     False: a unit with parts is gathered while it computes, and not by actions
+    frozen            units and parts whose parameters take no gradient
     Errors: ScheduleError for a malformed order, a stage without units, or a borrow between ranks.
     """
     validate(program)
     program = expand(program, units_per_stage)
+    program = cut_backward(program, borrows, parts, frozen)
     program = add_gathers(program, borrows, parts, gathers_parts=gathers_parts)
-    program = add_reductions(program, borrows, parts)
+    program = add_reductions(program, borrows, parts, frozen)
     program = add_transfers(program)
     return add_step(program, clip, ties)
 
@@ -149,6 +153,38 @@ def _num_units(stage: int, units_per_stage: Mapping[int, int]) -> int:
     return units_per_stage[stage]
 
 
+def cut_backward(
+    program: Program,
+    borrows: Borrows = _NO_BORROWS,
+    parts: Borrows = _NO_BORROWS,
+    frozen: Iterable[UnitKey] = (),
+) -> Program:
+    """Leave out B and W of the units before the first one that gives a gradient to a parameter.
+
+        >>> program = from_text("0: 0.0F0 0.1F0 0.1B0 0.1W0 0.0B0 0.0W0")
+        >>> print(to_text(cut_backward(program, frozen=[(0, 0)])))
+        0: 0.0F0 0.1F0 0.1B0 0.1W0
+
+    A frozen unit after it passes a gradient on, and a borrower of one that is trained writes there.
+    """
+    frozen = set(frozen)
+    trained = [
+        (action.stage, action.unit)
+        for actions in program.values()
+        for action in actions
+        if not frozen.issuperset(_needs(action, borrows, parts))
+    ]
+    first = min(trained, default=(0, 0))
+    return {
+        rank: tuple(
+            action
+            for action in actions
+            if action.kind is Kind.FORWARD or (action.stage, action.unit) >= first
+        )
+        for rank, actions in program.items()
+    }
+
+
 # --- parameters and gradients over the data axis --------------------------------------------------
 
 
@@ -170,7 +206,7 @@ def add_gathers(
         >>> print(to_text(add_gathers(program, borrows={(0, 1): [(0, 0)]})))
         0: 0.0GATHER 0.0F0 0.1GATHER 0.1F0 0.0RELEASE 0.1RELEASE 0.2GATHER 0.2F0 0.2RELEASE
 
-    A unit with parts needs all of them, or sees to it by itself:
+    A unit with parts, and its borrowers, need all of them, or it sees to it by itself:
 
         >>> program = from_text("0: 0.0F0 0.0B0")
         >>> print(to_text(add_gathers(program, parts={(0, 0): [(0, 1)]})))
@@ -202,17 +238,22 @@ def _gathered(actions: tuple[Action, ...], needs: list[list[UnitKey]]) -> tuple[
 
 
 def _needs(action: Action, borrows: Borrows, parts: Borrows) -> list[UnitKey]:
-    """Return the units whose parameters an action uses: its own, its parts and those it borrows,
-    ascending.
+    """Return the units whose parameters an action uses: its own, those it borrows, and the parts of
+    both, ascending.
     """
     own = (action.stage, action.unit)
-    return sorted({own, *borrows.get(own, ()), *parts.get(own, ())})
+    units = (own, *borrows.get(own, ()))
+    return sorted({*units, *(part for unit in units for part in parts.get(unit, ()))})
 
 
 def add_reductions(
-    program: Program, borrows: Borrows = _NO_BORROWS, parts: Borrows = _NO_BORROWS
+    program: Program,
+    borrows: Borrows = _NO_BORROWS,
+    parts: Borrows = _NO_BORROWS,
+    frozen: Iterable[UnitKey] = (),
 ) -> Program:
-    """Sum a unit's gradient over the data ranks once per step, after the last W that adds to it.
+    """Sum a unit's gradient over the data ranks once per step, after the last W that adds to it;
+    frozen units have none.
 
         >>> program = from_text("0: 0.0GATHER 0.0B0 0.0W0 0.0B1 0.0W1 0.0RELEASE 0.0STEP")
         >>> print(to_text(add_reductions(program)))
@@ -227,15 +268,19 @@ def add_reductions(
         0: 0.0B0 0.0W0 0.1B0 0.1W0 0.0REDUCE 0.1REDUCE
     """
     _check_borrows(program, borrows)
-    return {rank: _reduced(actions, borrows, parts) for rank, actions in program.items()}
+    frozen = set(frozen)
+    return {rank: _reduced(actions, borrows, parts, frozen) for rank, actions in program.items()}
 
 
-def _reduced(actions: tuple[Action, ...], borrows: Borrows, parts: Borrows) -> tuple[Action, ...]:
+def _reduced(
+    actions: tuple[Action, ...], borrows: Borrows, parts: Borrows, frozen: set[UnitKey]
+) -> tuple[Action, ...]:
     complete_at = {
         unit: at
         for at, action in enumerate(actions)
         if action.kind is Kind.WEIGHT
         for unit in _needs(action, borrows, parts)
+        if unit not in frozen
     }
     released_at = {
         (action.stage, action.unit): at
@@ -288,6 +333,8 @@ def add_transfers(program: Program) -> Program:
         0: 0.0F0 0.1F0 0SEND_F0 0RECV_B0 0WAIT_F0 0.1B0 0.0B0
         1: 1RECV_F0 1.0F0 1.1F0 1.1B0 1.0B0 1SEND_B0 1WAIT_B0
 
+    A gradient is sent to a stage that has a B for it.
+
     A SEND stands right after the action that makes the value, before the W of the same unit: the
     next rank waits for it. A RECV stands right before the action that needs the value. A WAIT marks
     where the buffer of a SEND may be used again, and stands where it cannot block: after the first
@@ -304,6 +351,12 @@ def _add_sends_and_receives(program: Program) -> Program:
     units = sorted({(a.stage, a.unit) for actions in compute.values() for a in actions})
     # {stage: unit}; a dictionary keeps the later one of equal stages
     last, first = dict(units), dict(reversed(units))
+    backwards = {
+        (a.stage, a.unit)
+        for actions in compute.values()
+        for a in actions
+        if a.kind is Kind.BACKWARD
+    }
 
     def transfer(
         kind: Kind, a: Action, at_unit: Mapping[int, int | None], neighbor: int
@@ -324,10 +377,11 @@ def _add_sends_and_receives(program: Program) -> Program:
                 *transfer(Kind.SEND_F, a, last, a.stage + 1),
             ]
         if a.kind is Kind.BACKWARD:
+            is_wanted = (a.stage - 1, last.get(a.stage - 1)) in backwards
             return [
                 *transfer(Kind.RECV_B, a, last, a.stage + 1),
                 a,
-                *transfer(Kind.SEND_B, a, first, a.stage - 1),
+                *(transfer(Kind.SEND_B, a, first, a.stage - 1) if is_wanted else []),
             ]
         return [a]
 

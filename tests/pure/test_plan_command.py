@@ -271,6 +271,7 @@ SAID = {
     "parallel.stage_balance": "uniform",
     "parallel.blocks_per_stage": (4, 4),
     "parallel.compile": True,
+    "parallel.frozen": ("blocks.*",),
     "parallel.gpu_transport": "nccl",
     "run.elastic": True,
     "parallel.matmul_precision": "tf32",

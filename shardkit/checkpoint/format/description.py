@@ -28,6 +28,10 @@ def _is_list_of_counts(value) -> bool:
     return value is None or isinstance(value, list) and all(map(is_count, value))
 
 
+def _is_list_of_names(value) -> bool:
+    return value is None or isinstance(value, list) and all(isinstance(n, str) for n in value)
+
+
 def _is_model(value) -> bool:
     return (
         isinstance(value, dict)
@@ -79,6 +83,7 @@ _REQUIRED = {
 }
 _OPTIONAL = {
     "skipped_steps": (lambda value: value is None or is_count(value), "an integer >= 0"),
+    "frozen": (_is_list_of_names, "a list of names of parameters, or null"),
     "loss_scale": (
         _is_loss_scale,
         '{"value": a number above 0, "good_steps": an integer >= 0} or null',

@@ -129,7 +129,8 @@ def _assembled(checkpoint, some: list[Link], averaged: bool):
     arrays = []
     for link in some:
         tensor = f"model/{link.ours}"
-        array = checkpoint.read_whole(averaged_path(tensor) if averaged else tensor)
+        frozen = checkpoint.manifest.get("frozen") or ()
+        array = checkpoint.read_whole(averaged_path(tensor, frozen) if averaged else tensor)
         arrays.append(array.T if link.is_transposed else array)
     return numpy.concatenate(arrays, axis=-1)
 

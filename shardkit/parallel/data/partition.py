@@ -4,6 +4,9 @@ blocks   embedding | blocks.0 | blocks.1 | norm | head      from the model's blo
 units    embedding | blocks.0 | blocks.1 | norm   head      merged until a unit is worth a message
 stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipeline/balance.py)
 
+What is frozen of a unit (requires_grad = False) is a unit of its own: its values are gathered with
+the others, and it has no gradient, no optimizer state, no reduction and no step.
+
 A model without blocks() is one block. Its units are what its modules own, in the order of their
 names, and they are gathered when these modules are called (step/calls.py):
 
@@ -12,14 +15,13 @@ names, and they are gathered when these modules are called (step/calls.py):
       up.1 (norm, conv)                 up.1.norm up.1.conv      merged as blocks are
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from ...array.accounts import bytes_text
 from ...errors import ShardingError, StagesError
 from ...layout.cuts import merged_blocks, minimum_for_stages
 from ...nn.module import Module, Parameter, blocks_of, members_of
-from ...nn.parameter import INSTEAD_OF_FREEZING
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class UnitPlan:
     its `lenders`.
     is_copy   a replica of another pipeline rank's unit, for a borrower on this rank: it is not
               counted, saved or run
-    parts     further units of the same single block, which have no blocks of their own: it is
-              gathered part by part, as its modules are called
+    parts     further units, without blocks of their own: those of a single block, which is gathered
+              part by part as its modules are called, and what is frozen of a unit that is trained
     """
 
     blocks: tuple[Module, ...]
@@ -46,7 +48,34 @@ class UnitPlan:
         """The number of parameters that this unit owns, in elements, on the tensor rank that has
         the most.
         """
-        return sum(p.planned_size for p in self.parameters.values())
+        own = sum(p.planned_size for p in self.parameters.values())
+        return own + sum(part.num_elements for part in self.parts)
+
+    @property
+    def is_frozen(self) -> bool:
+        """True if its parameters take no gradient; else all of them do."""
+        return not any(p.requires_grad for p in self.parameters.values())
+
+    def copied(self) -> "UnitPlan":
+        """Return the plan of a copy for a borrower on another pipeline rank."""
+        parts = tuple(replace(part, is_copy=True) for part in self.parts)
+        return UnitPlan((), self.parameters, is_copy=True, parts=parts)
+
+    def with_frozen_apart(self) -> "UnitPlan":
+        """Return this plan, with what is frozen of a unit or part that is trained in a part of its
+        own.
+        """
+        own, *apart = _trained_and_frozen(self.parameters)
+        in_parts = [each for part in self.parts for each in _trained_and_frozen(part.parameters)]
+        parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
+        return replace(self, parameters=own, parts=parts)
+
+
+def _trained_and_frozen(parameters: dict[str, Parameter]) -> list[dict[str, Parameter]]:
+    """Return what is trained and what is frozen; only one of them if the other is nothing."""
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
+    return [each for each in (trained, frozen) if each] or [parameters]
 
 
 def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
@@ -77,8 +106,8 @@ def plan_units(model: Module, minimum_elements: int) -> list[UnitPlan]:
     if len(blocks) == 1:
         first, *rest = _units_of_calls(blocks[0], names, minimum_elements)
         parts = tuple(UnitPlan((), parameters) for parameters in rest)
-        return [UnitPlan((blocks[0],), first, parts=parts)]
-    return plans
+        plans = [UnitPlan((blocks[0],), first, parts=parts)]
+    return [plan.with_frozen_apart() for plan in plans]
 
 
 def plan_units_for_stages(
@@ -217,14 +246,12 @@ def describe_large_block(model: Module, minimum_elements: int, itemsize: int) ->
 
 
 def check_trained(model: Module) -> None:
-    """Raise ShardingError if a parameter is frozen."""
-    frozen = [name for name, p in model.named_parameters().items() if not p.requires_grad]
-    if frozen:
-        named = f"{', '.join(frozen[:3])}{', ...' if len(frozen) > 3 else ''}"
+    """Raise ShardingError if all parameters are frozen."""
+    parameters = model.parameters()
+    if parameters and not any(p.requires_grad for p in parameters):
         raise ShardingError(
-            f"{type(model).__name__} has {len(frozen)} of its parameters frozen ({named}), but a "
-            "sharded model trains all of them. Where one must keep its values, "
-            f"{INSTEAD_OF_FREEZING}"
+            f"all {len(parameters)} parameters of {type(model).__name__} are frozen, so there is "
+            "nothing to train; leave at least one with requires_grad = True"
         )
 
 

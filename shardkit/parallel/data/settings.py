@@ -30,6 +30,10 @@ class DataSettings:
     gradient_compression: str | None = setting(
         None, "dtype in which gradients travel; they are summed as float32", among=("float16",)
     )
+    frozen: tuple[str, ...] = setting(
+        (),
+        "patterns of names of parameters that keep their values: no gradient, no optimizer state",
+    )
     overlap: bool | str = setting(
         "auto",
         "send parameters and gradients while units compute; auto: if that is quicker",

@@ -48,6 +48,7 @@ class Unit:
     movement   over the data axis; gather and reduce are collective over it
     rule       an optimizer rule; its state is made here, zero
 
+    is_trained                     False: frozen; then it has no gradients (None) and no state
     parameters, gradients, state   what this rank keeps of each; state: {name: keeper}
     updates_all                    every data rank updates all elements, not only its span
     is_released_after_use          the parameters are readable between gather and release only
@@ -66,8 +67,10 @@ class Unit:
         )
         self._site = site = Site(self.layout, movement, pools)
         self.parameters = keepers.keep_parameters(site)
-        self.state = {name: keepers.state.of_state(site) for name in rule.state_names}
-        self.gradients = Gradients(plan.parameters, site, keepers)
+        self.is_trained = not plan.is_frozen
+        state_names = rule.state_names if self.is_trained else ()
+        self.state = {name: keepers.state.of_state(site) for name in state_names}
+        self.gradients = Gradients(plan.parameters, site, keepers) if self.is_trained else None
         self._choose(keepers)
         self._is_current = False  # `whole` has what all ranks own
         self._may_be_read = False  # another rank may read what this one owns, in common memory
@@ -177,7 +180,8 @@ class Unit:
     def give_up(self) -> None:
         """Forget messages of a failed program: they may still write to their memory."""
         self.parameters.give_up()
-        self.gradients.give_up()
+        if self.is_trained:
+            self.gradients.give_up()
 
     # ---- the update ------------------------------------------------------------------------------
 
@@ -219,8 +223,8 @@ class Unit:
         return self.parameters.part(self._site.span)
 
     def owned_state(self, name: str):
-        """Return this rank's span of one array of the optimizer state, a view."""
-        return self.state[name].part(self._site.span)
+        """Return this rank's span of one array of the optimizer state, a view; None if frozen."""
+        return self.state[name].part(self._site.span) if self.is_trained else None
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.

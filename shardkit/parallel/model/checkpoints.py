@@ -100,6 +100,7 @@ class Checkpoints:
             "model": self._describe_model(),
             "optimizer": {**describe_rule(state.rule), "state_since": state.state_since},
             "data_position": data_position or {},
+            "frozen": state.frozen(),
         }
 
     def _describe_model(self) -> dict:
@@ -162,6 +163,7 @@ class Checkpoints:
             selected,
             state.buffers.dtypes(),
             has_values=not state.weights.awaits_values,
+            frozen=tuple(state.frozen()),
         )
 
     def adopt(self, fit: Fit) -> None:

@@ -49,7 +49,7 @@ class ShardedModel(Stored, Copied, Featured):
     wrapped_model   an nn.Module; its blocks(), or else its modules, are gathered one unit at a time
     config          ShardingConfiguration; its backend is initialized here if it is not yet
     Making one is collective. Errors, on all ranks: TypeError if the model is no Module,
-    ShardingError on a model without parameters, with frozen ones or with some outside its blocks,
+    ShardingError on a model without parameters, with all of them frozen or some outside its blocks,
     or if model, configuration or policy differ between ranks, ScheduleError on an unknown schedule,
     DeviceError. On this rank alone: TypeError without a configuration.
     """
@@ -176,19 +176,18 @@ class ShardedModel(Stored, Copied, Featured):
         return loss
 
     def compute_gradients(self, x, y, loss=None):
-        """Return the mean gradient over the global batch of what this rank owns and updates.
+        """Return the mean gradient over the global batch of what this rank owns and trains.
 
         Collective; parameters are unchanged.
         loss     a function (prediction, y) -> mean loss, instead of the configured one
         returns  1-D, a copy; the spans of the units in the order of the blocks (for DDP: the whole
-                 units)
+                 units), without frozen parameters
         Errors, on all ranks: ShapeError as train, and if no label counts.
         """
         self._check_open()
         self.engine.compute_gradients(x, y, loss)
-        return numpy.concatenate(
-            [to_host(unit.gradients.updated) for unit in self.engine.own_units]
-        )
+        gradients = [to_host(unit.gradients.updated) for unit in self.engine.trained_here]
+        return numpy.concatenate([numpy.empty(0, self.engine.units[0].dtype), *gradients])
 
     def apply_gradients(self, gradients, learning_rate: float):
         """Take a step with given gradients, as compute_gradients returned them. Collective.

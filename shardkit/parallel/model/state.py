@@ -91,8 +91,14 @@ class State:
             f"{group}/{name}": parameter.global_shape
             for group in self._owned_arrays()
             for name, parameter in self._model.named_parameters().items()
+            if group == "model" or parameter.requires_grad
         }
         return shapes | self.buffers.shapes()
+
+    def frozen(self) -> list[str]:
+        """Return the names of the parameters that keep their values."""
+        parameters = self._model.named_parameters()
+        return [name for name, parameter in parameters.items() if not parameter.requires_grad]
 
     # ---- going on from elsewhere -----------------------------------------------------------------
 

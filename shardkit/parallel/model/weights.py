@@ -197,7 +197,7 @@ class Weights:
 
         No communication.
         arrays        {group in the checkpoint: function unit -> what this rank owns of it
-                      [num_owned]}
+                      [num_owned], or None if it has no such array}
         with_copies   also of units that are copies of another pipeline rank's
         """
         return [
@@ -208,5 +208,6 @@ class Weights:
             )
             for unit in (self.units if with_copies else self._own_units)
             for group, array_of in arrays.items()
+            if array_of(unit) is not None
             for piece in unit.pieces()
         ]

@@ -94,6 +94,7 @@ class Programs:
             ties=stages.holders,
             parts=stages.parts,
             gathers_parts=gathers_parts,
+            frozen=stages.frozen,
         )
         if begins_gathers:
             ahead = begin_gathers(ahead)

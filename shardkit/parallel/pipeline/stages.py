@@ -8,11 +8,11 @@ Tied weights belong to the unit that uses them first. If a later user stands on 
 stage begins with a copy of that unit: no blocks, the same parameters. Owner and copies add up their
 gradients (TIE) and take the same steps.
 
-A single block may be a unit with parts. They follow it, as (0,1), (0,2), ..., and nothing flows
-through them.
+A unit may have parts: those of a single block, and what is frozen of one that is trained. They come
+after all units of their stage, and nothing flows through them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -36,7 +36,7 @@ class Stages:
     rank_of   {stage: pipeline rank}
     lenders   {place: places on the same rank whose parameters it borrows}
     holders   {place of a tied unit or copy: pipeline ranks that hold one, the owner's first}
-    parts     {place of a unit with parts: their places}
+    parts     {place of a unit with parts: their places}; copies have parts, too
     """
 
     plans: dict[Place, UnitPlan]
@@ -56,38 +56,59 @@ class Stages:
         parts = {}
         at = {}  # (unit, rank) -> where its parameters are on that rank
         for stage, here in enumerate(ranges):
-            rank, number = rank_of[stage], 0
+            rank, flow = rank_of[stage], {}
             for index in here:
                 for lender in units[index].lenders:
                     if (lender, rank) not in at:
-                        at[lender, rank] = Place(stage, number)
-                        plans[Place(stage, number)] = replace(
-                            units[lender], blocks=(), lenders=(), is_copy=True
-                        )
-                        number += 1
-                place = at[index, rank] = Place(stage, number)
-                plans[place] = units[index]
+                        at[lender, rank] = Place(stage, len(flow))
+                        flow[at[lender, rank]] = units[lender].copied()
+                place = at[index, rank] = Place(stage, len(flow))
+                flow[place] = units[index]
                 lenders[place] = tuple(at[lender, rank] for lender in units[index].lenders)
-                number += 1
-                if units[index].parts:
-                    inside = {
-                        Place(stage, number + i): part for i, part in enumerate(units[index].parts)
-                    }
-                    plans.update(inside)
+            plans.update(flow)
+            number = len(flow)
+            for place, unit in flow.items():
+                inside = {Place(stage, number + i): part for i, part in enumerate(unit.parts)}
+                plans.update(inside)
+                number += len(inside)
+                if inside:
                     parts[place] = tuple(inside)
-                    number += len(inside)
         holders = {}
         for unit in {unit for (unit, _), place in at.items() if plans[place].is_copy}:
             ranks = tuple(
                 rank for (other, rank) in at if other == unit
             )  # in the order of the model, the owner first
-            holders.update({place: ranks for (other, _), place in at.items() if other == unit})
+            of_unit = [place for (other, _), place in at.items() if other == unit]
+            with_parts = [each for place in of_unit for each in (place, *parts.get(place, ()))]
+            holders.update(dict.fromkeys(with_parts, ranks))
         return cls(plans, rank_of, lenders, holders, parts)
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """The place of each unit of the model, copies included."""
         return tuple(self.plans)
+
+    @cached_property
+    def frozen(self) -> frozenset[Place]:
+        """The places of units whose parameters take no gradient."""
+        return frozenset(place for place, plan in self.plans.items() if plan.is_frozen)
+
+    @cached_property
+    def first_trained(self) -> Place:
+        """Where the backward ends: the first unit that uses parameters that are trained."""
+        return min(place for place in self.lenders if not self.frozen.issuperset(self.used(place)))
+
+    def used(self, place: Place) -> tuple[Place, ...]:
+        """Return where the parameters lie that a unit uses: its own, those that it borrows, and the
+        parts of both.
+        """
+        units = (place, *self.lenders[place])
+        return tuple(each for unit in units for each in (unit, *self.parts.get(unit, ())))
+
+    @property
+    def is_one_block(self) -> bool:
+        """True if the model is a single block, whose parts its modules can gather."""
+        return sum(len(plan.blocks) for plan in self.plans.values()) == 1
 
     @cached_property
     def units_per_stage(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
 from ...comm.same import check_same
 from ...layout.policy import Policy
+from ...nn.freezing import freeze
 from ...nn.module import Module
 from ...optim.rules import SGD
 from ...schedule.actions import Kind, Program
@@ -140,6 +141,8 @@ class Assembly:
 def _check_alike(model, config, mesh, policy) -> None:
     """Raise on all ranks if the model cannot be trained, or ranks were given different ones."""
     with collectively(mesh.world):
+        if config.frozen:
+            freeze(model, config.frozen)
         check_trained(model)  # before anything is cut
         facts = facts_of(model, config, policy)
     advice = "build the same model, with the same configuration, on all ranks"
@@ -171,7 +174,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
     check_buffers(model, stages)
-    by_calls = bool(stages.parts) and keepers.parameters is Shard
+    by_calls = bool(stages.parts) and stages.is_one_block and keepers.parameters is Shard
     programs = Programs.of(
         order,
         stages,

@@ -56,6 +56,7 @@ class CalledWork:
         self.arrival, self.weight, self.clear = work.arrival, work.weight, work.clear
         ((place, parts),) = work.stages.parts.items()
         self.parts = [work.units[at] for at in (place, *parts)]
+        self.trained = [number for number, unit in enumerate(self.parts) if unit.is_trained]
         self.user = work.stages.places.index(place)
         self._numbers = {
             id(parameter): number
@@ -70,7 +71,7 @@ class CalledWork:
         )
         (block,) = self.parts[0].plan.blocks
         self._visited_by = {
-            id(module): self.visited(p for p in members_of(module).values() if _is_trained(p))
+            id(module): self.visited(p for p in members_of(module).values() if _is_parameter(p))
             for module in block.named_modules().values()
         }
         self._last_backward: int | None = None  # micro-batch after which gradients are complete
@@ -186,12 +187,12 @@ class CalledWork:
             unit.reduce(inputs.gradient_scale)
 
 
-def _is_trained(member) -> bool:
+def _is_parameter(member) -> bool:
     return isinstance(member, Parameter)
 
 
 class _GradientsOfWalk:
-    """The gradients of all units in one backward.
+    """The gradients of all units in one backward, but for frozen ones, which it only gathers.
 
     micro_batch   its number in the sum
     when_closed   called with the number of each unit whose gradient is complete
@@ -213,7 +214,7 @@ class _GradientsOfWalk:
         before = ()
         for order, parameters in uses:
             numbers = self._work.visited(parameters)
-            last_use.update(dict.fromkeys(numbers, order))
+            last_use.update({n: order for n in numbers if n in self._work.trained})
             if numbers != before:
                 stops.append((order - _BETWEEN, partial(self._turn_to, numbers)))
                 before = numbers
@@ -227,7 +228,8 @@ class _GradientsOfWalk:
     def _turn_to(self, numbers):
         self._leave()
         for number in numbers:
-            self._open_unit(number)
+            if number in self._work.trained:
+                self._open_unit(number)
         self._visits.enter(numbers)
         self._entered = numbers
 
@@ -252,7 +254,7 @@ class _GradientsOfWalk:
     def end(self) -> None:
         """Close what no operation has used: its gradient is zero."""
         self._leave()
-        self._close([n for n in range(len(self._work.parts)) if n not in self._closed])
+        self._close([number for number in self._work.trained if number not in self._closed])
 
     def give_up(self) -> None:
         """Close what a failed walk has left open."""

@@ -78,6 +78,10 @@ def _obstacle(device, mesh, model, work) -> str | None:
     """Return what is in the way of capturing steps; None if nothing is."""
     if model.named_buffers():
         return "its buffers observe each forward pass, and a replayed graph has none"
+    if not all(parameter.requires_grad for parameter in model.parameters()):
+        return (
+            "some of its parameters are frozen, and a graph holds the places of trained ones alone"
+        )
     if device.kind == "cpu":
         return (
             'it is on device "cpu", and compile() captures CUDA graphs, so it wants device = "cuda"'

@@ -51,6 +51,7 @@ class Engine:
 
     ballot          whether to stop, voted on before each step of train(); None: nobody asks
     gradient_norm   of the last step, before clipping; None if nothing clips
+    trained_units   of this rank, and trained_here those that are not copies: without frozen ones
     """
 
     def __init__(self, model: Module, config: ShardingConfiguration, mesh: Mesh, policy: Policy):
@@ -71,6 +72,8 @@ class Engine:
         self._observing = [self.buffers] if self.buffers.everyones else []
         self.units_by_place = parts.units
         self.units = list(parts.units.values())
+        self.trained_units = [unit for unit in self.units if unit.is_trained]
+        self.trained_here = [unit for unit in self.trained_units if not unit.plan.is_copy]
         self._programs = parts.programs
         self._ahead = parts.ahead
         self.compilation = Compilation(parts.plain, parts.pools, mesh, model)
@@ -100,6 +103,7 @@ class Engine:
         self._items_pending = 0.0  # whose gradients are accumulated but not reduced
         self._items_reduced: float | None = None  # whose gradients are reduced; None: given by hand
         self._micro_batches_pending = 0
+        self._has_gradients = False  # reduced, or given by hand
         self.weights.settle()
 
     def clear_activations(self):
@@ -186,6 +190,7 @@ class Engine:
         self._items_reduced = self._items_pending
         inputs = Inputs(gradient_scale=self._gradient_scale(self._items_pending))
         self.runtime.run(self._program.reduction, inputs)
+        self._has_gradients = True
         self._items_pending = 0.0
         self._micro_batches_pending = 0
 
@@ -194,14 +199,17 @@ class Engine:
         none.
         """
         self._check_own_weights()
-        for unit in self.units:
-            unit.gradients.updated  # raises before anything has changed
+        if not self._has_gradients:  # known on all ranks, also where all is frozen
+            raise ShardingError(
+                "no synchronized gradients; call compute_gradients() or synchronize_gradients() "
+                "first"
+            )
         self._take_step(Results(), learning_rate=learning_rate)
 
     def check_gradients(self, gradients):
         """Errors: ShapeError unless there is one number for each element that this rank updates."""
         gradients = host_array("gradients", gradients)
-        wanted = (sum(unit.num_updated for unit in self.own_units),)
+        wanted = (sum(unit.num_updated for unit in self.trained_here),)
         if numpy.shape(gradients) != wanted:
             raise ShapeError(
                 f"gradients of shape {numpy.shape(gradients)}; wanted {wanted}, as "
@@ -217,15 +225,16 @@ class Engine:
         units.
         """
         self.weights.check()
-        for unit in self.units:
+        for unit in self.trained_units:
             unit.gradients.drop()
             unit.gradients.put(0)
         at = 0
         self._items_reduced = None
-        for unit in self.own_units:
+        for unit in self.trained_here:
             given = gradients[at : at + unit.num_updated]
             unit.gradients.updated[...] = self.device.from_host(given)
             at += unit.num_updated
+        self._has_gradients = True
         self.runtime.run(self._program.ties, Inputs())  # copies, which have zero, get the sum
         self.update(learning_rate)
 
@@ -236,12 +245,13 @@ class Engine:
 
     def drop_gradients(self):
         """Forget accumulated and reduced gradients, and what buffers observed. No communication."""
-        for unit in self.units:
+        for unit in self.trained_units:
             unit.gradients.drop()
         for buffers in self._observing:
             buffers.drop()
         self._items_pending = 0.0
         self._micro_batches_pending = 0
+        self._has_gradients = False
 
     # ---- one step --------------------------------------------------------------------------------
 
@@ -301,6 +311,7 @@ class Engine:
         self.drop_gradients()
         self._items_reduced = batch.items
         results = self.runtime.run(self._program.gradients, inputs)
+        self._has_gradients = True
         return results, self._losses.mean_of(results, batch.items)
 
     def _take_step(
@@ -319,7 +330,7 @@ class Engine:
         self.gradient_norm = norm
         is_empty = self._items_reduced == 0
         skip = None
-        if is_agreed_good(self.mesh.world, norm, is_good, self.units):
+        if is_agreed_good(self.mesh.world, norm, is_good, self.trained_units):
             if norm is not None:
                 factor = clip_factor(norm, self.config.max_gradient_norm)
                 update = replace(update, clip_factor=factor)

@@ -28,7 +28,7 @@ class Flow:
         self.work = self.plain_work = work
         self.opened: Action | None = None
         self._has_neighbors = len(set(stages.rank_of.values())) > 1  # else nothing is sent
-        self._first = stages.first
+        self._first, self._first_trained = stages.first, stages.first_trained
         self._last = stages.last
         self._after = {place: stages.after(place) for place in work.units if place != self._last}
         self._before = {place: stages.before(place) for place in work.units if place != self._first}
@@ -105,7 +105,7 @@ class Flow:
     def _backward(self, action, inputs, results):
         place, m = Place(action.stage, action.unit), action.micro_batch
         for_input = self.work.backward(place, m, self._gradients.pop((place, m), None), inputs)
-        if place != self._first:
+        if place != self._first_trained:
             self._gradients[self._before[place], m] = for_input
 
     def _weight(self, action, inputs, results):

@@ -73,23 +73,25 @@ class Updates:
         )
 
     def _gradient_norm(self, is_good: bool) -> float:
-        """Return the norm of the reduced gradient, each element counted once; NaN if any rank is
-        not good.
+        """Return the norm of the reduced gradient of what is trained, each element counted once;
+        NaN if any rank is not good.
 
         Collective over the mesh. Squares are summed per block of NORM_BLOCK elements, blocks in
         order, units in order: blocks never straddle two ranks, so the bits do not depend on the
         number of ranks.
         """
         data = self._mesh.group("data")
-        units = list(self.units.values())
-        local = [unit.gradients.squares() for unit in units]  # [blocks of this rank's shard] each
+        units = {place: unit for place, unit in self.units.items() if unit.is_trained}
+        local = [
+            unit.gradients.squares() for unit in units.values()
+        ]  # [blocks of this rank's shard] each
         xp = xp_of(*local)
         mine = empty(sum(blocks.size for blocks in local) + 1, numpy.float64, xp)
         xp.concatenate([*local, xp.full(1, 0.0 if is_good else nan)], out=mine)
         everyones = empty((data.world_size, mine.size), mine.dtype, xp)
         data.all_gather(mine, everyones.reshape(-1))
         sums, column = [], 0
-        for unit, blocks in zip(units, local):
+        for unit, blocks in zip(units.values(), local):
             # all blocks, in flat order
             in_order = fresh.contiguous(everyones[:, column : column + blocks.size]).reshape(-1)
             # without padding, whose size depends on the number of ranks
@@ -97,12 +99,12 @@ class Updates:
             sums.append(in_order[:used].sum())
             column += blocks.size
         *sums, nan_or_zero = numbers_of([*sums, everyones[:, -1].sum()])
-        return self._norm_over_stages(sums, nan_or_zero)
+        return self._norm_over_stages(units, sums, nan_or_zero)
 
-    def _norm_over_stages(self, sums: list[float], nan_or_zero: float) -> float:
-        """Return the norm from sums of squares of this rank's units."""
+    def _norm_over_stages(self, units: dict, sums: list[float], nan_or_zero: float) -> float:
+        """Return the norm from sums of squares of these units of this rank."""
         of_units = numpy.full(len(self._stages.places), nan_or_zero)
-        for (place, unit), total in zip(self.units.items(), sums):
+        for (place, unit), total in zip(units.items(), sums):
             of_units[self._stages.places.index(place)] += 0.0 if unit.plan.is_copy else total
         for group in (self._mesh.group("tensor"), self._mesh.group("pipeline")):
             of_ranks = numpy.empty((group.world_size, of_units.size))

@@ -49,8 +49,14 @@ class Work:
     ):
         self.units = units
         self.stages = stages
-        self._first = stages.first
+        self._first_trained = stages.first_trained
         self._last = stages.last
+        self._owners = {
+            place: [units[at] for at in stages.used(place) if units[at].is_trained]
+            if place in stages.lenders
+            else []
+            for place in units
+        }
         self._arena = arena
         self._keep_activations = keep_activations
         self._graphs: dict[tuple[Place, int], UnitGraph] = {}  # (unit, micro-batch)
@@ -66,13 +72,15 @@ class Work:
     def forward(self, place: Place, m: int, x, inputs: Inputs):
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
         context = inputs.micro_batches[m].context
-        graph = UnitGraph(Tensor(x, requires_grad=place != self._first and is_floating(x.dtype)))
-        if inputs.loss is not None and self._keep_activations:
+        learns = inputs.loss is not None and place >= self._first_trained
+        takes_gradient = place > self._first_trained and is_floating(x.dtype)
+        graph = UnitGraph(Tensor(x, requires_grad=takes_gradient))
+        if learns and self._keep_activations:
             output = graph.output = self._compute(place, m, graph.input, inputs, context)
         else:
             with no_grad():
                 output = self._compute(place, m, graph.input, inputs, context)
-        if inputs.loss is not None:
+        if learns:
             self._graphs[place, m] = graph
         return output.array
 
@@ -86,7 +94,7 @@ class Work:
             return x
 
     def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=backward_inputs):
-        """Return the gradient of the unit's input, or None for the first unit.
+        """Return the gradient of the unit's input, or None for the first unit that is trained.
 
         gradient   of the unit's output; None after the loss
         walk       (output, gradient) -> what is still to be computed for parameters
@@ -103,16 +111,12 @@ class Work:
         return for_input
 
     def owners(self, place: Place) -> list[Unit]:
-        """Return the units whose parameters this one uses: itself, its parts, and those that it
-        borrows from.
+        """Return the units to whose parameters this one gives gradients: of itself, those that it
+        borrows from, and the parts of both, the ones that are trained.
 
-        A copy uses none.
+        A copy gives none.
         """
-        if self.units[place].plan.is_copy:
-            return []
-        stages = self.stages
-        places = (place, *stages.parts.get(place, ()), *stages.lenders[place])
-        return [self.units[at] for at in places]
+        return self._owners[place]
 
     def weight(self, place: Place, m: int, buffers, inputs: Inputs) -> None:
         """Write the gradients of the parameters of owners(place).
