@@ -2,13 +2,13 @@
 
 import numpy
 import pytest
+from stand_in import pretended_gpu
 from torch_or_skip import torch
 
 from shardkit import nn
 from shardkit.errors import ConfigurationError, ShapeError
 from shardkit.nn import Tensor, ops
 
-OF_THREE = {"kernel_size": 3}
 CASES = [  # layer, its arguments, x
     ("MaxPool1d", {"kernel_size": 2}, (2, 3, 8)),
     ("MaxPool1d", {"kernel_size": 1}, (1, 1, 1)),
@@ -121,6 +121,35 @@ def test_half_floats_are_pooled_in_their_dtype():
     ):
         assert found.dtype == "float16"
         numpy.testing.assert_allclose(found.array, wanted.array, rtol=0, atol=2 * 2.0**-11)
+
+
+ON_DEVICE = {
+    "max_pool2d": lambda x: ops.max_pool2d(x, 3, 2, 1),
+    "avg_pool2d": lambda x: ops.avg_pool2d(x, 2, padding=1),
+    "adaptive_avg_pool2d": lambda x: ops.adaptive_avg_pool2d(x, 5),
+    "interpolate": lambda x: ops.interpolate(x, scale_factor=2, mode="bilinear"),
+}
+
+
+def pooled(name, x):
+    """The result and the gradient of x."""
+    leaf = Tensor(x, requires_grad=True)
+    y = ON_DEVICE[name](leaf)
+    (y * y).sum().backward()
+    return y.array, leaf.grad
+
+
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_arrays_of_a_gpu_are_pooled_there(name):
+    x = normal((2, 3, 6, 7))
+    wanted = pooled(name, x)
+    with pretended_gpu():
+        import cupy
+
+        found = pooled(name, cupy.asarray(x))
+        assert all(isinstance(array, cupy.ndarray) for array in found)
+        for array, right in zip(found, wanted, strict=True):
+            numpy.testing.assert_array_equal(cupy.asnumpy(array), right)
 
 
 REFUSED = {
