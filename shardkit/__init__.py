@@ -42,7 +42,7 @@ from .errors import (
 )
 from .nn import models
 from .nn.metrics import Metric
-from .optim import EMA, SGD, Adam, AdamW, Momentum, schedules
+from .optim import EMA, SGD, Adam, AdamW, Momentum, ParameterGroup, schedules
 from .parallel import (
     DDPModel,
     DDPOptimizer,
@@ -107,6 +107,7 @@ __all__ = [
     "OptimizationInputData",
     "OptimizationResult",
     "OutOfMemoryError",
+    "ParameterGroup",
     "PipelineParallelModel",
     "PipelineParallelOptimizer",
     "ReductionOperation",

@@ -3,6 +3,7 @@
 from . import schedules
 from .average import EMA
 from .clipping import clip_factor
+from .groups import ParameterGroup
 from .rules import RULES, SGD, Adam, AdamW, Momentum, Rule
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "AdamW",
     "EMA",
     "Momentum",
+    "ParameterGroup",
     "RULES",
     "Rule",
     "SGD",

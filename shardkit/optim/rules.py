@@ -122,14 +122,24 @@ class _Scheduled:
 @rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
 class SGD(_Scheduled):
-    """p -= lr * (g + weight_decay * p)."""
+    """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD."""
 
     weight_decay: float = 0.0
+    momentum: float = 0.0
+    nesterov: bool = False
     state_names: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self):
         super().__post_init__()
         _require_weight_decay(self.weight_decay)
+        _require_share("momentum", self.momentum)
+        require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
+        wanted = "False where momentum = 0: there is none to look ahead with"
+        require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
+        if self.momentum:
+            rule = Momentum(self.lr, self.momentum, self.nesterov, self.weight_decay)
+            object.__setattr__(self, "state_names", rule.state_names)
+            object.__setattr__(self, "update", rule.update)
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.sgd(

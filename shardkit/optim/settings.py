@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from ..errors import ConfigurationError
 from ..settings import fixed, setting
 from .average import EMA
+from .groups import ParameterGroup
 from .rules import RULES
 from .schedules import SCHEDULES
 
@@ -35,6 +36,11 @@ class Optimizer:
         0.1, "last learning rate as a part of the highest", minimum=0.0, maximum=1.0
     )
     weight_decay: float = setting(0.01, "weight decay; decoupled for adamw", minimum=0.0)
+    decayed: str = setting(
+        "matrices",
+        "what decays: all parameters, or those of two dims and more, but no norms and biases",
+        among=("matrices", "all"),
+    )
     momentum: float = setting(0.9, "beta of the momentum rule", minimum=0.0, below=1.0)
     beta1: float = setting(0.9, "beta1 of adam and adamw", minimum=0.0, below=1.0)
     beta2: float = setting(0.95, "beta2 of adam and adamw", minimum=0.0, below=1.0)
@@ -47,6 +53,14 @@ class Optimizer:
     max_gradient_norm: float | None = setting(
         1.0, "the gradient is scaled down to this norm; none: never", above=0.0
     )
+
+    def groups(self, model) -> tuple[ParameterGroup, ...]:
+        """Return the groups of a model's parameters for which the rule is another."""
+        parameters = model.named_parameters().items()
+        spared = [name for name, parameter in parameters if parameter.ndim < 2]
+        if self.decayed == "all" or not self.weight_decay or not spared:
+            return ()
+        return (ParameterGroup(*spared, weight_decay=0.0),)
 
     def rule(self):
         """Return the rule with its learning-rate schedule.

@@ -6,6 +6,7 @@ from typing import Any
 from ..array.settings import ArraySettings, check_device
 from ..comm.gpu.transports import TransportSettings
 from ..environment import checked_mode
+from ..optim.groups import ParameterGroup
 from ..settings import check_fields, setting
 from .data.settings import DataSettings
 from .pipeline.settings import PipelineSettings
@@ -62,6 +63,12 @@ class ShardingConfiguration(ParallelSettings):
     )
     max_gradient_norm: float | None = setting(
         None, "clip the global norm of the mean gradient to this; None: no clipping", above=0
+    )
+    parameter_groups: tuple = setting(
+        (),
+        "sk.ParameterGroup of names, with other constants of the rule",
+        holds=lambda groups: all(isinstance(group, ParameterGroup) for group in groups),
+        wanted="a tuple of sk.ParameterGroup",
     )
     auto_synchronize_gradients: bool = setting(
         True, "False: train() accumulates local gradients until synchronize_gradients()"

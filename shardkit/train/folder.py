@@ -65,6 +65,10 @@ def stored_task(folder: Path) -> str | None:
     return _tables(folder / _SETTINGS).get("run", {}).get("task", DEFAULT_TASK)
 
 
+# what a run did that was started before a setting existed, where that is not its default
+_BEFORE_THEY_WERE_SETTINGS = {"optimizer.decayed": "all"}
+
+
 def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfiguration:
     """Read the settings of the run in this folder.
 
@@ -79,7 +83,7 @@ def stored_settings(folder: Path, task: type[Task] | None = None) -> RunConfigur
         for section, table in _tables(folder / _SETTINGS).items()
         for key, value in table.items()
     }
-    return configuration_of(task)().replace(settings)
+    return configuration_of(task)().replace({**_BEFORE_THEY_WERE_SETTINGS, **settings})
 
 
 def _tables(path: Path) -> dict[str, dict]:

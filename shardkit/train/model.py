@@ -26,6 +26,7 @@ def make_model(task: Task, backend: CommunicationBackend) -> ShardedModel:
             backend,
             optimizer=optimizer.rule(),
             loss=task.loss,
+            parameter_groups=optimizer.groups(model),
             max_gradient_norm=optimizer.max_gradient_norm,
             micro_batches=settings.batch.sequences
             // settings.batch.micro_batch

@@ -289,6 +289,7 @@ WITHOUT_EFFECT = {
     "optimizer.decay_steps",
     "optimizer.floor",
     "optimizer.weight_decay",
+    "optimizer.decayed",
     "optimizer.momentum",
     "optimizer.beta1",
     "optimizer.beta2",

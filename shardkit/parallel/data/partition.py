@@ -137,6 +137,17 @@ def plan_units_for_stages(
     return smaller
 
 
+def in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
+    """Return the plan with parameters of one group side by side, so that a rule runs once for each.
+
+    groups   {name: group}; order: all groups, which decides
+    """
+    numbers = {id(group): number for number, group in enumerate(order, 1)}
+    names = sorted(plan.parameters, key=lambda name: numbers.get(id(groups.get(name)), 0))
+    parts = tuple(in_groups(part, groups, order) for part in plan.parts)
+    return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
+
+
 def _new_sizes(blocks: list[Module]) -> list[int]:
     """Return the elements of each block's parameters; tied ones count where they come first."""
     seen, sizes = set(), []

@@ -23,6 +23,7 @@ from .gradients import NORM_BLOCK, Gradients
 from .keepers import Keepers
 from .movement import Movement
 from .partition import UnitPlan
+from .segments import Segments
 from .site import Pools, Site
 
 
@@ -47,6 +48,7 @@ class Unit:
 
     movement   over the data axis; gather and reduce are collective over it
     rule       an optimizer rule; its state is made here, zero
+    groups     {name: group} of parameters for which the rule is another
 
     is_trained                     False: frozen; then it has no gradients (None) and no state
     parameters, gradients, state   what this rank keeps of each; state: {name: keeper}
@@ -55,7 +57,15 @@ class Unit:
     is_common                      they lie once in memory that all ranks of the group share
     """
 
-    def __init__(self, plan: UnitPlan, movement: Movement, keepers: Keepers, rule, pools: Pools):
+    def __init__(
+        self,
+        plan: UnitPlan,
+        movement: Movement,
+        keepers: Keepers,
+        rule,
+        pools: Pools,
+        groups: dict | None = None,
+    ):
         self.plan, self.rule = plan, rule
         self.group = movement.group
         self.dtype = str(next(iter(plan.parameters.values())).dtype)
@@ -72,6 +82,9 @@ class Unit:
         self.state = {name: keepers.state.of_state(site) for name in state_names}
         self.gradients = Gradients(plan.parameters, site, keepers) if self.is_trained else None
         self._choose(keepers)
+        own = (groups or {}).keys() & plan.parameters.keys()
+        updated = keepers.state.updated(site)
+        self._update = Segments(self.layout, updated, groups).update if own else _update_at_once
         self._is_current = False  # `whole` has what all ranks own
         self._may_be_read = False  # another rank may read what this one owns, in common memory
         self._bound = None
@@ -205,7 +218,8 @@ class Unit:
         """
         self.wait_for_readers()
         gradient, scale = self.gradients.unscaled()
-        self.rule.update(
+        self._update(
+            self.rule,
             self.updated_parameters,
             gradient,
             self._updated_state,
@@ -263,3 +277,8 @@ class Unit:
         if not self._lends_what_it_trains:
             self._is_current = False
             self.gather_if_lasting()
+
+
+def _update_at_once(rule, *arguments) -> None:
+    """Apply a rule that is the same for all parameters of a unit."""
+    rule.update(*arguments)

@@ -26,7 +26,7 @@ class State:
     weights         of the same model (weights.py)
     buffers         of the same model (step/buffers.py)
     averages        of its weights, if the rule keeps some (averaged.py)
-    rule            the optimizer rule that the next step applies
+    rule            the optimizer rule that the next step applies; groups: with other constants
     step_number     global batches trained on; where the data goes on
     samples_seen    trained on, over all data ranks
     skips           the steps that changed nothing
@@ -41,6 +41,7 @@ class State:
         buffers: Buffers,
         rule,
         loss_scale: LossScale,
+        groups=(),
     ):
         self.weights, self.rule = weights, rule
         self.buffers = buffers
@@ -48,7 +49,7 @@ class State:
         self.loss_scale = loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
-        self._model, self._world = model, world
+        self._model, self._world, self._groups = model, world, groups
 
     @property
     def next_update(self) -> int:
@@ -175,6 +176,8 @@ class State:
                 f"but {type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded "
                 "model with that rule"
             )
+        for group in self._groups:
+            group.check(rule)
 
     def reset(self) -> None:
         """Clear the optimizer state, and count from the first step again; parameters stay."""

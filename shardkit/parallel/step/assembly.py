@@ -15,12 +15,13 @@ from ...comm.same import check_same
 from ...layout.policy import Policy
 from ...nn.freezing import freeze
 from ...nn.module import Module
+from ...optim.groups import groups_by_name
 from ...optim.rules import SGD
 from ...schedule.actions import Kind, Program
 from ...schedule.catalog import order_named
 from ..data.keepers import Keepers, Shard
 from ..data.movement import Movement
-from ..data.partition import check_trained, plan_units_for_stages
+from ..data.partition import check_trained, in_groups, plan_units_for_stages
 from ..data.site import Pools
 from ..data.unit import Unit
 from ..model.fingerprint import facts_of
@@ -48,6 +49,7 @@ from .work import Work
 class Blueprint:
     """What all ranks know of a model before any memory is taken.
 
+    groups        {name: group} of parameters for which the rule is another
     device        of this rank; of a GPU, the one that its place on the node gives it
     is_initial    all parameters are what the seed makes
     by_calls      modules gather their parameters when they are called
@@ -55,6 +57,7 @@ class Blueprint:
 
     device: Device
     rule: object
+    groups: dict
     numerics: Numerics
     loss_scale: LossScale
     keepers: Keepers
@@ -134,7 +137,15 @@ class Assembly:
             plain,
             ahead,
             weights,
-            State(model, mesh.world, weights, buffers, plan.rule, plan.loss_scale),
+            State(
+                model,
+                mesh.world,
+                weights,
+                buffers,
+                plan.rule,
+                plan.loss_scale,
+                config.parameter_groups,
+            ),
         )
 
 
@@ -158,6 +169,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     device = Device(config.device, ordinal=mesh.world.local_rank)
     device.drawing_on(data.memory() or mesh.group("tensor").memory())
     rule = SGD(lr=config.learning_rate) if config.optimizer is None else config.optimizer
+    groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
     _cut_layers(model, config, mesh)
     is_initial = all(parameter.is_fresh for parameter in model.parameters())
@@ -170,6 +182,8 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
         _num_stages(order),
         is_clipped=config.max_gradient_norm is not None,
     )
+    if groups:
+        unit_plans = [in_groups(plan, groups, config.parameter_groups) for plan in unit_plans]
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
@@ -188,7 +202,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     )
     loss_scale = LossScale.of(config, numerics)
     return Blueprint(
-        device, rule, numerics, loss_scale, keepers, stages, programs, is_initial, by_calls
+        device, rule, groups, numerics, loss_scale, keepers, stages, programs, is_initial, by_calls
     )
 
 
@@ -200,7 +214,7 @@ def _units(plan: Blueprint, mesh, pools, movement) -> dict[Place, Unit]:
     """
     stages = plan.stages
     units = {
-        place: Unit(stages.plans[place], movement, plan.keepers, plan.rule, pools)
+        place: Unit(stages.plans[place], movement, plan.keepers, plan.rule, pools, plan.groups)
         for place in stages.of_rank(mesh.group("pipeline").rank)
     }
     for unit_plan in stages.plans.values():

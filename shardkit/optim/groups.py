@@ -1,0 +1,105 @@
+"""Parameter groups: other constants of the rule for some parameters, chosen by their names.
+
+    groups = (
+        sk.ParameterGroup("*.bias", "*norm*", weight_decay=0.0),
+        sk.ParameterGroup("embedding.*", lr_scale=0.1),
+    )
+    config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3), parameter_groups=groups)
+
+A parameter is of the first group that its name matches, and of none if it matches none: then the
+rule is as it was given. Groups have no state of their own, so a checkpoint opens under other ones.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from fnmatch import fnmatchcase
+
+from ..arguments import is_number, nearest, require
+from ..errors import ConfigurationError
+
+_NOT_OF_GROUPS = ("lr", "rule")
+
+
+class ParameterGroup:
+    """Parameters by patterns of their names, and what is other for them.
+
+    names     patterns as in a shell, of dotted names
+    lr_scale  the learning rate is the rule's times this
+    changes   fields of the rule: weight_decay=0.0, beta1=0.8
+    Errors: ConfigurationError on no name, or a scale that is no finite number of at least 0.
+    """
+
+    def __init__(self, *names: str, lr_scale: float = 1.0, **changes):
+        are_names = bool(names) and all(isinstance(name, str) and name for name in names)
+        require(are_names, "ParameterGroup with names", names, 'patterns such as "*.bias"')
+        is_scale = is_number(lr_scale, at_least=0)
+        require(is_scale, "ParameterGroup with lr_scale", lr_scale, "a finite number, at least 0")
+        self.names, self.lr_scale, self.changes = names, lr_scale, changes
+
+    def __repr__(self):
+        changes = "".join(f", {name}={value!r}" for name, value in self.changes.items())
+        names = ", ".join(map(repr, self.names))
+        return f"ParameterGroup({names}, lr_scale={self.lr_scale}{changes})"
+
+    def matches(self, name: str) -> bool:
+        """Return True if a parameter of this name is of the group."""
+        return any(fnmatchcase(name, pattern) for pattern in self.names)
+
+    def applied(self, rule):
+        """Return the rule with the changes of the group.
+
+        Errors: ConfigurationError on a field that the rule does not have, or a value that it
+        refuses.
+        """
+        inner = getattr(rule, "rule", None)
+        if inner is not None and is_dataclass(rule):  # EMA, or a rule on later state
+            return replace(rule, rule=self.applied(inner))
+        known = [f.name for f in fields(rule)] if is_dataclass(rule) else []
+        for name in self.changes:
+            if name not in known or name in _NOT_OF_GROUPS:
+                near = nearest(name, [field for field in known if field not in _NOT_OF_GROUPS])
+                hint = f"; did you mean {near}?" if near else ""
+                own = "; a group has lr_scale" if name == "lr" else ""
+                raise ConfigurationError(
+                    f"{self!r}: {type(rule).__name__} has no {name} for a group{own or hint}"
+                )
+        return replace(rule, **self.changes) if self.changes else rule
+
+    def rate(self, rule, step: int, override: float | None) -> float | None:
+        """Return the learning rate of a step as a rule takes it: None is the rule's own."""
+        return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
+
+    def check(self, rule) -> None:
+        """Raise ConfigurationError unless the group goes with the rule."""
+        self.applied(rule)
+        if self.lr_scale != 1.0 and not callable(getattr(rule, "rate", None)):
+            raise ConfigurationError(
+                f"{self!r}: {type(rule).__name__} has no rate(), which lr_scale multiplies"
+            )
+
+
+def rate_of(rule, step: int, override: float | None) -> float:
+    """Return the learning rate of a rule, also on state that began after the run did."""
+    own = rule if hasattr(rule, "rate") else rule.rule
+    return own.rate(step, override)
+
+
+def groups_by_name(
+    names: Iterable[str], groups: Iterable[ParameterGroup], rule
+) -> dict[str, ParameterGroup]:
+    """Return {name of a parameter: its group}, without those of none.
+
+    Errors: ConfigurationError on a pattern that matches no name, or what the rule does not have.
+    """
+    names = list(names)
+    for group in groups:
+        group.check(rule)
+        for pattern in group.names:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                near = nearest(pattern, names)
+                hint = f"; did you mean {near}?" if near else ""
+                raise ConfigurationError(
+                    f"{group!r}: {pattern!r} matches no parameter of the model{hint}"
+                )
+    found = {name: next((g for g in groups if g.matches(name)), None) for name in names}
+    return {name: group for name, group in found.items() if group is not None}
