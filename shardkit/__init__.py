@@ -42,7 +42,7 @@ from .errors import (
 )
 from .nn import models
 from .nn.metrics import Metric
-from .optim import EMA, SGD, Adam, AdamW, Momentum, ParameterGroup, schedules
+from .optim import EMA, SGD, Adam, AdamW, Lion, Momentum, ParameterGroup, schedules
 from .parallel import (
     DDPModel,
     DDPOptimizer,
@@ -102,6 +102,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "Metric",
+    "Lion",
     "Momentum",
     "NonFiniteError",
     "OptimizationInputData",

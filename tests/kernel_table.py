@@ -201,6 +201,14 @@ TABLE = {
     ],
     "layer_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), n(s[1:]), 1e-5), in_place=(0,))],
     "layer_norm_backward": [Line(ROWS, layer_norm_backward, in_place=(0, 1))],
+    "lion": [
+        Line(
+            VECTORS,
+            lambda n, s: (n(s), n(s), n(s)),
+            {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": decay, "gradient_scale": 0.3},
+        )
+        for decay in (0.0, 0.1)
+    ],
     "momentum": [
         Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
         for nesterov in (False, True)
@@ -250,6 +258,7 @@ EXACT = {
     "embedding_backward",
     "from_half",
     "largest_magnitude",
+    "lion",
     "momentum",
     "rotary_tables",
     "segment_max",
@@ -273,7 +282,7 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "lstm_step_backward",
     "rotary_tables",
 }
-IN_PLACE_RULES = {"adam", "momentum", "sgd"}
+IN_PLACE_RULES = {"adam", "lion", "momentum", "sgd"}
 CASES = [
     (name, line, shape) for name, lines in TABLE.items() for line in lines for shape in line.shapes
 ]

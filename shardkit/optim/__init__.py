@@ -4,12 +4,13 @@ from . import schedules
 from .average import EMA
 from .clipping import clip_factor
 from .groups import ParameterGroup
-from .rules import RULES, SGD, Adam, AdamW, Momentum, Rule
+from .rules import RULES, SGD, Adam, AdamW, Lion, Momentum, Rule
 
 __all__ = [
     "Adam",
     "AdamW",
     "EMA",
+    "Lion",
     "Momentum",
     "ParameterGroup",
     "RULES",

@@ -42,8 +42,8 @@ class Optimizer:
         among=("matrices", "all"),
     )
     momentum: float = setting(0.9, "beta of the momentum rule", minimum=0.0, below=1.0)
-    beta1: float = setting(0.9, "beta1 of adam and adamw", minimum=0.0, below=1.0)
-    beta2: float = setting(0.95, "beta2 of adam and adamw", minimum=0.0, below=1.0)
+    beta1: float = setting(0.9, "beta1 of adam, adamw and lion", minimum=0.0, below=1.0)
+    beta2: float = setting(0.95, "beta2 of adam, adamw and lion", minimum=0.0, below=1.0)
     ema_decay: float | None = setting(
         None,
         "decay of a moving average of the weights, kept for evaluate --averaged; none: no average",

@@ -148,6 +148,7 @@ def test_each_row_has_the_bits_it_has_alone(cupy, width):
         "sgd",
         "adam",
         "momentum",
+        "lion",
         "causal_attention",
         "largest_magnitude",
     ],

@@ -208,6 +208,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "dropout_mask",
         "from_half",
         "largest_magnitude",
+        "lion",
         "momentum",
         "rotary_tables",
         "sgd",

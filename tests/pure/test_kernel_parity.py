@@ -214,6 +214,7 @@ def test_both_results_of_swiglu_may_overwrite_inputs():
         "sgd",
         "adam",
         "momentum",
+        "lion",
         "causal_attention",
     ],
 )

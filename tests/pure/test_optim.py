@@ -8,7 +8,7 @@ import pytest
 import shardkit
 from shardkit import optim
 from shardkit.errors import ConfigurationError
-from shardkit.optim import SGD, Adam, AdamW, Momentum, clip_factor
+from shardkit.optim import SGD, Adam, AdamW, Lion, Momentum, clip_factor
 from shardkit.optim.schedules import Constant, Cosine, Linear, WarmupStableDecay
 from shardkit.optim.settings import Optimizer
 
@@ -21,6 +21,10 @@ RULES = {
     "Nesterov": (
         Momentum(lr=0.1, beta=0.8, nesterov=True),
         lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8, nesterov=True),
+    ),
+    "SGD with momentum": (
+        SGD(lr=0.1, weight_decay=0.1, momentum=0.8, nesterov=True),
+        lambda t, p: t.optim.SGD([p], lr=0.1, momentum=0.8, nesterov=True, weight_decay=0.1),
     ),
     "Adam": (
         Adam(lr=0.1, weight_decay=0.1),
@@ -47,6 +51,18 @@ def run(rule, spans, size=1000, steps=5):
         for (start, stop), state in zip(spans, states):
             rule.update(parameters[start:stop], gradients(step, size)[start:stop], state, step)
     return parameters
+
+
+def test_lion_follows_its_paper():
+    rule = Lion(lr=0.01, beta1=0.8, beta2=0.95, weight_decay=0.1)
+    found = run(rule, [(0, 1000)])
+    p, m = numpy.linspace(-1, 1, 1000), numpy.zeros(1000)
+    for step in range(1, 6):
+        g = gradients(step)
+        p = p - 0.01 * (numpy.sign(0.8 * m + 0.2 * g) + 0.1 * p)
+        m = 0.95 * m + 0.05 * g
+    numpy.testing.assert_allclose(found, p, rtol=1e-13, atol=1e-15)
+    numpy.testing.assert_array_equal(run(rule, [(0, 300), (300, 301), (301, 1000)]), found)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -273,7 +289,7 @@ def test_schedules_are_no_top_level_names_and_the_error_says_where_they_are():
 
 
 def test_a_rule_that_is_entered_is_found_by_its_name_and_says_which_settings_it_takes():
-    assert set(optim.RULES) == {"sgd", "momentum", "adam", "adamw"}
+    assert set(optim.RULES) == {"sgd", "momentum", "adam", "adamw", "lion"}
     for cls in optim.RULES.values():
         made = cls(**{argument: 0.5 for argument in cls.settings})
         assert isinstance(made, optim.Rule)

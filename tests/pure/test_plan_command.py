@@ -196,7 +196,9 @@ def planned(capsys, *arguments, cluster="cpu-node"):
     return json.loads(said)
 
 
-@pytest.mark.parametrize("name, arrays", [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2)])
+@pytest.mark.parametrize(
+    "name, arrays", [("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2), ("lion", 1)]
+)
 def test_the_optimizer_of_the_settings_says_how_much_state_there_is(capsys, name, arrays):
     found, adamw = planned(capsys, f"--optimizer.name={name}"), planned(capsys)
     assert found["checkpoint_bytes"] == found["parameter_count"] * 4 * (1 + arrays)

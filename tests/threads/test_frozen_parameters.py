@@ -102,6 +102,7 @@ RULES = {
     "momentum": sk.Momentum(lr=0.1, weight_decay=0.1),
     "adam": sk.Adam(lr=1e-2, weight_decay=0.1),
     "adamw": sk.AdamW(lr=1e-2, weight_decay=0.1),
+    "lion": sk.Lion(lr=1e-2, weight_decay=0.1),
     "ema": sk.EMA(sk.AdamW(lr=1e-2, weight_decay=0.1), decay=0.9),
 }
 

@@ -102,6 +102,31 @@ def adam(
     )
 
 
+@on_cpu
+def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
+    if not (parameters.flags.carray and m.flags.carray):
+        return reference.lion(
+            parameters,
+            gradients,
+            m,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            gradient_scale=gradient_scale,
+        )
+    _lion(
+        parameters,
+        plain(gradients),
+        m,
+        float(lr),
+        float(beta1),
+        float(beta2),
+        float(1 - lr * weight_decay),
+        float(gradient_scale),
+    )
+
+
 @compiled
 def _sgd(parameters, gradients, lr, decay, gradient_scale):
     for i in range(parameters.size):
@@ -149,3 +174,18 @@ def _adam(
         parameters[i] = p - like(step_size, p) * first / (
             math.sqrt(second) / like(root_correction, p) + like(eps, p)
         )
+
+
+@compiled
+def _lion(parameters, gradients, m, lr, beta1, beta2, shrink, gradient_scale):
+    for i in range(parameters.size):
+        p = parameters[i]
+        change = gradients[i] * like(gradient_scale, p) - m[i]
+        mixed = m[i] + like(1 - beta1, p) * change
+        sign = mixed  # of zero and NaN
+        if mixed > 0:
+            sign = like(1.0, p)
+        elif mixed < 0:
+            sign = like(-1.0, p)
+        parameters[i] = p * like(shrink, p) - like(lr, p) * sign
+        m[i] = m[i] + like(1 - beta2, p) * change

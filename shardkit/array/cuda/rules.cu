@@ -59,3 +59,25 @@ adam(STORED* parameters, const STORED* gradients, STORED* m, STORED* v, double s
         store(parameters + i, p, count, aligned);
     });
 }
+
+// keep1 = 1 - beta1, keep2 = 1 - beta2; the sign of zero and of NaN is that number
+extern "C" __global__ void __launch_bounds__(256)
+lion(STORED* parameters, const STORED* gradients, STORED* m, double lr, double keep1, double keep2, double shrink,
+     double gradient_scale, long long n) {
+    bool aligned = is_aligned(parameters) && is_aligned(gradients) && is_aligned(m);
+    for_all_packs(n, [&](long long i, long long count) {
+        real p[PACK], g[PACK], first[PACK];
+        load(p, parameters + i, count, aligned);
+        load(g, gradients + i, count, aligned);
+        load(first, m + i, count, aligned);
+        for (int k = 0; k < PACK; k++) {
+            real change = g[k] * (real)gradient_scale - first[k];
+            real mixed = first[k] + (real)keep1 * change;
+            real sign = mixed > 0 ? (real)1 : mixed < 0 ? (real)-1 : mixed;
+            p[k] = p[k] * (real)shrink - (real)lr * sign;
+            first[k] += (real)keep2 * change;
+        }
+        store(m + i, first, count, aligned);
+        store(parameters + i, p, count, aligned);
+    });
+}

@@ -103,6 +103,24 @@ def adam(
     )
 
 
+@on_cuda(dtypes=NUMBERS)
+def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
+    if not _are_plain(parameters, gradients, m):
+        return reference.lion(
+            parameters,
+            gradients,
+            m,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            gradient_scale=gradient_scale,
+        )
+    shrink = 1 - lr * weight_decay
+    numbers = (lr, 1 - beta1, 1 - beta2, shrink, gradient_scale)
+    _update("lion", parameters, gradients, (m,), *numbers)
+
+
 def _are_plain(parameters, gradients, *states):
     """Return False if what is updated has gaps, or dtypes differ: the reference takes these."""
     return gradients.dtype == parameters.dtype and all(

@@ -83,6 +83,24 @@ def adam(
         p -= step_size * m_ / (xp.sqrt(v_) / root_correction + eps)
 
 
+@kernel()
+def lion(parameters, gradients, m, *, lr, beta1, beta2, weight_decay=0.0, gradient_scale=1.0):
+    """Apply Lion (arXiv 2302.06675), with decoupled weight decay.
+
+    parameters -= lr sign(m + (1 - beta1) (g - m)), then m += (1 - beta2) (g - m); the sign of zero
+    is zero, of NaN NaN. m starts at zero.
+    """
+    xp = xp_of(parameters)
+    for span in spans(parameters):
+        p, m_ = parameters[span], m[span]
+        change = gradients[span] * gradient_scale - m_
+        if weight_decay:
+            p *= 1 - lr * weight_decay
+        mixed = m_ + (1 - beta1) * change
+        p -= lr * xp.where(mixed > 0, 1, xp.where(mixed < 0, -1, mixed)).astype(p.dtype)
+        m_ += (1 - beta2) * change
+
+
 def adam_factors(step, lr, beta1, beta2):
     """Return (lr / (1 - beta1^n), sqrt(1 - beta2^n)), which correct moments that began at zero."""
     return lr / (1 - beta1**step), math.sqrt(1 - beta2**step)
