@@ -84,9 +84,9 @@ REFUSED = {
     ),
     "a stage that cuts a unit": (
         {
-            "parallel.blocks_per_stage": [1, 2],
+            "parallel.blocks_per_stage": [2, 1],
             "mesh.pipeline": 2,
-            "parallel.minimum_parameter_group_size": 100000,
+            "parallel.minimum_parameter_group_size": 1500,
         },
         "inside a unit of merged",
     ),

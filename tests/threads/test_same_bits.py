@@ -178,7 +178,8 @@ ELSEWHERE = {
     "device",
     "matmul_precision",
     "blas",
-}  # of GPUs, or of a library that may not be installed
+    "frozen",
+}  # of GPUs, of a library that may not be installed, or of what is trained (frozen)
 
 
 KNOWN: dict[tuple, str] = {}  # results of runs that several tests compare with
