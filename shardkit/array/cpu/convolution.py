@@ -263,7 +263,6 @@ def _convolving(rows, vectors, name):
     """Return the loop of a sweep, with tiles of so many rows and vectors."""
     wide_tile, narrow_tile = tile_product(rows, vectors), tile_product(rows, 1)
 
-    @inlined
     def multiply(begin, stop, weight, num_rows, stride, places, bias, offsets, source, out):
         lanes = VECTOR_BYTES // source.itemsize
         block = out.shape[1]
@@ -279,6 +278,10 @@ def _convolving(rows, vectors, name):
                 else:
                     narrow_tile(*rows_of, *read, out, to, block)
             p += vectors * lanes if is_wide else lanes
+
+    # code that another process has compiled is linked by names, and each width has its own code
+    multiply.__name__ = multiply.__qualname__ = f"{name}_multiply"
+    multiply = inlined(multiply)
 
     def loop(
         x,
