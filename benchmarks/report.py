@@ -135,7 +135,7 @@ def machine() -> dict:
         **{
             name: value
             for name, value in sorted(os.environ.items())
-            if name.startswith(SETTINGS_PREFIXES)
+            if name.startswith(SETTINGS_PREFIXES) and not name.endswith("_DIR")
         },
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
         "load_before": round(os.getloadavg()[0], 2),

@@ -19,7 +19,7 @@ from ..data.tables import open_table
 from ..errors import ConfigurationError
 from ..nn.models import FNO, LSTM, MessagePassing
 from ..settings import fixed
-from .form import Arrays
+from .form import Arrays, check_on_grid
 from .table import TableData, TableTask
 
 SIZES = "its checkpoints have these sizes"
@@ -64,11 +64,7 @@ class FNOTask(TableTask):
 
     def make_model(self):
         x, y = self.described.x_shape, self.described.y_shape
-        if len(y) != len(x):
-            raise ConfigurationError(
-                f"{self.settings.data.path}: a row of y has shape {y}; wanted a field on the grid "
-                f"of x, whose rows have shape {x}"
-            )
+        check_on_grid(x, y, self.settings.data)
         model, grid = self.settings.model, x[1:]
         modes = model.modes * len(grid) if len(model.modes) == 1 else model.modes
         if len(modes) != len(grid) or any(2 * kept > size for kept, size in zip(modes, grid)):

@@ -140,6 +140,15 @@ class Arrays(Vectors):
         return metrics
 
 
+def check_on_grid(x_shape, y_shape, data) -> None:
+    """Raise ConfigurationError unless rows of y are fields on the grid of x."""
+    if y_shape[1:] != x_shape[1:]:
+        raise ConfigurationError(
+            f"{data.path}: a row of y has shape {y_shape}; wanted a field on the grid of x, whose "
+            f"rows have shape {x_shape}"
+        )
+
+
 def _shape_of(targets) -> tuple[int, ...]:
     """Return the shape of a row of y."""
     field = targets[0].field

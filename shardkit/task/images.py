@@ -16,7 +16,7 @@ from ..nn.models import ResNet, UNet, ViT
 from ..nn.models.resnet import NORMS
 from ..settings import fixed
 from .architectures import SIZES, flops
-from .form import Arrays
+from .form import Arrays, check_on_grid
 from .table import KINDS, TableData, TableTask
 
 _ON_GRIDS = "(channels, x), (channels, x, y) or (channels, x, y, z)"
@@ -153,11 +153,7 @@ class UNetTask(TableTask):
     def make_model(self):
         x, y, model = self.described.x_shape, self.described.y_shape, self.settings.model
         step = 2**model.depth
-        if y[1:] != x[1:]:
-            raise ConfigurationError(
-                f"{self.settings.data.path}: a row of y has shape {y}; wanted a field on the grid "
-                f"of x, whose rows have shape {x}"
-            )
+        check_on_grid(x, y, self.settings.data)
         if any(size % step for size in x[1:]):
             raise ConfigurationError(
                 f"model.depth = {model.depth} on a grid of {x[1:]}; wanted sizes that {step} "

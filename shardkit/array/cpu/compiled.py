@@ -48,7 +48,11 @@ def compiled(loop):
 
 
 def inlined(formula):
-    """Return the formula in machine code; it is kept as a part of the loops that call it."""
+    """Return the formula in machine code; it is kept as a part of the loops that call it.
+
+    Processes compile loops for each other, and link them by qualified names: formulas that differ,
+    made by one function, need names of their own.
+    """
     return numba.njit(formula, error_model="numpy", nogil=True)
 
 
