@@ -129,6 +129,16 @@ def shuffle(n, s):
     return rounds, *s, numpy.array([s[0] // 3, s[0] // 2, s[0]]), numpy.array([7, -3, 0])
 
 
+def kept_rows(n, s):
+    """Rows of two runs that are kept and, after two thirds, of one that is not."""
+    rng, length = numpy.random.default_rng(1), 3
+    kept = rng.integers(0, 256, (2 * length, s[1]), numpy.uint8)
+    numbers = rng.integers(length, 3 * length, s[0])
+    numbers[2 * s[0] // 3 + 1 :] = 3 * length
+    slots = numpy.array([-1, 1, 0, -1], numpy.int32)
+    return kept, slots, length, numbers, numpy.zeros(s, numpy.uint8)
+
+
 ADAM = {
     "step": 3,
     "lr": 0.01,
@@ -219,6 +229,7 @@ TABLE = {
     "rotary_tables": [
         Line([(0, 4), (5, 6)], lambda n, s: (numpy.arange(s[0]), s[1], 1e4, n(1).dtype))
     ],
+    "rows_kept": [Line([(0, 3), (1, 1), (5, 7), (300, 128), (1025, 800)], kept_rows)],
     "segment_max": [Line(ROWS, lambda n, s: (n(s), targets(s[0], 11), 11))],
     "sgd": [
         Line(
@@ -261,13 +272,14 @@ EXACT = {
     "lion",
     "momentum",
     "rotary_tables",
+    "rows_kept",
     "segment_max",
     "sgd",
     "shuffled",
     "to_half",
     "tree_sum",
 }
-ON_HOST = {"shuffled"}  # its arguments are NumPy arrays, wherever the model is
+ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "batch_norm",
     "batch_norm_backward",

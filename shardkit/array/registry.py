@@ -97,7 +97,7 @@ def kernel(
 
     deciding      arguments -> the array whose kind and dtype decide which implementation computes
     kinds         dtypes that the loops compute: f float32, d float64, e float16, E bfloat16,
-                  I uint32
+                  I uint32, B uint8
     rounded       which results are rounded to half floats where the arguments are half floats that
                   are computed in float32; None: this kernel takes half floats itself, or none
     after_adding  the kernel that follows the addition of the first two arguments, where the sum is

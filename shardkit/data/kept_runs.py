@@ -10,6 +10,7 @@ run, and where rows are wanted from everywhere there are too many runs: `take` d
 
 import numpy
 
+from ..array import kernels
 from .windows import WINDOW_RUNS
 
 _NUM_KEPT = 2 * WINDOW_RUNS
@@ -46,29 +47,27 @@ class KeptRuns:
         """
         found = numpy.empty((len(numbers), self._rows.shape[1]), numpy.uint8)
         most = WINDOW_RUNS * self._length  # of an order, these are in two windows
-        for start in range(0, len(numbers), most):
-            piece = numbers[start : start + most]
-            runs = piece // self._length
-            slots = self._slots(runs)
-            if slots is None:
+        at = self._copied(numbers, found)
+        while at < len(numbers):
+            if not self._read_runs_of(numbers[at : at + most]):
                 return None
-            rows = piece + (slots - runs) * self._length
-            self._rows.take(rows, axis=0, out=found[start : start + len(piece)], mode="clip")
-            self._num_asked += len(piece)
+            at += self._copied(numbers[at:], found[at:])
+        self._num_asked += len(numbers)
         return found
 
-    def _slots(self, runs):
-        """Return where these runs are kept, reading what is missing; None: it is not worth it."""
-        slots = self._slot_of[runs]
-        if slots.min() < 0:
-            self._is_wanted[runs] = True
-            wanted = numpy.flatnonzero(self._is_wanted).tolist()
-            self._is_wanted[runs] = False
-            if len(wanted) > _NUM_KEPT or self._num_asked < self._num_read * _WORTH_READING:
-                return None
-            self._read(wanted)
-            slots = self._slot_of[runs]
-        return slots
+    def _copied(self, numbers, found) -> int:
+        """Copy rows as far as their runs are kept; return how many."""
+        return len(kernels.rows_kept(self._rows, self._slot_of, self._length, numbers, found))
+
+    def _read_runs_of(self, numbers) -> bool:
+        """Read the runs of these rows; return False if it is not worth it."""
+        self._is_wanted[numbers // self._length] = True
+        wanted = numpy.flatnonzero(self._is_wanted)
+        self._is_wanted[wanted] = False
+        if len(wanted) > _NUM_KEPT or self._num_asked < self._num_read * _WORTH_READING:
+            return False
+        self._read(wanted.tolist())
+        return True
 
     def _read(self, wanted: list[int]) -> None:
         """Read the runs of these that are not kept, in place of runs that are none of these."""

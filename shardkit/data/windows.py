@@ -18,7 +18,8 @@ from .cipher import decipher, encipher, subkeys, tables
 WINDOW_RUNS = 4  # runs whose samples are mixed
 FEWEST_ROWS = 512  # of a window for which tables pay
 MOST_ROWS = 1 << 24  # whose tables take half a megabyte
-_ROWS_AT_ONCE = 1 << 14  # of the windows that are described at once
+_ROWS_AT_ONCE = 1 << 16  # of the windows that are described at once
+_NUMBERS_AHEAD = 1 << 13  # found at once for callers that go on in small steps
 _RUNS_AT_ONCE = 1 << 10  # numbers of runs found at once
 
 
@@ -47,6 +48,8 @@ class ByWindow:
         self._at_once = max(_ROWS_AT_ONCE // width, 1)
         self._epoch = -1, None  # the last that was asked for
         self._known = -1, []  # number of the first window, and each with its tables
+        self._asked = 0  # the last position that was asked for
+        self._found = 0, numpy.empty(0, numpy.int64)  # position of the first, and the numbers
 
     @staticmethod
     def fits(width: int) -> bool:
@@ -55,6 +58,15 @@ class ByWindow:
 
     def numbers(self, first: int, count: int) -> numpy.ndarray:
         """Return the sample numbers at positions [first, first + count): [count] int64."""
+        start, found = self._found
+        if not start <= first <= first + count <= start + len(found):
+            comes_again = 0 < first - self._asked <= _NUMBERS_AHEAD // 4
+            start, found = first, self._numbers(first, max(count, comes_again * _NUMBERS_AHEAD))
+            self._found = start, found
+        self._asked = first
+        return found[first - start : first - start + count].copy()
+
+    def _numbers(self, first: int, count: int) -> numpy.ndarray:
         found = numpy.empty(count, numpy.int64)
         at = 0
         while at < count:
@@ -137,26 +149,29 @@ class Runs:
     def windows(self, first: int, count: int) -> list[ShuffledWindow]:
         """Return windows from the first on, at most so many."""
         count = min(count, -(-self._num_runs // WINDOW_RUNS) - first)
-        return [self._described(number) for number in range(first, first + count)]
-
-    def _described(self, number: int) -> ShuffledWindow:
-        start, stop = self._start(number), self._start(number + 1)
-        runs = self._runs(number * WINDOW_RUNS)
+        bounds = [self._start(window) for window in range(first, first + count + 1)]
+        runs = self._runs(first * WINDOW_RUNS, count * WINDOW_RUNS)
         lengths = numpy.full(len(runs), self._length)
-        if number == self._short // WINDOW_RUNS:
-            lengths[self._short % WINDOW_RUNS] -= self._hole
-        ends = numpy.cumsum(lengths)
-        return ShuffledWindow(start, stop, ends, runs * self._length - (ends - lengths))
+        if first <= self._short // WINDOW_RUNS < first + count:
+            lengths[self._short - first * WINDOW_RUNS] -= self._hole
+        starts = numpy.repeat(bounds[:-1], WINDOW_RUNS)[: len(runs)]
+        ends = bounds[0] + numpy.cumsum(lengths) - starts
+        shifts = runs * self._length - (ends - lengths)
+        return [
+            ShuffledWindow(start, stop, ends[at : at + WINDOW_RUNS], shifts[at : at + WINDOW_RUNS])
+            for start, stop, at in zip(bounds, bounds[1:], range(0, len(runs), WINDOW_RUNS))
+        ]
 
-    def _runs(self, slot: int) -> numpy.ndarray:
-        """Return the numbers of the runs that are shuffled to a window's slots."""
+    def _runs(self, slot: int, count: int) -> numpy.ndarray:
+        """Return the numbers of the runs that are shuffled to these slots, as far as there are."""
         first, known = self._known
-        if not first <= slot < first + len(known):
-            stop = min(slot + _RUNS_AT_ONCE, self._num_runs)
-            slots = numpy.arange(slot, stop, dtype=numpy.uint64)
+        stop = min(slot + count, self._num_runs)
+        if not first <= slot <= stop <= first + len(known):
+            last = min(slot + max(count, _RUNS_AT_ONCE), self._num_runs)
+            slots = numpy.arange(slot, last, dtype=numpy.uint64)
             found = encipher(slots, self._num_runs, self._run_key)
             first, known = self._known = slot, found.astype(numpy.int64)
-        return known[slot - first : slot - first + WINDOW_RUNS]
+        return known[slot - first : stop - first]
 
     def keys(self, first: int, count: int) -> numpy.ndarray:
         """Return the keys of these windows."""

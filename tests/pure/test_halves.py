@@ -211,6 +211,7 @@ def test_every_kernel_that_sees_activations_has_a_rule_for_half_floats():
         "lion",
         "momentum",
         "rotary_tables",
+        "rows_kept",
         "sgd",
         "shuffled",
         "to_half",
