@@ -15,7 +15,8 @@ from .windows import WINDOW_RUNS
 
 _NUM_KEPT = 2 * WINDOW_RUNS
 _MOST_RUN_BYTES = 1 << 20
-_WORTH_READING = 0.4  # of the rows that were read, those that were asked for
+_MOST_WASTE = 2.5  # rows that are read for one that is asked for
+_CHEAP_BYTES = 1 << 10  # read for one row, whatever its size, in the time that its address takes
 
 
 class KeptRuns:
@@ -32,6 +33,7 @@ class KeptRuns:
         self._slot_of = numpy.full(num_runs, -1, numpy.int32)
         self._is_wanted = numpy.zeros(num_runs, bool)
         self._run_in = [-1] * _NUM_KEPT
+        self._worth_reading = max(_MOST_WASTE, _CHEAP_BYTES / row_bytes)  # rows for one
         self._num_asked = _NUM_KEPT * length  # rows; two windows are read on trust
         self._num_read = 0
 
@@ -64,7 +66,7 @@ class KeptRuns:
         self._is_wanted[numbers // self._length] = True
         wanted = numpy.flatnonzero(self._is_wanted)
         self._is_wanted[wanted] = False
-        if len(wanted) > _NUM_KEPT or self._num_asked < self._num_read * _WORTH_READING:
+        if len(wanted) > _NUM_KEPT or self._num_read > self._num_asked * self._worth_reading:
             return False
         self._read(wanted.tolist())
         return True
