@@ -1,7 +1,7 @@
 """A physics-informed network: u'' = -pi^2 sin(pi x) on [-0.5, 1], u = sin(pi x) at both ends.
 
-    mpiexec -n 4 python jobs/poisson.py              fsdp: layers are sharded
-    mpiexec -n 4 python jobs/poisson.py pipeline     a layer on each rank
+    mpiexec -n 4 python jobs/poisson.py                  fsdp: layers are sharded
+    mpiexec -n 4 python jobs/poisson.py pipeline 600     a layer on each rank, and the steps
 
 The loss reads u and u'' from the rows of nn.Derivatives (docs/second-derivatives.md). After 600
 steps, half a minute, the largest error is printed; above 1e-2 the job ends with exit code 1.
@@ -34,7 +34,7 @@ def loss(rows, y):
     return (residual**2 + 100 * error**2).mean()
 
 
-def main(kind):
+def main(kind="fsdp", steps=STEPS):
     backend = sk.MPICommunicationBackend()
     x = numpy.linspace(-0.5, 1, 64).reshape(-1, 1)
     is_end = (x == x[0]) | (x == x[-1])
@@ -49,7 +49,7 @@ def main(kind):
     )
     model = KINDS[kind](net.finish(), config)
     batch = sk.split_batch(model.mesh, x, y)
-    for step in range(STEPS):
+    for step in range(int(steps)):
         value = model.train(*batch)
         if step % 100 == 99 and backend.rank == 0:
             print(f"step {step + 1}: loss {value:.2e}", flush=True)
@@ -61,4 +61,4 @@ def main(kind):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:2] or ["fsdp"]))
+    sys.exit(main(*sys.argv[1:]))

@@ -215,6 +215,27 @@ def test_rows_are_the_value_and_its_derivatives():
     assert nn.Derivatives(net).predict(x[:0]).shape == (0, 3, 3)
 
 
+class Pairs(nn.Module):
+    """x [samples, 6] -> [samples, 3, 4], an array between blocks that is no row."""
+
+    def __init__(self):
+        self.map = nn.Linear(2, 4, dtype="float64")
+
+    def forward(self, x):
+        return ops.tanh(self.map(x.reshape(-1, 3, 2)))
+
+
+def test_blocks_pass_on_arrays_of_any_shape():
+    net = nn.Sequential(Pairs(), nn.Linear(4, 4, dtype="float64"), nn.Flatten()).finish(1)
+    x = rng.random((5, 6))
+    rows = nn.Derivatives(net).predict(x)
+    assert rows.shape == (5, 7, 12)
+    for output in range(12):
+        at = Tensor(x, requires_grad=True)
+        (first,) = nn.grad(net(at)[:, output].sum(), at)
+        numpy.testing.assert_allclose(rows[:, 1:, output], first.array, atol=1e-14)
+
+
 def test_derivatives_refuse_what_they_are_not_made_for():
     with pytest.raises(ConfigurationError, match="order = 3"):
         nn.Derivatives(nn.Linear(2, 2), order=3)

@@ -30,7 +30,7 @@ __all__ = ["Derivatives"]
 class Derivatives(Module):
     """x [samples, d] -> [samples, 1 + order d, outputs]: net(x), and its derivatives by x.
 
-    net     a chain of blocks, each on [samples, features]; a sample's output depends on this
+    net     a chain of blocks, the first on [samples, d]; a sample's output depends on this
             sample alone, so no batch norm, and no dropout. All operations in it need second
             derivatives (see derivative.py)
     order   1: first derivatives along each input; 2: second ones too, not mixed
@@ -83,7 +83,10 @@ class _Seed(Module):
 
 
 class _Through(Module):
-    """One block, applied to a value and its derivatives: [samples, rows, in] -> [.., rows, out]."""
+    """One block, applied to a value and its derivatives.
+
+    [samples, rows, *shape that it takes] -> [samples, rows, *shape that it makes]
+    """
 
     def __init__(self, block, order):
         self.block = block
@@ -97,13 +100,13 @@ class _Through(Module):
 
     def _along_each(self, rows):
         num_along = (rows.shape[1] - 1) // self.order
-        samples, _, width = rows.shape
+        samples, _, *shape = rows.shape
         s = Tensor(xp_of(rows.array).zeros((), rows.dtype), requires_grad=True)
-        value = expand(rows[:, :1], (samples, num_along, width))
+        value = expand(rows[:, :1], (samples, num_along, *shape))
         moved = add(value, multiply(rows[:, 1 : num_along + 1], s))
         if self.order == 2:
             moved = add(moved, multiply(rows[:, num_along + 1 :], multiply(multiply(s, s), 0.5)))
-        y = self.block(reshape(moved, (samples * num_along, width)))
+        y = self.block(reshape(moved, (samples * num_along, *shape)))
         found = [y]
         for _ in range(self.order):
             found.append(_by(found[-1], s))
