@@ -10,6 +10,7 @@ Importing it starts nothing: MPI is initialized by the backend, CuPy is imported
 is asked for.
 """
 
+from .checkpoint.pretrained.adapter import load_adapter, save_adapter
 from .checkpoint.pretrained.modules import load_safetensors, save_safetensors
 from .checkpoint.whole import load
 from .comm import (
@@ -135,10 +136,12 @@ __all__ = [
     "ZeRO2Optimizer",
     "ZeRO3Model",
     "load",
+    "load_adapter",
     "load_safetensors",
     "measure_blocks",
     "models",
     "run_ranks",
+    "save_adapter",
     "save_safetensors",
     "schedules",
     "split_batch",

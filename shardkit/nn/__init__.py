@@ -74,6 +74,7 @@ from .layers.pooling import (
 from .layers.recurrent import GRU, LSTM
 from .layers.resampling import Upsample
 from .layers.spectral import SpectralConv
+from .lora import LoRALinear, apply_lora, merge_lora
 from .loss import (
     BinaryCrossEntropy,
     CrossEntropy,
@@ -158,6 +159,7 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LoRALinear",
     "LogSoftmax",
     "Loss",
     "MSELoss",
@@ -185,6 +187,7 @@ __all__ = [
     "TransformerBlock",
     "TransformerEncoderLayer",
     "Weighted",
+    "apply_lora",
     "as_loss",
     "backward_inputs",
     "current_context",
@@ -194,6 +197,7 @@ __all__ = [
     "init",
     "input_features",
     "is_grad_enabled",
+    "merge_lora",
     "models",
     "no_grad",
     "ops",

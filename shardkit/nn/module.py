@@ -281,6 +281,19 @@ def configuration_of(module: Module) -> dict:
     return type(module).configuration(module)
 
 
+def exchange(module: Module, replaced: dict[int, Module]) -> None:
+    """Put modules in place of others, wherever the tree below `module` holds them.
+
+    replaced   {id of a module: what takes its place}
+    """
+    for owner in module.named_modules().values():
+        for name, value in list(vars(owner).items()):
+            if id(value) in replaced:
+                setattr(owner, name, replaced[id(value)])
+            elif isinstance(value, list):
+                value[:] = [replaced.get(id(element), element) for element in value]
+
+
 def _check_containers(tree):
     """Raise ConfigurationError if a plain container has members that are not in the tree."""
     known = {id(member) for member in tree}

@@ -56,9 +56,12 @@ class Link:
         return Box((*offset[:-1], offset[-1] + first), size)
 
 
-def links(model: GPT, family: Family) -> list[Link]:
-    """Return where each parameter of the model is, in canonical order."""
-    return [_link(name, family) for name in model.named_parameters()]
+def links(model: GPT, family: Family, names=None) -> list[Link]:
+    """Return where parameters of the model are, in canonical order.
+
+    names   of parameters; None: all
+    """
+    return [_link(name, family) for name in names or model.named_parameters()]
 
 
 def _link(ours: str, family: Family) -> Link:

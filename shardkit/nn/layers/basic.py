@@ -49,6 +49,17 @@ class Linear(Module):
         return linear(x, self.weight, self.bias, activation)
 
 
+class DenseLayer(Linear):
+    """A linear layer and the activation after it: one block of an MLP."""
+
+    def __init__(self, in_features: int, out_features: int, *, activation=None, dtype="float32"):
+        super().__init__(in_features, out_features, dtype=dtype)
+        self.activation = activation
+
+    def forward(self, x):
+        return super().forward(input_tensor(x, self.weight.dtype), self.activation)
+
+
 class Embedding(Module):
     """Row `id` of the weight [num_rows, width] for every id; initially `init`, or Normal(1)."""
 

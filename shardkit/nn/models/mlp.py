@@ -3,7 +3,7 @@
 from ...arguments import is_among, is_integer, require
 from ...errors import ConfigurationError
 from ..features import InputFeatures
-from ..layers.basic import Linear, check_sizes, checked_dtype, input_tensor
+from ..layers.basic import DenseLayer, check_sizes, checked_dtype
 from ..loss import CrossEntropy, MeanSquaredError
 from ..metrics import MAE, R2, RMSE, Accuracy, MacroF1
 from ..module import Module, ModuleList
@@ -11,17 +11,6 @@ from ..ops.activation import gelu, relu, silu, tanh
 
 ACTIVATIONS = {"gelu": gelu, "relu": relu, "tanh": tanh, "silu": silu}
 TASKS = {"regression": MeanSquaredError, "classification": CrossEntropy}
-
-
-class DenseLayer(Linear):
-    """A linear layer and the activation after it: one block of an MLP."""
-
-    def __init__(self, in_features: int, out_features: int, *, activation=None, dtype="float32"):
-        super().__init__(in_features, out_features, dtype=dtype)
-        self.activation = activation
-
-    def forward(self, x):
-        return super().forward(input_tensor(x, self.weight.dtype), self.activation)
 
 
 class MLP(Module):

@@ -26,7 +26,7 @@ from ...layout.cuts import even_span
 from ...nn.layers.basic import Dropout
 from ...nn.loss import CrossEntropy
 from ...nn.models.gpt import GPT
-from ...nn.module import Module, Parameter, members_of
+from ...nn.module import Module, Parameter, exchange, members_of
 from ...nn.parameter import SlicedParameter
 from ...nn.transformer import SelfAttention
 from .claims import SHARDED, Claim
@@ -87,7 +87,7 @@ def apply_plan(
     for path, module in modules.items():
         if id(module) in replaced:
             replaced[id(module)].path_in_model = module.path_in_model
-        _put(module, replaced)
+    exchange(modules[""], replaced)
     _claim_terms(modules, styles, axis)
     _claim_the_rest(model, axis)
     _set_loss(model, modules, styles, axis)
@@ -295,20 +295,11 @@ def _sequence_sliced(model, modules, axis) -> dict[int, Module]:
     return replaced
 
 
-def _put(owner, replaced):
-    """Exchange the modules that the owner holds, in attributes or in a list of modules."""
-    for name, value in list(vars(owner).items()):
-        if id(value) in replaced:
-            setattr(owner, name, replaced[id(value)])
-        elif isinstance(value, list):
-            value[:] = [replaced.get(id(element), element) for element in value]
-
-
 def _claim_terms(modules, styles, axis):
     """Claim the parameters that each rank uses for its part only: they have terms of gradients."""
     for path, name in styles.items():
-        if STYLES[name].has_terms:
-            for parameter in modules[path].parameters():
+        for member, parameter in members_of(modules[path]).items():
+            if member in STYLES[name].terms:
                 parameter.claim = parameter.claim or Claim("partial", axis.group)
 
 

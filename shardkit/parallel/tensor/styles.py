@@ -8,10 +8,11 @@ A style enters it with a decorator on the function that builds the layer.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...nn.layers.basic import Embedding, Linear, RMSNorm
-from ...nn.models.mlp import DenseLayer
+from ...nn.layers.basic import DenseLayer, Embedding, Linear, RMSNorm
+from ...nn.lora import LoRALinear
 from ...nn.module import Module
 from .layers import ColumnParallelLinear, ColumnParallelRMSNorm, Region, RowParallelLinear
+from .lora import ColumnParallelLoRALinear, RowParallelLoRALinear
 from .vocabulary import VocabularyParallelEmbedding, VocabularyParallelLinear
 
 LINEAR = (Linear, DenseLayer)
@@ -30,7 +31,8 @@ class TensorStyle:
     counted     what the weight is cut between
     leaves_cut  classes of modules whose outputs stay cut, for a loss that takes such
     is_uneven   the ranks need not divide what is counted: the first ones get one more
-    has_terms   what is not cut is used for this rank's part only: its gradient is a term of a sum
+    terms       names of the parameters that are whole, but used for this rank's part only: their
+                gradients are terms of a sum
     """
 
     build: Callable[..., Module]
@@ -40,7 +42,7 @@ class TensorStyle:
     counted: str = ""
     leaves_cut: tuple[type, ...] = ()
     is_uneven: bool = False
-    has_terms: bool = False
+    terms: tuple[str, ...] = ()
 
     @property
     def is_region(self) -> bool:
@@ -61,18 +63,40 @@ def style(name: str, **particulars) -> Callable[[Callable], Callable]:
     return enter
 
 
-@style("column", takes=LINEAR, cuts=("weight", "bias"), counted="output features")
+@style(
+    "column",
+    takes=(*LINEAR, LoRALinear),
+    cuts=("weight", "bias", "lora_B"),
+    terms=("lora_A",),
+    counted="output features",
+)
 def _column(axis, module, parts, enters, kind=ColumnParallelLinear) -> Module:
-    activation = module.activation if isinstance(module, DenseLayer) else None
-    weight = parts[id(module.weight)]
-    bias = parts.get(id(module.bias))
-    return kind(axis, weight, bias, enters=enters, activation=activation)
+    weight, bias = parts[id(module.weight)], parts.get(id(module.bias))
+    choices = {"enters": enters, "activation": _activation_of(module)}
+    if isinstance(module, LoRALinear):
+        update = module.lora_A, parts[id(module.lora_B)], module.scale
+        return ColumnParallelLoRALinear(axis, weight, bias, *update, **choices)
+    return kind(axis, weight, bias, **choices)
 
 
-@style("row", takes=LINEAR, dim=1, cuts=("weight",), counted="input features")
+@style(
+    "row",
+    takes=(*LINEAR, LoRALinear),
+    dim=1,
+    cuts=("weight", "lora_A"),
+    terms=("lora_B",),
+    counted="input features",
+)
 def _row(axis, module, parts, enters) -> Module:
-    activation = module.activation if isinstance(module, DenseLayer) else None
-    return RowParallelLinear(axis, parts[id(module.weight)], module.bias, activation=activation)
+    weight, activation = parts[id(module.weight)], _activation_of(module)
+    if isinstance(module, LoRALinear):
+        update = parts[id(module.lora_A)], module.lora_B, module.scale
+        return RowParallelLoRALinear(axis, weight, module.bias, *update, activation=activation)
+    return RowParallelLinear(axis, weight, module.bias, activation=activation)
+
+
+def _activation_of(module):
+    return module.activation if isinstance(module, (DenseLayer, LoRALinear)) else None
 
 
 @style(
@@ -94,7 +118,7 @@ def _column_norm(axis, module, parts, enters) -> Module:
     return ColumnParallelRMSNorm(axis, parts[id(module.weight)], module.eps)
 
 
-@style("head_norm", takes=(RMSNorm,), has_terms=True)
+@style("head_norm", takes=(RMSNorm,), terms=("weight",))
 def _head_norm(axis, module, parts, enters) -> Module:
     return module
 
