@@ -32,6 +32,8 @@ from .paths import (
 )
 from .selection import AVERAGED, Match, Selection
 
+_UPDATES = {"lora_rank", "lora_alpha", "lora_layers"}  # what a GPT has of LoRA
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -45,7 +47,8 @@ class Wanted:
     can_be_late   the rule can handle state that began after the run did
     selection     what is taken
     buffers       {path: dtype} of its buffers, which are in `shapes` too
-    has_values    False while it awaits the values of a checkpoint: then none may be left out
+    awaited       names of the parameters that await the values of a checkpoint: none of them may be
+                  left out
     frozen        names of its parameters that keep their values, and have no state in `shapes`
     """
 
@@ -57,7 +60,7 @@ class Wanted:
     can_be_late: bool
     selection: Selection = Selection()
     buffers: dict[str, str] = field(default_factory=dict)
-    has_values: bool = True
+    awaited: frozenset[str] = frozenset()
     frozen: tuple[str, ...] = ()
 
     def fit(self, where: str, description: dict, stored: dict, dtypes: dict[str, str]) -> "Fit":
@@ -121,9 +124,7 @@ class Wanted:
         }
         there = {tensor: (shape, dtypes[tensor]) for tensor, shape in stored.items()}
         match = self.selection.match(where, here, there)
-        if not self.has_values and any(
-            tensor.startswith(MODEL) and tensor not in match.taken for tensor in here
-        ):
+        if not match.taken >= {MODEL + name for name in self.awaited}:
             raise CheckpointError(
                 f"{where} would leave parameters of the model without any values: it was made by "
                 "from_checkpoint() and awaits all of them; build it without, to keep its own"
@@ -288,8 +289,9 @@ class Fit:
     def _model_difference(self) -> str:
         """Name settings that shapes do not show, such as the number of heads.
 
-        The seed of initial weights does not matter.
+        The seed of initial weights does not matter, nor do updates that a partial load leaves out.
         """
+        ignored = {"seed"} | (_UPDATES if self.match is not None else set())
         there, here = [
             {"class": model["class"], **_with_lists(model["configuration"])}
             for model in (self.description["model"], self.model)
@@ -297,7 +299,7 @@ class Fit:
         different = [
             f"{name} = {there[name]!r} there and {here[name]!r} here"
             for name in there
-            if name in here and name != "seed" and there[name] != here[name]
+            if name in here and name not in ignored and there[name] != here[name]
         ]
         return f"other settings of the model: {', '.join(different)}" if different else ""
 

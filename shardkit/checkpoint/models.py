@@ -62,10 +62,14 @@ def _built(cls: type[Module], configuration: dict, path) -> Module:
     return without_weights(model, path)
 
 
-def without_weights(model: Module, path) -> Module:
-    """Return the model, awaiting the values at this path: no initial ones are made for it."""
-    for parameter in model.parameters():
-        parameter.init = Unread(type(model).__name__, str(path))
+def without_weights(model: Module, path, kept=()) -> Module:
+    """Return the model, awaiting the values at this path: no initial ones are made for it.
+
+    kept   names of parameters that are not there, and keep their initial values
+    """
+    for name, parameter in model.named_parameters().items():
+        if name not in kept:
+            parameter.init = Unread(type(model).__name__, str(path))
     return model
 
 

@@ -4,12 +4,16 @@ import sys
 
 from ..checkpoint.find import find_checkpoint
 from ..checkpoint.pretrained.families import FAMILIES
-from ..checkpoint.tools.convert import from_safetensors, to_safetensors
+from ..checkpoint.tools.convert import from_safetensors, to_adapter, to_safetensors
 from ..checkpoint.tools.diff import compare, comparison_text
 from ..errors import ConfigurationError, ShardkitError
 from .arguments import add_averaged, tolerance
 
-_CONVERSIONS = {"safetensors": to_safetensors, "shardkit": from_safetensors}
+_CONVERSIONS = {
+    "safetensors": to_safetensors,
+    "shardkit": from_safetensors,
+    "adapter": to_adapter,
+}
 
 
 def add_commands(commands) -> None:
@@ -60,7 +64,8 @@ def _add_convert(commands) -> None:
         choices=_CONVERSIONS,
         required=True,
         help="safetensors: write config.json and model.safetensors from a checkpoint; shardkit: "
-        "write a folder of checkpoints with step 0 from such files",
+        "write a folder of checkpoints with step 0 from such files; adapter: write the updates "
+        "of a model with LoRA (model.lora_rank) as the library PEFT reads them",
     )
     convert.add_argument(
         "source",
@@ -103,14 +108,16 @@ def _diff(known, overrides) -> int:
 
 def _convert(known, overrides) -> int:
     if known.to == "shardkit" and known.averaged:
-        raise ConfigurationError("--averaged is for --to safetensors; leave it out")
+        raise ConfigurationError("--averaged is not for --to shardkit; leave it out")
     options = {
         "dtype": known.dtype,
         "sequence_length": known.sequence_length,
         "averaged": known.averaged or None,
     }
     given = {name: value for name, value in options.items() if value is not None}
-    if known.to == "safetensors" and "sequence_length" in given:
+    if known.to != "shardkit" and "sequence_length" in given:
         raise ConfigurationError("--sequence-length is for --to shardkit; leave it out")
+    if known.to == "adapter" and "dtype" in given:
+        raise ConfigurationError("--dtype is not for --to adapter; leave it out")
     print(_CONVERSIONS[known.to](known.source, known.target, **given))
     return 0

@@ -19,7 +19,7 @@ import numpy
 
 from ..arguments import is_integer, is_number, nearest, require
 from ..array import products
-from ..array.backend import to_host, xp_of
+from ..array.backend import to_host
 from ..errors import ConfigurationError
 from .init import Fill, Uniform
 from .layers.basic import DenseLayer, Linear, input_tensor
@@ -82,17 +82,16 @@ class LoRALinear(Module):
         return y if activation is None else activation(y)
 
     def merged(self) -> Linear:
-        """Return the plain layer, with the update added to its weight.
-
-        The update is computed in float64 and rounded once.
-        """
-        first, second = [
-            to_host(part.array).astype("float64") for part in (self.lora_A, self.lora_B)
-        ]
-        weight = self.weight.array
-        update = products.matmul(second, first) * self.scale
-        self.weight.array = weight + xp_of(weight).asarray(update)
+        """Return the plain layer, with the update added to its weight."""
+        parts = [to_host(part.array) for part in (self.weight, self.lora_A, self.lora_B)]
+        self.weight.array = updated_weight(*parts, self.scale)
         return self._layer
+
+
+def updated_weight(weight, lora_A, lora_B, scale: float):
+    """Return weight + scale lora_B lora_A as a NumPy array, computed in float64, rounded once."""
+    first, second = lora_A.astype("float64"), lora_B.astype("float64")
+    return (weight + products.matmul(second, first) * scale).astype(weight.dtype)
 
 
 def low_rank_update(x, lora_A, lora_B, scale: float):
@@ -155,6 +154,11 @@ def lora_layers(module: Module) -> dict[str, LoRALinear]:
     """Return {dotted name: layer} of the layers with an update."""
     found = module.named_modules()
     return {path: layer for path, layer in found.items() if isinstance(layer, LoRALinear)}
+
+
+def update_names(module: Module) -> list[str]:
+    """Return the names of the parameters of all updates."""
+    return [f"{path}.{part}" for path in lora_layers(module) for part in ("lora_A", "lora_B")]
 
 
 def chosen_layers(module: Module, patterns) -> dict[str, Linear]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ..settings import fixed, setting
 from .layers.basic import DTYPES
+from .models.gpt import LORA_ALPHA, LORA_LAYERS
 from .transformer import ATTENTION_BIASES, BLOCK_NORMS, QK_NORMS, ROTARY_BASE, STYLES
 
 _KEPT = "its weights were trained as those of this model"
@@ -69,6 +70,18 @@ class Model:
         "rotary positions beyond the length that a model was made for: [factor], or [factor, low, "
         "high, length] as in Llama 3.1; none: as they are",
         above=0.0,
+    )
+    lora_rank: int = fixed(
+        _KEPT,
+        0,
+        "rank of updates (LoRA) that are trained while all else is frozen; 0: all is trained",
+        minimum=0,
+    )
+    lora_alpha: float = fixed(
+        _KEPT, LORA_ALPHA, "the updates count alpha / rank of themselves", above=0.0
+    )
+    lora_layers: tuple[str, ...] = fixed(
+        _KEPT, LORA_LAYERS, "patterns of the names of linear layers that get updates"
     )
     start: str | None = fixed(
         "it began with other weights",

@@ -40,6 +40,10 @@ _LEFT_OUT = {
     "parallel.stage_balance": ("compute", "cuts the stages elsewhere"),
     "parallel.blocks_per_stage": (None, "cuts the stages elsewhere"),
     "parallel.frozen": ((), "leaves out gradients, optimizer state, reductions and backward"),
+    "model.lora_rank": (
+        0,
+        "trains the updates alone, and frozen weights have no gradients or state",
+    ),
     "parallel.compile": (False, "replays steps as CUDA graphs on a GPU"),
     "parallel.device": ("cpu", "the hardware file says what ranks compute on"),
     "parallel.gpu_transport": ("staged", "the hardware's links say how fast messages are"),
@@ -113,7 +117,8 @@ def left_out(
     lines += [
         f"{name} = {values[name]!r} is not counted: {what}"
         for name, (planned, what) in _LEFT_OUT.items()
-        if values[name] != planned and not (name == "parallel.overlap" and layout.data == 1)
+        if values.get(name, planned) != planned
+        and not (name == "parallel.overlap" and layout.data == 1)
     ]
     if settings.run.asynchronous_checkpoints:
         copy = checkpoint_bytes(shape, software) / layout.devices / _GB

@@ -13,12 +13,14 @@ from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.settings import TextData
 from ..data.tokenizer import MAIN_FILE, tokenizer_of
 from ..errors import ConfigurationError
+from ..nn.lora import update_names
 from ..nn.loss import CrossEntropy
 from ..nn.models import GPT
 from ..nn.settings import Model
 from .generation import Sample, write_texts
 from .task import Task
 
+_LORA = ("lora_rank", "lora_alpha", "lora_layers")
 BITS_PER_NAT = 1 / numpy.log(2).item()
 BYTES = 256
 
@@ -60,7 +62,8 @@ class Language(Task):
         stored = GPT.from_checkpoint(path, **changes).settings
         if not stored.choices.is_rotary:  # each position has a weight
             stored = GPT.from_checkpoint(path).settings
-        sizes = {f"model.{name}": getattr(stored, name) for name in _size_names()}
+        names = [name for name in _size_names() if stored.lora_rank or name not in _LORA]
+        sizes = {f"model.{name}": getattr(stored, name) for name in names}
         _check_sizes(settings, given, sizes, is_longer_free=stored.choices.is_rotary)
         return sizes
 
@@ -87,13 +90,20 @@ class Language(Task):
         sizes = {name: getattr(model, name) for name in _size_names()}
         sizes["vocabulary_size"] = self.vocabulary_size
         gpt = GPT(seed=self.settings.run.seed, **sizes)
-        return without_weights(gpt, model.start) if model.start else gpt
+        if not model.start:
+            return gpt
+        return without_weights(gpt, model.start, update_names(gpt) if self._adds_updates() else ())
+
+    def _adds_updates(self) -> bool:
+        """Return whether updates (LoRA) begin beside the weights of model.start."""
+        model = self.settings.model
+        return model.lora_rank > 0 and not GPT.from_checkpoint(model.start).settings.lora_rank
 
     def begin(self, model):
         path = self.settings.model.start
         if not path:
             return ""
-        stored = model.load_model(path, only="model")
+        stored = model.load_model(path, only="model", strict=not self._adds_updates())
         theirs = model.companions.get(MAIN_FILE)
         ours = self._data.tokenizer_files.get(MAIN_FILE)
         if None not in (theirs, ours) and theirs != ours:

@@ -175,7 +175,16 @@ def test_a_checkpoint_of_the_plain_model_opens_and_one_with_updates_under_any_la
             losses = [model.train(*part) for _ in range(2)]
         return losses
 
+    def from_files(backend):
+        """Updates keep their initial values, where the rest awaits its own."""
+        model = sk.models.GPT.from_checkpoint(tmp_path / "plain")
+        nn.apply_lora(model, *LAYERS)
+        sharded = sk.FSDPModel(model, sk.ShardingConfiguration(backend))
+        sharded.load_model(tmp_path / "plain", only="model", strict=False)
+        return sharded.predict(X)
+
     sk.run_ranks(2, save)
+    assert (sk.run_ranks(2, from_files)[0] == gpt().predict(X)).all()
     wanted = sk.run_ranks(2, lambda backend: go_on(backend, "FSDP", True))[0]
     for num_ranks, kind in ((1, "DDP"), (3, "ZeRO-2"), (2, "pipeline"), (2, "tensor")):
         got = sk.run_ranks(num_ranks, lambda backend: go_on(backend, kind, False))[0]

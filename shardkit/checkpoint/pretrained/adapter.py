@@ -51,7 +51,8 @@ def save_adapter(model: Module, folder) -> None:
     layers = lora_layers(model)
     if not layers:
         raise ConfigurationError(
-            f"save_adapter of a {type(model).__name__} without LoRA; call nn.apply_lora first"
+            f"save_adapter of a {type(model).__name__} without LoRA; call nn.apply_lora first, or "
+            "train a run with model.lora_rank"
         )
     _check_nothing_else_is_trained(model)
     names, is_transposed = _names_of(model, layers)

@@ -4,6 +4,7 @@
     shardkit convert --to shardkit llama start          # a checkpoint of step 0, parameters only
     shardkit convert --to safetensors runs/x back       # the newest valid one, no optimizer state
     LlamaForCausalLM.from_pretrained("back")
+    shardkit convert --to adapter runs/x tuned          # the updates of LoRA alone, for PEFT
 
 One tensor is in memory at a time. A run needs no conversion: `shardkit train --model.start=llama`
 reads the folder as it is. Token ids, generation settings and the files of a tokenizer
@@ -12,6 +13,7 @@ travel in the checkpoints, through training too (format/companions.py).
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +21,21 @@ import numpy
 
 from ...comm.threads.backend import run_ranks
 from ...errors import ConfigurationError
+from ...nn.lora import lora_layers, update_names, updated_weight
 from ...nn.models.gpt import GPT
 from ..format.companions import CONFIGURATION_NAME, found_beside
 from ..models import gpt_of
 from ..paths import averaged_path, check_averaged
+from ..pretrained.adapter import SETTINGS_NAME as ADAPTER_SETTINGS_NAME
+from ..pretrained.adapter import TENSORS_NAME as ADAPTER_TENSORS_NAME
+from ..pretrained.adapter import save_adapter
 from ..pretrained.families import configuration_of
 from ..pretrained.folder import INDEX_NAME, TENSORS_NAME, TransformersFolder, parsed_json
 from ..pretrained.names import Link, links
 from ..pretrained.safetensors import write_tensors
 from ..sources import find_model
 from ..store import CheckpointStore
+from ..whole import load
 
 TOKENIZER_NAME, TOKENIZER_SETTINGS = "tokenizer.json", "tokenizer_config.json"
 
@@ -64,6 +71,7 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
              it
     dtype    "float32" or "float64"; None: that of the checkpoint
     averaged the averages that sk.EMA kept, instead of the weights
+    Updates of low rank are added to their weights.
     Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the folder holds a
     model already.
     """
@@ -82,16 +90,18 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     )
     configuration = _with_original(configuration, original)
     parts: dict[str, list[Link]] = {}
-    for link in sorted(links(model, family), key=lambda link: link.part):
-        parts.setdefault(link.theirs, []).append(link)
     parameters = model.named_parameters()
+    names = [name for name in parameters if name not in update_names(model)]
+    for link in sorted(links(model, family, names), key=lambda link: link.part):
+        parts.setdefault(link.theirs, []).append(link)
     shapes = {
         theirs: some[0].shape_in_theirs(parameters[some[0].ours].shape)
         for theirs, some in parts.items()
     }
     if averaged:
         check_averaged(checkpoint.folder, checkpoint.shapes)
-    arrays = (_assembled(checkpoint, some, averaged) for some in parts.values())
+    read = _reader(checkpoint, model, averaged)
+    arrays = (_assembled(read, some) for some in parts.values())
     folder.mkdir(parents=True, exist_ok=True)
     _write_whole(folder / TENSORS_NAME, lambda file: write_tensors(file, shapes, dtype, arrays))
     for name, content in companions.items():
@@ -99,6 +109,8 @@ def to_safetensors(path, folder, *, dtype: str | None = None, averaged: bool = F
     text = json.dumps(configuration, indent=2) + "\n"
     _write_whole(folder / CONFIGURATION_NAME, lambda file: file.write_text(text, "utf-8"))
     notes = [f"skipped: {reason}" for reason in skipped] + notes
+    if model.settings.lora_rank:
+        notes.append("the updates of LoRA were added to their weights")
     if companions:
         notes.append(f"brought back: {', '.join(companions)}")
     return Conversion(str(folder), model, len(shapes), notes)
@@ -124,15 +136,46 @@ def _with_tokenizer_settings(companions: dict[str, bytes]) -> dict[str, bytes]:
     return {**companions, TOKENIZER_SETTINGS: content.encode("utf-8")}
 
 
-def _assembled(checkpoint, some: list[Link], averaged: bool):
+def _reader(checkpoint, model: GPT, averaged: bool) -> Callable:
+    """Return the function that reads a parameter by its name, with the update of its layer."""
+    frozen = checkpoint.manifest.get("frozen") or ()
+    scales = {f"{path}.weight": layer.scale for path, layer in lora_layers(model).items()}
+
+    def stored(name):
+        tensor = f"model/{name}"
+        return checkpoint.read_whole(averaged_path(tensor, frozen) if averaged else tensor)
+
+    def read(name):
+        weight = stored(name)
+        if name in scales:
+            path = name.removesuffix(".weight")
+            pair = stored(f"{path}.lora_A"), stored(f"{path}.lora_B")
+            weight = updated_weight(weight, *pair, scales[name])
+        return weight
+
+    return read
+
+
+def _assembled(read: Callable, some: list[Link]):
     """Return one tensor of theirs, made of these parameters of ours."""
-    arrays = []
-    for link in some:
-        tensor = f"model/{link.ours}"
-        frozen = checkpoint.manifest.get("frozen") or ()
-        array = checkpoint.read_whole(averaged_path(tensor, frozen) if averaged else tensor)
-        arrays.append(array.T if link.is_transposed else array)
-    return numpy.concatenate(arrays, axis=-1)
+    arrays = [read(link.ours) for link in some]
+    turned = [array.T if link.is_transposed else array for link, array in zip(some, arrays)]
+    return numpy.concatenate(turned, axis=-1)
+
+
+def to_adapter(path, folder, *, averaged: bool = False) -> Conversion:
+    """Write the updates (LoRA) of a checkpoint's model as a folder of PEFT.
+
+    path, averaged   as for to_safetensors
+    folder           is made
+    Errors: FileNotFoundError, CheckpointError, OSError; ConfigurationError if the model has no
+    updates, or the folder holds an adapter already.
+    """
+    folder = Path(folder)
+    _check_free(folder, [folder / ADAPTER_SETTINGS_NAME, folder / ADAPTER_TENSORS_NAME])
+    model = load(path, averaged=averaged)
+    save_adapter(model, folder)
+    return Conversion(str(folder), model, len(update_names(model)), [])
 
 
 def _write_whole(path: Path, write) -> None:

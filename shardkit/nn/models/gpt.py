@@ -18,6 +18,7 @@ from ..context import current_context
 from ..generation import Choice, generate
 from ..init import Normal
 from ..layers.basic import Dropout, Embedding, Linear, check_sizes, checked_dtype, input_tensor
+from ..lora import apply_lora
 from ..loss import CrossEntropy
 from ..module import Module, ModuleList
 from ..transformer import (
@@ -32,6 +33,8 @@ from ..transformer import (
     check_qk_norm,
     check_scaling,
 )
+
+LORA_ALPHA, LORA_LAYERS = 16.0, ("*.attention.query", "*.attention.value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class GPTSettings:
     qk_norm: str | None = None
     norms: str = "before"
     rotary_scaling: tuple[float, ...] | None = None
+    lora_rank: int = 0
+    lora_alpha: float = LORA_ALPHA
+    lora_layers: tuple[str, ...] = LORA_LAYERS
 
     def __post_init__(self):
         check_sizes(
@@ -82,12 +88,28 @@ class GPTSettings:
         )
         if self.hidden is not None:
             check_sizes("GPT", hidden=self.hidden)
+        self._check_lora()
         for name, number in {"norm_eps": self.norm_eps, "rotary_base": self.rotary_base}.items():
             require(
                 number is None or is_number(number, above=0),
                 f"GPT with {name}",
                 number,
                 "a number above 0",
+            )
+
+    def _check_lora(self) -> None:
+        is_rank = is_integer(self.lora_rank, at_least=0)
+        require(is_rank, "GPT with lora_rank", self.lora_rank, "an integer from 0 on")
+        are_patterns = all(isinstance(pattern, str) for pattern in self.lora_layers)
+        require(are_patterns, "GPT with lora_layers", self.lora_layers, "patterns of names")
+        given = {"lora_alpha": self.lora_alpha, "lora_layers": self.lora_layers}
+        for name, value in given.items():
+            is_default = value == {"lora_alpha": LORA_ALPHA, "lora_layers": LORA_LAYERS}[name]
+            require(
+                self.lora_rank > 0 or is_default,
+                f"GPT with {name}",
+                value,
+                "lora_rank above 0 with it: without updates it means nothing",
             )
 
     def _check_name(self, field: str, known) -> None:
@@ -210,6 +232,9 @@ class GPT(Module):
                            nothing
     norms                  "before" or "after" attention and feed-forward
     rotary_scaling         of these angles, see transformer.check_scaling; None: none
+    lora_rank              of the updates that are trained beside frozen weights, see nn.apply_lora;
+                           0: there are none, and all weights are trained
+    lora_alpha, lora_layers  of the updates: alpha, and patterns of the names of their layers
 
     x and y are integer arrays [batch, sequence]; the loss is the mean cross-entropy per token in
     nats.
@@ -237,6 +262,9 @@ class GPT(Module):
         qk_norm: str | None = None,
         norms: str = "before",
         rotary_scaling: tuple[float, ...] | None = None,
+        lora_rank: int = 0,
+        lora_alpha: float = LORA_ALPHA,
+        lora_layers: tuple[str, ...] = LORA_LAYERS,
     ):
         self.settings = settings = GPTSettings(
             vocabulary_size,
@@ -258,6 +286,9 @@ class GPT(Module):
             qk_norm,
             norms,
             None if rotary_scaling is None else tuple(rotary_scaling),
+            lora_rank,
+            lora_alpha,
+            tuple(lora_layers),
         )
         residual_init = Normal(WEIGHT_INIT.std / (2 * layers) ** 0.5)
         self.embedding = TokenEmbedding(settings)
@@ -280,6 +311,8 @@ class GPT(Module):
         if tied:
             self.head.output.weight = self.embedding.tokens.weight
         self.loss = CrossEntropy()
+        if lora_rank:
+            apply_lora(self, *lora_layers, rank=lora_rank, alpha=lora_alpha)
         self.finish(seed)
 
     def members(self):

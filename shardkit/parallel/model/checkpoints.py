@@ -162,7 +162,7 @@ class Checkpoints:
             isinstance(state.rule, RatedRule),
             selected,
             state.buffers.dtypes(),
-            has_values=not state.weights.awaits_values,
+            awaited=state.weights.awaited(),
             frozen=tuple(state.frozen()),
         )
 

@@ -67,6 +67,14 @@ class Weights:
             "call load_model() before anything else"
         )
 
+    def awaited(self) -> frozenset[str]:
+        """Return the names of the parameters that await values; all, if only other ranks know."""
+        if not self.awaits_values:
+            return frozenset()
+        parameters = self._model.named_parameters()
+        unread = [name for name, p in parameters.items() if isinstance(p.init, Unread)]
+        return frozenset(unread or parameters)
+
     @property
     def count(self) -> int:
         """Elements of the whole model, each counted once."""
