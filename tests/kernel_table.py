@@ -10,6 +10,7 @@ from typing import Callable
 import numpy
 
 import shardkit.array.kernels  # noqa: F401  fills the registry
+from shardkit.array.lines import adaptive, pooling
 from shardkit.array.registry import KERNELS
 from shardkit.array.window import ConvolutionWindow
 from shardkit.data.cipher import tables
@@ -55,6 +56,7 @@ GRIDS = [
     (1, 3, 9, 3, 4, 5, 40),
     (2, 70, 5, 1, 60, 70),
 ]
+POOLED = [(0, 2, 3), (1, 1, 1, 1), (2, 3, 17), (2, 0, 4, 5), (2, 2, 7, 40), (1, 3, 4, 5, 6)]
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,19 @@ def weight_of(s):
 
 def counts_of(s):
     return (s[0], s[2], *window_of(s).counts(s[4:], weight_of(s)[2:]))
+
+
+def pools(s):
+    """Return windows of three elements that overlap and reach into the padding, in one dimension
+    windows that share it.
+    """
+    *rest, last = [pooling(size, 3, 2, 1, 1, (size - 1) // 2 + 1, True, False) for size in s[2:]]
+    return (*rest, adaptive(s[-1], last.index.shape[1] + 1))
+
+
+def pool_maxima_backward(n, s):
+    y, chosen = reference.pool_maxima(n(s), pools(s))
+    return n(y.shape), chosen, pools(s)
 
 
 def targets(count, stop):
@@ -223,6 +238,8 @@ TABLE = {
         Line(VECTORS, lambda n, s: (n(s), n(s), n(s)), {**MOMENTUM, "nesterov": nesterov})
         for nesterov in (False, True)
     ],
+    "pool_maxima": [Line(POOLED, lambda n, s: (n(s).round(1), pools(s)))],
+    "pool_maxima_backward": [Line(POOLED, pool_maxima_backward)],
     "rms_norm": [Line(ROWS, lambda n, s: (n(s), n(s[1:]), 1e-6), in_place=(0,))],
     "rms_norm_backward": [Line(ROWS, rms_norm_backward, in_place=(0, 1))],
     "rotary": [Line(HEADS, lambda n, s: (n(s), n((s[2], s[3] // 2)), n((s[2], s[3] // 2))))],
@@ -271,6 +288,8 @@ EXACT = {
     "largest_magnitude",
     "lion",
     "momentum",
+    "pool_maxima",
+    "pool_maxima_backward",
     "rotary_tables",
     "rows_kept",
     "segment_max",
@@ -292,6 +311,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "gru_step_backward",
     "lstm_step",
     "lstm_step_backward",
+    "pool_maxima",
+    "pool_maxima_backward",
     "rotary_tables",
 }
 IN_PLACE_RULES = {"adam", "lion", "momentum", "sgd"}

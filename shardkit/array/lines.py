@@ -14,6 +14,8 @@ from functools import cached_property, lru_cache
 
 import numpy
 
+from .backend import xp_of
+
 NEAREST = ("nearest", "nearest-exact")
 
 
@@ -97,3 +99,23 @@ def interpolation(size, count, mode, aligned, scale) -> Windows:
     part = numpy.clip(position - low, 0, 1)
     high = numpy.minimum(low + 1, size - 1)
     return Windows(size, numpy.stack([low, high]), numpy.stack([1 - part, part]))
+
+
+def tap_counts(windows) -> tuple[int, ...]:
+    """Return the number of taps of each of several Windows."""
+    return tuple([line.index.shape[0] for line in windows])
+
+
+def read(x, dim, row):
+    """Return the elements of x along dim that a row of a table names: a view if they are even."""
+    before = (slice(None),) * dim
+    steps = row[1:] - row[:-1]
+    if row.size and (steps == (steps[0] if steps.size else 1)).all() and (steps > 0).all():
+        step = int(steps[0]) if steps.size else 1
+        return x[(*before, slice(int(row[0]), int(row[-1]) + 1, step))]
+    return xp_of(x).take(x, xp_of(x).asarray(row), axis=dim)
+
+
+def along(line, dim, ndim):
+    """Return a line in a form that is broadcast over all dimensions but dim."""
+    return line.reshape([-1 if d == dim else 1 for d in range(ndim)])

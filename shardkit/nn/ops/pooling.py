@@ -1,7 +1,8 @@
-"""Pooling over windows of a grid, one dimension after the other.
+"""Pooling over windows of a grid.
 
-x [N, C, *grid]. A maximum of maxima and a mean of means are those of the whole window. The first of
-equal elements takes the gradient of a maximum, in C order, as in PyTorch.
+x [N, C, *grid]. Maxima are taken in one pass, means in one dimension after the other: a mean of
+means is that of the whole window. The first of equal elements takes the gradient of a maximum, in C
+order, as in PyTorch.
 """
 
 from ...arguments import is_integer, require
@@ -101,46 +102,44 @@ def adaptive_avg_pool1d(x, output_size) -> Tensor:
 
     output_size  an int, or one for each dimension; None: as many as x has
     """
-    return _adaptive("adaptive_avg_pool1d", 1, x, output_size, window_sums)
+    return _adaptive("adaptive_avg_pool1d", 1, x, output_size, False)
 
 
 def adaptive_avg_pool2d(x, output_size) -> Tensor:
     """Return the means of windows that share x [N, C, H, W]; see adaptive_avg_pool1d."""
-    return _adaptive("adaptive_avg_pool2d", 2, x, output_size, window_sums)
+    return _adaptive("adaptive_avg_pool2d", 2, x, output_size, False)
 
 
 def adaptive_avg_pool3d(x, output_size) -> Tensor:
     """Return the means of windows that share x [N, C, D, H, W]; see adaptive_avg_pool1d."""
-    return _adaptive("adaptive_avg_pool3d", 3, x, output_size, window_sums)
+    return _adaptive("adaptive_avg_pool3d", 3, x, output_size, False)
 
 
 def adaptive_max_pool1d(x, output_size, return_indices=False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, L]; see adaptive_avg_pool1d."""
     _refuse_indices("adaptive_max_pool1d", return_indices)
-    return _adaptive("adaptive_max_pool1d", 1, x, output_size, window_maxima)
+    return _adaptive("adaptive_max_pool1d", 1, x, output_size, True)
 
 
 def adaptive_max_pool2d(x, output_size, return_indices=False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, H, W]."""
     _refuse_indices("adaptive_max_pool2d", return_indices)
-    return _adaptive("adaptive_max_pool2d", 2, x, output_size, window_maxima)
+    return _adaptive("adaptive_max_pool2d", 2, x, output_size, True)
 
 
 def adaptive_max_pool3d(x, output_size, return_indices=False) -> Tensor:
     """Return the largest elements of windows that share x [N, C, D, H, W]."""
     _refuse_indices("adaptive_max_pool3d", return_indices)
-    return _adaptive("adaptive_max_pool3d", 3, x, output_size, window_maxima)
+    return _adaptive("adaptive_max_pool3d", 3, x, output_size, True)
 
 
 def _max_pool(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode, return_indices):
     _refuse_indices(name, return_indices)
     form = _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode)
-    for dim, (size, *window) in reversed(list(enumerate(form, 2))):
-        windows = lines.pooling(size, *window, True, False)
-        if not (windows.weight.sum(axis=0) > 0).all():
-            raise ShapeError(f"{name} of x {x.shape}: a window lies in the padding alone")
-        x = window_maxima(x, dim, windows)
-    return x
+    windows = tuple([lines.pooling(*along, True, False) for along in form])
+    if not all((line.weight.sum(axis=0) > 0).all() for line in windows):
+        raise ShapeError(f"{name} of x {x.shape}: a window lies in the padding alone")
+    return window_maxima(x, windows)
 
 
 def _avg_pool(name, num_dims, x, kernel_size, stride, padding, ceil_mode, counts, divisor):
@@ -181,17 +180,20 @@ def _form(name, num_dims, x, kernel_size, stride, padding, dilation, ceil_mode):
     return form
 
 
-def _adaptive(name, num_dims, x, output_size, along):
-    """Return sums or maxima of windows that share each dimension."""
+def _adaptive(name, num_dims, x, output_size, takes_maxima):
+    """Return maxima or means of windows that share each dimension."""
     check_pooled(name, num_dims, x)
     sizes = output_size if isinstance(output_size, (tuple, list)) else (output_size,) * num_dims
     if len(sizes) == num_dims:
         sizes = [size if want is None else want for size, want in zip(x.shape[2:], sizes)]
     sizes = per_dim(name, "output_size", sizes, num_dims)
-    if along is window_sums and max(sizes) == 1:
+    windows = tuple([lines.adaptive(*pair) for pair in zip(x.shape[2:], sizes)])
+    if takes_maxima:
+        return window_maxima(x, windows)
+    if max(sizes) == 1:
         return mean(x, tuple(range(2, x.ndim)), keepdim=True)
-    for dim, size in reversed(list(enumerate(sizes, 2))):
-        x = along(x, dim, lines.adaptive(x.shape[dim], size))
+    for dim, line in reversed(list(enumerate(windows, 2))):
+        x = window_sums(x, dim, line)
     return x
 
 

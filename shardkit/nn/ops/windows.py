@@ -1,8 +1,12 @@
 """Sums and maxima of windows along one dimension, which pooling and interpolation are made of."""
 
-from ...array import fresh
+from itertools import product
+
+from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
+from ...array.lines import along, read, tap_counts
+from ...array.reference.pooling import read_tap
 from ..autograd import Tensor, record
 
 
@@ -23,64 +27,46 @@ def window_sums(x: Tensor, dim: int, windows) -> Tensor:
     return record(y, (x,), backward, differentiable=differentiable)
 
 
-def window_maxima(x: Tensor, dim: int, windows) -> Tensor:
-    """Return the largest of what each window reads of x along dim; the first of equal ones takes
-    the gradient. Every window reads something.
+def window_maxima(x: Tensor, windows) -> Tensor:
+    """Return the largest of what each window reads of x [N, C, *grid]; the first of equal ones
+    takes the gradient. Every window reads something.
+
+    windows  array.lines.Windows of each dimension of the grid
     """
-    xp = xp_of(x.array)
-    best = _read(x.array, dim, windows.index[0]).copy()
-    chosen = xp.zeros(best.shape, "int16" if len(windows.index) < 2**15 else "int32")
-    for tap, row in enumerate(windows.index[1:], 1):
-        part = _read(x.array, dim, row)
-        is_better = (part > best) | (part != part)
-        xp.copyto(best, part, where=is_better)
-        xp.copyto(chosen, chosen.dtype.type(tap), where=is_better)
-    return _recorded(x, best, chosen, dim, windows)
+    y, chosen = kernels.pool_maxima(x.array, windows)
+    return _recorded(x, y, chosen, windows)
 
 
-def _recorded(x, y, chosen, dim, windows):
+def _recorded(x, y, chosen, windows):
     """Return y, which reads x where `chosen` says."""
 
     def backward(gradient, wanted):
-        return (_placed(gradient, chosen, dim, windows),)
+        return (kernels.pool_maxima_backward(gradient, chosen, windows),)
 
     def differentiable(gradient, wanted, output):
-        return (_placed_again(gradient, chosen, dim, windows),)
+        return (_placed(gradient, chosen, windows),)
 
     return record(y, (x,), backward, differentiable=differentiable)
 
 
-def _placed_again(gradient, chosen, dim, windows):
-    """Return _placed of a Tensor, recorded: its gradient is what was chosen."""
+def _placed(gradient, chosen, windows):
+    """Return the gradient of x as a Tensor, recorded: its own gradient is what was chosen."""
 
     def backward(second, wanted):
-        return (_picked(second, chosen, dim, windows),)
+        return (_picked(second, chosen, windows),)
 
     def differentiable(second, wanted, output):
-        picked = _picked(second.array, chosen, dim, windows)
-        return (_recorded(second, picked, chosen, dim, windows),)
+        return (_recorded(second, _picked(second.array, chosen, windows), chosen, windows),)
 
-    placed = _placed(gradient.array, chosen, dim, windows)
+    placed = kernels.pool_maxima_backward(gradient.array, chosen, windows)
     return record(placed, (gradient,), backward, differentiable=differentiable)
 
 
-def _placed(gradient, chosen, dim, windows):
-    """Return the gradient of x: that of each window, where it was chosen."""
-    back = windows.back
-    shape = [*gradient.shape]
-    shape[dim] = back.index.shape[1]
-    total = fresh.zeros(tuple(shape), widened(gradient[:0]).dtype, xp_of(gradient))
-    for row, tap in zip(back.index, back.tap):
-        taps = _along(xp_of(gradient).asarray(tap.astype(chosen.dtype)), dim, gradient.ndim)
-        total += _read(gradient, dim, row) * (_read(chosen, dim, row) == taps)
-    return rounded(total, gradient.dtype)
-
-
-def _picked(x, chosen, dim, windows):
+def _picked(x, chosen, windows):
     """Return what was chosen of x."""
-    y = _read(x, dim, windows.index[0]).copy()
-    for tap, row in enumerate(windows.index[1:], 1):
-        xp_of(x).copyto(y, _read(x, dim, row), where=chosen == tap)
+    y = fresh.zeros(chosen.shape, x.dtype, xp_of(x))
+    for number, taps in enumerate(product(*map(range, tap_counts(windows)))):
+        xp_of(x).copyto(y, read_tap(x, windows, taps), where=chosen == number)
     return y
 
 
@@ -91,24 +77,9 @@ def _sums(x, dim, windows):
     shape[dim] = windows.index.shape[1]
     total = fresh.zeros(tuple(shape), x.dtype, xp)
     for row, weight in zip(windows.index, windows.weight):
-        part = _read(x, dim, row)
+        part = read(x, dim, row)
         if weight.size and (weight == weight[0]).all():
             total += part if weight[0] == 1 else part * x.dtype.type(weight[0])
         else:
-            total += part * _along(xp.asarray(weight.astype(x.dtype)), dim, x.ndim)
+            total += part * along(xp.asarray(weight.astype(x.dtype)), dim, x.ndim)
     return total
-
-
-def _read(x, dim, row):
-    """Return the elements of x along dim that a row of a table names: a view if they are even."""
-    before = (slice(None),) * dim
-    steps = row[1:] - row[:-1]
-    if row.size and (steps == (steps[0] if steps.size else 1)).all() and (steps > 0).all():
-        step = int(steps[0]) if steps.size else 1
-        return x[(*before, slice(int(row[0]), int(row[-1]) + 1, step))]
-    return xp_of(x).take(x, xp_of(x).asarray(row), axis=dim)
-
-
-def _along(line, dim, ndim):
-    """Return a line in a form that is broadcast over all dimensions but dim."""
-    return line.reshape([-1 if d == dim else 1 for d in range(ndim)])
