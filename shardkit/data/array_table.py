@@ -34,7 +34,7 @@ class ArrayTable(Table):
                 self._rows[name] = MappedRows(self._file, shape, dtype, [offset], shape[0])
         super().__init__(path, fields)
 
-    def read(self, numbers, parts):
+    def _values(self, numbers, parts):
         return [self._rows[part.field.name].read_shaped(numbers, part) for part in parts]
 
 

@@ -44,7 +44,7 @@ class CSVTable(Table):
         self._column_of = {name: column for column, name in enumerate(self._style.names)}
         super().__init__(path, {name: Field(name, rows, (), number) for name in self._style.names})
 
-    def read(self, numbers, parts):
+    def _values(self, numbers, parts):
         if not len(numbers):
             return [numpy.empty(0) for _ in parts]
         begins, ends = self.begins[numbers].tolist(), self.begins[numbers + 1].tolist()

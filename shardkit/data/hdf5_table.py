@@ -43,7 +43,7 @@ class HDF5Table(Table):
                 self._datasets[field.name] = dataset, member
         super().__init__(path, fields)
 
-    def read(self, numbers, parts):
+    def _values(self, numbers, parts):
         return [self._reader(part.field).read_shaped(numbers, part) for part in parts]
 
     def run_length(self, parts):

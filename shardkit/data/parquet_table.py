@@ -35,7 +35,7 @@ class ParquetTable(Table):
     def run_length(self, parts):
         return max(int(numpy.diff(self._begins).max(initial=1)), 1)
 
-    def read(self, numbers, parts):
+    def _values(self, numbers, parts):
         names = tuple(part.field.name for part in parts)
         values = [numpy.empty(len(numbers), part.field.dtype) for part in parts]
         groups = numpy.searchsorted(self._begins, numbers, side="right") - 1

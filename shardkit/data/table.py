@@ -8,6 +8,7 @@ columns are features and which are targets (tables.py).
 
 import hashlib
 import os
+import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 
@@ -28,16 +29,24 @@ class Table(ABC):
 
     def __init__(self, path: Path, fields: dict[str, Field]):
         self.path, self.fields = path, fields
+        self._one_reader = threading.Lock()
 
-    @abstractmethod
     def read(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
-        """Return these rows, in this order, of each part.
+        """Return these rows, in this order, of each part. Threads take turns.
+
+        Training and validation rows may be of one table, and be read by two threads.
 
         numbers  [n] int64 row numbers, each in range; some may be equal
         returns  fresh arrays [n, *shape of the field], or [n, width] of a part that is not whole,
                  in the dtype of the file and the byte order of this machine
         Errors: ConfigurationError with line and column on what is no number; OSError.
         """
+        with self._one_reader:
+            return self._values(numbers, parts)
+
+    @abstractmethod
+    def _values(self, numbers, parts: tuple[Columns, ...]) -> list[numpy.ndarray]:
+        """Do what read() says, for one thread at a time: what was read last may be kept."""
 
     def run_length(self, parts: tuple[Columns, ...]) -> int:
         """Return how many neighbors of these parts lie together in the file."""

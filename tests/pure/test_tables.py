@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy
@@ -153,6 +154,27 @@ def test_two_epochs_of_runs_are_right_however_few_rows_of_a_run_are_wanted(ranks
         numbers = order.numbers(first, 20)
         found, y = samples.read(numbers)
         assert numpy.array_equal(found, x[numbers]) and numpy.array_equal(y[:, 0], found[:, 0])
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".parquet"])
+def test_two_threads_that_read_one_table_each_get_their_own_rows(suffix, tmp_path):
+    """As training does, a batch ahead, and validation: what one needs, the other gives up."""
+    if suffix == ".h5":
+        x, samples = written_chunks(tmp_path / "t.h5", 40_000, 256)
+    else:
+        x = numpy.arange(2000 * WIDTH, dtype="float64").reshape(-1, WIDTH)
+        write_parquet(tmp_path / "t.parquet", x, x[:, 0])
+        samples = TableSamples(open_table(tmp_path / "t.parquet"), targets=["y"], dtype=None)
+
+    def read(seed):
+        order = EpochOrder(len(samples), seed, "batch", samples.run_length)
+        for first in range(0, 4 * len(samples), 500):
+            numbers = order.numbers(first, 500)
+            if not numpy.array_equal(samples.read(numbers)[0], x[numbers]):
+                return f"seed {seed}: wrong rows at {first}"
+
+    with ThreadPoolExecutor(4) as threads:
+        assert [*threads.map(read, range(4))] == [None] * 4
 
 
 def test_an_epoch_in_memory_is_two_windows_and_two_batches(tmp_path):
