@@ -13,6 +13,7 @@ LEVEL = {
     "errors": -2,
     "arguments": -1,
     "environment": -1,
+    "tree": -1,
     "settings": 0,
     "layout": 1,
     "schedule": 1,
