@@ -21,6 +21,11 @@ def is_device_array(array) -> bool:
     )
 
 
+def is_array(value) -> bool:
+    """Return True for an array of NumPy or CuPy; False for lists, Tensors, and trees of arrays."""
+    return isinstance(value, numpy.ndarray) or is_device_array(value)
+
+
 def xp_of(*arrays):
     """Return the module, numpy or cupy, that computes on these arrays.
 

@@ -103,6 +103,7 @@ from .transformer import (
     SelfAttention,
     TransformerBlock,
 )
+from .trees import as_tensors
 
 __all__ = [
     "AdaptiveAvgPool1d",
@@ -189,6 +190,7 @@ __all__ = [
     "Weighted",
     "apply_lora",
     "as_loss",
+    "as_tensors",
     "backward_inputs",
     "current_context",
     "enable_grad",

@@ -236,7 +236,8 @@ class Tensor:
         an array that the tape needs was changed in place; ShapeError on a gradient of another
         shape.
         """
-        walk(self, first_gradient(self, gradient), retain_graph=retain_graph)
+        first = first_gradient(self, gradient)
+        walk((self._node or self,), (first,), retain_graph=retain_graph)
 
     def stale_views(self):
         """Mark the memory under this tensor as another's: a backward through a view of it raises.
@@ -353,5 +354,6 @@ def backward_inputs(output: Tensor, gradient=None) -> WeightGradients:
     bit. Parameters are leaves whose `is_parameter` is True.
     """
     deferred = []
-    walk(output, first_gradient(output, gradient), deferred=deferred)
+    first = first_gradient(output, gradient)
+    walk((output._node or output,), (first,), deferred=deferred)
     return WeightGradients(deferred)

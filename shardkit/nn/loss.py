@@ -5,14 +5,18 @@ items (tokens that are ignored, a last part that is shorter). Sums and counts ad
 micro-batches and ranks whatever the cut:
 
     mean loss = sum over parts of total(prediction, y)  /  sum over parts of count(y)
+
+Prediction and y may be trees of arrays (shardkit/tree.py): a function of one's own gets them as
+they are, and so does a Loss of one's own. The losses here and in losses.py want one array of y.
 """
 
 from math import prod
 
 from ..array import fresh, halves
-from ..array.backend import xp_of
+from ..array.backend import is_array, xp_of
 from ..array.dtypes import wide
 from ..errors import ConfigurationError, ShapeError
+from ..tree import is_tree, map_tree, num_samples, structure
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor
 from .ops.loss import binary_cross_entropy, cross_entropy, mse
@@ -25,6 +29,7 @@ class Loss:
     """
 
     has_class_targets = False  # y are the numbers of classes, and not numbers to be approached
+    takes_trees = True  # False: y is one array
 
     def total(self, prediction: Tensor, y) -> Tensor:
         """Return the sum over all items, a single element."""
@@ -42,9 +47,9 @@ class Loss:
         raise ConfigurationError(f"{type(self).__name__} cannot weight samples; give another loss")
 
     def check_targets(self, y, prediction_shape: tuple[int, ...] | None) -> None:
-        """Raise ShapeError unless the array y can be targets of predictions of this shape.
+        """Raise ShapeError unless y can be targets of predictions of this shape.
 
-        None: the shape is not known.
+        None: the shape is not known. y is an array, or a tree of arrays if takes_trees.
         """
 
     def __call__(self, prediction: Tensor, y) -> Tensor:
@@ -63,14 +68,17 @@ class CrossEntropy(Loss):
     """
 
     has_class_targets = True
+    takes_trees = False
 
     def __init__(self, ignore_index: int | None = IGNORED):
         self.ignore_index = ignore_index
 
     def total(self, prediction, y):
+        prediction = one_array("CrossEntropy", "logits", prediction)
         return cross_entropy(prediction, y, self.ignore_index, reduction="sum")
 
     def weighted_total(self, prediction, y, weights):
+        prediction = one_array("CrossEntropy", "logits", prediction)
         return cross_entropy(prediction, y, self.ignore_index, "sum", weights)
 
     def check_targets(self, y, prediction_shape):
@@ -107,6 +115,8 @@ class CrossEntropy(Loss):
 class MeanSquaredError(Loss):
     """Squared difference per element; prediction and y have the same shape."""
 
+    takes_trees = False
+
     def total(self, prediction, y):
         return mse(prediction, self._target(prediction, y), reduction="sum")
 
@@ -114,6 +124,7 @@ class MeanSquaredError(Loss):
         return mse(prediction, self._target(prediction, y), "sum", weights)
 
     def _target(self, prediction, y):
+        prediction = one_array("MeanSquaredError", "predictions", prediction)
         target = fresh.placed(array_of(y), xp_of(prediction.array))
         dtype = wide(prediction.dtype)
         return target if target.dtype == dtype else halves.copy(target, dtype)
@@ -136,6 +147,7 @@ class BinaryCrossEntropy(Loss):
     """
 
     has_class_targets = True
+    takes_trees = False
 
     def total(self, prediction, y):
         return binary_cross_entropy(prediction, self._target(prediction, y), reduction="sum")
@@ -144,6 +156,7 @@ class BinaryCrossEntropy(Loss):
         return binary_cross_entropy(prediction, self._target(prediction, y), "sum", weights)
 
     def _target(self, prediction, y):
+        prediction = one_array("BinaryCrossEntropy", "logits", prediction)
         return array_of(y).reshape(prediction.shape)
 
     def check_targets(self, y, prediction_shape):
@@ -169,6 +182,8 @@ class Weighted(Loss):
     The mean divides by the number of items, not by their weights: weights of mean 1 leave the scale
     of the loss as it is.
     """
+
+    takes_trees = False
 
     def __init__(self, loss: Loss, *, class_weights=None, has_row_weights: bool = False):
         self._loss = loss
@@ -204,17 +219,25 @@ class Weighted(Loss):
 class FunctionLoss(Loss):
     """A plain function (prediction, y) -> mean over the samples, as a Loss; an item is a sample.
 
-    The function gets half floats as float32: what it adds up would not fit.
+    The function gets half floats as float32: what it adds up would not fit. It gets trees as they
+    are, with Tensors as the leaves of the prediction and arrays as those of y.
     """
 
     def __init__(self, function):
         self.function = function
 
     def total(self, prediction, y):
-        return self.function(input_tensor(prediction, wide(prediction.dtype)), y) * self.count(y)
+        is_one = isinstance(prediction, Tensor)
+        prediction = _widened(prediction) if is_one else map_tree(_widened, prediction)
+        return self.function(prediction, y) * self.count(y)
 
     def count(self, y):
-        return len(array_of(y))
+        y = array_of(y)
+        return len(y) if is_array(y) else num_samples(y)
+
+
+def _widened(prediction) -> Tensor:
+    return input_tensor(prediction, wide(prediction.dtype))
 
 
 def as_loss(loss) -> Loss:
@@ -230,3 +253,26 @@ def as_loss(loss) -> Loss:
             "the model an attribute `loss`, or pass one in the configuration"
         )
     return FunctionLoss(loss)
+
+
+def check_targets_of(loss: Loss, y, prediction_shape: tuple[int, ...] | None) -> None:
+    """Ask the loss whether y, an array or a tree of arrays, can be its targets.
+
+    Errors: ShapeError.
+    """
+    if not (loss.takes_trees or is_array(y)) and is_tree(y):
+        raise ShapeError(
+            f"{type(loss).__name__} wants y as one array, but got {structure(y)}; give a loss of "
+            "your own for trees: a function (prediction, y) -> mean loss, or a Loss"
+        )
+    loss.check_targets(y, prediction_shape)
+
+
+def one_array(owner: str, what: str, value):
+    """Return the value, which is one array or Tensor. Errors: ShapeError on a tree."""
+    if not isinstance(value, Tensor) and is_tree(value):
+        raise ShapeError(
+            f"{owner} wants one array of {what}, but got {structure(value)}; give a loss of your "
+            "own for trees: a function (prediction, y) -> mean loss, or a Loss"
+        )
+    return value

@@ -20,14 +20,17 @@ from ..errors import ShapeError
 from . import ops
 from .autograd import Tensor, array_of
 from .layers.basic import input_tensor
-from .loss import IGNORED, Loss
+from .loss import IGNORED, Loss, one_array
 
 
 class PointwiseLoss(Loss):
     """A loss with one item for each element of y, or for each row of it.
 
-    A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape.
+    A subclass writes items(prediction, target) -> Tensor. Prediction and target have one shape;
+    where the prediction is a tuple or list of Tensors, items() gets a tuple of them.
     """
+
+    takes_trees = False
 
     def items(self, prediction, target) -> Tensor:
         """Return the loss of each item, [samples, ...]."""
@@ -46,6 +49,7 @@ class PointwiseLoss(Loss):
 
     def _items(self, prediction, y):
         parts = prediction if isinstance(prediction, (tuple, list)) else (prediction,)
+        parts = [one_array(type(self).__name__, "predictions", part) for part in parts]
         parts = [input_tensor(part, wide(part.dtype)) for part in parts]
         target = fresh.placed(array_of(y), xp_of(parts[0].array))
         if target.dtype != parts[0].dtype:
@@ -251,6 +255,7 @@ class NLLLoss(Loss):
     """
 
     has_class_targets = True
+    takes_trees = False
 
     def __init__(self, weight=None, ignore_index: int = IGNORED, reduction: str = "mean"):
         _check_reduction(type(self).__name__, reduction)
@@ -265,6 +270,7 @@ class NLLLoss(Loss):
 
     def _log_probabilities(self, prediction):
         """Return [samples, ..., classes]."""
+        prediction = one_array(type(self).__name__, "predictions", prediction)
         return _classes_last(input_tensor(prediction, wide(prediction.dtype)))
 
     def _total(self, log_probabilities, y, weights):
@@ -372,6 +378,7 @@ def _check_reduction(owner, reduction):
 
 
 def _check_equal(prediction, target):
+    one_array("this loss", "predictions", prediction)
     if prediction.shape != target.shape:
         raise ShapeError(
             f"a loss of prediction {prediction.shape} and target {target.shape}; wanted equal "

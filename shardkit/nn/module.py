@@ -18,11 +18,13 @@ import numpy
 
 from ..array.backend import to_host
 from ..errors import CheckpointError, ConfigurationError, ShapeError
+from ..tree import is_tree, map_tree, structure
 from .autograd import Tensor, no_grad
 from .buffer import Buffer
 from .context import ForwardContext, current_surroundings, forward_context
 from .freezing import freeze
 from .parameter import Parameter
+from .trees import arrays_of, as_tensors, entering, given_arrays
 
 __all__ = ["Buffer", "Module", "ModuleList", "Parameter"]
 
@@ -75,7 +77,7 @@ class Module:
         return [("", self)]
 
     def check_input(self, x) -> None:
-        """Raise ShapeError unless forward() takes x, an array [samples, ...].
+        """Raise ShapeError unless forward() takes x, an array [samples, ...] or a tree of them.
 
         Nothing is computed, and there is no communication. By default the first block decides; a
         module that is its own only block takes anything.
@@ -217,9 +219,16 @@ class Module:
         return {**self.named_parameters(), **self.named_buffers()}
 
     def predict(self, x):
-        """Return the output for x as a NumPy array, without recording and without dropout."""
+        """Return the output for x as a NumPy array, without recording and without dropout.
+
+        x is an array or a tree of arrays, and so is the output. Floating numbers are cast to the
+        dtype of the parameters first, as a sharded model casts them.
+        """
+        x = given_arrays(x)
+        for parameter in self.parameters()[:1]:
+            x = entering(x, parameter.dtype)
         with no_grad(), forward_context(ForwardContext()):
-            return to_host(self(x if isinstance(x, Tensor) else Tensor(x)).array)
+            return map_tree(to_host, arrays_of(self(as_tensors(x))))
 
     def __repr__(self):
         return f"{type(self).__name__}({', '.join(members_of(self))})"
@@ -262,9 +271,17 @@ def blocks_of(module: Module) -> "list[tuple[str, Module]]":
 def check_input_of(module: Module, x) -> None:
     """Ask the class whether forward() takes x, whatever the attribute `check_input` is.
 
-    Errors: ShapeError.
+    Errors: ShapeError, also where the class takes a tree for one array.
     """
-    type(module).check_input(module, x)
+    try:
+        type(module).check_input(module, x)
+    except AttributeError as error:
+        if not is_tree(x):
+            raise
+        raise ShapeError(
+            f"{type(module).__name__} was given x = {structure(x)}, but it looks for what one "
+            f"array has ({error}); pass one array, or begin with a block that takes the tree"
+        ) from error
 
 
 def output_shape_of(module: Module, input_shape: tuple[int, ...]) -> "tuple[int, ...] | None":

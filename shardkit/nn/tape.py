@@ -142,17 +142,17 @@ def _stop(order, function) -> TapeNode:
     return node
 
 
-def walk(output, gradient, *, retain_graph=False, deferred=None, stops=()):
-    """Send the gradient from the output to all leaves, newest node first.
+def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
+    """Send the gradients from the outputs to all leaves, newest node first.
 
+    outputs   nodes, or leaf Tensors; one that stands there twice gets the sum
     deferred  None, or a list that receives (node's backward, gradient, ...) in place of the
               gradients of parameters, which are computed later (see backward_inputs)
     stops     (order, function) to call on the way; no two of one order, and none of a node's
     """
-    if output._node is None:
-        return _accumulate(output, gradient)
-    pending = {output._node: gradient}
-    heap = [(output._node.order, output._node)]
+    pending = {}
+    heap = []
+    _deliver(outputs, gradients, pending, heap)
     for stop in [_stop(order, function) for order, function in stops]:
         pending[stop] = None
         heappush(heap, (stop.order, stop))

@@ -96,7 +96,7 @@ def test_uses_of_parameters_come_in_the_order_of_the_walk_which_stops_where_it_i
         (uses[1].order + 0.5, lambda: seen.append(first.weight.grad is None)),
         (uses[2].order + 0.5, lambda: seen.append(first.weight.grad is None)),
     ]
-    walk(output, numpy.ones((1, 2), "float32"), stops=stops)
+    walk((output._node,), (numpy.ones((1, 2), "float32"),), stops=stops)
     assert seen == [False, True, False]
 
 

@@ -19,8 +19,9 @@ ranks, A bytes of an activation [micro-batch, sequence, width]:
 Small ones, 8 bytes a number, to each other rank of the axis: data 2 (samples and items of the
 batch) + 1 (loss) + if clipped one per 256 elements of the shard and one for whether the step is
 good; tensor and pipeline one per unit of the model if clipped; pipeline 1 (loss) from the last
-stage; and over all ranks a vote of a byte on the batch and, unless clipped, one on whether the step
-is good. They are part of what must be equal.
+stage; and over all ranks a vote of a byte on the batch, with 8 bytes that compare the structure of
+its trees, and, unless clipped, a byte on whether the step is good. They are part of what must be
+equal.
 """
 
 import numpy
@@ -76,6 +77,14 @@ def shared(num_bytes, num_ranks):
     return num_bytes * (num_ranks - 1) // num_ranks
 
 
+def votes(num_ranks, clips=True):
+    """The bytes of the votes of all ranks: whether the batch is good, and a number of its trees
+    that is compared; without clipping, whether the step is.
+    """
+    sizes = [1 + 8] if clips else [1 + 8, 1]
+    return sum(2 * size * (num_ranks - 1) // num_ranks for size in sizes)
+
+
 def data_bytes(policy, unit_sizes, num_ranks, *, gathers=None, clips=False, lent=ITEM):
     """The formula for the data axis. unit_sizes: elements of each unit; gathers: of units in
     elements, under FSDP.
@@ -125,7 +134,8 @@ def test_gradients_and_parameters_over_the_data_axis(policy, num_ranks, clips, d
     wanted = data_bytes(policy, [UNIT] * 3, num_ranks, gathers=(3 + 2) * UNIT, clips=clips)
     assert (
         sk.run_ranks(num_ranks, run)
-        == [{"data": wanted, "world": 1 if clips else 2, "pipeline": 0, "tensor": 0}] * num_ranks
+        == [{"data": wanted, "world": votes(num_ranks, clips), "pipeline": 0, "tensor": 0}]
+        * num_ranks
     )
 
 
@@ -205,7 +215,7 @@ def test_activations_over_the_tensor_axis(num_ranks, layers, micro_batches, sequ
     )
     assert (
         sk.run_ranks(num_ranks, run)
-        == [{"tensor": wanted, "world": 1, "pipeline": 0, "data": 0}] * num_ranks
+        == [{"tensor": wanted, "world": votes(num_ranks), "pipeline": 0, "data": 0}] * num_ranks
     )
 
 
@@ -266,7 +276,12 @@ def test_one_activation_each_way_per_boundary_and_micro_batch(num_ranks, schedul
         [0] * (num_ranks - 1) + [NUMBER * (num_ranks - 1)],
     )
     assert sk.run_ranks(num_ranks, run) == [
-        {"pipeline": 4 * activation * ways + last, "world": 2, "data": 0, "tensor": 0}
+        {
+            "pipeline": 4 * activation * ways + last,
+            "world": votes(num_ranks, False),
+            "data": 0,
+            "tensor": 0,
+        }
         for ways, last in zip(ends, loss)
     ]
 
@@ -313,7 +328,7 @@ def test_every_axis_sends_what_it_would_send_alone(policy):
 
     results = sk.run_ranks(8, run)
     two_stages = [results[0], results[4]]  # of one data replica and tensor coordinate
-    assert {rank["world"] for rank in results} == {1}
+    assert {rank["world"] for rank in results} == {votes(8)}
     assert sum(rank["pipeline"] for rank in two_stages) == pipeline_bytes(
         2, 1, 3, samples=12, units=6
     )

@@ -5,10 +5,16 @@
 
     if agree(backend, loss_is_nan): ...    # every rank takes the same branch
 
+    form = CommonNumber()
+    with collectively(backend, form):      # the same message compares a number of all ranks
+        form.value = checksum(batch)
+    if not form.is_common: ...
+
 Source: the idea of raising a rank's error on all ranks is from PyOP2 and mpi-pytest.
 """
 
 from contextlib import contextmanager
+from itertools import chain, islice
 
 import numpy
 
@@ -24,18 +30,48 @@ def agree(backend, flag: bool) -> bool:
 
 def agree_on_each(backend, flags: list[bool]) -> list[bool]:
     """Return, for each flag, True on all ranks if it is true on any, in one message. Collective."""
-    votes = numpy.array(flags, numpy.uint8)
-    backend.all_reduce(votes, ReductionOperation.MAX)
-    return [bool(vote) for vote in votes]
+    return [bool(vote) for vote in _largest(backend, flags)]
+
+
+def _largest(backend, votes: list[int]) -> list[int]:
+    """Return the largest of all ranks' votes on each question, numbers of 8 bits."""
+    box = numpy.array(votes, numpy.uint8)
+    backend.all_reduce(box, ReductionOperation.MAX)
+    return box.tolist()
+
+
+class CommonNumber:
+    """A number that all ranks should have, compared in a vote.
+
+    value       this rank's, 0 <= value < 2^32; it may be set until the votes are cast
+    is_common   after the vote, the same on all ranks: whether all ranks have the same
+
+    Each byte is cast with its complement. The largest of both over all ranks add up to 255 only if
+    all ranks cast the same byte.
+    """
+
+    def __init__(self):
+        self.value = 0
+        self.is_common = True
+
+    def cast(self) -> list[int]:
+        """Return this rank's votes: four bytes, then their complements."""
+        number = self.value.to_bytes(4, "little")
+        return [*number, *(255 - byte for byte in number)]
+
+    def count(self, decided: list[int]) -> None:
+        """Record the largest votes of all ranks."""
+        self.is_common = all(byte + other == 255 for byte, other in zip(decided[:4], decided[4:]))
 
 
 @contextmanager
-def collectively(backend, ballot: Ballot | None = None):
+def collectively(backend, *ballots: Ballot | CommonNumber | None):
     """Run local work so that an error on one rank is raised on all ranks. Also a decorator.
 
     Collective over the backend at the end of the block. No verb in the block may follow a line that
     can raise.
-    ballot   decided in the same message if nothing is raised; all ranks pass one, or none does
+    ballots  decided in the same message if nothing is raised; all ranks pass the same kinds of
+             them, or None
     Errors: the rank's own error where it happened. Elsewhere the same error again, from a PeerError
     that names the rank, if callers handle its type (ShardkitError, OSError, ValueError, TypeError);
     otherwise that PeerError. KeyboardInterrupt, SystemExit and CommunicationTimeout pass unchanged:
@@ -48,13 +84,14 @@ def collectively(backend, ballot: Ballot | None = None):
         raise
     except Exception as caught:
         error = caught
-    has_failed, *decided = agree_on_each(
-        backend, [error is not None, *(ballot.cast() if ballot else ())]
-    )
+    ballots = [ballot for ballot in ballots if ballot is not None]
+    cast = [ballot.cast() for ballot in ballots]
+    has_failed, *decided = _largest(backend, [error is not None, *chain.from_iterable(cast)])
     if has_failed:
         raise_together(backend, error)
-    if ballot:
-        ballot.count(decided)
+    decided = iter(decided)
+    for ballot, votes in zip(ballots, cast):
+        ballot.count(list(islice(decided, len(votes))))
 
 
 def raise_together(backend, error):

@@ -4,24 +4,27 @@ import numpy
 
 from ...comm.mesh import Mesh
 from ...errors import ShapeError
+from ...tree import is_tree, leaves, map_tree
 
 
 def split_batch(mesh: Mesh, *arrays):
     """Return this data rank's slice of each array of a global batch, along dim 0, in rank order.
 
+    An array may be a tree of arrays, of which each leaf is cut.
     No communication. Uneven batches give the first ranks one sample more.
     Errors, the same on all ranks that pass the same arrays: ShapeError if there are fewer samples
     than data ranks, or arrays of different lengths.
     """
-    if any(numpy.ndim(array) == 0 for array in arrays):
+    parts = [leaf for array in arrays for leaf in (leaves(array) if is_tree(array) else [array])]
+    if any(numpy.ndim(part) == 0 for part in parts):
         raise ShapeError("split_batch of a single number; wanted arrays [samples, ...]")
-    lengths = sorted({len(array) for array in arrays})
+    lengths = sorted({len(part) for part in parts})
     if len(lengths) > 1:
         raise ShapeError(
             f"split_batch of arrays of {' and '.join(map(str, lengths[::-1]))} samples; wanted the "
             "same number"
         )
-    if arrays and lengths[0] < mesh.size("data"):
+    if parts and lengths[0] < mesh.size("data"):
         raise ShapeError(
             f"a batch of {lengths[0]} samples cannot be split over {mesh.size('data')} data ranks; "
             "wanted one for each, or more"
@@ -30,5 +33,11 @@ def split_batch(mesh: Mesh, *arrays):
 
 
 def own_part(mesh: Mesh, array):
-    """Return this data rank's slice of one array, empty if there are fewer samples than ranks."""
-    return numpy.array_split(array, mesh.size("data"))[mesh.coordinates.data]
+    """Return this data rank's slice of one array or tree, empty if there are fewer samples than
+    ranks.
+    """
+
+    def own(leaf):
+        return numpy.array_split(leaf, mesh.size("data"))[mesh.coordinates.data]
+
+    return map_tree(own, array) if is_tree(array) else own(array)

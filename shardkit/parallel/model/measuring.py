@@ -11,9 +11,10 @@ import numpy
 
 from ...comm.collectives.ordered import ordered_sum
 from ...comm.failure.agreement import collectively
-from ...nn.autograd import Tensor, no_grad
+from ...nn.autograd import no_grad
 from ...nn.loss import as_loss
 from ...nn.metrics import LANES, Metric, exact_lanes, exact_value
+from ...nn.trees import as_tensors
 from ..step.engine import Engine
 from ..tensor.vocabulary import whole_outputs
 
@@ -52,7 +53,7 @@ class Measurement:
 
     def _of_prediction(self, prediction, y) -> list[numpy.ndarray]:
         with collectively(self._engine.mesh.world), no_grad(), whole_outputs():
-            total = float(self._loss.total(Tensor(prediction), y).item())
+            total = float(self._loss.total(as_tensors(prediction), y).item())
             added = [numpy.array([*exact_lanes(total), self._loss.count(y)])]
             return added + [metric.sums(prediction, y) for metric in self._metrics.values()]
 

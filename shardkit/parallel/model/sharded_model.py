@@ -157,7 +157,8 @@ class ShardedModel(Stored, Copied, Featured):
     def train(self, x, y) -> float:
         """Take one optimization step on this data rank's part of the batch. Collective.
 
-        x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches
+        x, y     [samples of this rank, ...], cut into config.micro_batches equal micro-batches;
+                 arrays, or tuples, lists, dicts or dataclasses of such (docs/trees.md)
         returns  the mean loss of the global batch before the step, the same on all ranks
         With auto_synchronize_gradients=False gradients are only accumulated, on this rank;
         synchronize_gradients() and step() complete the step. A step whose loss or gradients are NaN
@@ -255,7 +256,7 @@ class ShardedModel(Stored, Copied, Featured):
         return self.engine.compilation.reason is None
 
     def predict(self, x):
-        """Return the wrapped model's output for x, a NumPy array.
+        """Return the wrapped model's output for x, a NumPy array or a tree of such (docs/trees.md).
 
         Collective: every data replica passes an x of its own. No samples have an empty prediction.
         Errors, on all ranks: ShapeError if any rank's x is nothing that the model takes.

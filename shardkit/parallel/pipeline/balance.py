@@ -23,6 +23,14 @@ from ...nn.context import ForwardContext, forward_context
 from ...nn.init import Fill
 from ...nn.loss import as_loss
 from ...nn.module import Module, Parameter, blocks_of, members_of
+from ...nn.trees import (
+    arrays_of,
+    as_tensors,
+    backward_through,
+    entering,
+    given_arrays,
+    gradients_of,
+)
 from ..data.partition import UnitPlan
 from .settings import BALANCES
 
@@ -122,24 +130,26 @@ def measure_blocks(
 def _seconds_per_block(model, criterion, x, y) -> list[float]:
     """Run one forward and backward, block by block, on the whole model in this process."""
     blocks = [block for _, block in blocks_of(model)]
+    x = entering(given_arrays(x), model.parameters()[0].dtype)
     inputs = []
     outputs = []
     seconds = [0.0] * len(blocks)
     with forward_context(ForwardContext(training=True, observer=unobserved)):
         for number, block in enumerate(blocks):
             began = time.perf_counter()
-            inputs.append(Tensor(x, requires_grad=x.dtype.kind == "f"))
+            inputs.append(as_tensors(x, takes_gradient=True))
             outputs.append(block(inputs[-1]))
             if block is blocks[-1]:
                 outputs[-1] = criterion.total(outputs[-1], y)
             seconds[number] += time.perf_counter() - began
-            x = outputs[-1].array
+            x = arrays_of(outputs[-1])
     gradient = None
     for number in reversed(range(len(blocks))):
         began = time.perf_counter()
-        backward_inputs(outputs[number], gradient).run()
+        backward = backward_inputs if type(outputs[number]) is Tensor else backward_through
+        backward(outputs[number], gradient).run()
         seconds[number] += time.perf_counter() - began
-        gradient = inputs[number].grad
+        gradient = gradients_of(inputs[number])
     return seconds
 
 

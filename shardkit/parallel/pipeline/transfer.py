@@ -5,10 +5,14 @@
     RECV_B                          <------       SEND_B   isend(gradient)
     WAIT_F   the activation may be dropped        WAIT_B   the gradient may be dropped
 
-A send never blocks; its array is kept until its WAIT. One receive is always posted ahead, so that a
-message lands while this rank computes. The shape of an activation is not known to the receiver: it
-goes ahead of the first activation for each shape of the micro-batch, and is remembered on both
-sides. A gradient has the shape of the activation that it belongs to.
+A send never blocks; its arrays are kept until its WAIT. One receive is always posted ahead, so that
+a message lands while this rank computes. An activation is an array or a tree of arrays, and each
+leaf is sent as it lies. Its form (form.py) is not known to the receiver: it goes ahead of the first
+activation for each shape of the micro-batch, and is remembered on both sides. A gradient has the
+form of the activation that it belongs to, without the leaves that are not of floating point.
+
+    header     [number of dims, dims ...] of one array of the usual dtype
+               [-1, number of bytes] of anything else; the packed form follows
 """
 
 from collections import deque
@@ -21,9 +25,12 @@ from ...array.device import Device
 from ...comm.backend import CommunicationBackend
 from ...errors import ShapeError
 from ...schedule.actions import RECEIVES, Action, Kind
+from ...tree import LEAF
+from .form import Form, parts_of
 
 _NUM_TAGS, _NUM_RUNS = 8191, 4  # their product is below 32767, the largest tag that every MPI has
 _HEADER = 8  # int64: number of dims, then the dims
+_IS_PACKED = -1  # in place of the number of dims
 
 
 class _Message(NamedTuple):
@@ -47,7 +54,7 @@ class Transfers:
     group    the pipeline axis
     rank_of  {stage: rank in the group}
     device   of activations
-    dtype    of activations
+    dtype    of activations that are one array, as a rule
     """
 
     def __init__(
@@ -56,29 +63,28 @@ class Transfers:
         self._group = group
         self._rank_of = rank_of
         self._device = device
-        self._dtype = dtype
+        self._dtype = numpy.dtype(dtype)
         self._arrival = None  # makes arrays for what comes in this run
-        # (stage, shape of the micro-batch) -> shape of its input
-        self._shapes: dict[tuple, tuple[int, ...]] = {}
+        # (stage, key of the micro-batch) -> form of its input
+        self._forms: dict[tuple, Form] = {}
         self._on_the_way: dict[tuple, tuple] = {}  # (kind, stage, micro-batch) -> (handles, arrays)
         self._coming: deque[_Message] = deque()  # of this run, not posted yet
-        self._posted: dict[_Message, tuple] = {}  # -> (handle, array)
+        self._posted: dict[_Message, tuple] = {}  # -> (handles, arrays)
         self._lost: list = []  # of runs that failed: MPI may still write to these arrays
-        self._batch_shapes: list[tuple[int, ...]] = []  # of the micro-batches of this run
+        self._batch_keys: list = []  # of the micro-batches of this run
         self._run = 0
 
-    def begin(
-        self, actions: tuple[Action, ...], batch_shapes: list[tuple[int, ...]], arrival
-    ) -> None:
+    def begin(self, actions: tuple[Action, ...], batch_keys: list, arrival) -> None:
         """Begin a program: post its first receive.
 
         Messages of a run that failed never match those of this one.
 
-        arrival   (message, shape, dtype) -> an array for what it brings
+        batch_keys   key_of(x) of each micro-batch (form.py)
+        arrival      (message, shape, dtype) -> an array for a leaf of what it brings
         """
         self._arrival = arrival
         self._run = (self._run + 1) % _NUM_RUNS
-        self._batch_shapes = batch_shapes
+        self._batch_keys = batch_keys
         self._coming.extend(
             _Message(a.kind, a.stage, a.micro_batch) for a in actions if a.kind in RECEIVES
         )
@@ -86,103 +92,118 @@ class Transfers:
 
     # ---- sending ---------------------------------------------------------------------------------
 
-    def send_activation(self, stage: int, micro_batch: int, array) -> None:
-        """Post the activation of `stage` to the next stage. Errors: ShapeError if its shape changes
-        between micro-batches.
+    def send_activation(self, stage: int, micro_batch: int, activation) -> None:
+        """Post the activation of `stage`, an array or a tree of them, to the next stage.
+
+        Errors: ShapeError if its form changes between micro-batches.
         """
         to = self._rank_of[stage + 1]
-        handles = []
-        arrays = []
-        key = stage + 1, self._batch_shapes[micro_batch]
-        if self._shapes.get(key, array.shape) != array.shape:
+        form = Form.of(activation)
+        key = stage + 1, self._batch_keys[micro_batch]
+        known = self._forms.get(key)
+        headers = []
+        if known is None:
+            headers = self._headers(form)
+            self._forms[key] = form
+        elif known != form:
             raise ShapeError(
-                f"stage {stage} made an activation of shape {array.shape} from a micro-batch of "
-                f"shape {key[1]}, but {self._shapes[key]} before; wanted a shape that depends on "
-                "that of the micro-batch alone"
+                f"stage {stage} made an activation of shape {form} from a micro-batch of shape "
+                f"{key[1]}, but {known} before; wanted a shape that depends on that of the "
+                "micro-batch alone"
             )
-        if key not in self._shapes:
-            self._shapes[key] = array.shape
-            header = numpy.zeros(_HEADER, numpy.int64)
-            header[: array.ndim + 1] = (array.ndim, *array.shape)
-            handles.append(self._group.isend(header, to, self._tag(stage + 1, micro_batch, 2)))
-            arrays.append(header)
-        self._post(
-            "F",
-            stage,
-            micro_batch,
-            array,
-            to,
-            self._tag(stage + 1, micro_batch, 0),
-            handles,
-            arrays,
-        )
+        tag = self._tag(stage + 1, micro_batch, 2)
+        handles = [self._group.isend(header, to, tag) for header in headers]
+        tag = self._tag(stage + 1, micro_batch, 0)
+        self._post("F", stage, micro_batch, activation, to, tag, handles, headers)
 
-    def send_gradient(self, stage: int, micro_batch: int, array) -> None:
-        """Post the gradient of the input of `stage` to the stage before."""
-        self._post(
-            "B",
-            stage,
-            micro_batch,
-            array,
-            self._rank_of[stage - 1],
-            self._tag(stage, micro_batch, 1),
-            [],
-            [],
-        )
+    def _headers(self, form: Form) -> list:
+        """Return the messages that tell a receiver the form of what follows."""
+        header = numpy.zeros(_HEADER, numpy.int64)
+        shape, dtype = form.layout[0] if form.is_array else ((), "object")
+        if dtype == self._dtype and len(shape) < _HEADER:  # None would equal float64
+            header[: len(shape) + 1] = (len(shape), *shape)
+            return [header]
+        packed = form.packed()
+        header[:2] = _IS_PACKED, packed.size
+        return [header, packed]
 
-    def _post(self, kind, stage, micro_batch, array, to, tag, handles, arrays):
-        array = fresh.contiguous(array)
-        handles.append(self._group.isend(array, to, tag))
-        self._on_the_way[kind, stage, micro_batch] = (handles, [*arrays, array])
+    def send_gradient(self, stage: int, micro_batch: int, gradient) -> None:
+        """Post the gradient of the input of `stage` to the stage before: an array, or a list with
+        None for leaves that have none.
+        """
+        to, tag = self._rank_of[stage - 1], self._tag(stage, micro_batch, 1)
+        self._post("B", stage, micro_batch, gradient, to, tag, [], [])
+
+    def _post(self, kind, stage, micro_batch, carried, to, tag, handles, arrays):
+        for part in parts_of(carried):
+            array = fresh.contiguous(part)
+            handles.append(self._group.isend(array, to, tag))
+            arrays.append(array)
+        self._on_the_way[kind, stage, micro_batch] = (handles, arrays)
 
     def wait(self, kind: str, stage: int, micro_batch: int) -> None:
-        """Return when the array of that send may be dropped; kind is "F" or "B"."""
+        """Return when the arrays of that send may be dropped; kind is "F" or "B"."""
         for handle in self._on_the_way.pop((kind, stage, micro_batch))[0]:
             handle.wait()
 
     # ---- receiving -------------------------------------------------------------------------------
 
     def receive(self, action: Action):
-        """Return the array that this RECV waits for.
-
-        It is the input of its stage, or the gradient of its stage's output.
+        """Return what this RECV waits for: the input of its stage, or the gradient of its stage's
+        output, each as the sender passed it.
         """
         message = _Message(action.kind, action.stage, action.micro_batch)
-        if message not in self._posted:  # the first of its shape, unknown until now
-            self._receive_shape(message)
+        if message not in self._posted:  # the first of its form, unknown until now
+            self._receive_form(message)
             self._post_ahead()
-        handle, array = self._posted[message]
-        handle.wait()
+        handles, arrays = self._posted[message]
+        for handle in handles:
+            handle.wait()
         del self._posted[message]
         self._post_ahead()
-        return array
+        return self._assembled(message, arrays)
 
     def _post_ahead(self):
-        """Post the next receive of the program, unless one is posted or its shape is still to
+        """Post the next receive of the program, unless one is posted or its form is still to
         come.
         """
-        if self._posted or not self._coming or self._shape_of(self._coming[0]) is None:
+        if self._posted or not self._coming or self._form_of(self._coming[0]) is None:
             return
         message = self._coming.popleft()
-        array = self._arrival(message, self._shape_of(message), self._dtype)
+        arrays = [self._arrival(message, *leaf) for leaf in self._layout(message)]
         what = 0 if message.kind is Kind.RECV_F else 1
         tag = self._tag(message.crossing, message.micro_batch, what)
-        self._posted[message] = self._group.irecv(array, self._source(message), tag), array
+        source = self._source(message)
+        self._posted[message] = [self._group.irecv(array, source, tag) for array in arrays], arrays
 
-    def _receive_shape(self, message):
-        if self._shape_of(message) is not None:  # of a gradient: its activation has been sent since
+    def _receive_form(self, message):
+        if self._form_of(message) is not None:  # of a gradient: its activation has been sent since
             return
+        source, tag = self._source(message), self._tag(message.crossing, message.micro_batch, 2)
         header = numpy.zeros(_HEADER, numpy.int64)
-        self._group.receive(
-            header, self._source(message), self._tag(message.crossing, message.micro_batch, 2)
-        )
-        self._shapes[self._key(message)] = tuple(map(int, header[1 : header[0] + 1]))
+        self._group.receive(header, source, tag)
+        if header[0] == _IS_PACKED:
+            packed = numpy.empty(header[1], numpy.uint8)
+            self._group.receive(packed, source, tag)
+            form = Form.unpacked(packed)
+        else:
+            form = Form(LEAF, ((tuple(map(int, header[1 : header[0] + 1])), self._dtype),))
+        self._forms[self._key(message)] = form
 
-    def _shape_of(self, message):
-        return self._shapes.get(self._key(message))
+    def _form_of(self, message) -> Form | None:
+        return self._forms.get(self._key(message))
+
+    def _layout(self, message):
+        """Return (shape, dtype) of each array that a message brings."""
+        form = self._form_of(message)
+        return form.layout if message.kind is Kind.RECV_F else form.gradients
+
+    def _assembled(self, message, arrays):
+        form = self._form_of(message)
+        return form.filled(arrays) if message.kind is Kind.RECV_F else form.gradient_of(arrays)
 
     def _key(self, message):
-        return message.crossing, self._batch_shapes[message.micro_batch]
+        return message.crossing, self._batch_keys[message.micro_batch]
 
     def _source(self, message) -> int:
         return self._rank_of[
@@ -190,13 +211,16 @@ class Transfers:
         ]
 
     def zeros(self, kind: Kind, stage: int, micro_batch: int):
-        """Return what this message would carry, filled with zero; None if its shape is not known
+        """Return what this message would carry, filled with zero; None if its form is not known
         yet.
 
         For RECV_F that is the input of `stage`, for RECV_B the gradient of its output.
         """
-        shape = self._shape_of(_Message(kind, stage, micro_batch))
-        return None if shape is None else fresh.zeros(shape, self._dtype, self._device.xp)
+        message = _Message(kind, stage, micro_batch)
+        if self._form_of(message) is None:
+            return None
+        arrays = [fresh.zeros(*leaf, self._device.xp) for leaf in self._layout(message)]
+        return self._assembled(message, arrays)
 
     # ---- tied weights ----------------------------------------------------------------------------
 
@@ -228,10 +252,10 @@ class Transfers:
     def give_up(self) -> None:
         """Give up a program that failed on all ranks.
 
-        Arrays that MPI may still read or write are kept, and shapes are exchanged anew.
+        Arrays that MPI may still read or write are kept, and forms are exchanged anew.
         """
         self._lost += [*self._on_the_way.values(), *self._posted.values()]
         self._on_the_way.clear()
         self._posted.clear()
         self._coming.clear()
-        self._shapes.clear()
+        self._forms.clear()

@@ -3,6 +3,9 @@ global batch.
 
     data rank 0  x [n0, ...] | data rank 1  x [n1, ...] | ...    pipeline and tensor peers pass the
                                                                  same part
+
+x and y are arrays or trees of arrays (shardkit/tree.py), all leaves with the same number of samples
+along dim 0. The trees of all ranks have one structure.
 """
 
 import zlib
@@ -10,18 +13,37 @@ from dataclasses import dataclass
 
 import numpy
 
-from ...array.backend import host_array
+from ...array.backend import host_array, is_array
 from ...array.dtypes import is_half
-from ...comm.failure.agreement import collectively
+from ...comm.failure.agreement import CommonNumber, collectively
 from ...comm.failure.ballot import Ballot
 from ...comm.mesh import Mesh
 from ...errors import ShapeError, ShardingError, StopVoted
-from ...nn.loss import Loss, as_loss
+from ...nn.loss import Loss, as_loss, check_targets_of
 from ...nn.module import Module, check_input_of, output_shape_of
+from ...tree import (
+    is_tree,
+    leaves,
+    map_tree,
+    named_leaves,
+    num_samples,
+    rebuild,
+    structure,
+)
 
 SAMPLE_BITS = (
     32  # of the number of a rank's samples; above it in the same message is the form of its part
 )
+
+
+def arrays_in(tree) -> list:
+    """Return the arrays of a tree; of one array itself, at no cost."""
+    return [tree] if is_array(tree) else leaves(tree)
+
+
+def each(function, tree):
+    """Return function(array) of one array, or a tree of it for each array of a tree."""
+    return function(tree) if is_array(tree) else map_tree(function, tree)
 
 
 @dataclass(frozen=True)
@@ -30,6 +52,7 @@ class AgreedBatch:
 
     x: object
     y: object
+    own_samples: int  # of x and y
     first_sample: int  # number of x[0] in the global batch
     loss: Loss
     samples: int  # of the global batch
@@ -61,18 +84,23 @@ class Batches:
         ballot   whether to stop, decided in the message that the ranks need anyway to agree that
                  the batch is good
         Errors, on all ranks: ShapeError if the part of any rank is empty, does not divide into the
-        micro-batches, or is nothing that the model takes or the loss has targets in; StopVoted,
-        ShardingError naming the ranks that passed another part than their peers.
+        micro-batches, is nothing that the model takes or the loss has targets in, or is a tree of
+        another structure than that of other ranks; StopVoted, ShardingError naming the ranks that
+        passed another part than their peers.
         """
-        with collectively(self._mesh.world, ballot):
+        common = CommonNumber()
+        with collectively(self._mesh.world, ballot, common):
             criterion = as_loss(loss or self._usual_loss())
             x, y = _checked_samples(self._model, criterion, x, y)
-            _check_division(len(x), micro_batches)
-            size_and_form = len(x) | _form(x, y) << SAMPLE_BITS
+            own_samples = len(arrays_in(x)[0])
+            _check_division(own_samples, micro_batches)
+            common.value = _structure_number(x, y)
+            size_and_form = own_samples | _form(x, y) << SAMPLE_BITS
             mine = numpy.array([size_and_form, 0], numpy.int64)
             mine[1:].view(numpy.float64)[:] = criterion.count(y)
         if ballot is not None and ballot.outcome:
             raise StopVoted(*ballot.outcome)
+        self._check_common(common, x=x, y=y)
         if self.compares_peers:
             check_peers(self._mesh, x, y)
         data = self._data
@@ -83,6 +111,7 @@ class Batches:
         return AgreedBatch(
             x,
             y,
+            own_samples,
             int(samples[: data.rank].sum()),
             criterion,
             int(samples.sum()),
@@ -97,26 +126,48 @@ class Batches:
         """Errors: ShapeError unless model and usual loss take them. No communication."""
         _checked_samples(self._model, as_loss(self._usual_loss()), x, y)
 
-    def checked_input(self, x):
-        """Return x as an array of the host, if the model takes it; it may have no samples.
+    def agree_on_input(self, x):
+        """Return x on the host, if the model takes it; it may have no samples. Collective over the
+        mesh.
 
-        Errors: ShapeError, DeviceError.
+        Errors, on all ranks: as agree().
         """
-        x = _numbers("x", x)
-        if x.ndim == 0:
-            raise ShapeError("x is a single number; wanted an array [samples, ...]")
-        check_input_of(self._model, x)
+        common = CommonNumber()
+        with collectively(self._mesh.world, common):
+            x = _on_host("x", x)
+            for name, array in named_leaves(x, "x"):
+                if array.ndim == 0:
+                    raise ShapeError(f"{name} is a single number; wanted an array [samples, ...]")
+            _check_lengths(x=x)
+            check_input_of(self._model, x)
+            common.value = _structure_number(x)
+        self._check_common(common, x=x)
+        if self.compares_peers:
+            check_peers(self._mesh, x)
         return x
 
+    def _check_common(self, common: CommonNumber, **trees) -> None:
+        """Raise ShapeError on all ranks if some have trees of another structure."""
+        if common.is_common:
+            return
+        mine = ", ".join(f"{name} = {structure(tree)}" for name, tree in trees.items())
+        everyones = self._mesh.world.all_gather_object(mine)
+        rank = next(rank for rank, theirs in enumerate(everyones) if theirs != everyones[0])
+        raise ShapeError(
+            f"rank 0 passed {everyones[0]}, but rank {rank} {everyones[rank]}; wanted trees of one "
+            "structure on all ranks, * standing for an array"
+        )
 
-def check_peers(mesh: Mesh, *arrays) -> None:
+
+def check_peers(mesh: Mesh, *trees) -> None:
     """Raise ShardingError on all ranks if one passed other arrays than its replica's first rank.
 
     Collective over the mesh; by checksums.
     """
     mine = [
         (array.shape, str(array.dtype), zlib.crc32(numpy.ascontiguousarray(array)))
-        for array in map(numpy.asarray, arrays)
+        for tree in trees
+        for array in map(numpy.asarray, arrays_in(tree))
     ]
     everyones = mesh.world.all_gather_object((mesh.coordinates.data, mine))
     first: dict[int, int] = {}  # data coordinate -> its first rank
@@ -136,36 +187,76 @@ def check_peers(mesh: Mesh, *arrays) -> None:
         )
 
 
-def _form(*arrays) -> int:
+def _form(*trees) -> int:
     """Return 31 bits for shapes, dtypes and memory order."""
     return (
         zlib.crc32(
             repr(
-                [(array.shape, str(array.dtype), array.flags.c_contiguous) for array in arrays]
+                [
+                    (array.shape, str(array.dtype), array.flags.c_contiguous)
+                    for tree in trees
+                    for array in arrays_in(tree)
+                ]
             ).encode()
         )
         >> 1
     )
 
 
+def _structure_number(*trees) -> int:
+    """Return 32 bits for the structure of trees: 0 if each is one array."""
+    if all(map(is_array, trees)):
+        return 0
+    return zlib.crc32(" ".join(str(structure(tree)) for tree in trees).encode())
+
+
 def _checked_samples(model: Module, criterion: Loss, x, y):
-    """Return x and y as arrays of the host, if model and loss take them. No communication.
+    """Return x and y on the host, if model and loss take them. No communication.
 
     Errors: ShapeError, DeviceError.
     """
-    x, y = _numbers("x", x), _numbers("y", y)
-    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y):
+    x, y = _on_host("x", x), _on_host("y", y)
+    _check_lengths(x=x, y=y)
+    are_empty = (0 in x.shape if is_array(x) else not num_samples(x)), is_array(y) and 0 in y.shape
+    if any(are_empty):
         raise ShapeError(
-            f"x has shape {x.shape} and y {y.shape}; wanted the same number of samples along dim 0"
-        )
-    if 0 in x.shape or 0 in y.shape:
-        raise ShapeError(
-            f"x has shape {x.shape} and y {y.shape}: there is nothing in it; wanted a sample or "
-            "more on every rank"
+            f"{_shapes(x=x, y=y)}: there is nothing in it; wanted a sample or more on every rank"
         )
     check_input_of(model, x)
-    criterion.check_targets(y, output_shape_of(model, x.shape))
+    shape = output_shape_of(model, x.shape) if is_array(x) else None
+    check_targets_of(criterion, y, shape)
     return x, y
+
+
+def _on_host(what, value):
+    """Return what a caller passed as an array of the host, or a tree of them.
+
+    Errors: ShapeError if a leaf holds no real numbers, or there is no leaf; DeviceError.
+    """
+    if is_array(value) or not is_tree(value):
+        return _numbers(what, value)
+    form = structure(value)
+    if not form.num_leaves:
+        raise ShapeError(f"{what} is {form}, without an array in it; wanted one or more")
+    return rebuild(form, [_numbers(name, leaf) for name, leaf in named_leaves(value, what)])
+
+
+def _check_lengths(**trees) -> None:
+    """Raise ShapeError unless all leaves of all trees have the same number of samples."""
+    arrays = [array for tree in trees.values() for array in arrays_in(tree)]
+    if any(array.ndim == 0 or len(array) != len(arrays[0]) for array in arrays):
+        raise ShapeError(
+            f"{_shapes(**trees)}; wanted the same number of samples along dim 0 of each"
+        )
+
+
+def _shapes(**trees) -> str:
+    """Return the shape of each leaf, as text."""
+    return ", ".join(
+        f"{name} has shape {array.shape}"
+        for what, tree in trees.items()
+        for name, array in named_leaves(tree, what)
+    )
 
 
 def _numbers(what, array):

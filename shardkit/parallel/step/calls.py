@@ -19,7 +19,7 @@ from functools import partial
 from ...array.device import Device
 from ...comm.backend import CommunicationBackend
 from ...errors import CommunicationError, OutOfMemoryError
-from ...nn.autograd import WeightGradients, first_gradient
+from ...nn.autograd import WeightGradients, first_gradient, origin_of
 from ...nn.context import surrounded_by
 from ...nn.module import Parameter, members_of
 from ...nn.tape import parameter_uses, walk
@@ -167,7 +167,7 @@ class CalledWork:
             gradients.when_closed = partial(self._reduce_now, inputs.gradient_scale)
         try:
             stops = gradients.stops(parameter_uses(output))
-            walk(output, first_gradient(output, gradient), stops=stops)
+            walk((origin_of(output),), (first_gradient(output, gradient),), stops=stops)
             gradients.end()
         finally:
             gradients.give_up()

@@ -16,6 +16,7 @@ of the same form, so they know without messages when to agree: after the 2nd and
 
 import warnings
 
+from ...array.backend import is_array
 from ...array.graphs import GraphMemory
 from ...comm.backend import CommunicationBackend
 from ...comm.mesh import Mesh
@@ -169,6 +170,9 @@ class CudaGraphs:
         if recording.num_steps < CAPTURED:
             return self._work
         if recording.num_steps == CAPTURED:
+            if not all(is_array(part) for each in inputs.micro_batches for part in each[:2]):
+                self._refuse("x or y is a tree of arrays, and a graph reads one of each")
+                return self._work
             recording.places = places
             return CapturingWork(self._work, self._memory, recording, inputs, self._refuse)
         if recording.places != places:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy
 
-from ...array.backend import to_host
+from ...array.backend import is_array, to_host
 from ...array.graphs import GraphCalls, GraphMemory, GraphRecorder
 from ...array.products import doing_meanwhile
 from ...errors import ShardingError
@@ -129,6 +129,8 @@ class CapturingWork:
         recorder = GraphRecorder(self._memory, {**_whole_parameters(owners), **buffers})
         with doing_meanwhile(None):
             result = recorder.captured(compute)
+        if result is not None and not is_array(result):
+            recorder.refuse("its unit passes on a tree of arrays")
         for name, value in _state_of(blocks).items():
             if state.get(name) != value:
                 recorder.refuse(f"it changes the attribute {name}, which a replay would not do")

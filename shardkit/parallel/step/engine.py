@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from functools import cached_property
 from math import isfinite, nan
+from operator import itemgetter
 
 import numpy
 
@@ -30,7 +31,7 @@ from ..data.overlap import Overlap
 from ..data.unit import Unit
 from ..settings import ShardingConfiguration
 from .assembly import Assembly
-from .batch import AgreedBatch, Batches
+from .batch import AgreedBatch, Batches, each
 from .cuda_graphs import Compilation
 from .evaluation import Evaluation
 from .inputs import Inputs, MicroBatch, Results, Update
@@ -89,7 +90,6 @@ class Engine:
             self.numerics,
             self.weights,
             seed=config.seed,
-            dtype=self.units[0].dtype,
         )
         is_possible = (
             self.device.kind == "cpu"
@@ -263,13 +263,13 @@ class Engine:
         self._check_own_weights()
         num = self.config.micro_batches
         batch = self._batches.agree(x, y, num, loss, ballot)
-        size = len(batch.x) // num
-        x = self.numerics.entering(self.device.from_host(batch.x))
-        y = self.device.from_host(batch.y)
+        size = batch.own_samples // num
+        x = self.numerics.entering(each(self.device.from_host, batch.x))
+        y = each(self.device.from_host, batch.y)
         micro_batches = tuple(
             MicroBatch(
-                x[start : start + size],
-                y[start : start + size],
+                _samples(x, start, size),
+                _samples(y, start, size),
                 ForwardContext(
                     training=True,
                     seed=self.config.seed,
@@ -361,3 +361,8 @@ class Engine:
         self.drop_gradients()
         for unit in self.units:
             unit.gather_if_lasting()
+
+
+def _samples(tree, first: int, count: int):
+    """Return some samples of an array, or of each array of a tree; no copies."""
+    return each(itemgetter(slice(first, first + count)), tree)

@@ -2,15 +2,18 @@
 
 import numpy
 
+from ...array import fresh
 from ...array.backend import to_host
 from ...array.device import Device
 from ...array.halves import widened
-from ...comm.failure.agreement import collectively
 from ...comm.mesh import Mesh
-from ...nn.autograd import Tensor, no_grad
+from ...errors import ShapeError
+from ...nn.autograd import no_grad
 from ...nn.context import ForwardContext
+from ...nn.trees import as_tensors
+from ...tree import leaves, map_tree
+from ..pipeline.form import Form
 from ..tensor.vocabulary import whole_outputs
-from .batch import check_peers
 from .inputs import Inputs, MicroBatch
 from .votes import StepLosses, mean
 
@@ -23,7 +26,6 @@ class Evaluation:
     batches    the door that x and y come in by (batch.py)
     losses     sums them over the ranks
     weights    that must not await the values of a checkpoint
-    dtype      of predictions
     """
 
     def __init__(
@@ -38,7 +40,6 @@ class Evaluation:
         weights,
         *,
         seed: int,
-        dtype: str,
     ):
         self._runtime = runtime
         self._program = program
@@ -51,27 +52,38 @@ class Evaluation:
         self._numerics = numerics
         self._weights = weights
         self._seed = seed
-        self._dtype = dtype
 
     def predict(self, x):
-        """Return the output of the last block for this replica's x, a NumPy array, on all its
-        pipeline ranks.
+        """Return the output of the last block for this replica's x, a NumPy array or a tree of
+        them, on all its pipeline ranks.
         """
         self._weights.check()
-        with collectively(self._mesh.world):
-            x = self._batches.checked_input(x)
-        if self._batches.compares_peers:
-            check_peers(self._mesh, x)
+        x = self._batches.agree_on_input(x)
         with whole_outputs():
             prediction = self.forward(x)
-        shape = self._pipeline.broadcast_object(
-            None if prediction is None else prediction.shape, self._last_rank
-        )
+        if prediction is not None:
+            prediction = map_tree(lambda leaf: widened(to_host(leaf)), prediction)
+        return self._from_last_stage(prediction)
+
+    def _from_last_stage(self, prediction):
+        """Return the prediction of the last stage on all pipeline ranks; None is given elsewhere.
+
+        Errors, on all pipeline ranks: ShapeError if its structure cannot be sent.
+        """
+        if self._pipeline.world_size == 1:
+            return prediction
+        told = None if prediction is None else _description(Form.of(prediction))
+        told = self._pipeline.broadcast_object(told, self._last_rank)
+        if isinstance(told, Exception):
+            raise told
+        form = Form.unpacked(told)
         if prediction is None:
-            prediction = numpy.empty(shape, self._dtype)
-        prediction = widened(to_host(prediction))
-        self._pipeline.broadcast(prediction, self._last_rank)
-        return prediction
+            arrays = [numpy.empty(*leaf) for leaf in form.layout]
+        else:
+            arrays = [fresh.contiguous(leaf) for leaf in leaves(prediction)]
+        for array in arrays:
+            self._pipeline.broadcast(array, self._last_rank)
+        return form.filled(arrays)
 
     def mean_loss(self, x, y) -> float:
         """Return the mean loss over the parts of all data ranks; NaN if nothing in them counts."""
@@ -89,8 +101,8 @@ class Evaluation:
         prediction, total = self.forward(batch.x), 0.0
         if prediction is not None:
             with no_grad():
-                targets = self._device.from_host(batch.y)
-                total = float(criterion.total(Tensor(prediction), targets).item())
+                targets = map_tree(self._device.from_host, batch.y)
+                total = float(criterion.total(as_tensors(prediction), targets).item())
         total, items = self._losses.summed(
             [total, criterion.count(batch.y)] if is_counted else [0.0, 0.0]
         )
@@ -101,6 +113,14 @@ class Evaluation:
 
         texts   the pass over texts that are being continued (nn/texts.py)
         """
-        x = self._numerics.entering(self._device.from_host(x))
+        x = self._numerics.entering(map_tree(self._device.from_host, x))
         part = MicroBatch(x, None, ForwardContext(seed=self._seed, texts=texts))
         return self._runtime.run(self._program, Inputs((part,))).predictions.get(0)
+
+
+def _description(form: Form):
+    """Return the packed form, or the error that says why there is none."""
+    try:
+        return form.packed()
+    except ShapeError as error:
+        return error

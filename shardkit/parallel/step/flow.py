@@ -4,12 +4,15 @@
                          unit 0 <--B-- unit 1 <--RECV, SEND-- unit 2 <--B-- ...
                            W             W                      W
 
-Each unit and micro-batch is computed by itself (work.py), cut at the unit's input.
+Each unit and micro-batch is computed by itself (work.py), cut at the unit's input. What units hand
+on is an array or a tree of arrays, so a skip connection goes along with the state; the gradient of
+a tree is a list, with None for leaves that have none.
 """
 
 from typing import Any
 
 from ...schedule.actions import Action, Kind
+from ..pipeline.form import key_of
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
 
@@ -69,8 +72,8 @@ class Flow:
     def begin(self, actions: tuple[Action, ...], inputs: Inputs) -> None:
         """Begin a program: post its first receive."""
         if self._has_neighbors:
-            shapes = [micro_batch.x.shape for micro_batch in inputs.micro_batches]
-            self.transfers.begin(actions, shapes, self.work.arrival)
+            keys = [key_of(micro_batch.x) for micro_batch in inputs.micro_batches]
+            self.transfers.begin(actions, keys, self.work.arrival)
 
     def end(self) -> None:
         """End a program that has been executed."""

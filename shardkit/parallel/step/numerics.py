@@ -34,9 +34,10 @@ import numpy
 from ...array import products
 from ...array.blas import Library, library_named
 from ...array.dtypes import dtype_named, is_floating
-from ...array.halves import rounded
+from ...array.halves import copy, rounded
 from ...errors import ConfigurationError
 from ..settings import ShardingConfiguration
+from .batch import each
 
 INITIAL_SCALE, GROWTH_INTERVAL = 1024.0, 2000
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**24
@@ -87,11 +88,18 @@ class Numerics:
         return self.compute_dtype == numpy.float16
 
     def entering(self, x):
-        """Return a batch's x as the first block reads it.
+        """Return a batch's x, an array or a tree of arrays, as the first block reads it.
 
-        Floating numbers are rounded to the dtype that mixed blocks compute in.
+        This is the one place where floating numbers are cast to the dtype that blocks compute in:
+        float64 to float32 and the other way round, both to half floats where blocks are mixed.
+        Integers and bool stay what they are.
         """
-        return rounded(x, self.compute_dtype) if self.is_mixed and is_floating(x.dtype) else x
+        return each(self._entering, x)
+
+    def _entering(self, array):
+        if array.dtype == self.compute_dtype or not is_floating(array.dtype):
+            return array
+        return (rounded if self.is_mixed else copy)(array, self.compute_dtype)
 
     @contextmanager
     def in_use(self):

@@ -1,7 +1,8 @@
 """What computes: forward, backward and weight gradient of one unit on one micro-batch, each with a
 tape of its own.
 
-    F   x --blocks--> output                    the tape is kept, or only x with checkpointing
+    F   x --blocks--> output                    the tape is kept, or only x with checkpointing;
+                                                each is an array or a tree of arrays
     B   gradient of output --> gradient of x    forward again first, if only x was kept
     W   what the tape still owes to parameters
 
@@ -10,13 +11,15 @@ what its buffers observe does not count.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from ...array.arena import Arena
-from ...array.backend import xp_of
+from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ...nn.buffer import unobserved
 from ...nn.context import forward_context
+from ...nn.trees import arrays_of, as_tensors, backward_through, gradients_of
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
 from .inputs import Inputs
@@ -26,11 +29,12 @@ from .inputs import Inputs
 class UnitGraph:
     """One unit's work on one micro-batch, from its forward to its weight gradient.
 
-    output   None while only the input is kept
+    input    a Tensor, or a tree of Tensors
+    output   a Tensor, or a tree of Tensors and arrays; None while only the input is kept
     """
 
-    input: Tensor
-    output: Tensor | None = None
+    input: Any
+    output: Any = None
     weight_gradients: WeightGradients | None = None
 
 
@@ -73,8 +77,11 @@ class Work:
         """Return the output of a unit for micro-batch m, or its loss, summed over the items."""
         context = inputs.micro_batches[m].context
         learns = inputs.loss is not None and place >= self._first_trained
-        takes_gradient = place > self._first_trained and is_floating(x.dtype)
-        graph = UnitGraph(Tensor(x, requires_grad=takes_gradient))
+        takes_gradient = place > self._first_trained
+        if is_array(x):
+            graph = UnitGraph(Tensor(x, takes_gradient and is_floating(x.dtype)))
+        else:
+            graph = UnitGraph(as_tensors(x, takes_gradient=takes_gradient))
         if learns and self._keep_activations:
             output = graph.output = self._compute(place, m, graph.input, inputs, context)
         else:
@@ -82,9 +89,9 @@ class Work:
                 output = self._compute(place, m, graph.input, inputs, context)
         if learns:
             self._graphs[place, m] = graph
-        return output.array
+        return output.array if type(output) is Tensor else arrays_of(output)
 
-    def _compute(self, place, m, x, inputs, context) -> Tensor:
+    def _compute(self, place, m, x, inputs, context):
         """Run the unit's blocks, and after the last unit the loss, summed over the items."""
         with forward_context(context):
             for block in self.units[place].plan.blocks:
@@ -93,11 +100,11 @@ class Work:
                 return inputs.loss.total(x, inputs.micro_batches[m].y)
             return x
 
-    def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=backward_inputs):
+    def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=None):
         """Return the gradient of the unit's input, or None for the first unit that is trained.
 
-        gradient   of the unit's output; None after the loss
-        walk       (output, gradient) -> what is still to be computed for parameters
+        gradient   of the unit's output, of a tree a list; None after the loss
+        walk       (output, gradient) -> what is still to be computed for parameters; None: all is
         """
         graph = self._graphs[place, m]
         if graph.output is None:
@@ -105,8 +112,13 @@ class Work:
             graph.output = self._compute(place, m, graph.input, inputs, again)
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
+        if walk is None:
+            walk = backward_inputs if type(graph.output) is Tensor else backward_through
         graph.weight_gradients = walk(graph.output, gradient)
-        for_input = graph.input.grad
+        for_input = None
+        if place > self._first_trained:
+            is_usual = type(graph.input) is Tensor and graph.input.grad is not None
+            for_input = graph.input.grad if is_usual else gradients_of(graph.input)
         graph.input = graph.output = None
         return for_input
 

@@ -1,0 +1,120 @@
+"""Trees of Tensors: what a block takes and returns where it is not one array.
+
+    x {grid, time}  --as_tensors-->  Tensors  --blocks-->  (state, skip)  --arrays_of-->  arrays
+    gradients of the leaves of x  <--gradients_of--  Tensors  <--backward_through--  [array or None]
+
+A leaf of floating point takes a gradient, and has one of zeros if nothing used it, so that it does
+not depend on where a chain of blocks is cut what is added to what. Other leaves take none.
+"""
+
+import numpy
+
+from ..array import fresh, halves
+from ..array.backend import is_device_array, xp_of
+from ..array.dtypes import is_floating
+from ..errors import AutogradError
+from ..tree import is_tree, leaves, map_tree, structure
+from .autograd import (
+    Tensor,
+    WeightGradients,
+    array_of,
+    first_gradient,
+    origin_of,
+)
+from .tape import walk
+
+
+def given_arrays(x):
+    """Return what a caller passes (arrays, Tensors, lists of numbers, or a tree) as arrays."""
+
+    def array(leaf):
+        leaf = array_of(leaf)
+        return leaf if is_device_array(leaf) else numpy.asarray(leaf)
+
+    return map_tree(array, x) if is_tree(x) else array(x)
+
+
+def entering(x, dtype):
+    """Return the arrays of x as a model of this dtype takes them: floating numbers are cast to it,
+    once; integers and bool stay what they are.
+    """
+
+    def cast(array):
+        is_fine = array.dtype == dtype or not is_floating(array.dtype)
+        return array if is_fine else halves.copy(array, dtype)
+
+    return map_tree(cast, x)
+
+
+def as_tensors(x, *, takes_gradient: bool = False):
+    """Return x, an array or a tree of arrays, as Tensors that are leaves of a tape.
+
+    takes_gradient   those of floating point do
+    """
+
+    def tensor(array):
+        return Tensor(array, requires_grad=takes_gradient and is_floating(array.dtype))
+
+    return map_tree(tensor, x) if is_tree(x) else tensor(x)
+
+
+def arrays_of(output):
+    """Return the arrays of what blocks returned: a Tensor, or a tree of Tensors and arrays.
+
+    Errors: TypeError on anything else, and on a parameter, whose memory is not the block's to give.
+    """
+    return output.array if type(output) is Tensor else map_tree(_array_of, output)
+
+
+def _array_of(leaf):
+    if isinstance(leaf, Tensor):
+        if leaf.is_parameter:
+            raise TypeError(
+                f"a block returned its parameter {leaf.name}, which is released after the block; "
+                "return what is computed with it"
+            )
+        return leaf.array
+    if isinstance(leaf, numpy.generic):
+        return numpy.asarray(leaf)
+    if not hasattr(leaf, "dtype") or not hasattr(leaf, "shape"):
+        raise TypeError(
+            f"a block returned a {type(leaf).__name__}; wanted a Tensor, or a tuple, list, dict or "
+            "dataclass of Tensors and arrays"
+        )
+    return leaf
+
+
+def backward_through(output, gradient) -> WeightGradients:
+    """Run the backward for all leaves but the parameters (see backward_inputs).
+
+    output     a tree of Tensors and arrays
+    gradient   a list, with None for each leaf that has none
+    Errors: AutogradError if no gradient flows into any leaf.
+    """
+    roots = [
+        (leaf, part)
+        for leaf, part in zip(leaves(output), gradient, strict=True)
+        if part is not None and isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if not roots:
+        raise AutogradError(
+            f"backward through the outputs {structure(output)} of a block, but no gradient flows "
+            "into any of them; was one made of arrays instead of Tensors?"
+        )
+    deferred = []
+    first = [first_gradient(leaf, part) for leaf, part in roots]
+    walk([origin_of(leaf) for leaf, _ in roots], first, deferred=deferred)
+    return WeightGradients(deferred)
+
+
+def gradients_of(inputs):
+    """Return the gradient of each leaf that takes one, None for the others; of a tree a list."""
+    if type(inputs) is Tensor:
+        return _gradient_of(inputs)
+    return [_gradient_of(leaf) for leaf in leaves(inputs)]
+
+
+def _gradient_of(leaf):
+    if leaf.grad is None and leaf.requires_grad:
+        return fresh.zeros(leaf.shape, leaf.dtype, xp_of(leaf.array))
+    return leaf.grad
