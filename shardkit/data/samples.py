@@ -33,7 +33,7 @@ class Samples(ABC):
         """Return the samples of these numbers, in their order, as fresh arrays on the host.
 
         numbers  [n] int64 in [0, len), in any order, repeats allowed
-        returns  x [n, ...], y [n, ...]
+        returns  x [n, ...], y [n, ...]: arrays, or trees of arrays (shardkit/tree.py)
         Errors: CorpusError if a sample cannot be trained on, OSError. One thread calls at a time.
         """
 

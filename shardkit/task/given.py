@@ -14,6 +14,7 @@ from ..data.samples import TRAINING, VALIDATION, Samples
 from ..data.split import Selected, split_rows
 from ..errors import ConfigurationError
 from ..nn.module import Module
+from ..tree import is_tree, leaves, map_tree, named_leaves, num_samples, structure
 from .load import SCRIPT
 from .task import Task
 
@@ -23,25 +24,27 @@ _HELD_OUT_PERCENT = 10.0  # of data that is not split yet
 class ArraySamples(Samples):
     """Rows of two arrays, or of what is indexed like arrays: numpy.memmap, an h5py dataset.
 
-    x, y   [n, ...]
+    x, y   [n, ...], or trees of such (shardkit/tree.py)
     """
 
     def __init__(self, x, y):
-        if not len(x) or len(x) != len(y):
-            raise ConfigurationError(
-                f"x has {len(x):,} rows and y {len(y):,}; wanted the same number, at least 1"
-            )
+        arrays = [*named_leaves(x, "x"), *named_leaves(y, "y")]
+        if not arrays or not len(arrays[0][1]) or len({len(array) for _, array in arrays}) > 1:
+            found = ", ".join(f"{name} has {len(array):,} rows" for name, array in arrays)
+            raise ConfigurationError(f"{found}; wanted the same number, at least 1")
         self.x, self.y = x, y
 
     def __len__(self):
-        return len(self.x)
+        return num_samples(self.x)
 
     def read(self, numbers):
-        return _rows(self.x, numbers), _rows(self.y, numbers)
+        return tuple([map_tree(lambda leaf: _rows(leaf, numbers), t) for t in (self.x, self.y)])
 
     def fingerprint(self):
         digest = hashlib.sha256()
-        for array in (self.x, self.y):
+        for tree in (self.x, self.y):
+            digest.update(str(structure(tree)).encode() if is_tree(tree) else b"")
+        for array in leaves((self.x, self.y)):
             digest.update(f"{tuple(array.shape)} {array.dtype}".encode())
             step = max(1, len(array) // 256)
             digest.update(numpy.ascontiguousarray(array[::step][:256]).tobytes())

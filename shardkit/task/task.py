@@ -30,6 +30,7 @@ from ..data.samples import TRAINING, VALIDATION, Samples
 from ..errors import ConfigurationError
 from ..nn.module import Module
 from ..settings import as_section
+from ..tree import named_leaves
 
 OWN_SECTION = "task"  # of the settings that a task declares as Settings
 
@@ -170,12 +171,13 @@ class Task(ABC):
             "held-out samples, or give it a method samples_of(path, has_targets)"
         )
 
-    def outputs(self, prediction: numpy.ndarray) -> dict[str, numpy.ndarray]:
+    def outputs(self, prediction) -> dict[str, numpy.ndarray]:
         """Return {dataset: [n, ...]} that `shardkit predict` writes of the model's [n, ...].
 
+        prediction   an array, or a tree of arrays: {"mean": a} is written as prediction.mean
         Sample by sample; the same names, dtypes and shapes for any samples.
         """
-        return {"prediction": prediction}
+        return dict(named_leaves(prediction, "prediction"))
 
     # ---- reports ---------------------------------------------------------------------------------
 

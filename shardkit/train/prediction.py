@@ -17,6 +17,7 @@ from ..comm.failure.agreement import collectively
 from ..data import hdf5
 from ..data.samples import Samples
 from ..errors import ConfigurationError
+from ..tree import num_samples
 from .evaluation import SampleWindow, TrainedRun
 
 
@@ -55,7 +56,7 @@ def _write(run: TrainedRun, samples: Samples, path: Path) -> dict[str, tuple[int
         prediction = run.model.predict(window.x)
         with collectively(run.backend):
             outputs = run.task.outputs(prediction)
-            if any(len(values) != len(prediction) for values in outputs.values()):
+            if any(len(values) != num_samples(prediction) for values in outputs.values()):
                 raise ConfigurationError(
                     f"{type(run.task).__name__}.outputs returns another number of rows than it "
                     "was given; wanted one for each sample"

@@ -14,6 +14,7 @@ from ...comm.failure.agreement import agree
 from ...errors import StopVoted
 from ...nn.features import input_features
 from ...nn.metrics import metrics_of
+from ...tree import num_samples, rows
 from ..data.batches import own_part, split_batch
 from .callback import Callback
 from .journal import EpochProgress
@@ -72,7 +73,7 @@ class Epochs:
             if self._stop is not None and agree(self._model.mesh.world, self._stop()):
                 raise StopVoted("signal")
             (mine,) = split_batch(self._model.mesh, batch)
-            loss = self._model.train(x[mine], y[mine])
+            loss = self._model.train(rows(x, mine), rows(y, mine))
             if not self._synchronizes:
                 self._step()
             progress.total += len(batch) * loss
@@ -135,13 +136,15 @@ def evaluate_set(
         return None
     loss = model.sharding_configuration.loss
     measurement = Measurement(model.engine, metrics or {}, loss)
-    for start in range(0, len(samples[0]), batch_size):
-        x, y = (array[start : start + batch_size] for array in samples)
+    for start in range(0, num_samples(samples[0]), batch_size):
+        x, y = (rows(tree, slice(start, start + batch_size)) for tree in samples)
         mine = own_part(model.mesh, x), own_part(model.mesh, y)
-        has_part = len(mine[0]) > 0
-        measurement.add(*(mine if has_part else (x[:1], y[:1])), is_counted=has_part)
+        has_part = num_samples(mine[0]) > 0
+        measurement.add(
+            *(mine if has_part else (rows(x, slice(1)), rows(y, slice(1)))), is_counted=has_part
+        )
     mean, figures = measurement.figures()
-    return EvaluationResult(mean, len(samples[0]), figures)
+    return EvaluationResult(mean, num_samples(samples[0]), figures)
 
 
 def epochs_since_improvement(history, minimum_improvement: float) -> int:

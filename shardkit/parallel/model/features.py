@@ -7,6 +7,7 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import FeatureError
 from ...nn.features import input_features
+from ...tree import is_tree, structure
 
 
 class Featured:
@@ -69,6 +70,11 @@ def check_samples_given(module, batch, world) -> None:
         features_of(module)
         if batch is None:
             raise FeatureError("importance is measured on samples; pass x and y, or train first")
+        if is_tree(batch[0]):
+            raise FeatureError(
+                f"importance shuffles the columns of x, but x is {structure(batch[0])}; wanted one "
+                "array [samples, features]"
+            )
 
 
 def permutation_importance(engine, x, y) -> dict[str, float]:

@@ -16,6 +16,7 @@ import numpy
 from ...checkpoint.find import find_description
 from ...comm.failure.agreement import collectively
 from ...errors import CheckpointError
+from ...tree import leaves
 from .optimization import SETS, OptimizationInputData
 from .sharded_model import ShardedModel
 
@@ -120,7 +121,7 @@ def _outline_of(given: OptimizationInputData) -> dict[str, str]:
 
 def _hash_of(arrays) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
+    for array in leaves(tuple(arrays)):
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(numpy.ascontiguousarray(array))
     return digest.hexdigest()

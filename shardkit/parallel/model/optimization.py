@@ -18,6 +18,7 @@ from ...array.random import key_of, random_bits
 from ...comm.backend import CommunicationBackend
 from ...comm.failure.agreement import collectively
 from ...errors import ConfigurationError, ShapeError
+from ...tree import is_tree, leaves, named_leaves, num_samples, rebuild, structure
 from ..step.engine import Engine
 from .sharded_model import ShardedModel
 
@@ -28,7 +29,8 @@ SETS = ("train", "validation", "test")
 class OptimizationInputData:
     """The samples to learn from and to judge by, and how to go through them.
 
-    x_train, y_train             [samples, ...] each, global, the same on all ranks
+    x_train, y_train             [samples, ...] each, or trees of such arrays, global, the same on
+                                 all ranks
     x_validation, y_validation   judge each epoch; None: the training loss does
     x_test, y_test               looked at once, at the end; or None
     initial_solution             an nn.Module, a sharded model, or a canonical vector for the model
@@ -56,11 +58,13 @@ class OptimizationInputData:
     shuffle_seed: int | None = 0
 
     def samples(self, name: str):
-        """Return (x, y) of "train", "validation" or "test" as NumPy arrays; None if not given."""
+        """Return (x, y) of "train", "validation" or "test" as NumPy arrays, or trees of them; None
+        if not given.
+        """
         x, y = getattr(self, f"x_{name}"), getattr(self, f"y_{name}")
         if x is None and y is None:
             return None
-        return host_array(f"x_{name}", x), host_array(f"y_{name}", y)
+        return _on_host(f"x_{name}", x), _on_host(f"y_{name}", y)
 
     def check(self):
         """Raise ShapeError if x and y of a set do not match, ConfigurationError on bad sizes."""
@@ -86,8 +90,8 @@ class OptimizationInputData:
             )
         if not self.batches(0, num_parts):
             raise ConfigurationError(
-                f"{len(self.x_train)} training samples make no batch: data ranks x micro_batches = "
-                f"{num_parts} do not divide them; give {num_parts} or more"
+                f"{num_samples(self.x_train)} training samples make no batch: data ranks x "
+                f"micro_batches = {num_parts} do not divide them; give {num_parts} or more"
             )
 
     def check_samples(self, engine: Engine):
@@ -102,7 +106,7 @@ class OptimizationInputData:
 
     def batches(self, epoch: int, num_parts: int) -> list:
         """Return the sample numbers of each global batch of an epoch. No communication."""
-        count = len(self.x_train)
+        count = num_samples(self.x_train)
         order = numpy.arange(count)
         if self.shuffle_seed is not None:
             bits = random_bits(key_of(self.shuffle_seed, "epoch", epoch), 0, count)
@@ -137,19 +141,40 @@ def check_together(given: OptimizationInputData, backend: CommunicationBackend):
 
 
 def _check_set(name, x, y):
-    shapes = [None if array is None else numpy.shape(array) for array in (x, y)]
-    if not all(shapes) or shapes[0][0] != shapes[1][0] or shapes[0][0] == 0:
+    shapes = {
+        where: None if array is None else numpy.shape(array)
+        for what, tree in ((f"x_{name}", x), (f"y_{name}", y))
+        for where, array in (named_leaves(tree, what) if _is_several(tree) else [(what, tree)])
+    }
+    lengths = {shape[0] if shape else 0 for shape in shapes.values()}
+    if len(lengths) > 1 or 0 in lengths:
+        (first, shape), *others = shapes.items()
+        found = "".join(f" and {where} {of_other}" for where, of_other in others)
         raise ShapeError(
-            f"x_{name} has shape {shapes[0]} and y_{name} {shapes[1]}; wanted the same number of "
-            "samples, one or more, along dim 0"
+            f"{first} has shape {shape}{found}; wanted the same number of samples, one or more, "
+            "along dim 0"
         )
 
 
 def _outline(value) -> str:
     if value is None or isinstance(value, (int, numpy.integer)):
         return str(value)
+    if _is_several(value):
+        return f"{structure(value)} of {', '.join(map(_outline, leaves(value)))}"
     array = numpy.asarray(value)
     return type(value).__name__ if array.dtype == object else f"{array.dtype} {array.shape}"
+
+
+def _is_several(value) -> bool:
+    """Return True for a tree with an array in it."""
+    return value is not None and is_tree(value) and structure(value).num_leaves > 0
+
+
+def _on_host(what, value):
+    """Return an array, or a tree of arrays, on the host."""
+    if not _is_several(value):
+        return host_array(what, value)
+    return rebuild(structure(value), [host_array(*pair) for pair in named_leaves(value, what)])
 
 
 # ---- results -------------------------------------------------------------------------------------
