@@ -49,11 +49,10 @@ def record(
     needs_output=False,
     view_of=None,
     is_one_pass=False,
+    gives_new=False,
     differentiable=None,
 ) -> "Tensor":
     """Return the output tensor of an operation, on the tape if any parent takes a gradient.
-
-    gradient.
 
     array         what was computed
     parents       its inputs; those that are not Tensors (scalars, arrays) take no gradient
@@ -72,6 +71,8 @@ def record(
     is_one_pass   all gradients together cost about as much as one, and those of parameters are
                   small: where input and parameter gradients are asked for at different times, all
                   are computed the first time
+    gives_new      the gradients are arrays that backward has just made, each for one parent alone,
+                  and nobody else holds: a leaf may keep them as its `.grad`
     differentiable  (gradient, wanted, output) -> one Tensor or None per parent: the same gradients
                   as `backward`, made by operations on Tensors, so that they can be differentiated
                   again. `gradient` is a Tensor; `output` is this operation's result as a Tensor if
@@ -93,7 +94,7 @@ def record(
     saved = [(tensor, tensor._memory.version) for tensor in needs if isinstance(tensor, Tensor)]
     if needs_output:
         saved.append((memory, memory.version))
-    node = TapeNode(sources, wanted, backward, saved, is_one_pass, differentiable)
+    node = TapeNode(sources, wanted, backward, saved, is_one_pass, gives_new, differentiable)
     output = Tensor._made(array, node, memory)
     if needs_output and differentiable is not None:
         node.array = output.array

@@ -77,17 +77,21 @@ class TapeNode:
         "backward",
         "saved",
         "is_one_pass",
+        "gives_new",
         "differentiable",
         "array",
     )
 
-    def __init__(self, sources, wanted, backward, saved, is_one_pass, differentiable=None):
+    def __init__(
+        self, sources, wanted, backward, saved, is_one_pass, gives_new=False, differentiable=None
+    ):
         self.order = -next(_sequence)  # a min-heap of these yields the newest first
         self.sources = sources
         self.wanted = wanted
         self.backward = backward
         self.saved = saved  # [(what carries .version, version when recorded)]
         self.is_one_pass = is_one_pass  # all its gradients cost as much as one of them
+        self.gives_new = gives_new  # nobody else holds its gradients
         self.differentiable = differentiable  # backward on Tensors, or None
         self.array = None  # what it made, if `backward` holds it anyway
 
@@ -164,18 +168,18 @@ def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
             gradients = node.backward(gradient, node.wanted)
         else:
             gradients = _split(node, gradient, deferred)
-        _deliver(node.sources, gradients, pending, heap)
+        _deliver(node, gradients, pending, heap)
         if not retain_graph:
             node.release()
 
 
-def _deliver(sources, gradients, pending, heap):
+def _deliver(node, gradients, pending, heap):
     """Pass each gradient to its source: leaves add it, nodes collect all before their turn."""
-    for source, gradient in zip(sources, gradients, strict=True):
+    for source, gradient in zip(node.sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
         if not isinstance(source, TapeNode):
-            _accumulate(source, gradient)
+            _accumulate(source, gradient, node.gives_new)
         elif source in pending:
             # Never in place: both may be shared.
             pending[source] = fresh.compute("add", pending[source], gradient)
@@ -184,8 +188,11 @@ def _deliver(sources, gradients, pending, heap):
             heappush(heap, (source.order, source))
 
 
-def _accumulate(leaf, gradient):
-    """Add the gradient to leaf.grad in place, or copy the first into empty memory."""
+def _accumulate(leaf, gradient, is_new=False):
+    """Add the gradient to leaf.grad in place; keep the first if it is new, or copy it."""
+    if leaf.grad is None and is_new and gradient.flags.c_contiguous:
+        leaf.grad = gradient
+        return
     if leaf.grad is None:
         is_scalar = isinstance(gradient, numpy.generic)
         leaf.grad = numpy.asarray(gradient) if is_scalar else fresh.copy(gradient)

@@ -85,6 +85,23 @@ def test_a_new_grad_shares_memory_with_nothing():
     assert x.grad.flags.writeable
 
 
+def test_a_leaf_keeps_a_new_gradient_which_stays_its_own():
+    made = []
+
+    def backward(gradient, wanted):
+        made.append(2 * gradient)
+        return (made[-1],)
+
+    x = Tensor(numpy.ones(3), requires_grad=True)
+    y = record(2 * x.array, (x,), backward, gives_new=True)
+    y.backward(numpy.ones(3), retain_graph=True)
+    assert x.grad is made[0]
+    y.backward(numpy.ones(3))
+    assert x.grad is made[0]
+    numpy.testing.assert_array_equal(x.grad, [4, 4, 4])
+    numpy.testing.assert_array_equal(made[1], [2, 2, 2])
+
+
 def test_a_grad_bound_to_another_shape_is_refused():
     x = leaf(2, 3)
     x.grad = numpy.zeros(3, "float32")

@@ -85,7 +85,8 @@ def _recorded(kernel, x, weight, bias, y, mean, variance, eps):
         return None if for_x is None else for_x.reshape(shape), for_weight, for_bias
 
     parents = (x, weight, bias)
-    return record(y.reshape(shape), parents, backward, needs=(x, weight), is_one_pass=True)
+    about = {"needs": (x, weight), "is_one_pass": True, "gives_new": True}
+    return record(y.reshape(shape), parents, backward, **about)
 
 
 def _lines(x):

@@ -24,7 +24,7 @@ def window_sums(x: Tensor, dim: int, windows) -> Tensor:
         return (window_sums(gradient, dim, windows.back),)
 
     y = rounded(_sums(widened(x.array), dim, windows), dtype)
-    return record(y, (x,), backward, differentiable=differentiable)
+    return record(y, (x,), backward, gives_new=True, differentiable=differentiable)
 
 
 def window_maxima(x: Tensor, windows) -> Tensor:
@@ -46,7 +46,7 @@ def _recorded(x, y, chosen, windows):
     def differentiable(gradient, wanted, output):
         return (_placed(gradient, chosen, windows),)
 
-    return record(y, (x,), backward, differentiable=differentiable)
+    return record(y, (x,), backward, gives_new=True, differentiable=differentiable)
 
 
 def _placed(gradient, chosen, windows):
@@ -59,7 +59,7 @@ def _placed(gradient, chosen, windows):
         return (_recorded(second, _picked(second.array, chosen, windows), chosen, windows),)
 
     placed = kernels.pool_maxima_backward(gradient.array, chosen, windows)
-    return record(placed, (gradient,), backward, differentiable=differentiable)
+    return record(placed, (gradient,), backward, gives_new=True, differentiable=differentiable)
 
 
 def _picked(x, chosen, windows):
