@@ -3,6 +3,7 @@ threads.
 """
 
 import numpy
+import pytest
 from hybrids import Box, gpt, hybrid, layers_for, step_once, trained, whole_vector
 
 import shardkit as sk
@@ -72,6 +73,7 @@ def owned_boxes(model):
     ]
 
 
+@pytest.mark.sweep
 def test_512_ranks_tile_every_parameter_once_and_take_the_step_of_one_rank():
     """FSDP x tensor x 1F1B, each axis 8: every array of the state, and one AdamW step with
     clipping, to 1e-12.
