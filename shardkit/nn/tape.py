@@ -168,18 +168,18 @@ def walk(outputs, gradients, *, retain_graph=False, deferred=None, stops=()):
             gradients = node.backward(gradient, node.wanted)
         else:
             gradients = _split(node, gradient, deferred)
-        _deliver(node, gradients, pending, heap)
+        _deliver(node.sources, gradients, pending, heap, node.gives_new)
         if not retain_graph:
             node.release()
 
 
-def _deliver(node, gradients, pending, heap):
+def _deliver(sources, gradients, pending, heap, are_new=False):
     """Pass each gradient to its source: leaves add it, nodes collect all before their turn."""
-    for source, gradient in zip(node.sources, gradients, strict=True):
+    for source, gradient in zip(sources, gradients, strict=True):
         if source is None or gradient is None:
             continue
         if not isinstance(source, TapeNode):
-            _accumulate(source, gradient, node.gives_new)
+            _accumulate(source, gradient, are_new)
         elif source in pending:
             # Never in place: both may be shared.
             pending[source] = fresh.compute("add", pending[source], gradient)
