@@ -120,6 +120,16 @@ def recurrent(name, steps_, batch, num_in, width):
     return steps(ours, theirs, *inputs)
 
 
+def fourier(shape):
+    """Return the case of a transform of the grid of x to its spectrum, and back."""
+    sizes, dims = shape[2:], tuple(range(2, len(shape)))
+    return steps(
+        lambda x: ops.fft.irfftn(ops.fft.rfftn(x, dim=dims), sizes, dims),
+        lambda torch: lambda x: torch.fft.irfftn(torch.fft.rfftn(x, dim=dims), sizes, dims),
+        normal(*shape),
+    )
+
+
 def attention(shape, **more):
     """Return the case of attention between q, k and v of this shape."""
     return steps(
@@ -175,6 +185,9 @@ CASES = {
     "lstm of 128 steps, 16 x 32 to 256": lambda: recurrent("lstm", 128, 16, 32, 256),
     "lstm of 128 steps, 8 x 64 to 128": lambda: recurrent("lstm", 128, 8, 64, 128),
     "gru of 128 steps, 32 x 64 to 128": lambda: recurrent("gru", 128, 32, 64, 128),
+    "rfft and irfft, 32 x 64 x 1024": lambda: fourier((32, 64, 1024)),
+    "rfft and irfft in 2-D, 8 x 32 x 64 x 64": lambda: fourier((8, 32, 64, 64)),
+    "rfft and irfft in 3-D, 2 x 16 x 32 x 32 x 32": lambda: fourier((2, 16, 32, 32, 32)),
     "attention to all, 8 x 8 x 256 x 32": lambda: attention((8, 8, 256, 32)),
     "causal attention, 8 x 8 x 256 x 32": lambda: attention((8, 8, 256, 32), is_causal=True),
     "attention with a mask, 8 x 8 x 256 x 32": lambda: attention(

@@ -73,6 +73,26 @@ def test_one_dimension_there_and_back_is_the_signal(size):
     assert ops.fft.rfft(Tensor(x.array.astype("float32"))).dtype == "float32"
 
 
+@pytest.mark.parametrize("norm", ["backward", "ortho", "forward"])
+@pytest.mark.parametrize("name", ["rfftn", "irfftn", "fftn", "ifftn"])
+def test_float32_is_float64_rounded_with_the_same_bits_in_every_layout(name, norm):
+    def run(x):
+        before, leaf = x.copy(), Tensor(x, requires_grad=True)
+        y = getattr(ops.fft, name)(leaf, dim=(0, 2), norm=norm)
+        y.backward(y.array)
+        assert y.dtype == leaf.grad.dtype == x.dtype and (x == before).all()
+        return y.array, leaf.grad
+
+    x = normal(6, 3, 14, 2)[..., slice(None) if name != "rfftn" else 0].astype("float32")
+    found = run(x)
+    for array, wanted in zip(found, run(x.astype("float64"))):
+        tolerance = 8 * numpy.finfo("float32").eps * abs(wanted).max()
+        numpy.testing.assert_allclose(array, wanted, rtol=0, atol=tolerance)
+    turned, wide = numpy.moveaxis(numpy.moveaxis(x, 0, -1).copy(), -1, 0), numpy.repeat(x, 2, 1)
+    for layout in (turned, wide[:, ::2]):
+        assert [array.tobytes() for array in run(layout)] == [array.tobytes() for array in found]
+
+
 def test_complex_products_are_those_of_pytorch():
     view = torch.view_as_complex
 
