@@ -171,6 +171,43 @@ def test_what_cannot_be_captured_is_told_and_trains_on(gpu, layer, reason):
     assert reason in reason_of_refusal(*FSDP, model=lambda: layers(layer()))
 
 
+class Fork(sk.nn.Linear):
+    """x -> (state, skip)."""
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Join(sk.nn.Linear):
+    """(state, skip) -> x."""
+
+    def check_input(self, x):
+        assert len(x) == 2
+
+    def forward(self, x):
+        state, skip = x
+        return super().forward(state) + skip
+
+
+@pytest.mark.parametrize("mesh", [(1, 2, 1), (2, 1, 1)], ids=str)
+def test_trees_between_blocks_train_on_uncompiled(gpu, mesh):
+    settings = {"policy": "fsdp"}
+    text = reason_of_refusal(mesh, settings, model=lambda: layers(Fork(6, 6), Join(6, 6)))
+    assert "its unit passes on a tree of arrays" in text
+
+
+def test_batches_of_trees_train_on_uncompiled(gpu):
+    def on_trees(model, step):
+        numbers = numpy.random.default_rng(step)
+        x, y = [numbers.normal(size=(12, width)).astype("f4") for width in (4, 2)]
+        return model.train(*sk.split_batch(model.mesh, (x, x), y))
+
+    def make():
+        return sk.nn.Sequential(Join(4, 4), *[layer for _, layer in layers().blocks()])
+
+    assert "x or y is a tree" in reason_of_refusal(*FSDP, model=make, work=on_trees)
+
+
 def test_tensor_parallel_models_are_refused_with_the_reason(gpu):
     def on_rank(backend):
         model = hybrid(backend, (1, 1, 2), policy="ddp", device="cuda")

@@ -2,8 +2,6 @@
 a serial run in float64.
 """
 
-import warnings
-
 import numpy
 import pytest
 from builders import STRATEGIES, full_gradient, sha256
@@ -14,6 +12,7 @@ from shardkit import nn
 from shardkit.cli.settings import Given
 from shardkit.errors import ShapeError
 from shardkit.nn import as_tensors
+from shardkit.nn.metrics import Metric, exact_lanes, exact_value
 from shardkit.schedule import ORDERS
 from shardkit.task.given import ArraySamples
 from shardkit.train import train_run
@@ -180,6 +179,29 @@ def test_predictions_and_losses_are_those_of_the_plain_model(num_ranks, stages):
         assert loss == pytest.approx(float(distance(as_tensors(whole), y).item()), rel=RTOL)
 
 
+class Spread(Metric):
+    """The sum of the last leaf of predictions and of the first of y, over the samples."""
+
+    def sums(self, prediction, y):
+        total = float(prediction.parts[0].sum() + y["mean"].sum())
+        return numpy.array([*exact_lanes(total), len(y["mean"])])
+
+    def value(self, sums):
+        return exact_value(sums[:-1]) / sums[-1]
+
+
+def test_metrics_get_trees():
+    x, y = tree_batch()
+    wanted = (Trees(steps=4).predict(x).parts[0].sum() + y["mean"].sum()) / SAMPLES
+
+    def run(backend):
+        model = hybrid(backend, 2)
+        model.evaluate(*sk.split_batch(model.mesh, x, y), {"spread": Spread()})
+        return model.get_model_metadata()["evaluation"]["metrics"]["spread"]
+
+    assert sk.run_ranks(4, run) == [pytest.approx(wanted)] * 4
+
+
 def test_no_samples_have_an_empty_prediction_of_the_same_structure():
     def run(backend):
         model = hybrid(backend, 2)
@@ -322,6 +344,34 @@ def run_alone(backend, model):
     return [model.train(x, y) for x in (x, tuple(x.values()), more, x, more)]
 
 
+@pytest.mark.parametrize("where", ["enter", "leave"])
+def test_a_stage_that_runs_out_of_memory_sends_zeros_of_the_same_form(where):
+    """In the third step, when forms are known: all ranks raise, and go on with the same bits."""
+
+    def run(is_short):
+        def on_rank(backend):
+            model = hybrid(backend, 3)
+            block = getattr(model.wrapped_model, where)
+            forward = block.forward
+            batches = [sk.split_batch(model.mesh, *tree_batch(step=step)) for step in range(4)]
+            for step, batch in enumerate(batches):
+                if is_short and step == 2:
+                    block.forward = _out_of_memory
+                    with pytest.raises(sk.OutOfMemoryError):
+                        model.train(*batch)
+                    block.forward = forward
+                model.train(*batch)
+            return sha256(model.gather_full_parameters())
+
+        return set(sk.run_ranks(3, on_rank))
+
+    assert len(run(True) | run(False)) == 1
+
+
+def _out_of_memory(x):
+    raise MemoryError("a large array")
+
+
 def test_what_a_block_may_not_return_is_named_on_all_ranks():
     class Wrong(nn.Module):
         def __init__(self, made):
@@ -342,8 +392,7 @@ def test_what_a_block_may_not_return_is_named_on_all_ranks():
             with pytest.raises(Exception, match=text):
                 sharded.train(*sk.split_batch(sharded.mesh, *tree_batch()))
 
-    with warnings.catch_warnings():
-        sk.run_ranks(2, run)
+    sk.run_ranks(2, run)
 
 
 # ---- models of the shelf -------------------------------------------------------------------------
