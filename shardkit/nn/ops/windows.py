@@ -1,6 +1,9 @@
 """Sums and maxima of windows along one dimension, which pooling and interpolation are made of."""
 
 from itertools import product
+from math import prod
+
+import numpy
 
 from ...array import fresh, kernels
 from ...array.backend import xp_of
@@ -9,9 +12,11 @@ from ...array.lines import along, read, tap_counts
 from ...array.reference.pooling import read_tap
 from ..autograd import Tensor, record
 
+PIECE_ELEMENTS = 1 << 17
+
 
 def window_sums(x: Tensor, dim: int, windows) -> Tensor:
-    """Return the weighted sum of what each window reads of x along dim.
+    """Return the weighted sum of what each window reads of x [N, C, *grid] along a dim of the grid.
 
     windows  array.lines.Windows over x.shape[dim] elements
     """
@@ -71,15 +76,30 @@ def _picked(x, chosen, windows):
 
 
 def _sums(x, dim, windows):
-    """Return the weighted sums of an array's windows; a table that goes back may have none."""
+    """Return the weighted sums of an array's windows; a table that goes back may have none.
+
+    On a CPU some planes of the grid at a time: what lies between two steps stays in cache.
+    """
     xp = xp_of(x)
     shape = [*x.shape]
     shape[dim] = windows.index.shape[1]
     total = fresh.zeros(tuple(shape), x.dtype, xp)
+    planes, sums = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in (x, total)]
+    num_planes = len(planes)
+    if xp is numpy:
+        num_planes = PIECE_ELEMENTS // max(1, *[prod(a.shape[1:]) for a in (planes, sums)])
+    num_planes = max(1, num_planes)
+    for start in range(0, len(planes), num_planes):
+        piece = slice(start, start + num_planes)
+        _add_sums(planes[piece], dim - 1, windows, sums[piece])
+    return total
+
+
+def _add_sums(x, dim, windows, total):
+    xp = xp_of(x)
     for row, weight in zip(windows.index, windows.weight):
         part = read(x, dim, row)
         if weight.size and (weight == weight[0]).all():
             total += part if weight[0] == 1 else part * x.dtype.type(weight[0])
         else:
             total += part * along(xp.asarray(weight.astype(x.dtype)), dim, x.ndim)
-    return total
