@@ -6,6 +6,8 @@ said to have the same bits is compared bit by bit.
 """
 
 import inspect
+import sys
+from collections import Counter
 
 import numpy
 import pytest
@@ -100,6 +102,27 @@ def test_the_bits_do_not_depend_on_strides_and_inputs_may_be_read_only(name, lin
         arguments = mapped(change, made(line, shape, "float32"))
         got = results(getattr(kernels, name), arguments, line)
         assert bits(got) == wanted, change.__name__
+
+
+def test_compiled_functions_that_one_function_makes_have_names_of_their_own():
+    """Processes link loops that others compiled by these names (compiled.py)."""
+    modules = [
+        module for name, module in sys.modules.items() if name.startswith("shardkit.array.cpu.")
+    ]
+    found, todo = {}, [value for module in modules for value in vars(module).values()]
+    while todo:
+        value = todo.pop()
+        function = getattr(value, "py_func", None)
+        if isinstance(value, (tuple, list)):
+            todo += value
+        elif isinstance(value, dict) and len(value) < 100:
+            todo += value.values()
+        elif function is not None and id(value) not in found:
+            found[id(value)] = function.__module__, function.__qualname__
+            todo += [cell.cell_contents for cell in function.__closure__ or ()]
+    names = Counter(found.values())
+    assert sum(name.endswith("_multiply") for _, name in names) > 1  # made by one function
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("name", TABLE)
