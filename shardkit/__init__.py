@@ -43,7 +43,7 @@ from .errors import (
 )
 from .nn import models
 from .nn.metrics import Metric
-from .optim import EMA, SGD, Adam, AdamW, Lion, Momentum, ParameterGroup, schedules
+from .optim import EMA, SGD, Adam, AdamW, Lion, Momentum, Muon, ParameterGroup, schedules
 from .parallel import (
     DDPModel,
     DDPOptimizer,
@@ -105,6 +105,7 @@ __all__ = [
     "Metric",
     "Lion",
     "Momentum",
+    "Muon",
     "NonFiniteError",
     "OptimizationInputData",
     "OptimizationResult",

@@ -24,11 +24,12 @@ from .paths import (
     check_averaged,
     is_aged,
     model_shapes,
+    parameter_of,
     state_names,
     state_of,
     without_buffers,
     without_state,
-    without_state_of,
+    without_unused_state,
 )
 from .selection import AVERAGED, Match, Selection
 
@@ -80,13 +81,13 @@ class Wanted:
         kept = state_names(self.shapes)
         missing = [name for name in kept if name not in there]
         thawed = [name for name in (description.get("frozen") or ()) if name not in self.frozen]
-        if self._begins_anew(description, missing) or thawed:
+        if self._begins_anew(description, missing) or thawed or self._lacks(stored, missing):
             missing = kept
         unused = [name for name in there if name not in kept or name in missing]
         missing_buffers = self._missing_buffers(where, stored, dtypes)
         stored = without_buffers(stored)
         left_out = {*missing, *unused, *(kept if self.selection.only else ())}
-        stored = without_state_of(without_state(stored, left_out), self.frozen)
+        stored = without_unused_state(without_state(stored, left_out), self.shapes)
         stored_dtypes = {dtypes[tensor] for tensor in stored}
         check_same_tensors(
             where,
@@ -115,6 +116,14 @@ class Wanted:
                 "the rule that wrote it"
             )
         return fit
+
+    def _lacks(self, stored: dict, missing: list[str]) -> bool:
+        """Return True if any state but `missing` is stored for some of these parameters, and not
+        for others, which had another rule.
+        """
+        states = [tensor for tensor in self.shapes if state_of(tensor) is not None]
+        wanted = [tensor for tensor in states if state_of(tensor) not in missing]
+        return any(tensor not in stored and parameter_of(tensor) in stored for tensor in wanted)
 
     def _partial_fit(self, where, description, stored, dtypes) -> "Fit":
         """Return the fit of parameters and buffers by their names; features stay as they are."""
@@ -325,7 +334,7 @@ class Fit:
 
 def _check_state(where: str, description: dict, stored: dict) -> None:
     """Raise CheckpointError unless the state that is named is stored for all parameters, but for
-    frozen ones.
+    frozen ones and those that had another rule.
     """
     there = state_names(stored)
     named = [] if description["optimizer"] is None else description["optimizer"].get("state", there)
@@ -335,10 +344,12 @@ def _check_state(where: str, description: dict, stored: dict) -> None:
             f"{', '.join(there) or 'none'}"
         )
     frozen = {f"{MODEL}{name}" for name in description.get("frozen") or ()}
+    spared = (description["optimizer"] or {}).get("spared", {})
+    spared = {f"{OPTIMIZER}{name}/{each}" for name, names in spared.items() for each in names}
     for tensor, shape in model_shapes(stored).items():
         for name in () if tensor in frozen else there:
             state = f"{OPTIMIZER}{name}/{tensor.removeprefix(MODEL)}"
-            if stored.get(state) != shape:
+            if stored.get(state) != (None if state in spared else shape):
                 raise CheckpointError(
                     f"{where} holds a parameter {tensor} of shape {list(shape)}, but {state} is "
                     f"{_shape_text(stored.get(state))}"

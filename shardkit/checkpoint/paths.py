@@ -53,12 +53,19 @@ def without_state(shapes: dict, names: set[str]) -> dict:
     return {tensor: shape for tensor, shape in shapes.items() if state_of(tensor) not in names}
 
 
-def without_state_of(shapes: dict, names) -> dict:
-    """Return the shapes without any optimizer state of the parameters of these names."""
+def parameter_of(tensor: str) -> str:
+    """Return model/NAME for optimizer/first_moment/NAME."""
+    return MODEL + tensor.split("/", 2)[2]
+
+
+def without_unused_state(stored: dict, shapes: dict) -> dict:
+    """Return what is stored without state that a model of these shapes does not keep of its
+    parameters: they are frozen, or have another rule.
+    """
     return {
         tensor: shape
-        for tensor, shape in shapes.items()
-        if state_of(tensor) is None or tensor.split("/", 2)[2] not in names
+        for tensor, shape in stored.items()
+        if state_of(tensor) is None or tensor in shapes or parameter_of(tensor) not in shapes
     }
 
 

@@ -4,6 +4,7 @@ from . import schedules
 from .average import EMA
 from .clipping import clip_factor
 from .groups import ParameterGroup
+from .muon import MatrixRule, Muon
 from .rules import RULES, SGD, Adam, AdamW, Lion, Momentum, Rule
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "AdamW",
     "EMA",
     "Lion",
+    "MatrixRule",
     "Momentum",
+    "Muon",
     "ParameterGroup",
     "RULES",
     "Rule",

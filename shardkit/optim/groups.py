@@ -1,13 +1,16 @@
-"""Parameter groups: other constants of the rule for some parameters, chosen by their names.
+"""Parameter groups: other constants of the rule, or another rule, for some parameters, chosen by
+their names.
 
     groups = (
         sk.ParameterGroup("*.bias", "*norm*", weight_decay=0.0),
         sk.ParameterGroup("embedding.*", lr_scale=0.1),
+        sk.ParameterGroup("head.*", rule=sk.Lion(lr=1e-4)),
     )
     config = sk.ShardingConfiguration(backend, optimizer=sk.AdamW(lr=1e-3), parameter_groups=groups)
 
 A parameter is of the first group that its name matches, and of none if it matches none: then the
-rule is as it was given. Groups have no state of their own, so a checkpoint opens under other ones.
+rule is as it was given. Constants have no state of their own, so a checkpoint opens under other
+groups; where a parameter's rule keeps other state than the checkpoint has, all state begins anew.
 """
 
 from collections.abc import Iterable
@@ -16,6 +19,7 @@ from fnmatch import fnmatchcase
 
 from ..arguments import is_number, nearest, require
 from ..errors import ConfigurationError
+from .rules import Rule
 
 _NOT_OF_GROUPS = ("lr", "rule")
 
@@ -25,19 +29,35 @@ class ParameterGroup:
 
     names     patterns as in a shell, of dotted names
     lr_scale  the learning rate is the rule's times this
-    changes   fields of the rule: weight_decay=0.0, beta1=0.8
-    Errors: ConfigurationError on no name, or a scale that is no finite number of at least 0.
+    rule      another rule, without a moving average; None: that of the model
+    changes   fields of the model's rule: weight_decay=0.0, beta1=0.8
+    A moving average (sk.EMA) around the model's rule is around that of the group, too.
+    Errors: ConfigurationError on no name, a scale that is no finite number of at least 0, or
+    changes beside another rule.
     """
 
-    def __init__(self, *names: str, lr_scale: float = 1.0, **changes):
+    def __init__(self, *names: str, lr_scale: float = 1.0, rule: Rule | None = None, **changes):
         are_names = bool(names) and all(isinstance(name, str) and name for name in names)
         require(are_names, "ParameterGroup with names", names, 'patterns such as "*.bias"')
         is_scale = is_number(lr_scale, at_least=0)
         require(is_scale, "ParameterGroup with lr_scale", lr_scale, "a finite number, at least 0")
-        self.names, self.lr_scale, self.changes = names, lr_scale, changes
+        require(
+            rule is None or _is_innermost(rule),
+            "ParameterGroup with rule",
+            rule,
+            "a rule such as AdamW(lr=1e-3); sk.EMA goes around the rule of the model",
+        )
+        require(
+            rule is None or not changes,
+            "ParameterGroup with a rule and",
+            ", ".join(changes),
+            f"its constants in the rule: {type(rule).__name__}(...)",
+        )
+        self.names, self.lr_scale, self.rule, self.changes = names, lr_scale, rule, changes
 
     def __repr__(self):
-        changes = "".join(f", {name}={value!r}" for name, value in self.changes.items())
+        changes = "" if self.rule is None else f", rule={self.rule!r}"
+        changes += "".join(f", {name}={value!r}" for name, value in self.changes.items())
         names = ", ".join(map(repr, self.names))
         return f"ParameterGroup({names}, lr_scale={self.lr_scale}{changes})"
 
@@ -46,7 +66,7 @@ class ParameterGroup:
         return any(fnmatchcase(name, pattern) for pattern in self.names)
 
     def applied(self, rule):
-        """Return the rule with the changes of the group.
+        """Return the rule with the changes of the group, or the rule of the group.
 
         Errors: ConfigurationError on a field that the rule does not have, or a value that it
         refuses.
@@ -54,6 +74,8 @@ class ParameterGroup:
         inner = getattr(rule, "rule", None)
         if inner is not None and is_dataclass(rule):  # EMA, or a rule on later state
             return replace(rule, rule=self.applied(inner))
+        if self.rule is not None:
+            return self.rule
         known = [f.name for f in fields(rule)] if is_dataclass(rule) else []
         for name in self.changes:
             if name not in known or name in _NOT_OF_GROUPS:
@@ -66,16 +88,25 @@ class ParameterGroup:
         return replace(rule, **self.changes) if self.changes else rule
 
     def rate(self, rule, step: int, override: float | None) -> float | None:
-        """Return the learning rate of a step as a rule takes it: None is the rule's own."""
+        """Return the learning rate of a step as a rule takes it: None is the rule's own.
+
+        rule   as applied() returns it
+        """
         return override if self.lr_scale == 1.0 else self.lr_scale * rate_of(rule, step, override)
 
     def check(self, rule) -> None:
         """Raise ConfigurationError unless the group goes with the rule."""
-        self.applied(rule)
-        if self.lr_scale != 1.0 and not callable(getattr(rule, "rate", None)):
+        own = self.applied(rule)
+        if self.lr_scale != 1.0 and not callable(getattr(own, "rate", None)):
             raise ConfigurationError(
-                f"{self!r}: {type(rule).__name__} has no rate(), which lr_scale multiplies"
+                f"{self!r}: {type(own).__name__} has no rate(), which lr_scale multiplies"
             )
+
+
+def _is_innermost(value) -> bool:
+    """Return True for a rule that is not around another one, as sk.EMA is."""
+    is_rule = not isinstance(value, type) and isinstance(value, Rule)
+    return is_rule and getattr(value, "rule", None) is None
 
 
 def rate_of(rule, step: int, override: float | None) -> float:
@@ -103,3 +134,9 @@ def groups_by_name(
                 )
     found = {name: next((g for g in groups if g.matches(name)), None) for name in names}
     return {name: group for name, group in found.items() if group is not None}
+
+
+def rule_for(name: str, rule, groups: dict[str, ParameterGroup]):
+    """Return the rule of the parameter of this name. groups: {name: group}, of groups_by_name."""
+    group = groups.get(name)
+    return rule if group is None else group.applied(rule)

@@ -2,13 +2,14 @@
 
     @rule("sgd", settings={"weight_decay": "weight_decay"})
     @dataclass(frozen=True)
-    class SGD(_Scheduled):
+    class SGD(Scheduled):
         state_names = ()                    arrays that the rule keeps for each span
         def update(self, ...): ...
 
 A rule sees no names, no shapes and no ranks: the owner of elements [start, stop) of the flat
-parameters passes that span of parameters, gradients and state. Every rule works element by element,
-so the result does not depend on how the parameters are cut. A new rule is one such class and its
+parameters passes that span of parameters, gradients and state. Every rule here works element by
+element, so the result does not depend on how the parameters are cut; muon.py has one that needs
+whole matrices. A new rule is one such class and its
 test: settings, checkpoints and `shardkit plan` learn from the class what it takes and keeps.
 """
 
@@ -72,7 +73,7 @@ def is_learning_rate(value) -> bool:
     return is_number(value, at_least=0)
 
 
-def _require_weight_decay(weight_decay) -> None:
+def require_weight_decay(weight_decay) -> None:
     require(
         is_number(weight_decay, at_least=0),
         "weight_decay",
@@ -81,13 +82,13 @@ def _require_weight_decay(weight_decay) -> None:
     )
 
 
-def _require_share(name: str, value) -> None:
+def require_share(name: str, value) -> None:
     """Raise ConfigurationError unless the value can be the share of a running mean that is kept."""
     require(is_number(value, at_least=0, below=1), name, value, "a number from 0 to below 1")
 
 
 @dataclass(frozen=True)
-class _Scheduled:
+class Scheduled:
     """A learning rate that is a number or a function of the step number (0 for the first step)."""
 
     lr: LearningRate = 0.01
@@ -121,7 +122,7 @@ class _Scheduled:
 
 @rule("sgd", settings={"weight_decay": "weight_decay"})
 @dataclass(frozen=True)
-class SGD(_Scheduled):
+class SGD(Scheduled):
     """p -= lr * (g + weight_decay * p); with momentum the rule Momentum, as torch.optim.SGD."""
 
     weight_decay: float = 0.0
@@ -131,8 +132,8 @@ class SGD(_Scheduled):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_weight_decay(self.weight_decay)
-        _require_share("momentum", self.momentum)
+        require_weight_decay(self.weight_decay)
+        require_share("momentum", self.momentum)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         wanted = "False where momentum = 0: there is none to look ahead with"
         require(self.momentum > 0 or not self.nesterov, "nesterov", self.nesterov, wanted)
@@ -153,7 +154,7 @@ class SGD(_Scheduled):
 
 @rule("momentum", settings={"beta": "momentum", "weight_decay": "weight_decay"})
 @dataclass(frozen=True)
-class Momentum(_Scheduled):
+class Momentum(Scheduled):
     """v = beta * v + g; p -= lr * v, or lr * (g + beta * v) with nesterov: as torch.optim.SGD."""
 
     beta: float = 0.9
@@ -163,7 +164,7 @@ class Momentum(_Scheduled):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_share("beta", self.beta)
+        require_share("beta", self.beta)
         require(isinstance(self.nesterov, bool), "nesterov", self.nesterov, "True or False")
         require(
             self.beta > 0 or not self.nesterov,
@@ -171,7 +172,7 @@ class Momentum(_Scheduled):
             self.nesterov,
             "False where beta = 0: there is no momentum to look ahead with",
         )
-        _require_weight_decay(self.weight_decay)
+        require_weight_decay(self.weight_decay)
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.momentum(
@@ -188,7 +189,7 @@ class Momentum(_Scheduled):
 
 @rule("adam", settings=_OF_ADAM)
 @dataclass(frozen=True)
-class Adam(_Scheduled):
+class Adam(Scheduled):
     """Adam (arXiv 1412.6980); weight decay is added to the gradient."""
 
     lr: LearningRate = 1e-3
@@ -201,10 +202,10 @@ class Adam(_Scheduled):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_share("beta1", self.beta1)
-        _require_share("beta2", self.beta2)
+        require_share("beta1", self.beta1)
+        require_share("beta2", self.beta2)
         require(is_number(self.eps, above=0), "eps", self.eps, "a finite number above 0")
-        _require_weight_decay(self.weight_decay)
+        require_weight_decay(self.weight_decay)
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.adam(
@@ -234,7 +235,7 @@ class AdamW(Adam):
 
 @rule("lion", settings=_OF_ADAM)
 @dataclass(frozen=True)
-class Lion(_Scheduled):
+class Lion(Scheduled):
     """The sign of a running mean of gradients, with decoupled weight decay (arXiv 2302.06675).
 
     A learning rate three to ten times smaller than AdamW's, and as much more weight decay.
@@ -248,9 +249,9 @@ class Lion(_Scheduled):
 
     def __post_init__(self):
         super().__post_init__()
-        _require_share("beta1", self.beta1)
-        _require_share("beta2", self.beta2)
-        _require_weight_decay(self.weight_decay)
+        require_share("beta1", self.beta1)
+        require_share("beta2", self.beta2)
+        require_weight_decay(self.weight_decay)
 
     def update(self, parameters, gradients, state, step, learning_rate=None, gradient_scale=1.0):
         kernels.lion(

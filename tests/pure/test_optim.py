@@ -8,7 +8,7 @@ import pytest
 import shardkit
 from shardkit import optim
 from shardkit.errors import ConfigurationError
-from shardkit.optim import SGD, Adam, AdamW, Lion, Momentum, clip_factor
+from shardkit.optim import SGD, Adam, AdamW, Lion, Momentum, Muon, clip_factor
 from shardkit.optim.schedules import Constant, Cosine, Linear, WarmupStableDecay
 from shardkit.optim.settings import Optimizer
 
@@ -98,6 +98,21 @@ def test_a_scaled_update_is_the_update_of_scaled_gradients(name, dtype):
         results.append([parameters.tolist(), *[array.tolist() for array in state.values()]])
     assert results[0] == results[1]
     assert (gradient == gradients(1).astype(dtype)).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 8), (8, 5)])
+@pytest.mark.parametrize("dtype, digits", [("float32", 1e-5), ("float64", 1e-12)])
+def test_muon_makes_a_matrix_orthogonal(shape, dtype, digits):
+    matrix = numpy.random.default_rng(0).standard_normal(shape).astype(dtype)
+    kept = matrix.copy()
+    found = Muon(ns_steps=30, ns_coefficients=(1.5, -0.5, 0.0)).of_matrix(matrix)
+    left, _, right = numpy.linalg.svd(matrix.astype("float64"), full_matrices=False)
+    scale = math.sqrt(max(1, shape[0] / shape[1]))
+    numpy.testing.assert_allclose(found, scale * left @ right, rtol=digits, atol=digits)
+    assert found.dtype == dtype and (matrix == kept).all()
+    turned = Muon().of_matrix(numpy.asfortranarray(matrix))
+    numpy.testing.assert_array_equal(turned, Muon().of_matrix(matrix))
+    assert not Muon().of_matrix(numpy.zeros_like(matrix)).any()
 
 
 def test_rules_are_values():

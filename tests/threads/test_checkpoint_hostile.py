@@ -151,6 +151,10 @@ FORGERIES = {
     "features that are text": (lambda m: m.update(active_features=["a"]), "active_features"),
     "a model without a class": (lambda m: m.update(model={"configuration": {}}), "model"),
     "an optimizer that is a list": (lambda m: m.update(optimizer=[]), "optimizer"),
+    "state that is spared by text": (
+        lambda m: m.update(optimizer={**m["optimizer"], "spared": {"first_moment": "a"}}),
+        "optimizer",
+    ),
     "a version to come": (lambda m: m.update(version=4), "reads version 3: use a newer"),
     "a version that is a list": (lambda m: m.update(version=[1]), r"format version \[1\]"),
 }

@@ -46,11 +46,13 @@ def _is_optimizer(value) -> bool:
         return True
     if not isinstance(value, dict):
         return False
-    names = value.get("state", [])
+    names, spared = value.get("state", []), value.get("spared", {})
     return (
         isinstance(value.get("rule"), str)
         and isinstance(names, list)
         and all(isinstance(name, str) for name in names)
+        and isinstance(spared, dict)
+        and all(each is not None and _is_list_of_names(each) for each in spared.values())
         and isinstance(value.get("settings", {}), dict)
         and is_count(value.get("state_since", 0))
     )

@@ -5,7 +5,8 @@ units    embedding | blocks.0 | blocks.1 | norm   head      merged until a unit 
 stages   embedding   blocks.0 | blocks.1   norm   head      runs of units (pipeline/balance.py)
 
 What is frozen of a unit (requires_grad = False) is a unit of its own: its values are gathered with
-the others, and it has no gradient, no optimizer state, no reduction and no step.
+the others, and it has no gradient, no optimizer state, no reduction and no step. So is what keeps
+other optimizer state than the rest, because a group has another rule.
 
 A model without blocks() is one block. Its units are what its modules own, in the order of their
 names, and they are gathered when these modules are called (step/calls.py):
@@ -22,6 +23,8 @@ from ...array.accounts import bytes_text
 from ...errors import ShardingError, StagesError
 from ...layout.cuts import merged_blocks, minimum_for_stages
 from ...nn.module import Module, Parameter, blocks_of, members_of
+from ...optim.groups import rule_for
+from ...optim.muon import matrix_rule_of
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class UnitPlan:
     is_copy   a replica of another pipeline rank's unit, for a borrower on this rank: it is not
               counted, saved or run
     parts     further units, without blocks of their own: those of a single block, which is gathered
-              part by part as its modules are called, and what is frozen of a unit that is trained
+              part by part as its modules are called, and what is frozen, or keeps other state, of a
+              unit that is trained
     """
 
     blocks: tuple[Module, ...]
@@ -146,6 +150,32 @@ def in_groups(plan: UnitPlan, groups: dict, order) -> UnitPlan:
     names = sorted(plan.parameters, key=lambda name: numbers.get(id(groups.get(name)), 0))
     parts = tuple(in_groups(part, groups, order) for part in plan.parts)
     return replace(plan, parameters={name: plan.parameters[name] for name in names}, parts=parts)
+
+
+def with_rules_apart(plan: UnitPlan, rule, groups: dict) -> UnitPlan:
+    """Return the plan with parameters whose rules keep other state, or need whole matrices, in
+    parts of their own.
+
+    groups   {name: group}
+    """
+
+    def kind_of(name):
+        own = rule_for(name, rule, groups)
+        return tuple(own.state_names), matrix_rule_of(own) is not None
+
+    own, *apart = _by_kind(plan.parameters, kind_of)
+    in_parts = [each for part in plan.parts for each in _by_kind(part.parameters, kind_of)]
+    parts = tuple(UnitPlan((), parameters) for parameters in (*apart, *in_parts))
+    return replace(plan, parameters=own, parts=parts)
+
+
+def _by_kind(parameters: dict[str, Parameter], kind_of) -> list[dict[str, Parameter]]:
+    """Return the parameters of each kind, in the order of their first; what is frozen stays."""
+    kinds = {}
+    for name, parameter in parameters.items():
+        kind = kind_of(name) if parameter.requires_grad else None
+        kinds.setdefault(kind, {})[name] = parameter
+    return list(kinds.values()) or [parameters]
 
 
 def _new_sizes(blocks: list[Module]) -> list[int]:

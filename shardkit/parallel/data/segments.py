@@ -43,6 +43,6 @@ class Segments:
                 gradients[part],
                 {name: array[part] for name, array in state.items()},
                 step,
-                learning_rate if group is None else group.rate(rule, step, learning_rate),
+                learning_rate if group is None else group.rate(own, step, learning_rate),
                 gradient_scale,
             )

@@ -19,8 +19,11 @@ from dataclasses import dataclass
 
 from ...layout.flat import FlatLayout
 from ...layout.piece import Piece
+from ...optim.groups import rule_for
+from ...optim.muon import matrix_rule_of
 from .gradients import NORM_BLOCK, Gradients
 from .keepers import Keepers
+from .matrices import Matrices
 from .movement import Movement
 from .partition import UnitPlan
 from .segments import Segments
@@ -48,7 +51,8 @@ class Unit:
 
     movement   over the data axis; gather and reduce are collective over it
     rule       an optimizer rule; its state is made here, zero
-    groups     {name: group} of parameters for which the rule is another
+    groups     {name: group} of parameters for which the rule is another; all of a unit keep the
+               same state (partition.with_rules_apart)
 
     is_trained                     False: frozen; then it has no gradients (None) and no state
     parameters, gradients, state   what this rank keeps of each; state: {name: keeper}
@@ -78,13 +82,21 @@ class Unit:
         self._site = site = Site(self.layout, movement, pools)
         self.parameters = keepers.keep_parameters(site)
         self.is_trained = not plan.is_frozen
-        state_names = rule.state_names if self.is_trained else ()
+        groups = groups or {}
+        own_rule = rule_for(next(iter(plan.parameters)), rule, groups)
+        state_names = own_rule.state_names if self.is_trained else ()
         self.state = {name: keepers.state.of_state(site) for name in state_names}
         self.gradients = Gradients(plan.parameters, site, keepers) if self.is_trained else None
         self._choose(keepers)
-        own = (groups or {}).keys() & plan.parameters.keys()
         updated = keepers.state.updated(site)
-        self._update = Segments(self.layout, updated, groups).update if own else _update_at_once
+        is_in_groups = bool(groups.keys() & plan.parameters.keys())
+        elements = (
+            Segments(self.layout, updated, groups).update if is_in_groups else _update_at_once
+        )
+        is_whole = keepers.state.is_whole
+        needs_matrices = matrix_rule_of(own_rule) is not None
+        matrices = Matrices(site, elements, updated, groups, is_whole=is_whole)
+        self._update = matrices.update if needs_matrices else elements
         self._is_current = False  # `whole` has what all ranks own
         self._may_be_read = False  # another rank may read what this one owns, in common memory
         self._bound = None
@@ -214,7 +226,8 @@ class Unit:
 
         number          of the optimization step, the first is 1
         gradient_scale  the factor of clipping, by which each gradient is multiplied
-        Collective over the data axis, if the gradient was not reduced: see wait_for_readers.
+        Collective over the data axis, if the gradient was not reduced (see wait_for_readers), or
+        the rule needs whole matrices.
         """
         self.wait_for_readers()
         gradient, scale = self.gradients.unscaled()
@@ -237,8 +250,10 @@ class Unit:
         return self.parameters.part(self._site.span)
 
     def owned_state(self, name: str):
-        """Return this rank's span of one array of the optimizer state, a view; None if frozen."""
-        return self.state[name].part(self._site.span) if self.is_trained else None
+        """Return this rank's span of one array of the optimizer state, a view; None if the unit
+        keeps none of this name: it is frozen, or has another rule.
+        """
+        return self.state[name].part(self._site.span) if name in self.state else None
 
     def trained_parameters(self):
         """Return [layout.length] of all data ranks, not rounded. The unit must be gathered.

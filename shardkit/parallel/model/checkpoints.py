@@ -24,7 +24,6 @@ from ...layout.mesh_shape import AXES
 from ...nn.features import input_features
 from ...nn.module import configuration_of
 from ...optim.average import AVERAGE
-from ...optim.description import describe_rule
 from ...optim.late import RatedRule
 from .history import History
 
@@ -98,7 +97,7 @@ class Checkpoints:
             "strategy": self._strategy,
             "active_features": None if features is None else list(features.active),
             "model": self._describe_model(),
-            "optimizer": {**describe_rule(state.rule), "state_since": state.state_since},
+            "optimizer": {**state.description(), "state_since": state.state_since},
             "data_position": data_position or {},
             "frozen": state.frozen(),
         }
@@ -158,7 +157,7 @@ class Checkpoints:
             self._engine.units[0].dtype,
             self._describe_model(),
             None if features is None else len(features.names),
-            describe_rule(state.rule),
+            state.description(),
             isinstance(state.rule, RatedRule),
             selected,
             state.buffers.dtypes(),

@@ -17,6 +17,7 @@ import numpy
 from ...array.backend import is_device_array, to_host
 from ...layout.policy import Policy
 from ...nn.module import Buffer, Module, Parameter, blocks_of, configuration_of
+from ...optim.groups import ParameterGroup
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), numpy.generic)
 _OF_THIS_RANK = ("backend", "check")  # `check` is compared together with the environment
@@ -91,6 +92,8 @@ def describe(value) -> str:
     """
     if isinstance(value, _PLAIN):
         return repr(value)
+    if isinstance(value, ParameterGroup):
+        return f"ParameterGroup({describe(vars(value))})"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(describe, value))}]"
     if isinstance(value, dict):

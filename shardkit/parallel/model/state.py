@@ -11,7 +11,10 @@ from ...comm.failure.agreement import collectively
 from ...comm.same import check_same
 from ...errors import ShardingError
 from ...nn.module import Module
+from ...optim.description import describe_rule
+from ...optim.groups import groups_by_name, rule_for
 from ...optim.late import on_state_since
+from ...optim.muon import matrix_rule_of
 from ..step.buffers import Buffers
 from ..step.numerics import LossScale
 from ..step.votes import Skips
@@ -49,7 +52,8 @@ class State:
         self.loss_scale = loss_scale
         self.step_number = self.samples_seen = self.state_since = 0
         self.skips = Skips()
-        self._model, self._world, self._groups = model, world, groups
+        self._model, self._world = model, world
+        self._groups = groups_by_name(model.named_parameters(), groups, rule)
 
     @property
     def next_update(self) -> int:
@@ -82,7 +86,7 @@ class State:
     def _owned_arrays(self) -> dict:
         states = {
             f"optimizer/{name}": lambda unit, name=name: unit.owned_state(name)
-            for name in self.rule.state_names
+            for name in self.state_names
         }
         return {"model": lambda unit: unit.owned_parameters, **states}
 
@@ -92,9 +96,35 @@ class State:
             f"{group}/{name}": parameter.global_shape
             for group in self._owned_arrays()
             for name, parameter in self._model.named_parameters().items()
-            if group == "model" or parameter.requires_grad
+            if group == "model" or group.removeprefix("optimizer/") in self._states_of(name)
         }
         return shapes | self.buffers.shapes()
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the optimizer state: of the rule, and of rules of groups."""
+        names = self._model.named_parameters()
+        return tuple(dict.fromkeys(state for name in names for state in self._states_of(name)))
+
+    def _states_of(self, name: str) -> tuple[str, ...]:
+        """Return the names of the state of one parameter."""
+        is_trained = self._model.named_parameters()[name].requires_grad
+        return rule_for(name, self.rule, self._groups).state_names if is_trained else ()
+
+    def description(self) -> dict:
+        """Return what a checkpoint says about the rule.
+
+        spared   {name of state: trained parameters whose rules keep none of it}, if there are any
+        """
+        frozen, names = self.frozen(), self._model.named_parameters()
+        trained = {name: self._states_of(name) for name in names if name not in frozen}
+        described = {**describe_rule(self.rule), "state": list(self.state_names)}
+        spared = {
+            state: [name for name, kept in trained.items() if state not in kept]
+            for state in self.state_names
+        }
+        spared = {state: names for state, names in spared.items() if names}
+        return {**described, "spared": spared} if spared else described
 
     def frozen(self) -> list[str]:
         """Return the names of the parameters that keep their values."""
@@ -170,13 +200,14 @@ class State:
             unit.rule = on_state_since(self.rule, self.state_since)
 
     def _check_rule(self, rule):
-        if tuple(rule.state_names) != tuple(self.rule.state_names):
+        were, are = matrix_rule_of(self.rule), matrix_rule_of(rule)
+        if tuple(rule.state_names) != tuple(self.rule.state_names) or (not were) != (not are):
             raise ShardingError(
                 f"the model keeps {_listed(self.rule.state_names)} for {type(self.rule).__name__}, "
                 f"but {type(rule).__name__} keeps {_listed(rule.state_names)}; make the sharded "
                 "model with that rule"
             )
-        for group in self._groups:
+        for group in self._groups.values():
             group.check(rule)
 
     def reset(self) -> None:

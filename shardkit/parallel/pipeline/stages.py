@@ -8,8 +8,8 @@ Tied weights belong to the unit that uses them first. If a later user stands on 
 stage begins with a copy of that unit: no blocks, the same parameters. Owner and copies add up their
 gradients (TIE) and take the same steps.
 
-A unit may have parts: those of a single block, and what is frozen of one that is trained. They come
-after all units of their stage, and nothing flows through them.
+A unit may have parts: those of a single block, and what is frozen, or keeps other optimizer state,
+of one that is trained. They come after all units of their stage, and nothing flows through them.
 """
 
 from dataclasses import dataclass

@@ -20,8 +20,14 @@ from ...optim.rules import SGD
 from ...schedule.actions import Kind, Program
 from ...schedule.catalog import order_named
 from ..data.keepers import Keepers, Shard
+from ..data.matrices import check_matrices
 from ..data.movement import Movement
-from ..data.partition import check_trained, in_groups, plan_units_for_stages
+from ..data.partition import (
+    check_trained,
+    in_groups,
+    plan_units_for_stages,
+    with_rules_apart,
+)
 from ..data.site import Pools
 from ..data.unit import Unit
 from ..model.fingerprint import facts_of
@@ -172,6 +178,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     groups = groups_by_name(model.named_parameters(), config.parameter_groups, rule)
     model.finish(config.seed)
     _cut_layers(model, config, mesh)
+    check_matrices(model.named_parameters(), rule, groups)
     is_initial = all(parameter.is_fresh for parameter in model.parameters())
     order = order_named(config.schedule)(
         mesh.size("pipeline"), config.micro_batches, config.virtual_stages
@@ -184,6 +191,7 @@ def _drawn(model, config, mesh, policy) -> Blueprint:
     )
     if groups:
         unit_plans = [in_groups(plan, groups, config.parameter_groups) for plan in unit_plans]
+        unit_plans = [with_rules_apart(plan, rule, groups) for plan in unit_plans]
     numerics = Numerics.of(config, model.parameters()[0].dtype, device.xp)
     keepers = Keepers.of(policy, data.world_size, rounds=numerics.is_mixed)
     stages = _stages_of(unit_plans, config, order)
