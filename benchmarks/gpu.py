@@ -22,6 +22,7 @@ import argparse
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import numpy
@@ -612,6 +613,7 @@ def keep(asked, device, about, tables, measured):
         about=about,
         measured=measured,
         settings={"GPU": gpu_text(device), "size": asked.size, "repeats": asked.repeats},
+        folder=asked.out,
     )
 
 
@@ -623,6 +625,7 @@ def main(arguments=None) -> int:
     parser.add_argument("--size", default="full", choices=SCALES)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--torch-device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of gpu.json; default: results")
     asked = parser.parse_args(arguments)
     try:
         device = Device("cuda")

@@ -210,9 +210,11 @@ def save(
     about: dict | None = None,
     settings: dict | None = None,
     measured: dict | None = None,
+    folder: Path | None = None,
 ) -> Path:
-    """Write results/NAME.json. Called again after each part of a long run, it loses nothing when
-    the run is cut short.
+    """Write NAME.json into a folder; None: results.
+
+    Called again after each part of a long run, it loses nothing when the run is cut short.
 
     about     machine(), called before the measurements; None: called now
     settings  what was asked for; measured: raw numbers behind the tables, for whoever wants to
@@ -226,8 +228,9 @@ def save(
         "tables": [asdict(table) for table in tables],
         "measured": measured or {},
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = folder or RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path
 

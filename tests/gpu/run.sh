@@ -4,15 +4,19 @@
 #
 #   bash tests/gpu/run.sh [pytest arguments]        PYTHON=python3 chooses the interpreter, MPIEXEC the launcher
 #
+# All output is kept in LOG (default gpu-tests.log) too. A test that takes longer than its limit fails, and the others go on. The
+# plugin pytest-benchmark is left out: nothing here is its own.
 # With an mpiexec (beside the interpreter, or on PATH) ranks of 1, 2 and 4 processes share the GPU too.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 python=$(command -v "${PYTHON:-python3}")
 status=0
+exec > >(tee "${LOG:-gpu-tests.log}") 2>&1
+options=(-q -p no:benchmark -o timeout_method=signal)
 
 echo "== one process"
-"$python" -m pytest -q tests/gpu "$@" || status=$?
+"$python" -m pytest "${options[@]}" tests/gpu "$@" || status=$?
 
 mpiexec=${MPIEXEC:-$(dirname "$python")/mpiexec}
 [ -x "$mpiexec" ] || mpiexec=$(command -v mpiexec || true)
@@ -22,6 +26,6 @@ if [ -z "$mpiexec" ]; then
 fi
 for ranks in 1 2 4; do
     echo "== MPI, $ranks ranks"
-    "$mpiexec" -n "$ranks" "$python" -m pytest -q --only-mpi tests/mpi/test_gpu_mpi.py "$@" || status=$?
+    "$mpiexec" -n "$ranks" "$python" -m pytest "${options[@]}" --only-mpi tests/mpi/test_gpu_mpi.py "$@" || status=$?
 done
 exit "$status"

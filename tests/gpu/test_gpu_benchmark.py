@@ -12,13 +12,11 @@ BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 
 
 @pytest.fixture
-def benchmark(monkeypatch, tmp_path):
+def script(monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    import gpu as benchmark
-    import report
+    import gpu
 
-    monkeypatch.setattr(report, "RESULTS", tmp_path)
-    return benchmark
+    return gpu
 
 
 def cells(tmp_path):
@@ -27,15 +25,14 @@ def cells(tmp_path):
     return {table["title"]: table["rows"] for table in result["tables"]}, result
 
 
-def test_every_part_is_measured_and_written(gpu, benchmark, tmp_path, capsys):
+def test_every_part_is_measured_and_written(gpu, script, tmp_path, capsys):
     """PyTorch on the CPU where there is no GPU: it is the code that is tried."""
     where, has_torch = (
         "cuda" if gpu.is_real else "cpu",
         importlib.util.find_spec("torch") is not None,
     )
-    assert benchmark.main(["--size", "tiny", "--repeats", "1", "--torch-device", where]) == 0, (
-        capsys.readouterr().out
-    )
+    asked = ["--size", "tiny", "--repeats", "1", "--torch-device", where, "--out", str(tmp_path)]
+    assert script.main(asked) == 0, capsys.readouterr().out
     tables, result = cells(tmp_path)
     contestants = [row[0] for row in next(iter(tables.values()))]
     assert contestants[0] == "shardkit, float32" and ("torch, bfloat16" in contestants) == has_torch
@@ -47,7 +44,10 @@ def test_every_part_is_measured_and_written(gpu, benchmark, tmp_path, capsys):
     assert set(result["measured"]["losses"]) == set(contestants)
 
 
-def test_without_a_gpu_it_says_so_and_measures_nothing(benchmark, tmp_path, capsys, monkeypatch):
+def test_without_a_gpu_it_says_so_and_measures_nothing(script, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert benchmark.main([]) == 1 and "CuPy, which is not installed" in capsys.readouterr().out
+    assert (
+        script.main(["--out", str(tmp_path)]) == 1
+        and "CuPy, which is not installed" in capsys.readouterr().out
+    )
     assert not (tmp_path / "gpu.json").exists()
