@@ -96,6 +96,7 @@ def refusals(folder):
         ({"peft_type": "IA3"}, "peft_type = 'IA3'"),
         ({"use_dora": True}, "use_dora = True"),
         ({"bias": "all"}, "bias = 'all'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa'"),
         ({"lora_alpha": None}, "lora_alpha = None"),
     ]:
         yield {**settings, **change}, message

@@ -37,6 +37,8 @@ _WANTED = {
     "use_rslora": (False,),
     "alora_invocation_tokens": (None,),
     "target_parameters": (None, []),
+    # others, such as PiSSA and OLoRA, change the weights beside the updates, in memory alone
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
 
