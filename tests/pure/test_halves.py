@@ -14,6 +14,7 @@ from shardkit.array.arena import Arena
 from shardkit.array.device import Device
 from shardkit.array.dtypes import dtype_named, is_floating, is_half, wide
 from shardkit.array.halves import rounded, widened
+from shardkit.array.lines import pooling
 from shardkit.array.registry import KERNELS
 from shardkit.array.window import ConvolutionWindow
 from shardkit.errors import ConfigurationError, ShapeError
@@ -138,6 +139,8 @@ def arguments(half):
     window = ConvolutionWindow((2, 1), (1, 1), (1, 0), (0, 1), 2)  # x [2, 4, 5, 6] -> [2, 6, 3, 6]
     lines = (numbers((2, 4, 5), half), numbers((2, 4, 5), half, 1))
     moments = numpy.full((2, 2, 2), 0.5, "float32")
+    pools = [pooling(size, 3, 2, 1, 1, (size - 1) // 2 + 1, True, False) for size in q.shape[2:]]
+    largest, chosen = KERNELS["pool_maxima"].reference(exact(q), pools)
     taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
     return {
         "batch_norm": (lines[0], d[:4], d[4:], 1e-5),
@@ -166,6 +169,8 @@ def arguments(half):
         "layer_norm_backward": (g, x, d, per_row, per_row),
         "lstm_step": (g, x, x[:, :2]),
         "lstm_step_backward": (g[:, :2], g[:, 2:4], gates, x[:, :2], x[:, 2:4]),
+        "pool_maxima": (q, pools),
+        "pool_maxima_backward": (largest.astype(q.dtype), chosen, pools),
         "rms_norm": (x, d, 1e-5),
         "rms_norm_backward": (g, x, d, per_row),
         "rotary": (q, *angles),
@@ -192,7 +197,8 @@ def test_a_kernel_of_half_floats_rounds_its_results_once(name, half):
         found if isinstance(found, tuple) else (found,) for found in (results, wanted)
     ]
     for result, right, is_rounded in zip(results, wanted, ROUNDED[name], strict=True):
-        assert result.dtype == (half if is_rounded else "float32")
+        kept = "int32" if right.dtype.kind == "i" else "float32"
+        assert result.dtype == (half if is_rounded else kept)
         tolerance = (HALF_A_LAST_BIT[half] if is_rounded else 0) + 20 * 2.0**-24
         numpy.testing.assert_allclose(exact(result), right, rtol=tolerance, atol=20 * 2.0**-24)
 

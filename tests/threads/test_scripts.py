@@ -102,7 +102,7 @@ def test_a_dataset_of_hdf5_is_read_in_the_order_asked_for(tmp_path):
     [
         (("no model", (X, Y)), "a model of type str; wanted an nn.Module"),
         ((sk.models.MLP([3, 1]), X), "data of type ndarray; wanted Samples, a pair"),
-        ((sk.models.MLP([3, 1]), (X, Y[:3])), "x has 53 rows and y 3"),
+        ((sk.models.MLP([3, 1]), (X, Y[:3])), "x has 53 rows, y has 3 rows; wanted the same"),
         ((lambda: sk.models.MLP([3, 1]), None), "data of type NoneType"),
     ],
 )
