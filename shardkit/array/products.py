@@ -2,9 +2,9 @@
 
     operands             NumPy                                  CuPy
     float32, float64     BLAS: NumPy's, or the library of       cupy.matmul; with precision("tf32")
-                         multiplied_by (blas.py)                cuBLAS, TF32 (cublas.py)
-    float16, bfloat16    BLAS in float32, result rounded; MKL   cuBLAS on half floats, sums in
-                         multiplies bfloat16 matrices itself    float32 (cublas.py)
+                         multiplied_by (blas/)                  cuBLAS, TF32 (cublas.py)
+    float16, bfloat16    BLAS in float32, result rounded;       cuBLAS on half floats, sums in
+                         libraries multiply bfloat16 itself     float32 (cublas.py)
 
 TF32 reads 10 bits of the mantissa of each float32 number and adds in float32: on tensor cores
 several times as fast, with an error of 5e-4 per product. It is used only on request.
@@ -55,21 +55,24 @@ def _product(a, b, out):
         if leading != b.shape[:-2]:
             leading = numpy.broadcast_shapes(leading, b.shape[:-2])
         out = empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
-    if library is None:
-        return xp.matmul(a, b, out=out)
-    library.multiply(a, b, out)
-    return out
+    if library is not None and library.multiply(a, b, out):
+        return out
+    return xp.matmul(a, b, out=out)
 
 
 def _half_product(library, a, b, out):
     """Return the product of half floats on the CPU, rounded unless `out` is float32."""
-    is_wide = out is not None and out.dtype == FLOAT32
-    wide = out if is_wide else None
-    if library is not None and a.ndim == b.ndim == 2 and wide is None:
-        wide = empty((a.shape[0], b.shape[1]), FLOAT32)
-    if library is None or wide is None or not library.multiply_halves(a, b, wide):
+    shape = (*numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    if out is None:
+        out = empty(shape, a.dtype)
+    if library is not None and library.multiply(a, b, out):
+        return out
+    if out.dtype == FLOAT32:
+        return _product(widened(a), widened(b), out)
+    wide = empty(shape, FLOAT32)
+    if library is None or not library.multiply(a, b, wide):
         wide = _product(widened(a), widened(b), wide)
-    return wide if is_wide else rounded(wide, a.dtype, out)
+    return rounded(wide, a.dtype, out)
 
 
 # What matmul calls in this thread: something to do first, or None; and the multiplication.

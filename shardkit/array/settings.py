@@ -22,7 +22,7 @@ class ArraySettings:
     )
     blas: str = setting(
         "numpy",
-        "library that multiplies matrices on the CPU; mkl: Intel's, if it is installed",
+        "library that multiplies matrices on the CPU; mkl (Intel's CPUs) and onednn: if installed",
         among=LIBRARIES,
     )
 

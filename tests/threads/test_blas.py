@@ -1,5 +1,5 @@
 """Products by a BLAS beside NumPy's own: the numbers of numpy.matmul from every layout, in
-recordings, on ranks; and MKL.
+recordings, on ranks; MKL and oneDNN.
 """
 
 import ctypes
@@ -8,11 +8,15 @@ from types import SimpleNamespace
 import numpy
 import pytest
 from hybrids import gpt, hybrid, step_once
-from threadpoolctl import threadpool_info
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import shardkit as sk
 from shardkit.array import blas, products
-from shardkit.array.dtypes import dtype_named, wide
+from shardkit.array.blas import mkl, onednn
+from shardkit.array.blas.cblas import CblasLibrary
+from shardkit.array.blas.primitives import Interface
+from shardkit.array.blas.probe import has_same_bits
+from shardkit.array.dtypes import dtype_named
 from shardkit.errors import ConfigurationError
 
 numbers = numpy.random.default_rng(3)
@@ -89,7 +93,7 @@ def integer_at(address):
     return ctypes.c_int64.from_address(address).value
 
 
-def of_numpy() -> blas.Library:
+def of_numpy() -> CblasLibrary:
     """The library that is inside NumPy's wheels, called as MKL is."""
     paths = [
         found["filepath"] for found in threadpool_info() if "scipy_openblas64" in found["filepath"]
@@ -105,17 +109,25 @@ def of_numpy() -> blas.Library:
         "cblas_dgemm_batch": Batch(double, ctypes.c_double),
         "cblas_gemm_bf16bf16f32": multiply_halves,
     }
-    return blas.Library("NumPy's own", SimpleNamespace(**functions), ctypes.c_int64, halves=True)
+    return CblasLibrary("NumPy's own", SimpleNamespace(**functions), ctypes.c_int64, halves=True)
 
 
 def of_mkl() -> blas.Library:
+    return installed("mkl")
+
+
+def of_onednn() -> blas.Library:
+    return installed("onednn")
+
+
+def installed(name) -> blas.Library:
     try:
-        return blas.mkl()
+        return blas.library_named(name)
     except ConfigurationError as error:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=[of_numpy, of_mkl])
+@pytest.fixture(params=[of_numpy, of_mkl, of_onednn])
 def library(request):
     return request.param()
 
@@ -157,7 +169,7 @@ LAYOUTS = {
     ),
     "broadcast": (some(4, 1, 5, 7), some(3, 7, 6), None),
     "one for all": (some(4, 5, 7), some(7, 6), None),
-    "backwards": (some(4, 5, 7)[::-1], some(4, 7, 3), some(4, 5, 3)[::-1]),
+    "a stack backwards": (some(4, 5, 7)[::-1], some(4, 7, 3), some(4, 5, 3)[::-1]),
     "every other row": (some(10, 7)[::2], some(7, 3), None),
     "every other column": (some(5, 14)[:, ::2], some(7, 3), None),
     "rows from right to left": (some(5, 7)[:, ::-1], some(7, 3), None),
@@ -200,17 +212,21 @@ def as_dtype(x, dtype):
     )
 
 
-def test_most_layouts_are_not_left_to_numpy(monkeypatch):
+LEFT_TO_NUMPY = [*LAYOUTS][12:]
+
+
+@pytest.mark.parametrize("of, more", [(of_numpy, []), (of_onednn, ["a stack backwards"])])
+def test_most_layouts_are_not_left_to_numpy(of, more):
     """Else the test above would compare NumPy with itself."""
-    left, library = [], of_numpy()
-    monkeypatch.setattr(
-        blas,
-        "numpy",
-        SimpleNamespace(**{**vars(numpy), "matmul": lambda a, b, out: left.append(name)}),
-    )
+    library = of()
+    dtype = "float32" if of is of_onednn else "float64"
+    found = []
     for name, (a, b, out) in LAYOUTS.items():
-        library.multiply(a, b, numpy.empty(numpy.matmul(a, b).shape) if out is None else out)
-    assert left == [*LAYOUTS][12:] and left[0] == "every other column"
+        a, b = as_dtype(a, dtype), as_dtype(b, dtype)
+        out = numpy.empty(numpy.matmul(a, b).shape, dtype) if out is None else as_dtype(out, dtype)
+        if not library.multiply(a, b, out):
+            found.append(name)
+    assert found == [*more, *LEFT_TO_NUMPY] and LEFT_TO_NUMPY[0] == "every other column"
 
 
 def test_a_result_that_lies_over_an_operand_and_mixed_dtypes_are_those_of_numpy(library):
@@ -230,20 +246,17 @@ def test_a_result_that_lies_over_an_operand_and_mixed_dtypes_are_those_of_numpy(
                 products.matmul(a, b, out=out)
 
 
-HALF_LAYOUTS = [name for name, (a, b, out) in LAYOUTS.items() if a.ndim == b.ndim == 2]
-
-
-@pytest.mark.parametrize("name", HALF_LAYOUTS)
+@pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("into", [None, "bfloat16", "float32"])
 def test_products_of_bfloat16_are_added_up_in_float32_and_rounded_once(library, name, into):
     bfloat16 = dtype_named("bfloat16")
     a, b, out = LAYOUTS[name]
-    a, b, right = [as_dtype(x, bfloat16) for x in (a, b)] + [None]
+    a, b = as_dtype(a, bfloat16), as_dtype(b, bfloat16)
     right = a.astype("float64") @ b.astype("float64")
-    if into is not None:
-        out = numpy.full(right.shape, numpy.nan, into) if out is None else as_dtype(out, into)
-    else:
+    if into is None:
         out = None
+    else:
+        out = numpy.full(right.shape, numpy.nan, into) if out is None else as_dtype(out, into)
     with products.multiplied_by(library):
         y = products.matmul(a, b, out=out)
     assert y.dtype == (into or bfloat16) and (out is None or y is out)
@@ -254,22 +267,50 @@ def test_products_of_bfloat16_are_added_up_in_float32_and_rounded_once(library, 
     numpy.testing.assert_allclose(y.astype("float64"), wanted, rtol=last_bit, atol=1e-5)
 
 
-def test_most_products_of_bfloat16_are_made_as_they_are():
+OF_TWO = ["plain", "transposed", "columns of wider ones", "every other row", "into columns"]
+OF_STACKS = [
+    "a stack",
+    "heads beside each other",
+    "into heads beside each other",
+    "transposed into them",
+    "a part of heads",
+    "broadcast",
+    "one for all",
+]
+
+
+@pytest.mark.parametrize(
+    "of, dtype, wanted",
+    [
+        (of_numpy, "float32", OF_TWO),
+        (of_onednn, "float32", OF_TWO + OF_STACKS),
+        (of_onednn, "bfloat16", OF_TWO + OF_STACKS),
+    ],
+)
+def test_most_products_of_bfloat16_are_made_as_they_are(of, dtype, wanted):
     """Else the test above would compare float32 with itself."""
-    library, made = of_numpy(), []
-    for name in HALF_LAYOUTS:
-        a, b = [as_dtype(x, dtype_named("bfloat16")) for x in LAYOUTS[name][:2]]
-        if library.multiply_halves(a, b, numpy.empty((a.shape[0], b.shape[1]), "float32")):
+    library, made = of(), []
+    if of is of_onednn and not blas.onednn.multiplies_bfloat16():
+        pytest.skip("this CPU multiplies no bfloat16")
+    for name, (a, b, _) in LAYOUTS.items():
+        a, b = [as_dtype(x, dtype_named("bfloat16")) for x in (a, b)]
+        out = numpy.empty(numpy.matmul(a.astype("f4"), b.astype("f4")).shape, dtype_named(dtype))
+        if library.multiply(a, b, out):
             made.append(name)
-    assert made == [
-        "plain",
-        "transposed",
-        "columns of wider ones",
-        "every other row",
-        "into columns",
-    ]
+    assert sorted(made) == sorted(wanted)
     x = numpy.ones((4, 4), "float16")
-    assert not library.multiply_halves(x, x, numpy.empty((4, 4), "float32"))
+    assert not library.multiply(x, x, numpy.empty((4, 4), "float32"))
+
+
+@pytest.mark.parametrize("is_able", [True, False])
+def test_a_cpu_without_the_arithmetic_multiplies_bfloat16_in_float32(monkeypatch, is_able):
+    of_onednn()
+    monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda: is_able)
+    library = onednn.load_onednn.__wrapped__()
+    x = numpy.ones((4, 4), dtype_named("bfloat16"))
+    assert library.multiply(x, x, numpy.empty((4, 4), "float32")) is is_able
+    with products.multiplied_by(library):
+        assert (products.matmul(x, x) == 4).all()
 
 
 def trained(mesh, blas, dtype="float64", **settings):
@@ -318,18 +359,20 @@ class Counting:
         return self._function(*args)
 
 
-# ---- MKL -----------------------------------------------------------------------------------------
+# ---- MKL and oneDNN ------------------------------------------------------------------------------
 
 
-def test_all_ranks_say_that_it_is_missing(monkeypatch):
-    monkeypatch.setattr(blas, "_path_of_mkl", lambda: None)
-    monkeypatch.setattr(blas, "_load_mkl", blas._load_mkl.__wrapped__)
-    with pytest.raises(ConfigurationError, match=r'pip install "shardkit\[mkl\]"'):
-        trained((1, 2, 1), "mkl")
+@pytest.mark.parametrize("name, module", [("mkl", mkl), ("onednn", onednn)])
+def test_all_ranks_say_that_it_is_missing(monkeypatch, name, module):
+    load = getattr(module, f"load_{name}").__wrapped__
+    monkeypatch.setattr(module, "path_of", lambda *names: None)
+    monkeypatch.setitem(blas.LIBRARIES, name, load)
+    with pytest.raises(ConfigurationError, match=rf'pip install "shardkit\[{name}\]"'):
+        trained((1, 2, 1), name)
 
 
 @pytest.mark.parametrize("branch, answer", [(3, 0), (12, -2)])
-def test_a_cpu_on_which_it_promises_no_bits_is_refused(monkeypatch, branch, answer):
+def test_a_cpu_on_which_mkl_promises_no_bits_is_refused(monkeypatch, branch, answer):
     def do_nothing(number):
         pass
 
@@ -338,35 +381,69 @@ def test_a_cpu_on_which_it_promises_no_bits_is_refused(monkeypatch, branch, answ
         MKL_CBWR_Get_Auto_Branch=lambda: branch,
         MKL_CBWR_Set=lambda number: answer,
     )
-    monkeypatch.setattr(blas, "_path_of_mkl", lambda: "somewhere")
-    monkeypatch.setattr(blas, "ctypes", SimpleNamespace(CDLL=lambda path: fake))
+    monkeypatch.setattr(mkl, "path_of", lambda *names: "somewhere")
+    monkeypatch.setattr(mkl, "ctypes", SimpleNamespace(CDLL=lambda path: fake))
     with pytest.raises(ConfigurationError, match="one of Intel with AVX2"):
-        blas._load_mkl.__wrapped__()
+        mkl.load_mkl.__wrapped__()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-def test_its_bits_are_the_same_at_every_address(dtype):
-    library, room, results = (
-        of_mkl(),
-        numpy.empty(1 << 16, dtype_named(dtype)),
-        numpy.empty(1 << 16, wide(dtype_named(dtype))),
-    )
-    a, b = some(37, 65).astype(room.dtype), some(65, 29).astype(room.dtype)
-    found = set()
-    for first in range(17):
-        here = room[first : first + a.size].reshape(a.shape)
-        there = room[30000 + 3 * first :][: b.size].reshape(b.shape)
-        here[...], there[...], out = a, b, results[50000 + first :][: 37 * 29].reshape(37, 29)
+def test_onednn_is_refused_where_its_bits_depend_on_addresses(monkeypatch):
+    of_onednn()
+    multiply = onednn.OneDnnLibrary.multiply
+
+    def by_address(self, a, b, out):
+        made = multiply(self, a, b, out)
+        out += out.__array_interface__["data"][0] % 64
+        return made
+
+    monkeypatch.setattr(onednn.OneDnnLibrary, "multiply", by_address)
+    with pytest.raises(ConfigurationError, match="other bits at another address"):
+        onednn.load_onednn.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    "known, message",
+    [({"version": (2, 7, 0)}, "is version 2.7.0;"), ({"sets_threads": False}, "without OpenMP")],
+)
+def test_another_build_of_onednn_is_refused(monkeypatch, known, message):
+    of_onednn()
+    for name, value in {"version": (3, 2, 0), **known}.items():
+        monkeypatch.setattr(
+            Interface, name, property(lambda self, v=value: v, lambda *_: None), False
+        )
+    with pytest.raises(ConfigurationError, match=message):
+        onednn.load_onednn.__wrapped__()
+
+
+@pytest.mark.parametrize("name", ["mkl", "onednn"])
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_bits_are_the_same_in_1000_repeats_at_any_address(name, num_threads):
+    installed(name)
+    with threadpool_limits(num_threads):
+        library = getattr(onednn if name == "onednn" else mkl, f"load_{name}").__wrapped__()
+        assert has_same_bits(library, 1000, shapes=(((), 37, 65, 29), ((), 64, 48, 300)))
+        assert has_same_bits(library, 100, seed=1)
+
+
+def test_ranks_that_are_threads_multiply_at_the_same_time():
+    library, x = of_onednn(), some(3, 40, 40).astype("float32")
+    wanted = numpy.matmul(x, x)
+
+    def on_rank(backend):
         with products.multiplied_by(library):
-            products.matmul(here, there, out=out)
-        found.add(out.tobytes())
-    assert len(found) == 1 and library.name.startswith("Intel")
+            for _ in range(200):
+                for a, right in ((x, wanted), (x[0], wanted[0])):
+                    numpy.testing.assert_allclose(
+                        products.matmul(a, a), right, rtol=1e-4, atol=1e-4
+                    )
+
+    sk.run_ranks(4, on_rank)
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"blas": "fast"}, "numpy or mkl"),
+        ({"blas": "fast"}, "numpy or mkl or onednn"),
         ({"blas": "mkl", "device": "cuda"}, 'on "cuda" cuBLAS multiplies'),
     ],
 )
