@@ -153,11 +153,11 @@ def _small_products(figures, shares):
 
 
 def _other_blas(figures, shares):
-    other, own = figures["other_blas_seconds"], sum(figures["products_alone_seconds"])
-    if None in other or sum(other) > _CLEARLY_LESS * own:
+    others, own = figures["blas_seconds"], sum(figures["products_alone_seconds"])
+    name = min(others, key=lambda name: sum(others[name]), default=None)
+    if name is None or sum(others[name]) > _CLEARLY_LESS * own:
         return None
-    name = "mkl" if figures["settings"]["parallel"]["blas"] == "numpy" else "numpy"
     return (
-        f"parallel.blas={name} would take {1 - sum(other) / own:.0%} off the time of matrix "
+        f"parallel.blas={name} would take {1 - sum(others[name]) / own:.0%} off the time of matrix "
         "products here (the bits change)"
     )

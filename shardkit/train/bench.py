@@ -17,10 +17,8 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from ..array import products
-from ..array.blas import library_named
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
-from ..errors import ConfigurationError
 from ..parallel.model.sharded_model import ShardedModel
 from ..parallel.step.profile import PARTS as MEASURED_PARTS
 from ..parallel.step.profile import StepProfile, least_parts, profile_steps
@@ -29,6 +27,7 @@ from ..task.task import Task
 from .advice import advise
 from .bench_figures import figures_of, seconds_alone_of
 from .bench_tables import print_figures
+from .choice import installed_libraries, with_blas
 from .feed import waiting_seconds
 from .model import make_model
 from .preparing import prepare_data
@@ -60,8 +59,8 @@ def bench_run(
         alone = backend.all_gather_object(_products_alone(model, ranks[backend.rank]))
         figures = figures_of(task, model, ranks, alone, _fixed_costs(task, model))
         figures["data_wait_seconds"] = max(waits)
-        figures["other_blas_seconds"] = backend.all_gather_object(
-            _seconds_by_other_blas(model, ranks[backend.rank])
+        figures["blas_seconds"] = _of_all_ranks(
+            backend.all_gather_object(_seconds_by_others(model, ranks[backend.rank]))
         )
     figures["advice"] = advise(figures)
     with collectively(backend):
@@ -88,6 +87,7 @@ def _opened(settings: RunConfiguration, backend: CommunicationBackend):
     folder = backend.broadcast_object(folder, 0)
     try:
         prepare_data(task, Path(folder), backend)
+        task, _ = with_blas(task, Path(folder), backend)
         with collectively(backend):
             task.open(Path(folder))
         yield task
@@ -148,19 +148,25 @@ def _products_alone(model: ShardedModel, profile: StepProfile) -> dict:
         }
 
 
-def _seconds_by_other_blas(model: ShardedModel, profile: StepProfile) -> float | None:
-    """Return the seconds of all products of a step, alone, by the other library of `parallel.blas`.
-
-    None if it is not installed.
-    """
+def _seconds_by_others(model: ShardedModel, profile: StepProfile) -> dict[str, float]:
+    """Return {name: seconds of all products of a step, alone} for the libraries not in use."""
     device = model.engine.device
     if device.kind != "cpu":
-        return None
-    try:
-        other = library_named("numpy" if model.engine.numerics.blas is not None else "mkl")
-    except ConfigurationError:
-        return None
-    with products.multiplied_by(other):
-        return seconds_alone_of(
-            profile, {product: product.seconds_alone(device) for product in profile.products}
-        )
+        return {}
+    found = {}
+    for name, library in installed_libraries().items():
+        if name == model.sharding_configuration.blas:
+            continue
+        with products.multiplied_by(library):
+            alone = {product: product.seconds_alone(device) for product in profile.products}
+        found[name] = seconds_alone_of(profile, alone)
+    return found
+
+
+def _of_all_ranks(by_name: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Return {name: its seconds on each rank} of what all ranks have."""
+    return {
+        name: [of_rank[name] for of_rank in by_name]
+        for name in by_name[0]
+        if all(name in of_rank for of_rank in by_name)
+    }

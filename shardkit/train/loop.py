@@ -27,6 +27,7 @@ from ..data.samples import TRAINING
 from ..errors import CheckpointError, StopVoted
 from ..parallel.model.callback import Callback, Callbacks
 from ..task.task import Task
+from .choice import with_blas
 from .feed import training_stream
 from .folder import check_folder, store_settings
 from .log import RankLog, Reporter
@@ -85,7 +86,9 @@ def train_run(
         backend.keep_ledger(folder / "ledger")
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
+        task, reason = with_blas(task, folder, backend)
         run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks)
+        run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:
             program.run_folder, program.describe = (
@@ -194,11 +197,14 @@ class TrainingRun:
             after=self.callbacks.after_checkpoint,
         )
 
-    def start(self):
-        """Be at step 0, with the weights that the settings name, if they do. Collective."""
-        line = self.task.begin(self.model)
+    def say(self, line: str) -> None:
+        """Report this line on rank 0, unless it is empty."""
         if line:
             self.reporter.line(line)
+
+    def start(self):
+        """Be at step 0, with the weights that the settings name, if they do. Collective."""
+        self.say(self.task.begin(self.model))
         self._take_companions()
 
     def resume(self):
@@ -212,9 +218,18 @@ class TrainingRun:
                     f"{self.folder / 'data'} is not the data that this run was trained on; "
                     "restore it, or start a new run"
                 )
+        self._compare_blas(manifest.get("blas"))
         self._take_companions()
         self.saves.newest = self.model.step_number
         self.be_at_step(f"resumed at step {self.model.step_number}")
+
+    def _compare_blas(self, before: str | None):
+        now = self.settings.parallel.blas
+        if before not in (None, now):
+            self.say(
+                f"products by parallel.blas={now} from here on, by {before} before: the bits are "
+                "not those of a run that kept to one"
+            )
 
     def _take_companions(self):
         with collectively(self.backend):

@@ -13,6 +13,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ..array.blas import LIBRARIES
 from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..optim.settings import Optimizer
@@ -21,6 +22,8 @@ from ..settings import Sections, fixed, setting
 from ..task.load import DEFAULT_TASK, absolute_task
 from ..task.task import Task
 from .tracking import TRACKERS
+
+AUTOMATIC = "auto"  # of parallel.blas; see choice.py
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +156,12 @@ class Parallel(ParallelSettings):
     """
 
     policy: str = setting("fsdp", "what the data axis shards", among=POLICIES)
+    blas: str = setting(
+        "numpy",
+        "library that multiplies matrices on the CPU: mkl (Intel's CPUs) and onednn if installed; "
+        "auto: the fastest for this model, measured when the run starts, and kept",
+        among=(*LIBRARIES, AUTOMATIC),
+    )
     compile: bool = setting(
         False, "on a GPU, replay steps as CUDA graphs: less time in Python, the same bits"
     )
@@ -243,6 +252,8 @@ def resumed(stored: RunConfiguration, given: dict[str, Any]) -> RunConfiguration
     _check_length(given)
     if "run.steps" in given:
         given = {"run.epochs": None, **given}
+    if given.get("parallel.blas") == AUTOMATIC:  # the one that was chosen at the first start
+        given = {**given, "parallel.blas": stored.parallel.blas}
     wanted = stored.replace(given)
     for name, key in stored.keys().items():
         ours = _absolute(key, stored.value(name))

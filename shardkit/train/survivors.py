@@ -10,6 +10,7 @@ from ..comm.failure.agreement import collectively
 from ..comm.failure.signals import StopSignals
 from ..errors import ConfigurationError
 from ..parallel.model.callback import Callback
+from .choice import kept_blas, with_blas
 from .elastic import ElasticTraining
 from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
@@ -98,14 +99,25 @@ class SurvivingRun:
             self._log = RankLog(self._folder, self.training.started_rank)
         if self._run is not None:
             self._run.stream.close()
+        reason = self._choose_blas(backend)
         with collectively(backend):
-            self._settings = counted(self._settings)
             task = self._left().make_task()
         self._run = TrainingRun(task, backend, self._signals, self._log, self._callbacks)
+        self._run.say(reason)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)
         self.training.program.run_folder, self.training.program.describe = self._folder, self._doing
         return self._run.model
+
+    def _choose_blas(self, backend) -> str:
+        """Settle the steps of epochs and parallel.blas; return why that one. Collective."""
+        with collectively(backend):
+            settings = counted(self._settings)
+        with collectively(backend):
+            task = kept_blas(settings, backend).make_task()
+        task, reason = with_blas(task, self._folder, backend)
+        self._settings = task.settings
+        return reason
 
     def _left(self) -> RunConfiguration:
         """Return the settings with the rest of the run's own time limit."""

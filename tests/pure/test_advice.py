@@ -39,7 +39,7 @@ def figures(settings=None, parts=None, **changes):
         "products_alone_seconds": [shares["products"]] * 2,
         "product_flops_per_second_alone": 9e10,
         "large_product_flops_per_second": 1e11,
-        "other_blas_seconds": [None] * 2,
+        "blas_seconds": {},
         **changes,
     }
 
@@ -76,9 +76,12 @@ CASES = {
         "policy=zero1",
     ),
     "contention": ({"products_alone_seconds": [0.45] * 2}, "50% of their speed alone"),
-    "MKL is faster": ({"other_blas_seconds": [0.7, 0.8]}, "blas=mkl would take 17% off"),
+    "MKL is faster": (
+        {"blas_seconds": {"onednn": [0.8, 0.8], "mkl": [0.7, 0.8]}},
+        "blas=mkl would take 17% off",
+    ),
     "NumPy's BLAS is faster": (
-        {"other_blas_seconds": [0.7, 0.8], "settings": {"parallel.blas": "mkl"}},
+        {"blas_seconds": {"numpy": [0.7, 0.8]}, "settings": {"parallel.blas": "mkl"}},
         "blas=numpy would",
     ),
     "small products": ({"product_flops_per_second_alone": 3e10}, "30% of a large one's speed"),

@@ -91,6 +91,7 @@ class Checkpoints:
             "skipped_steps": state.skips.total,
             "loss_scale": state.loss_scale.state(),
             "compute_dtype": str(engine.numerics.compute_dtype),
+            "blas": engine.config.blas,
             "last_loss": loss if loss is None or isfinite(loss) else None,  # JSON has no NaN
             "seed": engine.config.seed,
             "mesh": {axis: engine.mesh.size(axis) for axis in AXES},

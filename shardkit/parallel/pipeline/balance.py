@@ -90,14 +90,18 @@ def multiplied_elements(block: Module) -> int:
 
     Tables that are looked up do not count; of matrices that are cut, the largest part does.
     """
-    matrices = [
+    return sum(weight.planned_size for weight in multiplied_weights(block) if weight.ndim == 2)
+
+
+def multiplied_weights(block: Module) -> list[Parameter]:
+    """Return the matrices that the block multiplies with, and its kernels of windows."""
+    return [
         member
         for module in block.named_modules().values()
         if not module.is_table
         for member in members_of(module).values()
-        if isinstance(member, Parameter) and member.ndim == 2
+        if isinstance(member, Parameter) and member.ndim >= 2
     ]
-    return sum(matrix.planned_size for matrix in matrices)
 
 
 def measure_blocks(
