@@ -57,7 +57,7 @@ class Spec:
     blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
-    layout     shardkit only: arguments of shardkit.plan.Layout, instead of a strategy
+    layout     shardkit only: arguments of shardkit.plan.RunLayout, instead of a strategy
     """
 
     name: str
@@ -114,7 +114,7 @@ class Shardkit:
 
     def __init__(self, spec: Spec, sizes):
         import shardkit as sk
-        from shardkit.plan import Layout
+        from shardkit.plan import RunLayout
 
         models = {
             "ddp": sk.DDPModel,
@@ -129,7 +129,7 @@ class Shardkit:
         self.sizes = sizes
         self.split_batch = sk.split_batch
         if spec.layout is not None:
-            self.model = self._in_layout(sk, Layout(**spec.layout))
+            self.model = self._in_layout(sk, RunLayout(**spec.layout))
             return
         config = sk.ShardingConfiguration(
             self.backend,

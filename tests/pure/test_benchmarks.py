@@ -1,5 +1,8 @@
 """The benchmarks compare what they say they compare."""
 
+import ast
+import importlib
+import importlib.util
 from pathlib import Path
 
 import numpy
@@ -77,3 +80,24 @@ def test_a_global_batch_depends_on_the_number_of_the_step_alone():
         and not numpy.array_equal(x, other)
         and numpy.array_equal(x[:, 1:], y[:, :-1])
     )
+
+
+def test_what_benchmarks_import_from_the_package_is_there():
+    """Some import late, in the processes of a race: a name that moved would show there alone."""
+    wrong = [
+        f"{path.name}: {module}.{name}"
+        for path in sorted(Path(BENCHMARKS).rglob("*.py"))
+        for module, name in _imported(ast.parse(path.read_text()))
+        if not hasattr(importlib.import_module(module), name)
+        and importlib.util.find_spec(f"{module}.{name}") is None
+    ]
+    assert not wrong
+
+
+def _imported(tree):
+    return [
+        (node.module, name.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardkit")
+        for name in node.names
+    ]
