@@ -54,7 +54,7 @@ class Spec:
                zero2
     schedule   of a pipeline: 1f1b, zb-v; shardkit: also zb-h1
     compiled   torch only: torch.compile
-    blas       shardkit only: "numpy" or "mkl"; PyTorch's wheels hold MKL
+    blas       shardkit only: "numpy", "mkl" or "onednn"; PyTorch's wheels hold the last two
     compute    "float32", or "bfloat16" from float32 masters: compute_dtype; torch.autocast
     attention, fused   torch only: form of attention, fused AdamW instead of the default
     layout     shardkit only: arguments of shardkit.plan.RunLayout, instead of a strategy

@@ -8,8 +8,8 @@ One thread per rank, ranks bound to a core each where there are enough. A step i
 forward, backward, clipping to norm 1, AdamW, and the loss as a number. Two ranks share the global
 batch (ddp, fsdp) or compute the same batch together (tensor, pipeline). PyTorch runs with
 scaled_dot_product_attention and fused AdamW on two ranks, and in several forms on one. It
-multiplies by the MKL in its wheels; so does shardkit where the package mkl is there and the CPU is
-Intel's.
+multiplies by the MKL and oneDNN in its wheels; shardkit by the library that it measures to be the
+fastest here, of those that are installed, and by NumPy's.
 """
 
 import argparse
@@ -19,23 +19,20 @@ import sys
 import time
 from statistics import median
 
-from contestants import Sizes, Spec
+from contestants import Sizes, Spec, shardkit_gpt
 from race import Race
 from report import Table, machine, machine_text, save
 
-from shardkit.array.blas import library_named
-from shardkit.errors import ConfigurationError
+from shardkit.train.choice import measured_seconds, products_of_layers
 
 
-def blas() -> str:
-    """Return the library of PyTorch's products, if shardkit has it too and this CPU is Intel's;
-    else NumPy's own.
+def blas(sizes: Sizes) -> str:
+    """Return the library that multiplies the matrices of these sizes fastest here, as
+    parallel.blas = "auto" chooses it.
     """
-    try:
-        library_named("mkl")
-    except ConfigurationError:
-        return "numpy"
-    return "mkl"
+    found = products_of_layers(shardkit_gpt(sizes), sizes.tokens, "float32")
+    seconds = measured_seconds(found, seconds=5.0)
+    return min(seconds, key=seconds.__getitem__)
 
 
 def by_numpy(spec: Spec) -> list[Spec]:
@@ -73,7 +70,7 @@ TURNS_AT_MOST = 15
 TOLERANCE = 1e-4  # relative, of losses
 OF_HALVES = 1e-3
 BEST = {"attention": "sdpa", "fused": True}
-OURS = {"blas": blas()}
+OURS = {"blas": blas(MODELS["M"])}
 ALONE = [
     Spec("shardkit", "shardkit", **OURS),
     *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),

@@ -12,7 +12,14 @@ from ..comm.backend import CommunicationBackend
 from .files import check_folder
 from .finding import Finding
 from .gpus import check_gpus
-from .machine import check_allocation, check_blas, check_cores, check_nodes, check_versions
+from .machine import (
+    check_allocation,
+    check_blas,
+    check_cores,
+    check_nodes,
+    check_products,
+    check_versions,
+)
 from .mpi import check_launcher, check_library
 from .network import check_axes
 
@@ -40,6 +47,7 @@ def examine(
         check_nodes(backend)
         + check_cores(backend)
         + check_blas()
+        + check_products()
         + check_gpus(backend)
         + check_allocation()
     )

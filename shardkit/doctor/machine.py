@@ -6,14 +6,19 @@ from importlib.metadata import PackageNotFoundError, version
 
 from threadpoolctl import threadpool_info
 
+from ..array.blas import LIBRARIES, library_named
+from ..array.blas.probe import has_same_bits
+from ..array.blas.processor import multiplies_bfloat16
 from ..checkpoint.format.hdf5 import library_text
 from ..comm.backend import CommunicationBackend
 from ..comm.mpi.launch import all_seats, crowding, ranks_text
 from ..environment import allocation_end, blas_threads_are_set, slurm_job
+from ..errors import ConfigurationError
 from ..train.log import duration_text
 from ..train.stopping import end_of_slurm_job
 from .finding import Finding, ok, warning
 
+PRODUCTS = 200  # of each kind, at random addresses
 _PACKAGES = ("shardkit", "numpy", "numba")
 
 
@@ -106,6 +111,26 @@ def check_blas() -> list[Finding]:
     if blas_threads_are_set():
         by = "set by the environment"
     return [ok("BLAS", f"{'; '.join(libraries)}, {by}; a run sets run.threads")]
+
+
+def check_products() -> list[Finding]:
+    """Report the libraries of parallel.blas, and whether each repeats its bits at any address."""
+    return [_products(name) for name in LIBRARIES if name != "numpy"]
+
+
+def _products(name: str) -> Finding:
+    try:
+        library = library_named(name)
+    except ConfigurationError as error:
+        return ok(name, f"not to be had: {error}")
+    if not has_same_bits(library, PRODUCTS):
+        return warning(
+            name,
+            f"{library.name} gave the same product other bits at another address",
+            'runs cannot be repeated with it; use parallel.blas="numpy", and report this CPU',
+        )
+    halves = ", bfloat16 too" if multiplies_bfloat16() else "; this CPU multiplies no bfloat16"
+    return ok(name, f"{library.name}: the same bits in {PRODUCTS} products each{halves}")
 
 
 def check_allocation() -> list[Finding]:

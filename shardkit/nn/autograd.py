@@ -71,7 +71,7 @@ def record(
     is_one_pass   all gradients together cost about as much as one, and those of parameters are
                   small: where input and parameter gradients are asked for at different times, all
                   are computed the first time
-    gives_new      the gradients are arrays that backward has just made, each for one parent alone,
+    gives_new     the gradients are arrays that backward has just made, each for one parent alone,
                   and nobody else holds: a leaf may keep them as its `.grad`
     differentiable  (gradient, wanted, output) -> one Tensor or None per parent: the same gradients
                   as `backward`, made by operations on Tensors, so that they can be differentiated

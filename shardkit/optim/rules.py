@@ -74,6 +74,7 @@ def is_learning_rate(value) -> bool:
 
 
 def require_weight_decay(weight_decay) -> None:
+    """Errors: ConfigurationError unless it is a finite number >= 0."""
     require(
         is_number(weight_decay, at_least=0),
         "weight_decay",

@@ -22,7 +22,7 @@ from ..array.dtypes import dtype_named
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..errors import ConfigurationError
-from ..nn.module import blocks_of
+from ..nn.module import Module, blocks_of
 from ..parallel.pipeline.balance import multiplied_weights
 from ..parallel.step.stopwatch import Product
 from ..task.task import Task
@@ -77,15 +77,19 @@ def kept_blas(settings: RunConfiguration, backend: CommunicationBackend) -> RunC
 
 
 def products_of_step(task: Task) -> Counter[Product]:
-    """Return how often each product of a layer with its weight is made for a micro-batch.
-
-    Those of a layer's forward, of the gradient of its input, and of that of its weight; without a
-    tensor axis. task is open.
-    """
+    """Return products_of_layers() for a micro-batch of this task, which is open."""
     parallel, model = task.settings.parallel, task.make_model()
     dtype = dtype_named(parallel.compute_dtype or str(model.parameters()[0].dtype))
     x, _ = task.example(task.settings.batch.micro_batch)
-    num_rows = max(map(_num_rows, leaves(x)))
+    return products_of_layers(model, max(map(_num_rows, leaves(x))), str(dtype))
+
+
+def products_of_layers(model: Module, num_rows: int, dtype: str) -> Counter[Product]:
+    """Return how often each product of a layer with its weight is made for so many rows of input.
+
+    Those of a layer's forward, of the gradient of its input, and of that of its weight; without a
+    tensor axis.
+    """
     found: Counter[Product] = Counter()
     for weight in [each for _, block in blocks_of(model) for each in multiplied_weights(block)]:
         num_out, num_in = weight.shape[0], prod(weight.shape[1:])
@@ -96,7 +100,7 @@ def products_of_step(task: Task) -> Counter[Product]:
             ((rows, num_out), plain, (num_out, num_in), plain),
             ((num_out, rows), transposed, (rows, num_in), plain),
         ):
-            found[Product(a, order, b, other, str(dtype))] += 1
+            found[Product(a, order, b, other, dtype)] += 1
     return found
 
 

@@ -26,6 +26,8 @@ TOPICS = [
     "nodes",
     "cores",
     "BLAS",
+    "mkl",
+    "onednn",
     "GPU",
     "time",
     "folder",

@@ -17,6 +17,7 @@ from shardkit.array.blas.cblas import CblasLibrary
 from shardkit.array.blas.primitives import Interface
 from shardkit.array.blas.probe import has_same_bits
 from shardkit.array.dtypes import dtype_named
+from shardkit.doctor.machine import check_products
 from shardkit.errors import ConfigurationError
 
 numbers = numpy.random.default_rng(3)
@@ -423,6 +424,20 @@ def test_bits_are_the_same_in_1000_repeats_at_any_address(name, num_threads):
         library = getattr(onednn if name == "onednn" else mkl, f"load_{name}").__wrapped__()
         assert has_same_bits(library, 1000, shapes=(((), 37, 65, 29), ((), 64, 48, 300)))
         assert has_same_bits(library, 100, seed=1)
+
+
+def test_the_doctor_says_whose_bits_depend_on_addresses(monkeypatch):
+    class Wrong:
+        name = "a library"
+
+        def multiply(self, a, b, out):
+            out[...] = out.__array_interface__["data"][0] % 64
+            return True
+
+    monkeypatch.setitem(blas.LIBRARIES, "mkl", Wrong)
+    found = {finding.topic: finding for finding in check_products()}
+    assert found["mkl"].level == "warning" and "other bits at another address" in found["mkl"].found
+    assert found["onednn"].level == "ok"
 
 
 def test_ranks_that_are_threads_multiply_at_the_same_time():
