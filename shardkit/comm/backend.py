@@ -83,9 +83,13 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         or leave: it does not disturb a collective that is under way.
         """
 
-    def use(self, channel: Channel) -> None:
+    def use(self, channel: Channel | None) -> None:
         """Carry the verbs over this channel from now on. On all ranks, between two calls."""
-        self.channel = channel
+        if self.quick is not None:
+            self.quick.close()
+        self.channel, self.quick = channel, None
+        if channel is not None:
+            channel.serve(self)
 
     def split(self, color: int | None, key: int = 0) -> "CommunicationBackend | None":
         """Return the group of the ranks that gave the same color, ordered by (key, rank).
@@ -98,7 +102,7 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
                 raise ValueError(
                     f"color {color} is negative; wanted 0 or more, or None to stay out"
                 )
-            number = self.progress.num_calls[self.group_key]
+            number = self.progress.num_calls(self.group_key)
             place = self.channel.split(color, index(key))
             if place is None:
                 return None
@@ -134,7 +138,10 @@ class CommunicationBackend(Verbs, metaclass=ABCMeta):
         """
         check_alive(self, "keep_ledger")
         self.progress.ledger = Ledger(
-            Path(folder) / LEDGER_NAME.format(self.rank), self.rank, self.world_size
+            Path(folder) / LEDGER_NAME.format(self.rank),
+            self.rank,
+            self.world_size,
+            self.progress.names,
         )
 
     def say(self, message: str) -> None:

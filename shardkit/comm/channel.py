@@ -42,6 +42,9 @@ class Channel(metaclass=ABCMeta):
         """Return True if sums of such arrays are added as the tree of ordered.py."""
         return False
 
+    def serve(self, group) -> None:
+        """Give the group's verbs a short road (node/quick.py), now or later, if there is one."""
+
     def common(self, size: int, dtype):
         """Return an array [size] that all ranks see, or None on all of them. Collective."""
         return None

@@ -9,6 +9,11 @@ backend.traffic.bytes_sent                     # bytes this rank has sent, by th
 import enum
 from abc import ABC, abstractmethod
 
+import numpy
+
+# by their numbers in node/mailbox.py
+COMPILED_VERBS = ("barrier", "all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
 
 class ReductionOperation(enum.Enum):
     """What all_reduce and reduce_scatter do with the values of the ranks.
@@ -131,8 +136,28 @@ class Traffic:
     """
 
     def __init__(self):
-        self.by_verb: dict[str, int] = {}
-        self.calls: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+        # of compiled verbs, which count for themselves: bytes of each, then calls of each
+        self.of_loops = numpy.zeros(2 * len(COMPILED_VERBS), numpy.int64)
+
+    @property
+    def by_verb(self) -> dict[str, int]:
+        """Bytes sent, by verb."""
+        return self._merged(self._bytes, self.of_loops[: len(COMPILED_VERBS)])
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """Calls made, by verb."""
+        return self._merged(self._calls, self.of_loops[len(COMPILED_VERBS) :])
+
+    def _merged(self, counted, of_loops):
+        calls = self.of_loops[len(COMPILED_VERBS) :].tolist()
+        merged = dict(counted)
+        for verb, count, num_calls in zip(COMPILED_VERBS, of_loops.tolist(), calls):
+            if num_calls:
+                merged[verb] = merged.get(verb, 0) + count
+        return merged
 
     @property
     def bytes_sent(self) -> int:
@@ -141,8 +166,8 @@ class Traffic:
 
     def add(self, verb: str, num_bytes: int) -> None:
         """Count one call of this verb."""
-        self.by_verb[verb] = self.by_verb.get(verb, 0) + num_bytes
-        self.calls[verb] = self.calls.get(verb, 0) + 1
+        self._bytes[verb] = self._bytes.get(verb, 0) + num_bytes
+        self._calls[verb] = self._calls.get(verb, 0) + 1
 
     def add_ring(self, verb: str, num_ranks: int, num_bytes: int) -> None:
         """Count one all-reduce of so many bytes."""
@@ -154,8 +179,9 @@ class Traffic:
 
     def reset(self) -> None:
         """Start counting from zero."""
-        self.by_verb.clear()
-        self.calls.clear()
+        self._bytes.clear()
+        self._calls.clear()
+        self.of_loops[:] = 0
 
     def __repr__(self):
         return f"Traffic({self.bytes_sent} bytes: {self.by_verb})"

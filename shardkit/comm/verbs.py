@@ -29,6 +29,7 @@ from .arguments import Arguments
 from .channel import Channel
 from .checks import is_carried, is_plain, is_slice, pieces_of_plain
 from .operations import Handle, ReductionOperation, Traffic
+from .prepared import PreparedVerbs
 from .transport import GpuTransport, StagedTransport
 from .under_way import check_alive, handle_of
 from .watch.progress import Progress, UnderWay
@@ -46,6 +47,7 @@ class Verbs:
     channel            what carries the verbs; None before initialize() and after shutdown()
     gpu_transport      of GPU arrays beside the staged one; None: there is no other
     arguments          opens ports on arrays
+    prepare            the collectives that are called again and again (prepared.py)
     Errors of every verb: CommunicationError before initialize() or after shutdown(); ValueError on
     arguments that are wrong on this rank alone, raised before anything is sent.
     """
@@ -56,6 +58,8 @@ class Verbs:
         self.staging, self.progress = staging, progress
         self.traffic = Traffic()
         self.channel: Channel | None = None
+        self.quick = None  # the short road of plain arrays, if the channel has one
+        self.prepare = PreparedVerbs(self)
         self.arguments = Arguments(self)
         self.gpu_transport: GpuTransport | None = None
         if self.world_size == 1:
@@ -121,6 +125,8 @@ class Verbs:
 
     def barrier(self) -> None:
         """Return once every rank has called it. Collective."""
+        if self.quick is not None and self.quick.barrier():
+            return
         check_alive(self, "barrier")
         self._carry("barrier", _NOTHING, self.channel.barrier)
 
@@ -129,6 +135,8 @@ class Verbs:
 
         array   any shape, the same on all ranks. Half floats are summed as float32.
         """
+        if self.quick is not None and self.quick.all_reduce(array, op):
+            return
         channel, n = self.channel, self.world_size
         if is_plain(array) and is_carried(op) and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
@@ -143,6 +151,8 @@ class Verbs:
 
     def broadcast(self, array, root: int = 0) -> None:
         """Leave the root's elements in `array`, on every rank. Collective, in place."""
+        if self.quick is not None and self.quick.broadcast(array, root):
+            return
         channel, n = self.channel, self.world_size
         if is_plain(array) and type(root) is int and 0 <= root < n and channel is not None:
             flat = array if array.ndim == 1 else array.reshape(-1)
@@ -164,6 +174,9 @@ class Verbs:
         receive   sum of counts elements
         counts    elements per rank; None: equal
         """
+        quick = self.quick if counts is None else None
+        if quick is not None and quick.all_gather(send, receive):
+            return
         channel, n = self.channel, self.world_size
         if counts is None and is_plain(send) and is_plain(receive) and channel is not None:
             if is_slice(send, receive, n, self.rank, channel.address):
@@ -189,6 +202,9 @@ class Verbs:
         receive   counts[rank] elements, not overlapping `send`. Half floats are summed as float32.
         in_place  `receive` may be this rank's own slice of `send`; only if adds_in_tree_order
         """
+        quick = self.quick if counts is None else None
+        if quick is not None and quick.reduce_scatter(send, receive, op, in_place):
+            return
         in_place = in_place and self.adds_in_tree_order(send)
         channel, n = self.channel, self.world_size
         plain = counts is None and is_plain(send) and is_plain(receive) and is_carried(op)

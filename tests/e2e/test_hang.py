@@ -27,16 +27,20 @@ PROGRAM = textwrap.dedent("""
     backend.barrier()                       # a busy machine may take long to start all ranks
     backend.timeout = 600.0 if kind == "killed" else 2.0
     backend.keep_ledger(folder)
-    for _ in range(5):
-        backend.all_reduce(array)
+    call = backend.prepare.all_reduce(array)
+    for _ in range(300 if kind == "prepared" else 5):
+        call() if kind == "prepared" else backend.all_reduce(array)
     # print() may write a line in parts
     os.write(1, f"ready {backend.rank} {os.getpid()}\\n".encode())
-    if kind == "late" and backend.rank == 1:
+    if kind in ("late", "prepared") and backend.rank == 1:
         time.sleep(60)
     if kind in ("stopped", "killed") and backend.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "other" and backend.rank == 1:
         backend.barrier()
+    if kind == "prepared":
+        assert backend.memory() is None or backend.quick is not None
+        call()
     backend.all_reduce(array[:9] if kind == "count" and backend.rank == 2 else array)
     if kind == "message" and backend.rank == 1:
         backend.receive(array, 2)
@@ -75,6 +79,14 @@ WAITING = (
                 "missing: rank 1 of 3 ranks",
                 "rank 1 in no call: last seen",
                 r"program.py\", line \d+ in <module>",
+            ],
+        ),
+        (
+            "prepared",
+            [
+                WAITING.replace("\\d on", "\\d+ on"),
+                "missing: rank 1 of 3 ranks",
+                "rank 1 in no call",
             ],
         ),
         ("stopped", [WAITING, "missing: rank 1 of 3 ranks", "rank 1 wrote no stacks"]),

@@ -194,9 +194,9 @@ def test_steps_without_a_save_in_flight_talk_no_more_than_before(tmp_path):
         for save in (False, True, False):
             if save:
                 model.save_model_async(tmp_path).wait()
-            before = backend.progress.num_calls[backend.group_key]
+            before = backend.progress.num_calls(backend.group_key)
             go_on(model)
-            calls.append(backend.progress.num_calls[backend.group_key] - before)
+            calls.append(backend.progress.num_calls(backend.group_key) - before)
         return calls
 
     for calls in sk.run_ranks(2, on_rank):

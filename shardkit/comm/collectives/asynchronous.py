@@ -46,7 +46,7 @@ class AsyncCollective:
         began = time.monotonic()
         while self._handle is not None and self._handle.test():
             self._handle = self._next_turn()
-        self._group.progress.seconds[self._group.group_key] += time.monotonic() - began
+        self._group.progress.add_seconds(self._group.group_key, time.monotonic() - began)
 
     def end(self) -> None:
         """Return when it is complete; a second call returns immediately.

@@ -95,14 +95,14 @@ class MPICommunicationBackend(CommunicationBackend):
         if not self.is_world:
             with self.verb("close"):
                 self._close()
-            self.channel = None
+            self.use(None)
             return
         with self.job.attending("shutdown()", self.timeout + NEXT_TO_WATCHDOG_SECONDS):
             with self.verb("shutdown"):  # noted and watched: a rank may never come here
                 self.job.guard.meet()  # no rank is in another verb any more
                 self._close()
                 self.job.guard.stop()
-            self.channel = None
+            self.use(None)
             self._close_watchdog()
         if self.job.owns_job:
             exits().remove(self)

@@ -1,15 +1,27 @@
 """The shared-memory channel: the verbs of a group whose ranks are all on one node."""
 
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import numpy
 
 from ..channel import WrappedChannel
 from ..operations import ReductionOperation
-from .mailbox import ALL_REDUCE, DONE, MAX, MIN, PRODUCT, REDUCE_SCATTER, SUM
+from .mailbox import (
+    ALL_REDUCE,
+    DTYPES,
+    FIRST_IN_SLOTS,
+    IN_SLOTS_BYTES,
+    MAX,
+    MIN,
+    NOT_SHARED,
+    OPERATION_BITS,
+    PRODUCT,
+    REDUCE_SCATTER,
+    SUM,
+    VERB_BITS,
+)
+from .quick import QuickVerbs
 
-NUMBERS = "fdilB"  # dtypes that are added here, each compiled by itself: NumPy's characters
-SLOT_BYTES_AT_MOST = 2048  # up to here copying to a slot costs less than meeting a second time
 SMALL_BYTES = 8192
 CALLS_BEFORE_OPENING = 100
 SUM_OF_RANKS = ReductionOperation.SUM
@@ -20,7 +32,6 @@ _OPERATIONS = {
     ReductionOperation.MIN: MIN,
     ReductionOperation.MAX: MAX,
 }
-_VERB_BITS, _OPERATION_BITS = 4, 4
 
 
 class SharedMemoryChannel(WrappedChannel):
@@ -58,15 +69,16 @@ class SharedMemoryChannel(WrappedChannel):
         self._table = table
         self._node = node
         self._forget = forget
+        self._group = None  # whose verbs this channel carries, if any
         self._num_calls_left = calls_before_opening
-        self._is_open = calls_before_opening <= 0
+        self.is_open = calls_before_opening <= 0
         self._codes = {
             (op, numpy.dtype(dtype)): (
                 operation,
-                operation << _VERB_BITS | number << _VERB_BITS + _OPERATION_BITS,
+                operation << VERB_BITS | number << VERB_BITS + OPERATION_BITS,
             )
             for op, operation in _OPERATIONS.items()
-            for number, dtype in enumerate(NUMBERS)
+            for number, dtype in enumerate(DTYPES)
         }
 
     @cached_property
@@ -86,15 +98,16 @@ class SharedMemoryChannel(WrappedChannel):
         All ranks make the same calls, so it opens for all of them in the same one.
         """
         self._num_calls_left -= 1 if num_bytes <= self.small_bytes else CALLS_BEFORE_OPENING
-        self._is_open = self._num_calls_left <= 0
-        return self._is_open
+        self.is_open = self._num_calls_left <= 0
+        self._serve_quickly()
+        return self.is_open
 
     def adds(self, dtype, op) -> bool:
         """Return True if such reductions are done here."""
         return (op, dtype) in self._codes
 
     def adds_in_tree_order(self, num_bytes, dtype):
-        return (self._is_open or num_bytes > self.small_bytes) and (
+        return (self.is_open or num_bytes > self.small_bytes) and (
             SUM_OF_RANKS,
             dtype,
         ) in self._codes
@@ -103,75 +116,116 @@ class SharedMemoryChannel(WrappedChannel):
         ranks = self.inside.members.world_ranks
         return self._node.common(self.communicator, ranks, size, dtype)
 
+    def serve(self, group):
+        self._group = group
+        self._serve_quickly()
+
+    def _serve_quickly(self):
+        if self.is_open and self._group is not None:
+            self._group.quick = QuickVerbs(self._group, self, self._table)
+
     def barrier(self):
-        if self._is_open or self._opens(0):
-            self._run(self._loops.meet, self._table)
+        if self.is_open or self._opens(0):
+            self._run("barrier", (), 0)
         else:
             self.inside.barrier()
 
     def all_reduce(self, array, op):
         """Leave the reduction over ranks, added as a tree, in the array."""
-        code = self._codes.get((op, array.dtype))
-        if not (self._is_open or self._opens(array.nbytes)) or code is None:
-            return self.inside.all_reduce(array, op)
-        arguments = array, self._table, code[0], code[1] | ALL_REDUCE
-        if array.nbytes <= SLOT_BYTES_AT_MOST or not self._run(
-            self._loops.all_reduce_in_heaps, *arguments
-        ):
-            self._run(self._loops.all_reduce_in_slots, *arguments)
+        if (self.is_open or self._opens(array.nbytes)) and self.adds(array.dtype, op):
+            self._run("all_reduce", (array, op), array.nbytes)
+        else:
+            self.inside.all_reduce(array, op)
 
     def reduce_scatter(self, send, receive, counts, op):
         """Leave this rank's slice of the reduction, added as a tree, in `receive`.
 
         That may be its own slice of `send`.
         """
-        code = self._codes.get((op, send.dtype))
-        if not (self._is_open or self._opens(send.nbytes)) or code is None:
-            return self.inside.reduce_scatter(send, receive, counts, op)
-        operation, code = code[0], code[1] | REDUCE_SCATTER
-        starts, counts = _places(tuple(counts), 1)
-        if send.nbytes > SLOT_BYTES_AT_MOST:
-            start = int(starts[self.rank])
-            arguments = send, receive, start, self._table, operation, code
-            if self._run(self._loops.reduce_scatter_in_heaps, *arguments):
-                return
-        arguments = send, receive, starts, counts, self._table, operation, code
-        self._run(self._loops.reduce_scatter_in_slots, *arguments)
+        if (self.is_open or self._opens(send.nbytes)) and self.adds(send.dtype, op):
+            self._run("reduce_scatter", (send, receive, op, tuple(counts)), send.nbytes)
+        else:
+            self.inside.reduce_scatter(send, receive, counts, op)
 
     def all_gather(self, send, receive, counts):
-        if not (self._is_open or self._opens(receive.nbytes)):
-            return self.inside.all_gather(send, receive, counts)
-        starts, counts = _places(tuple(counts), receive.itemsize)
+        if self.is_open or self._opens(receive.nbytes):
+            self._run("all_gather", (send, receive, tuple(counts)), receive.nbytes)
+        else:
+            self.inside.all_gather(send, receive, counts)
+
+    def broadcast(self, array, root):
+        if self.is_open or self._opens(array.nbytes):
+            self._run("broadcast", (array, root), 0)
+        else:
+            self.inside.broadcast(array, root)
+
+    # ---- roads: the loop in heaps, and the loop in slots, as functions (stage) -> stage ----------
+
+    def _roads(self, verb: str, arguments):
+        """Return both for a verb; None in place of a road that it has not."""
+        return getattr(self, f"_{verb}_roads")(*arguments)
+
+    def _barrier_roads(self):
+        return None, partial(self._loops.meet, self._table)
+
+    def _all_reduce_roads(self, array, op):
+        operation, code = self._codes[op, array.dtype]
+        arguments = array, self._table, operation, code | ALL_REDUCE
+        return (
+            partial(self._loops.all_reduce_in_heaps, *arguments),
+            partial(self._loops.all_reduce_in_slots, *arguments),
+        )
+
+    def _reduce_scatter_roads(self, send, receive, op, counts=None):
+        operation, code = self._codes[op, send.dtype]
+        starts, counts = _places(counts or (receive.size,) * self.size, 1)
+        last = self._table, operation, code | REDUCE_SCATTER
+        start = int(starts[self.rank])
+        return (
+            partial(self._loops.reduce_scatter_in_heaps, send, receive, start, *last),
+            partial(self._loops.reduce_scatter_in_slots, send, receive, starts, counts, *last),
+        )
+
+    def _all_gather_roads(self, send, receive, counts=None):
         arguments = (
             self.address(send),
             send.nbytes,
             self.address(receive),
             receive.nbytes,
-            starts,
-            counts,
+            *_places(counts or (send.size,) * self.size, receive.itemsize),
             self._table,
         )
-        if receive.nbytes <= SLOT_BYTES_AT_MOST or not self._run(
-            self._loops.all_gather_in_heaps, *arguments
-        ):
-            self._run(self._loops.all_gather_in_slots, *arguments)
+        return (
+            partial(self._loops.all_gather_in_heaps, *arguments),
+            partial(self._loops.all_gather_in_slots, *arguments),
+        )
 
-    def broadcast(self, array, root):
-        if self._is_open or self._opens(array.nbytes):
-            self._run(self._loops.broadcast_in_slots, array.view("uint8"), root, self._table)
+    def _broadcast_roads(self, array, root):
+        place = self.address(array), array.nbytes
+        return None, partial(self._loops.broadcast_in_slots, *place, root, self._table)
+
+    def _run(self, verb, arguments, num_bytes) -> None:
+        """Run a verb to its end."""
+        in_heaps, in_slots = self._roads(verb, arguments)
+        stage = NOT_SHARED if num_bytes <= IN_SLOTS_BYTES else in_heaps(0)
+        self._finish(in_heaps, in_slots, stage)
+
+    def finish(self, verb: str, arguments, stage: int) -> None:
+        """Go on with a verb that quick.py began, at a stage as noted.py returns it."""
+        self._finish(*self._roads(verb, arguments), stage)
+
+    def _finish(self, in_heaps, in_slots, stage) -> None:
+        """Run a verb to its end; between two tries MPI makes progress."""
+        while 0 < stage <= FIRST_IN_SLOTS:
+            self.inside.probe()
+            stage = in_heaps(stage)
+        if stage == NOT_SHARED:  # an array is in no heap, and nothing was done
+            stage = in_slots(0)
         else:
-            self.inside.broadcast(array, root)
-
-    def _run(self, loop, *arguments) -> bool:
-        """Run a loop to its end; between two tries MPI makes progress.
-
-        Return False if an array is in no heap, and nothing was done.
-        """
-        stage = loop(*arguments, 0)
+            stage -= FIRST_IN_SLOTS
         while stage > 0:
             self.inside.probe()
-            stage = loop(*arguments, stage)
-        return stage == DONE
+            stage = in_slots(stage)
 
 
 @lru_cache

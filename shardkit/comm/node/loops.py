@@ -260,22 +260,22 @@ def all_gather_in_heaps(own, own_bytes, whole, whole_bytes, starts, counts, tabl
 
 
 @compiled
-def broadcast_in_slots(array, root, table, stage):
+def broadcast_in_slots(address, num_bytes, root, table, stage):
     """Send a slot full after the other."""
-    signature = array.size << CODE_BITS | root << 4 | BROADCAST
-    for turn in range(max(stage - 1, 0), max(1, -(-array.size // SLOT_BYTES))):
+    signature = num_bytes << CODE_BITS | root << 4 | BROADCAST
+    for turn in range(max(stage - 1, 0), max(1, -(-num_bytes // SLOT_BYTES))):
         first = turn * SLOT_BYTES
-        count = min(array.size - first, SLOT_BYTES)
+        count = min(num_bytes - first, SLOT_BYTES)
         if stage == 0:
             if table[RANK] == root:
-                move_bytes(next_slot(table), address_of(array) + first, count)
+                move_bytes(next_slot(table), address + first, count)
             arrive(table, signature, NOWHERE)
         if not all_have_come(table, signature):
             return turn + 1
         stage = 0
         if table[RANK] != root:
             move_bytes(
-                address_of(array) + first,
+                address + first,
                 slot_of(table[MAILBOXES + root], load(own_mailbox(table))),
                 count,
             )

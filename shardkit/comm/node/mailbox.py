@@ -22,14 +22,24 @@ NAP_NANOSECONDS = 1_000_000
 NOWHERE = -1  # the offset of an array that is in no heap
 
 # What a loop knows about its group, in one array of int64: these, the addresses of all mailboxes,
-# then of all heaps.
-NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES, MAILBOXES = range(8)
+# then of all heaps, then room for the places of slices.
+NUM_RANKS, RANK, SPINS, YIELDS, NAPS, HEAP, HEAP_BYTES = range(7)
+# For verbs that take the whole call (quick.py): whether they may; addresses of Names.place, of the
+# group's tally, of Traffic.of_loops; names for the ledger; a struct timespec.
+IS_OPEN, PLACE, TALLY, TRAFFIC, GROUP_NAME, CLOCK = range(7, 13)
+VERB_NAMES, DTYPE_NAMES, MAILBOXES = 14, 19, 24
+DTYPES = "fdilB"  # that are added here, each compiled by itself: NumPy's characters
 SPIN_TURNS = 4000
 YIELD_TURNS = 200
 NAP_TURNS = 2
 
 DONE, NOT_SHARED = 0, -1  # what a loop returns instead of a stage to resume at
+REFUSED, FIRST_IN_SLOTS = -2, 2  # and a verb that takes the whole call
 BARRIER, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, END = range(6)
+NUM_VERBS = END
+VERB_BITS, OPERATION_BITS = 4, 4  # of the code that ranks must agree on
+IN_SLOTS_BYTES = 2048  # up to here copying to a slot costs less than meeting a second time
+BEGAN, ENDED = 5, 6  # words of a ledger's record
 SUM, PRODUCT, MIN, MAX = range(4)
 
 
@@ -62,8 +72,10 @@ def table_of(
             NAP_TURNS,
             heaps[rank],
             heap_bytes,
+            *[0] * (MAILBOXES - IS_OPEN),
             *mailboxes,
             *heaps,
+            *[0] * (2 * len(mailboxes)),
         ],
         numpy.int64,
     )

@@ -89,7 +89,7 @@ class InMemoryCommunicationBackend(CommunicationBackend):
         environment = self._group.environment
         if self.is_initialized and self._group is environment.world:
             environment.leave(self.rank)
-        self.channel = None
+        self.use(None)
 
     def abort(self, message: str, code: int = 1) -> None:
         """Wake all ranks with the message, and raise it here as CommunicationError.

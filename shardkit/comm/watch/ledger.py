@@ -14,8 +14,10 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from inspect import currentframe
 from pathlib import Path
+from sys import _getframe
+
+import numpy
 
 from ...errors import CheckpointError
 
@@ -27,6 +29,8 @@ _RECORD = struct.Struct("<QQIIIIqdd")
 _NAMES_BYTES = 1 << 16
 _NAMES_START = 128
 _RING_START = _NAMES_START + _NAMES_BYTES
+PLACE_RING, PLACE_NUMBER, PLACE_IS_FREE = range(3)  # of Names.place
+RECORD_BYTES = _RECORD.size
 _ENDED, _ENDED_OFFSET = struct.Struct("<d"), _RECORD.size - 8
 _DTYPE, _DTYPE_OFFSET = struct.Struct("<I"), 24
 _COUNT, _COUNT_OFFSET = struct.Struct("<q"), 32
@@ -41,14 +45,111 @@ class _OwnFiles(dict):
         return is_own
 
 
+class Names:
+    """The texts that records refer to by number, and where the next record goes.
+
+    It outlives the ledgers of a process, so a number means the same in all of them.
+
+    place   int64 [3], for compiled verbs: address of the ring of the open ledger, or 0; number of
+            the last record; 1 if compiled verbs may write there, 0 if something listens in Python
+    """
+
+    def __init__(self):
+        self.place = numpy.zeros(3, numpy.int64)
+        self.words = memoryview(self.place)
+        self.texts: dict[str, int] = {}
+        self._append = None  # function (text) of the open ledger
+        self._num_bytes = 0
+        self._groups: dict = {}  # key of a group, or (key, peer) -> number of its name
+        self._dtypes: dict = {}
+        # of places that called a verb: (id of code, instruction) -> number of the name
+        self.sites: dict[tuple, int] = {}
+        self._codes: list = []  # of sites: an id means the same as long as they live
+        self._is_own = _OwnFiles()
+
+    def open(self, append, ring: int) -> None:
+        """Write all texts, and new ones, by append(text), and records to the ring."""
+        for text in self.texts:
+            append(text)
+        self._append = append
+        self.words[PLACE_RING] = ring
+
+    def close(self, ring: int) -> None:
+        """Write nothing to this ring any more."""
+        if self.words[PLACE_RING] == ring:
+            self.words[PLACE_RING] = 0
+            self._append = None
+
+    def number(self, text: str) -> int:
+        """Return the number of a text, 0 if there is no room for it."""
+        known = self.texts.get(text)
+        if known is not None:
+            return known
+        num_bytes = len(_line(text))
+        if self._num_bytes + num_bytes > _NAMES_BYTES:
+            return 0
+        self._num_bytes += num_bytes
+        self.texts[text] = len(self.texts) + 1
+        if self._append is not None:
+            self._append(text)
+        return self.texts[text]
+
+    def site(self) -> int:
+        """Return the number of the nearest caller's place outside of this room.
+
+        Known ones are found by the id of their code: a code object is hashed anew every time.
+        """
+        frame = _getframe()
+        while frame is not None and self._is_own[frame.f_code.co_filename]:
+            frame = frame.f_back
+        if frame is None:
+            return 0
+        code = frame.f_code
+        key = id(code), frame.f_lasti
+        return self.sites.get(key) or self._site(key, frame)
+
+    def _site(self, key: tuple, frame) -> int:
+        code = frame.f_code
+        self._codes.append(code)
+        number = self.sites[key] = self.number(
+            f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
+        )
+        return number
+
+    def dtype(self, dtype) -> int:
+        """Return the number of a dtype; 0 for None."""
+        number = self._dtypes.get(dtype)
+        if number is None:
+            number = self._dtypes[dtype] = 0 if dtype is None else self.number(str(dtype))
+        return number
+
+    def group(self, group: str, ranks: tuple[int, ...]) -> int:
+        """Return the number of a group: "world/2.0 of ranks 0,1"."""
+        number = self._groups.get(group)
+        if number is None:
+            text = f"{group} of ranks {','.join(map(str, ranks))}"
+            number = self._groups[group] = self.number(text)
+        return number
+
+    def message(self, group: str, ranks: tuple[int, ...]) -> int:
+        """Return the number of a message: "world with rank 2"."""
+        number = self._groups.get((group, ranks))
+        if number is None:
+            number = self._groups[group, ranks] = self.number(f"{group} with rank {ranks[0]}")
+        return number
+
+
 class Ledger:
     """The writer of one rank's file.
 
     begin() and end() belong to the thread that communicates.
+    names   of the process; None: of this ledger alone
     Errors: OSError if the file cannot be made.
     """
 
-    def __init__(self, path, rank: int, world_size: int):
+    is_written_by_loops = True  # by node/quick.py, straight into the ring
+
+    def __init__(self, path, rank: int, world_size: int, names: Names | None = None):
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "wb+") as file:
@@ -56,15 +157,11 @@ class Ledger:
             self._map = mmap.mmap(file.fileno(), 0)
         self._clock = time.time() - time.monotonic()
         self._header = (rank, world_size, os.getpid())
-        self._names: dict[str, int] = {}
-        self._groups: dict = {}  # key of a group, or (key, peer) -> number of its name
-        self._dtypes: dict = {}
-        self._sites: dict[tuple, int] = {}  # (id of code, instruction) -> number of its name
-        self._codes: list = []  # of _sites: an id means the same as long as they live
-        self._is_own = _OwnFiles()
         self._names_end = 0
-        self._number = 0
-        self._at = _RING_START
+        self.names = Names() if names is None else names
+        self._words = self.names.words
+        self._ring = numpy.frombuffer(self._map, numpy.uint8, 1).ctypes.data + _RING_START
+        self.names.open(self._append, self._ring)
         self._write_header()
 
     def begin(
@@ -81,30 +178,19 @@ class Ledger:
         ranks            world ranks that must take part
         number_on_group  None for a message
         dtype, count     what it carries, in elements; None and -1 if describe() follows
-        The site is written now, since a killed rank cannot tell afterwards. Known ones are found by
-        the id of their code: a code object is hashed anew every time, whole.
+        The site is written now, since a killed rank cannot tell afterwards.
         """
-        number = self._number = self._number + 1
-        self._at = _RING_START + number % NUM_RECORDS * _RECORD.size
-        place = self._groups.get(group if number_on_group else (group, ranks)) or self._group(
-            group, ranks, number_on_group
-        )
-        frame = currentframe()
-        while frame is not None and self._is_own[frame.f_code.co_filename]:
-            frame = frame.f_back
-        site = 0
-        if frame is not None:
-            key = id(frame.f_code), frame.f_lasti
-            site = self._sites.get(key) or self._site(key, frame)
+        names = self.names
+        number = self._words[PLACE_NUMBER] = self._words[PLACE_NUMBER] + 1
         _RECORD.pack_into(
             self._map,
-            self._at,
+            _RING_START + number % NUM_RECORDS * _RECORD.size,
             number,
             number_on_group or 0,
-            self._names.get(verb) or self._name(verb),
-            place,
-            self._dtypes.get(dtype) or self._dtype(dtype),
-            site,
+            names.number(verb),
+            names.group(group, ranks) if number_on_group else names.message(group, ranks),
+            names.dtype(dtype),
+            names.site(),
             count,
             time.monotonic(),
             0.0,
@@ -112,59 +198,34 @@ class Ledger:
 
     def describe(self, dtype, count: int) -> None:
         """Record what the current call carries, in elements."""
-        number = self._dtypes.get(dtype) or self._dtype(dtype)
-        _DTYPE.pack_into(self._map, self._at + _DTYPE_OFFSET, number)
-        _COUNT.pack_into(self._map, self._at + _COUNT_OFFSET, count)
+        at = self._at()
+        _DTYPE.pack_into(self._map, at + _DTYPE_OFFSET, self.names.dtype(dtype))
+        _COUNT.pack_into(self._map, at + _COUNT_OFFSET, count)
 
     def end(self) -> None:
         """Record the end of the call that began last."""
-        _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, time.monotonic())
+        _ENDED.pack_into(self._map, self._at() + _ENDED_OFFSET, time.monotonic())
 
     def fail(self) -> None:
         """Record that an exception ended the last call: its time is negative."""
-        _ENDED.pack_into(self._map, self._at + _ENDED_OFFSET, -time.monotonic())
+        _ENDED.pack_into(self._map, self._at() + _ENDED_OFFSET, -time.monotonic())
+
+    def _at(self) -> int:
+        """Return where the last record is."""
+        return _RING_START + self._words[PLACE_NUMBER] % NUM_RECORDS * _RECORD.size
 
     def close(self) -> None:
         """Close the file, which stays."""
+        self.names.close(self._ring)
         self._map.close()
 
-    def _site(self, key: tuple, frame) -> int:
-        """Name the place in the program where this frame is."""
-        code = frame.f_code
-        self._codes.append(code)
-        number = self._sites[key] = self._name(
-            f"{_short(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
-        )
-        return number
-
-    def _dtype(self, dtype) -> int:
-        """Name a dtype; 0 for None."""
-        number = self._dtypes[dtype] = 0 if dtype is None else self._name(str(dtype))
-        return number
-
-    def _group(self, group, ranks, number_on_group) -> int:
-        """Name a group ("world/2.0 of ranks 0,1") or a message ("world with rank 2")."""
-        if number_on_group:
-            number = self._groups[group] = self._name(
-                f"{group} of ranks {','.join(map(str, ranks))}"
-            )
-        else:
-            number = self._groups[group, ranks] = self._name(f"{group} with rank {ranks[0]}")
-        return number
-
-    def _name(self, text: str) -> int:
-        """Append a name and return its number, 0 if there is no room for it."""
-        if text in self._names:
-            return self._names[text]
-        encoded = text.encode("utf-8", "replace")
-        if self._names_end + len(encoded) + 1 > _NAMES_BYTES:
-            return 0
+    def _append(self, text: str) -> None:
+        """Append a text that is known to fit."""
         start = _NAMES_START + self._names_end
-        self._map[start : start + len(encoded) + 1] = encoded + b"\n"
-        self._names_end += len(encoded) + 1
-        self._names[text] = len(self._names) + 1
+        line = _line(text)
+        self._map[start : start + len(line)] = line
+        self._names_end += len(line)
         self._write_header()
-        return self._names[text]
 
     def _write_header(self):
         rank, world_size, pid = self._header
@@ -179,6 +240,11 @@ class Ledger:
             self._clock,
             socket.gethostname().encode()[:64],
         )
+
+
+def _line(text: str) -> bytes:
+    """Return a name as the file has it."""
+    return text.encode("utf-8", "replace") + b"\n"
 
 
 def _short(path: str) -> str:

@@ -5,9 +5,14 @@ calls on this group" and "rank 0 is in call 12" together prove that rank 0 waits
 """
 
 import time
-from collections import Counter
 from dataclasses import dataclass
 from math import inf
+
+import numpy
+
+from .ledger import PLACE_IS_FREE, Names
+
+NUM_CALLS, NANOSECONDS = range(2)  # of a tally
 
 
 @dataclass(slots=True)
@@ -32,6 +37,23 @@ class Call:
         )
 
 
+class Tallies(dict):
+    """What is counted for each group, by its key: int64 [2], calls, nanoseconds in its verbs.
+
+    calls   collective ones that have begun
+    Compiled verbs write there too (node/quick.py), a call when it has ended.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.arrays: dict[str, numpy.ndarray] = {}
+
+    def __missing__(self, group: str) -> memoryview:
+        array = self.arrays[group] = numpy.zeros(2, numpy.int64)
+        words = self[group] = memoryview(array)
+        return words
+
+
 class Progress:
     """The current call, if any. A backend shares it with all groups split from it."""
 
@@ -40,57 +62,90 @@ class Progress:
         self.current: Call | None = None
         self.broken: Call | None = None  # the last call that an exception ended
         self.began = 0.0  # time.monotonic() when the call under way began, or was resumed
-        self.ledger = None  # Ledger that notes every call, if one is kept
-        self.num_calls: Counter[str] = Counter()  # group key -> collective calls begun
-        self.seconds: Counter[str] = Counter()  # group key -> spent in its verbs, with waiting
+        self.names = Names()
+        self.tallies = Tallies()
+        self._ledger = None
+        self.ledger = None
+
+    @property
+    def ledger(self):
+        """What notes every call, a Ledger or one that stands in its place; None: nothing does."""
+        return self._ledger
+
+    @ledger.setter
+    def ledger(self, ledger):
+        self._ledger = ledger
+        self.names.words[PLACE_IS_FREE] = ledger is None or ledger.is_written_by_loops
+
+    def num_calls(self, group: str) -> int:
+        """Return the collective calls begun on the group of this key."""
+        return self.tallies[group][NUM_CALLS]
+
+    def seconds(self, group: str) -> float:
+        """Return the seconds spent in verbs of this group, with waiting."""
+        return self.tallies[group][NANOSECONDS] * 1e-9
+
+    def add_seconds(self, group: str, seconds: float) -> None:
+        """Count seconds that were spent in verbs of this group."""
+        self.tallies[group][NANOSECONDS] += int(seconds * 1e9)
 
     def begin_collective(
         self, verb: str, group: str, ranks: tuple[int, ...], dtype=None, count: int = -1
     ) -> None:
         """Begin a collective verb; end() must follow. dtype, count: see describe(), if known."""
+        number = self._begin_collective(verb, group, ranks)
+        if self._ledger is not None:
+            self._ledger.begin(verb, group, ranks, number, dtype, count)
+
+    def take_over(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
+        """Go on with a collective that compiled code has begun, and noted; end() must follow."""
+        self._begin_collective(verb, group, ranks)
+
+    def _begin_collective(self, verb, group, ranks) -> int:
         self.began = time.monotonic()
-        number = self.num_calls[group] = self.num_calls[group] + 1
+        tally = self.tallies[group]
+        number = tally[NUM_CALLS] + 1
         self.current = Call(verb, group, ranks, number)
-        if self.ledger is not None:
-            self.ledger.begin(verb, group, ranks, number, dtype, count)
+        tally[NUM_CALLS] = number
+        return number
 
     def begin_message(self, verb: str, group: str, ranks: tuple[int, ...]) -> None:
         """Begin a verb between two ranks; end() must follow."""
         self.began = time.monotonic()
         self.current = Call(verb, group, ranks, None)
-        if self.ledger is not None:
-            self.ledger.begin(verb, group, ranks, None)
+        if self._ledger is not None:
+            self._ledger.begin(verb, group, ranks, None)
 
     def resume(self, call: Call) -> None:
         """Begin to wait for a call that was started earlier; end() must follow."""
         self.began = time.monotonic()
         self.current = call
-        if self.ledger is not None:
-            self.ledger.begin(f"wait for {call.verb}", call.group, call.ranks, call.number)
+        if self._ledger is not None:
+            self._ledger.begin(f"wait for {call.verb}", call.group, call.ranks, call.number)
 
     def describe(self, dtype, count: int) -> None:
         """Note what the current call carries, in elements."""
-        if self.ledger is not None:
-            self.ledger.describe(dtype, count)
+        if self._ledger is not None:
+            self._ledger.describe(dtype, count)
 
     def end(self) -> None:
         """End the current verb."""
         if self.current is not None:
-            self.seconds[self.current.group] += time.monotonic() - self.began
+            self.add_seconds(self.current.group, time.monotonic() - self.began)
         self.current = None
-        if self.ledger is not None:
-            self.ledger.end()
+        if self._ledger is not None:
+            self._ledger.end()
 
     def fail(self) -> None:
         """End the current verb by an exception: others may wait in it for this rank."""
         self.broken = self.current
         self.end()
-        if self.ledger is not None:
-            self.ledger.fail()
+        if self._ledger is not None:
+            self._ledger.fail()
 
     def calls_made(self) -> dict[str, int]:
         """Return {group key: collective calls for which nobody needs this rank any more}."""
-        made = dict(self.num_calls)
+        made = {group: tally[NUM_CALLS] for group, tally in list(self.tallies.items())}
         last = self.current or self.broken
         if last is not None and last.number is not None and last.number == made[last.group]:
             made[last.group] -= 1
@@ -140,5 +195,5 @@ class Exposure:
 
     def _so_far(self):
         return {
-            name: group.progress.seconds[group.group_key] for name, group in self._groups.items()
+            name: group.progress.seconds(group.group_key) for name, group in self._groups.items()
         }

@@ -60,7 +60,9 @@ class Watchdog:
         self._seconds_left = seconds_left
         self._stopped = threading.Event()
         self._gives_up = inf  # when this rank ends the job although another one should
-        self.ledger = Ledger(self.folder / LEDGER_NAME.format(rank), rank, world_size)
+        self.ledger = Ledger(
+            self.folder / LEDGER_NAME.format(rank), rank, world_size, progress.names
+        )
         self._stacks = open(self.folder / STACKS_NAME.format(rank), "w")
         self._hang = self.folder / HANG_NAME
         self._hang.unlink(missing_ok=True)  # left by an earlier run in this folder

@@ -213,6 +213,8 @@ class TimedLedger:
     ledger   that was there, or None
     """
 
+    is_written_by_loops = False  # every verb begins and ends here
+
     def __init__(self, stopwatch: Stopwatch, ledger):
         self._stopwatch = stopwatch
         self._ledger = ledger

@@ -1,0 +1,206 @@
+"""The short road of plain arrays, and prepared calls, against the long one: values, traffic, notes,
+refusals.
+"""
+
+import numpy
+import pytest
+
+from shardkit.comm import ReductionOperation, collectively
+from shardkit.comm.node.channel import CALLS_BEFORE_OPENING
+from shardkit.comm.watch.ledger import LEDGER_NAME, read_ledger
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120, method="thread")]
+SUM, PRODUCT, MIN, MAX, AVERAGE = ReductionOperation
+DTYPES = ("float32", "float64", "int32", "int64", "uint8")
+SIZES = (0, 1, 5, 1023, 40_000)
+VERBS = {
+    "all_reduce": lambda on, whole, own: on.all_reduce(whole),
+    "all_reduce max": lambda on, whole, own: on.all_reduce(whole, MAX),
+    "reduce_scatter": lambda on, whole, own: on.reduce_scatter(whole, own),
+    "all_gather": lambda on, whole, own: on.all_gather(own, whole),
+    "broadcast": lambda on, whole, own: on.broadcast(whole, 1),
+    "barrier": lambda on, whole, own: on.barrier(),
+}
+
+
+@pytest.fixture
+def group(backend):
+    """A group in the memory of a node, opened; it keeps a ledger."""
+    made = backend.split(0, backend.rank)
+    if made.memory() is None:
+        made.close()
+        pytest.skip("no shared memory here")
+    few = numpy.zeros(1)
+    for _ in range(CALLS_BEFORE_OPENING + 1):
+        made.broadcast(few)
+    yield made
+    made.close()
+
+
+def arrays(group, size, dtype, in_heap):
+    """Values [ranks * size] and [size] of this rank, in the heap or not."""
+    made = []
+    for length in (group.world_size * size, size):
+        array = group.memory().empty(length, dtype) if in_heap else numpy.empty(length, dtype)
+        array[...] = numpy.random.default_rng(group.rank).integers(1, 9, length)
+        if array.dtype.kind == "f":
+            array /= 7
+        made.append(array)
+    return made
+
+
+def outcome(group, call, size, dtype, in_heap):
+    """Bytes of the arrays after the call, and the traffic of it."""
+    whole, own = arrays(group, size, dtype, in_heap)
+    group.traffic.reset()
+    call(group, whole, own)
+    return whole.tobytes(), own.tobytes(), group.traffic.by_verb, group.traffic.calls
+
+
+def long_way(group, *arguments):
+    """The same with the short road closed."""
+    quick, group.quick = group.quick, None
+    try:
+        return outcome(group, *arguments)
+    finally:
+        group.quick = quick
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_both_roads_leave_the_same_bits_and_traffic(group, verb):
+    for dtype in DTYPES:
+        for size in SIZES:
+            for in_heap in (True, False):
+                found = outcome(group, VERBS[verb], size, dtype, in_heap)
+                wanted = long_way(group, VERBS[verb], size, dtype, in_heap)
+                with collectively(group):
+                    if verb == "barrier":
+                        assert found[:2] == wanted[:2]
+                    else:
+                        assert found == wanted, (dtype, size, in_heap)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_prepared_call_is_the_verb_each_time_it_is_called(group, verb):
+    for dtype in DTYPES[:2]:
+        for size in SIZES:
+            whole, own = arrays(group, size, dtype, True)
+            first = whole.copy(), own.copy()
+            prepared = PREPARED[verb](group.prepare, whole, own)
+            with_verb = long_way(group, VERBS[verb], size, dtype, True)[:2]
+            for _ in range(3):
+                whole[...], own[...] = first
+                prepared()
+                with collectively(group):
+                    assert (whole.tobytes(), own.tobytes()) == with_verb
+                group.barrier()
+
+
+PREPARED = VERBS  # the parts of `prepare` have the names of the verbs
+
+
+def test_a_call_on_the_short_road_is_noted_like_another_one(backend, group, tmp_path):
+    folder = backend.broadcast_object(tmp_path)
+    before = backend.progress.ledger
+    backend.keep_ledger(folder)
+    whole, own = arrays(group, 6, "float32", False)
+    number = backend.progress.num_calls(group.group_key)
+    assert group.quick.all_gather(own, whole) and group.quick.all_reduce(whole, SUM)
+    group.prepare.all_gather(own, whole)()
+    gathered, reduced, prepared = read_ledger(folder / LEDGER_NAME.format(backend.rank)).calls
+    assert gathered.carries == prepared.carries == f"all_gather of {whole.size} float32"
+    assert reduced.carries == f"all_reduce of {whole.size} float32"
+    assert [c.number_on_group for c in (gathered, reduced, prepared)] == [
+        number + k for k in (1, 2, 3)
+    ]
+    assert {c.ranks for c in (gathered, reduced, prepared)} == {group.world_ranks}
+    assert all(c.ended >= c.began and c.group == group.group_key for c in (gathered, reduced))
+    assert "test_quick_verbs_mpi.py" in prepared.site
+    assert group.progress.current is None and before is not backend.progress.ledger
+
+
+def test_what_does_not_fit_is_refused_there_and_told_by_the_verb(group):
+    whole, own = arrays(group, 4, "float32", False)
+    frozen = whole.copy()
+    frozen.flags.writeable = False
+    quick = group.quick
+    calls = [
+        (lambda: quick.all_reduce(frozen, SUM), lambda: group.all_reduce(frozen), "read-only"),
+        (
+            lambda: quick.all_reduce(whole[::2], SUM),
+            lambda: group.all_reduce(whole[::2]),
+            "not contiguous",
+        ),
+        (
+            lambda: quick.all_gather(own[:3], whole),
+            lambda: group.all_gather(own[:3], whole),
+            "3 elements",
+        ),
+        (
+            lambda: quick.all_gather(own.astype("f8"), whole),
+            lambda: group.all_gather(own.astype("f8"), whole),
+            "float64",
+        ),
+        (
+            lambda: quick.all_gather(whole[1:5], whole),
+            lambda: group.all_gather(whole[1:5], whole),
+            "overlap",
+        ),
+        (
+            lambda: quick.reduce_scatter(whole, whole[4 * group.rank :][:4], SUM, False),
+            lambda: group.reduce_scatter(whole, whole[4 * group.rank :][:4]),
+            "overlap",
+        ),
+        (lambda: quick.broadcast(whole, 9), lambda: group.broadcast(whole, 9), "root 9"),
+        (lambda: quick.all_reduce([1], SUM), lambda: group.all_reduce([1]), "list"),
+        (
+            lambda: quick.all_reduce(whole.astype(">f4"), AVERAGE),
+            lambda: group.prepare.all_reduce(frozen),
+            "read-only",
+        ),
+    ]
+    for road, verb, message in calls:
+        assert not road()
+        with pytest.raises(ValueError, match=message):
+            verb()
+    swapped = numpy.ones(3, ">f4")
+    assert not quick.all_reduce(swapped, SUM)
+    half = numpy.ones(3, "float16")
+    prepared = group.prepare.all_reduce(half, AVERAGE)
+    prepared()
+    prepared()
+    assert (half == 1).all()
+
+
+def test_a_prepared_call_of_a_closed_group_is_an_error(backend):
+    made = backend.split(0, backend.rank)
+    call = made.prepare.all_reduce(numpy.zeros(1))
+    for _ in range(2 * CALLS_BEFORE_OPENING + 5):
+        call()
+    made.close()
+    with pytest.raises(Exception, match="not initialized"):
+        call()
+
+
+def test_who_listens_to_calls_hears_all_of_them(group):
+    heard = []
+
+    class Listener:
+        is_written_by_loops = False
+        end = fail = describe = lambda self, *arguments: None
+
+        def begin(self, verb, *arguments):
+            heard.append(verb)
+
+    array, ledger = numpy.zeros(4, "float32"), group.progress.ledger
+    call = group.prepare.all_reduce(array)
+    call()
+    group.progress.ledger = Listener()
+    try:
+        call()
+        group.all_reduce(array)
+        call()
+    finally:
+        group.progress.ledger = ledger
+    call()
+    assert heard == ["all_reduce"] * 3
