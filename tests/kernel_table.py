@@ -185,6 +185,7 @@ TABLE = {
     "batch_norm_backward": [
         Line(LINES, lambda n, s: (n(s), n(s), n(s[1]), n(s[1]) / 9, abs(n(s[1])) + 0.5, 1e-5))
     ],
+    "add_row": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu": [Line(ROWS, lambda n, s: (n(s), n(s[1:])), in_place=(0,))],
     "bias_gelu_backward": [Line(ROWS, lambda n, s: (n(s), n(s), n(s[1:])), in_place=(0, 1))],
     "block_squares": [Line(VECTORS, lambda n, s: (n(s),)), Line(VECTORS, lambda n, s: (n(s), 100))],
@@ -268,6 +269,8 @@ TABLE = {
         Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1)),
         Line([(3, 5), (2, 3, 4)], lambda n, s: (n(s), n(s), 0), in_place=(0, 1)),
     ],
+    "sum_of_rows": [Line(ROWS, lambda n, s: (n(s),))],
+    "sum_of_two": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu": [Line(ANY, lambda n, s: (n(s), n(s)), in_place=(0, 1))],
     "swiglu_backward": [Line(ANY, lambda n, s: (n(s), n(s), n(s)), in_place=(0, 1, 2))],
     "to_half": [
@@ -281,6 +284,7 @@ TABLE = {
 }
 EXACT = {
     "adam",
+    "add_row",
     "dropout",
     "dropout_mask",
     "embedding_backward",
@@ -295,11 +299,13 @@ EXACT = {
     "segment_max",
     "sgd",
     "shuffled",
+    "sum_of_two",
     "to_half",
     "tree_sum",
 }
 ON_HOST = {"rows_kept", "shuffled"}  # their arguments are NumPy arrays, wherever the model is
 DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
+    "add_row",
     "batch_norm",
     "batch_norm_backward",
     "convolve",
@@ -314,6 +320,8 @@ DEFINED_ALONE_ON_CUDA = ON_HOST | {  # products and whole arrays
     "pool_maxima",
     "pool_maxima_backward",
     "rotary_tables",
+    "sum_of_rows",
+    "sum_of_two",
 }
 IN_PLACE_RULES = {"adam", "lion", "momentum", "sgd"}
 CASES = [

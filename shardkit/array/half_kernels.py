@@ -2,6 +2,8 @@
 
     bfloat16 --exact--> float32 --kernel--> float32 --nearest--> bfloat16
 
+The loops of many kernels read and write bfloat16 themselves, by the same rule (cpu/storage.py).
+
 What is one number per row (means, logarithms of sums, losses) and the gradients of parameters,
 which are sums over rows, stay float32: a half float would lose them, and they are added up further
 on. A norm after an addition reads the sum as it is stored, since that is what its backward will
@@ -10,6 +12,7 @@ read.
 
 from functools import partial
 
+from .fresh import FASTER
 from .halves import rounded, widened
 from .registry import KERNELS, Kernel
 
@@ -21,6 +24,7 @@ def enter_half_kernels() -> None:
             entry.half = partial(_in_float32, entry)
         elif entry.after_adding is not None:
             entry.half = partial(_after_adding, KERNELS[entry.after_adding])
+    FASTER["add"] = KERNELS["sum_of_two"].dispatch
 
 
 def _in_float32(entry: Kernel, dtype, args, kwargs):

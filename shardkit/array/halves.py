@@ -9,6 +9,7 @@ from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .dtypes import FLOAT32, is_half
 from .reference.half import from_half, to_half
+from .reference.sums import add_row, sum_of_rows
 
 
 def widened(x):
@@ -88,16 +89,25 @@ def copy(x, dtype):
     return out
 
 
+def add_row_in_place(x, row):
+    """Compute x += row for x [N, D] and row [D] of one dtype."""
+    if type(x) is numpy.ndarray and x.dtype.char == "E":
+        add_row.dispatch(x, row, out=x)
+    else:
+        x += row
+
+
 def total(x, dims: tuple, keepdims: bool = False, dtype=None):
     """Return the sum of x over these dims, in the dtype of x.
 
     Half floats are summed in float32; dtype=float32 leaves their sum so.
     """
     if x.dtype.itemsize == 2 and is_half(x.dtype):
-        return rounded(
-            x.sum(axis=dims, dtype=FLOAT32, keepdims=keepdims),
-            x.dtype if dtype is None else dtype,
-        )
+        if dims == (0,) and x.ndim == 2 and type(x) is numpy.ndarray and not keepdims:
+            added = sum_of_rows.dispatch(x)
+        else:
+            added = x.sum(axis=dims, dtype=FLOAT32, keepdims=keepdims)
+        return rounded(added, x.dtype if dtype is None else dtype)
     out = None
     if (
         is_arena_in_use() and type(x) is numpy.ndarray and x.flags.c_contiguous

@@ -26,6 +26,7 @@ from .reference import (  # noqa: F401  each enters its kernels
     rules,
     segments,
     shuffle,
+    sums,
     vocabulary,
 )
 from .registry import KERNELS

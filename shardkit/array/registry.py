@@ -26,6 +26,7 @@ from .dtypes import is_half
 
 NUMBERS = ("float32", "float64")
 ACTIVATIONS = (*NUMBERS, "float16", "bfloat16")
+WITH_BFLOAT16 = "fdE"  # characters of dtypes; see kernel()
 
 KERNELS: dict[str, "Kernel"] = {}  # the one list of kernels; dispatchers: kernels.py
 
@@ -43,6 +44,7 @@ class Kernel:
     def __init__(self, reference, deciding, kinds: str, rounded, after_adding, has_cuda_twin):
         self.name = reference.__name__
         self.reference = reference
+        self._deciding = deciding
         self.rounded = rounded
         self.after_adding = after_adding
         self.cpu = self._first_on_cpu
@@ -71,6 +73,13 @@ class Kernel:
         if folder == "cuda" or is_numba_enabled():
             import_module(f"{__package__}.{folder}.{self.reference.__module__.split('.')[-1]}")
         setattr(self, folder, self.implementations[folder])
+        if self.cpu is self.reference and self.half is not None:  # there is no Numba
+            self.cpu = self._definition
+
+    def _definition(self, *args, **kwargs):
+        """Compute by the definition, half floats in float32."""
+        dtype = self._deciding(args).dtype
+        return self.half(dtype, args, kwargs) if is_half(dtype) else self.reference(*args, **kwargs)
 
 
 def _dispatcher(entry: Kernel, deciding, kinds):
@@ -97,7 +106,7 @@ def kernel(
 
     deciding      arguments -> the array whose kind and dtype decide which implementation computes
     kinds         dtypes that the loops compute: f float32, d float64, e float16, E bfloat16,
-                  I uint32, B uint8
+                  I uint32, B uint8. Without Numba `half` computes those of half floats
     rounded       which results are rounded to half floats where the arguments are half floats that
                   are computed in float32; None: this kernel takes half floats itself, or none
     after_adding  the kernel that follows the addition of the first two arguments, where the sum is

@@ -143,6 +143,7 @@ def arguments(half):
     largest, chosen = KERNELS["pool_maxima"].reference(exact(q), pools)
     taps, after = numbers((6, 2, 2, 2), half, 5), numbers((2, 6, 3, 6), half, 6)
     return {
+        "add_row": (x, d),
         "batch_norm": (lines[0], d[:4], d[4:], 1e-5),
         "batch_norm_backward": (*lines, d[:4], moments[0].ravel(), moments[1].ravel(), 1e-5),
         "bias_gelu": (x, d),
@@ -180,6 +181,8 @@ def arguments(half):
         "softmax": (x,),
         "softmax_backward": (g, probabilities),
         "segment_max": (x, numpy.arange(len(x)) % 4, 4),
+        "sum_of_rows": (x,),
+        "sum_of_two": (g, x),
         "swiglu": (g, x),
         "swiglu_backward": (g, x, d + x),
     }

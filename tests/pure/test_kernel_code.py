@@ -160,12 +160,15 @@ def test_without_numba_or_with_it_turned_off_the_plain_twins_compute():
         run(
             "import sys; sys.modules['numba'] = None; "
             + GELU
-            + "print(kernels.KERNELS['gelu'].cpu.__module__, y[0])"
+            + "print(kernels.KERNELS['gelu'].implementations['cpu'].__module__, y[0])"
         )
         == plain
     )
     assert (
-        run(GELU + "print(kernels.KERNELS['gelu'].cpu.__module__, y[0])", NUMBA_DISABLE_JIT="1")
+        run(
+            GELU + "print(kernels.KERNELS['gelu'].implementations['cpu'].__module__, y[0])",
+            NUMBA_DISABLE_JIT="1",
+        )
         == plain
     )
 

@@ -7,9 +7,10 @@ is near -1.
 from .. import fresh
 from ..reference import activation as reference
 from ..registry import on_cpu
-from .arrays import elementwise, empty_like, run
+from .arrays import computed_dtype, elementwise, empty_like, run
 from .compiled import compiled, inlined
 from .scalar import exp, fma, larger, like, logistic, plus
+from .storage import narrow, wide
 
 TWICE = 2 * reference.SQRT_2_OVER_PI
 TWICE_CUBIC = TWICE * reference.CUBIC
@@ -35,7 +36,7 @@ def bias_gelu(x, bias, out=None):
 @on_cpu
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     out = empty_like(x, out if wanted[0] else None)
-    for_bias = fresh.zeros(bias.shape, bias.dtype)
+    for_bias = fresh.zeros(bias.shape, computed_dtype(bias))
     run(_bias_gelu_backward, (gradient, x), (bias, for_bias), (out,))
     return out if wanted[0] else None, for_bias if wanted[1] else None
 
@@ -123,64 +124,64 @@ def _silu_slope(x, s):
 @compiled
 def _gelu(x, out):
     for i in range(x.size):
-        out[i] = _gelu_of(x[i])
+        out[i] = narrow(_gelu_of(wide(x[i])), out)
 
 
 @compiled
 def _gelu_backward(gradient, x, out):
     for i in range(x.size):
-        out[i] = gradient[i] * _gelu_slope(x[i])
+        out[i] = narrow(wide(gradient[i]) * _gelu_slope(wide(x[i])), out)
 
 
 @compiled
 def _bias_gelu(x, bias, out):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            out[i, j] = _gelu_of(x[i, j] + bias[j])
+            out[i, j] = narrow(_gelu_of(wide(x[i, j]) + wide(bias[j])), out)
 
 
 @compiled
 def _bias_gelu_backward(gradient, x, bias, for_bias, out):
     for i in range(x.shape[0]):
         for j in range(x.shape[1]):
-            for_x = gradient[i, j] * _gelu_slope(x[i, j] + bias[j])
-            out[i, j] = for_x
+            for_x = wide(gradient[i, j]) * _gelu_slope(wide(x[i, j]) + wide(bias[j]))
+            out[i, j] = narrow(for_x, out)
             for_bias[j] += for_x
 
 
 @compiled
 def _sigmoid(x, out):
     for i in range(x.size):
-        out[i] = logistic(x[i])
+        out[i] = narrow(logistic(wide(x[i])), out)
 
 
 @compiled
 def _silu(x, out):
     for i in range(x.size):
-        out[i] = x[i] * logistic(x[i])
+        out[i] = narrow(wide(x[i]) * logistic(wide(x[i])), out)
 
 
 @compiled
 def _silu_backward(gradient, x, out):
     for i in range(x.size):
-        out[i] = gradient[i] * _silu_slope(x[i], logistic(x[i]))
+        out[i] = narrow(wide(gradient[i]) * _silu_slope(wide(x[i]), logistic(wide(x[i]))), out)
 
 
 @compiled
 def _swiglu(gate, up, out):
     for i in range(gate.size):
-        out[i] = gate[i] * logistic(gate[i]) * up[i]
+        out[i] = narrow(wide(gate[i]) * logistic(wide(gate[i])) * wide(up[i]), out)
 
 
 @compiled
 def _swiglu_backward(gradient, gate, up, for_gate, for_up):
     for i in range(gate.size):
-        g = gradient[i]
-        x = gate[i]
-        y = up[i]
+        g = wide(gradient[i])
+        x = wide(gate[i])
+        y = wide(up[i])
         s = logistic(x)
-        for_gate[i] = g * y * _silu_slope(x, s)
-        for_up[i] = g * x * s
+        for_gate[i] = narrow(g * y * _silu_slope(x, s), for_gate)
+        for_up[i] = narrow(g * x * s, for_up)
 
 
 @compiled

@@ -6,8 +6,10 @@ import numpy
 
 from .. import fresh
 from ..arena import empty
+from ..dtypes import FLOAT32
 
 PIECE_ELEMENTS = 1 << 14
+BFLOAT16 = "E"  # its character
 
 
 def plain(x):
@@ -21,6 +23,16 @@ def empty_like(x, out=None):
     return empty(x.shape, x.dtype) if out is None else out
 
 
+def bits(x):
+    """Return an array as loops get it: bfloat16 as uint16, see storage.py; others as they are."""
+    return x.view(numpy.uint16) if x.dtype.char == BFLOAT16 else x
+
+
+def computed_dtype(x):
+    """Return the dtype that loops compute in for this array: float32 for bfloat16."""
+    return FLOAT32 if x.dtype.char == BFLOAT16 else x.dtype
+
+
 def elementwise(loop, *inputs, out=None):
     """Run loop(*inputs, out) on flat arrays, and return out or a new array."""
     out = empty_like(inputs[0], out)
@@ -31,12 +43,14 @@ def elementwise(loop, *inputs, out=None):
 def run(loop, inputs, shared, outputs):
     """Run loop(*inputs, *shared, *outputs), whose row i of outputs comes from row i of inputs.
 
+    Loops get bfloat16 as its bits, see storage.py.
     Outputs may be inputs. LLVM's vectors are for arrays that do not overlap: those that do go
     through buffers that stay in cache, some rows at a time. Since the loop goes through rows in
     order, what it adds up in `shared` has the same bits.
     """
-    inputs = [plain(x) for x in inputs]
-    shared = [plain(x) if isinstance(x, numpy.ndarray) else x for x in shared]
+    inputs = [bits(plain(x)) for x in inputs]
+    shared = [bits(plain(x)) if isinstance(x, numpy.ndarray) else x for x in shared]
+    outputs = [bits(out) for out in outputs]
     if not any(numpy.may_share_memory(out, x) for out in outputs for x in inputs):
         return loop(*inputs, *shared, *outputs)
     num_rows = max(1, PIECE_ELEMENTS // max(1, prod(outputs[0].shape[1:])))

@@ -1,8 +1,4 @@
-"""Casts to half floats and back: float16 by the CPU's instructions, bfloat16 by its bits.
-
-float32    s eeeeeeee fffffff ffffffffffffffff
-bfloat16   s eeeeeeee fffffff                     the upper half, rounded by the lower
-"""
+"""Casts to half floats and back: float16 by the CPU's instructions, bfloat16 by its bits."""
 
 import functools
 
@@ -18,6 +14,7 @@ from ..registry import on_cpu
 from .arrays import plain
 from .compiled import compiled
 from .scalar import larger, like
+from .storage import bfloat16_bits, from_bfloat16_bits
 
 
 @on_cpu
@@ -68,44 +65,16 @@ def _from_half_bits(typing_context, bits):
     return types.float32(bits), generate
 
 
-@intrinsic
-def _bfloat16_bits(typing_context, x):
-    def generate(context, builder, signature, arguments):
-        def number(value):
-            return ir.Constant(ir.IntType(32), value)
-
-        bits = builder.bitcast(arguments[0], ir.IntType(32))
-        is_odd = builder.and_(builder.lshr(bits, number(16)), number(1))
-        # Of two as near, the even one.
-        nearest = builder.add(builder.add(bits, number(0x7FFF)), is_odd)
-        not_a_number = builder.or_(builder.and_(bits, number(0x80000000)), number(0x7FC00000))
-        chosen = builder.select(
-            builder.fcmp_unordered("uno", arguments[0], arguments[0]), not_a_number, nearest
-        )
-        return builder.trunc(builder.lshr(chosen, number(16)), ir.IntType(16))
-
-    return types.uint16(x), generate
-
-
-@intrinsic
-def _from_bfloat16_bits(typing_context, bits):
-    def generate(context, builder, signature, arguments):
-        wide = builder.zext(arguments[0], ir.IntType(32))
-        return builder.bitcast(builder.shl(wide, ir.Constant(ir.IntType(32), 16)), ir.FloatType())
-
-    return types.float32(bits), generate
-
-
 @compiled
 def _to_bfloat16(x, scale, out):
     for i in range(x.size):
-        out[i] = _bfloat16_bits(x[i] * like(scale, x[i]))
+        out[i] = bfloat16_bits(x[i] * like(scale, x[i]))
 
 
 @compiled
 def _from_bfloat16(x, out):
     for i in range(x.size):
-        out[i] = _from_bfloat16_bits(x[i])
+        out[i] = from_bfloat16_bits(x[i])
 
 
 @compiled

@@ -9,9 +9,10 @@ import math
 from .. import fresh
 from ..arena import empty
 from ..registry import on_cpu
-from .arrays import empty_like, run
+from .arrays import computed_dtype, empty_like, run
 from .compiled import compiled, inlined
 from .scalar import fma, like, plus
+from .storage import narrow, wide
 
 
 @on_cpu
@@ -37,8 +38,8 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
     wants_sums = wanted[1] or wanted[2]
-    for_weight = fresh.zeros(weight.shape, weight.dtype)
-    for_bias = fresh.zeros(weight.shape, weight.dtype)
+    for_weight = fresh.zeros(weight.shape, computed_dtype(weight))
+    for_bias = fresh.zeros(weight.shape, computed_dtype(weight))
     run(
         _layer_norm_backward,
         (gradient, x, mean, inverse),
@@ -70,13 +71,13 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
 @on_cpu
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
     for_x = empty_like(x, out) if wanted[0] else _no_rows(x)
-    for_weight = fresh.zeros(weight.shape, weight.dtype)
+    for_weight = fresh.zeros(weight.shape, computed_dtype(weight))
     run(_rms_norm_backward, (gradient, x, inverse), (weight, *wanted, for_weight), (for_x,))
     return tuple([array if want else None for array, want in zip((for_x, for_weight), wanted)])
 
 
 def _per_row(x):
-    return empty(x.shape[0], x.dtype)
+    return empty(x.shape[0], computed_dtype(x))
 
 
 def _no_rows(x):
@@ -88,33 +89,33 @@ def _no_rows(x):
 
 @inlined
 def _layer_norm_row(x, i, weight, bias, eps, y, mean, inverse):
-    width = like(x.shape[1], x[i, 0])
-    total = squares = like(0.0, x[i, 0])
+    width = like(x.shape[1], wide(x[i, 0]))
+    total = squares = like(0.0, wide(x[i, 0]))
     for j in range(x.shape[1]):
-        total = plus(total, x[i, j])
+        total = plus(total, wide(x[i, j]))
     mean[i] = middle = total / width
     for j in range(x.shape[1]):
-        squares = plus(squares, (x[i, j] - middle) * (x[i, j] - middle))
+        squares = plus(squares, (wide(x[i, j]) - middle) * (wide(x[i, j]) - middle))
     inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
     for j in range(x.shape[1]):
-        y[i, j] = fma((x[i, j] - middle) * scale, weight[j], bias[j])
+        y[i, j] = narrow(fma((wide(x[i, j]) - middle) * scale, wide(weight[j]), wide(bias[j])), y)
 
 
 @inlined
 def _rms_norm_row(x, i, weight, eps, y, inverse):
-    width = like(x.shape[1], x[i, 0])
+    width = like(x.shape[1], wide(x[i, 0]))
     squares = like(0.0, width)
     for j in range(x.shape[1]):
-        squares = plus(squares, x[i, j] * x[i, j])
+        squares = plus(squares, wide(x[i, j]) * wide(x[i, j]))
     inverse[i] = scale = like(1.0, width) / math.sqrt(squares / width + like(eps, width))
     for j in range(x.shape[1]):
-        y[i, j] = x[i, j] * scale * weight[j]
+        y[i, j] = narrow(wide(x[i, j]) * scale * wide(weight[j]), y)
 
 
 @inlined
 def _add_row(x, branch, i, total):
     for j in range(x.shape[1]):
-        total[i, j] = x[i, j] + branch[i, j]
+        total[i, j] = narrow(wide(x[i, j]) + wide(branch[i, j]), total)
 
 
 # ---- loops ---------------------------------------------------------------------------------------
@@ -143,17 +144,19 @@ def _layer_norm_backward(
             width = like(x.shape[1], scale)
             level = along = like(0.0, scale)
             for j in range(x.shape[1]):
-                h = gradient[i, j] * weight[j]
+                h = wide(gradient[i, j]) * wide(weight[j])
                 level = plus(level, h)
-                along = plus(along, h * ((x[i, j] - middle) * scale))
+                along = plus(along, h * ((wide(x[i, j]) - middle) * scale))
             level, along = level / width, along / width
             for j in range(x.shape[1]):
-                n = (x[i, j] - middle) * scale
-                for_x[i, j] = (gradient[i, j] * weight[j] - level - n * along) * scale
+                n = (wide(x[i, j]) - middle) * scale
+                for_x[i, j] = narrow(
+                    (wide(gradient[i, j]) * wide(weight[j]) - level - n * along) * scale, for_x
+                )
         if wants_sums:
             for j in range(x.shape[1]):
-                for_weight[j] += gradient[i, j] * ((x[i, j] - middle) * scale)
-                for_bias[j] += gradient[i, j]
+                for_weight[j] += wide(gradient[i, j]) * ((wide(x[i, j]) - middle) * scale)
+                for_bias[j] += wide(gradient[i, j])
 
 
 @compiled
@@ -177,10 +180,16 @@ def _rms_norm_backward(gradient, x, inverse, weight, wants_x, wants_sum, for_wei
             width = like(x.shape[1], scale)
             along = like(0.0, scale)
             for j in range(x.shape[1]):
-                along = plus(along, gradient[i, j] * weight[j] * (x[i, j] * scale))
+                along = plus(
+                    along, wide(gradient[i, j]) * wide(weight[j]) * (wide(x[i, j]) * scale)
+                )
             along = along / width
             for j in range(x.shape[1]):
-                for_x[i, j] = (gradient[i, j] * weight[j] - x[i, j] * scale * along) * scale
+                for_x[i, j] = narrow(
+                    (wide(gradient[i, j]) * wide(weight[j]) - wide(x[i, j]) * scale * along)
+                    * scale,
+                    for_x,
+                )
         if wants_sum:
             for j in range(x.shape[1]):
-                for_weight[j] += gradient[i, j] * (x[i, j] * scale)
+                for_weight[j] += wide(gradient[i, j]) * (wide(x[i, j]) * scale)

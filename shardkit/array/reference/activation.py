@@ -3,14 +3,14 @@
 import math
 
 from ..backend import xp_of
-from ..registry import kernel
+from ..registry import WITH_BFLOAT16, kernel
 from .chunks import elementwise, empty_like, spans
 
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def gelu(x, out=None):
     """Return x/2 (1 + tanh u) for x [...], with u = sqrt(2/pi) (x + 0.044715 x^3)."""
     tanh = xp_of(x).tanh
@@ -21,7 +21,7 @@ def gelu(x, out=None):
     return elementwise(rule, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def gelu_backward(gradient, x, out=None):
     """Return gradient (1/2 (1 + tanh u) + x/2 (1 - tanh^2 u) u') for gradient and x [...]."""
     tanh = xp_of(x).tanh
@@ -35,7 +35,7 @@ def gelu_backward(gradient, x, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def bias_gelu(x, bias, out=None):
     """Return gelu(x + bias) [N, D] for x [N, D], bias [D]."""
     out = empty_like(x, out)
@@ -44,7 +44,7 @@ def bias_gelu(x, bias, out=None):
     return out
 
 
-@kernel(rounded=(True, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
 def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     """Return the gradients of x [N, D] and bias [D], for gradient and x [N, D], bias [D].
 
@@ -64,21 +64,21 @@ def bias_gelu_backward(gradient, x, bias, wanted=(True, True), out=None):
     return out, for_bias
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def sigmoid(x, out=None):
     """Return 1 / (1 + exp(-x)) for x [...], as (1 + tanh(x/2)) / 2, which cannot overflow."""
     tanh = xp_of(x).tanh
     return elementwise(lambda x: 0.5 * tanh(0.5 * x) + 0.5, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def silu(x, out=None):
     """Return x sigmoid(x) for x [...]."""
     tanh = xp_of(x).tanh
     return elementwise(lambda x: x * (0.5 * tanh(0.5 * x) + 0.5), x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def silu_backward(gradient, x, out=None):
     """Return gradient s (1 + x (1 - s)) for gradient and x [...], with s = sigmoid(x)."""
     tanh = xp_of(x).tanh
@@ -90,13 +90,13 @@ def silu_backward(gradient, x, out=None):
     return elementwise(rule, gradient, x, out=out)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def swiglu(gate, up, out=None):
     """Return silu(gate) up for gate and up [...]."""
     return elementwise(lambda gate, up: silu(gate) * up, gate, up, out=out)
 
 
-@kernel(rounded=(True, True))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, True))
 def swiglu_backward(gradient, gate, up, out=(None, None)):
     """Return the gradients of gate and up, for gradient, gate and up [...].
 

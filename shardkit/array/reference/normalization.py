@@ -6,11 +6,11 @@ size depends on D alone.
 """
 
 from ..backend import xp_of
-from ..registry import kernel
+from ..registry import WITH_BFLOAT16, kernel
 from .chunks import empty_like, spans
 
 
-@kernel(rounded=(True, False, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False, False))
 def layer_norm(x, weight, bias, eps, out=None):
     """Return y [N, D], mean [N], inverse [N] for x [N, D], weight [D], bias [D].
 
@@ -30,7 +30,7 @@ def layer_norm(x, weight, bias, eps, out=None):
     return y, mean, inverse
 
 
-@kernel(after_adding="layer_norm")
+@kernel(kinds=WITH_BFLOAT16, after_adding="layer_norm")
 def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
     """Return total = x + branch [N, D], and layer_norm(total): y, mean, inverse.
 
@@ -40,7 +40,7 @@ def add_layer_norm(x, branch, weight, bias, eps, out=(None, None)):
     return total, *layer_norm(total, weight, bias, eps, out[1])
 
 
-@kernel(rounded=(True, False, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False, False))
 def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, True), out=None):
     """Return the gradients of x [N, D], weight [D], bias [D].
 
@@ -69,7 +69,7 @@ def layer_norm_backward(gradient, x, weight, mean, inverse, wanted=(True, True, 
     return for_x, for_weight, for_bias
 
 
-@kernel(rounded=(True, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
 def rms_norm(x, weight, eps, out=None):
     """Return y [N, D], inverse [N] = 1 / sqrt(mean of squares + eps) for x [N, D], weight [D]."""
     xp = xp_of(x)
@@ -82,7 +82,7 @@ def rms_norm(x, weight, eps, out=None):
     return y, inverse
 
 
-@kernel(after_adding="rms_norm")
+@kernel(kinds=WITH_BFLOAT16, after_adding="rms_norm")
 def add_rms_norm(x, branch, weight, eps, out=(None, None)):
     """Return total = x + branch [N, D], and rms_norm(total): y, inverse.
 
@@ -92,7 +92,7 @@ def add_rms_norm(x, branch, weight, eps, out=(None, None)):
     return total, *rms_norm(total, weight, eps, out[1])
 
 
-@kernel(rounded=(True, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
 def rms_norm_backward(gradient, x, weight, inverse, wanted=(True, True), out=None):
     """Return the gradients of x [N, D] and weight [D], None if not wanted.
 

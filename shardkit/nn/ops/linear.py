@@ -26,7 +26,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     num_rows = prod(shape[:-1])
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
     if bias is not None:
-        y += bias.array
+        halves.add_row_in_place(y, bias.array)
     kept = x if weight.requires_grad else None
     bias_dtype = None if bias is None else bias.gradient_dtype
 
@@ -68,7 +68,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     shape, width, num_rows = x.shape, x.shape[-1], prod(x.shape[:-1])
     y = products.matmul(x.array.reshape(num_rows, width), weight.array[rows].T)
     if bias is not None:
-        y += bias.array[bias_rows]
+        halves.add_row_in_place(y, bias.array[bias_rows])
     num_out = y.shape[1]
     kept = x if weight.requires_grad else None
     bias_form = None if bias is None else (bias.shape, bias.gradient_dtype)

@@ -1,0 +1,25 @@
+"""Sums that NumPy makes slowly of bfloat16, which it casts number by number."""
+
+from ..backend import xp_of
+from ..registry import WITH_BFLOAT16, kernel
+from .chunks import elementwise, empty_like
+
+
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
+def sum_of_two(x, y, out=None):
+    """Return x + y for x and y [...]; out may be one of them."""
+    return elementwise(lambda x, y: x + y, x, y, out=out)
+
+
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,), has_cuda_twin=False)
+def add_row(x, row, out=None):
+    """Return x + row [N, D] for x [N, D], row [D]; out may be x."""
+    out = empty_like(x, out)
+    out[...] = x + row
+    return out
+
+
+@kernel(kinds=WITH_BFLOAT16, rounded=(False,), has_cuda_twin=False)
+def sum_of_rows(x):
+    """Return the sum of x [N, D] over its rows, one after the other: [D]."""
+    return xp_of(x).ascontiguousarray(x).sum(axis=0)
