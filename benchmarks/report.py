@@ -150,7 +150,12 @@ def _processor() -> str:
         (name for name, flag in (("AVX-512", " avx512f"), ("AVX2", " avx2")) if flag in flags),
         "no AVX2",
     )
-    return f"{names[0] if names else platform.machine()}, {vectors}"
+    halves = [
+        name
+        for name, flag in (("AVX512_BF16", " avx512_bf16"), ("AMX", " amx_bf16"))
+        if flag in flags
+    ]
+    return ", ".join([names[0] if names else platform.machine(), vectors, *halves])
 
 
 def _memory_gib() -> float:
@@ -244,7 +249,9 @@ def results_page() -> str:
         "Written by `bash benchmarks/run_all.sh`. How each is measured is said at the top of its "
         "script in benchmarks/; medians of repeats in which the contestants take turns in one run.",
     ]
+    parts += beside_parts()
     names = {path.stem for path in RESULTS.glob("*") if path.suffix in (".json", ".txt")}
+    names -= {"guard"}
     for name in sorted(
         names, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name)
     ):
@@ -255,6 +262,82 @@ def results_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# ---- beside PyTorch ------------------------------------------------------------------------------
+
+# PyTorch's best form by our best: what is wanted of {race of train_step.py: ratio}
+WANTED = {
+    "M, 1 rank": 1.2,
+    "S, 1 rank": 1.2,
+    "M, 1 rank, computed in bfloat16 from float32 masters": 1.05,
+    "S, 1 rank, computed in bfloat16 from float32 masters": 1.05,
+    "M, 2 ranks, data parallel": 1.3,
+    "S, 2 ranks, data parallel": 1.25,
+    "M, 2 ranks, fully sharded": 1.5,
+    "S, 2 ranks, fully sharded": 1.5,
+    "M, 2 ranks, tensor parallel": 1.5,
+    "S, 2 ranks, tensor parallel": 1.5,
+    "M, 2 ranks, pipeline, 4 micro-batches": 1.35,
+    "S, 2 ranks, pipeline, 4 micro-batches": 1.25,
+}
+MACHINES = ("train_step", "train_step_amd")
+
+
+def beside_parts() -> list[str]:
+    """Return the ratios of all machines side by side, those that miss most first; and the kept
+    ones of guard.py.
+    """
+    found = {
+        result["machine"]["processor"]: ratios_of(result["tables"])
+        for name in MACHINES
+        if (result := _loaded(RESULTS / f"{name}.json"))
+    }
+    rows = [
+        [title, wanted, *[ratios.get(title) for ratios in found.values()]]
+        for title, wanted in WANTED.items()
+    ]
+    rows = [row for row in rows if any(cell is not None for cell in row[2:])]
+    rows.sort(key=lambda row: min(cell / row[1] for cell in row[2:] if cell is not None))
+    table = Table(
+        "PyTorch's best form by our best, time of a step; what misses most comes first",
+        ["race", "wanted", *found],
+        rows,
+    )
+    return ["## Beside PyTorch", table.markdown(), *_kept_parts()]
+
+
+def ratios_of(tables: list[dict]) -> dict[str, float]:
+    """Return {title: PyTorch's best time by our best} of the tables of train_step.py."""
+    found = {}
+    for table in tables:
+        seconds = {row[0]: row[1] for row in table["rows"] if isinstance(row[1], (int, float))}
+        ours = [
+            seconds[name]
+            for name in seconds
+            if name.startswith("shardkit") and name not in ("shardkit, 1 rank", "shardkit, float32")
+        ]
+        theirs = [seconds[name] for name in seconds if name.startswith("torch")]
+        if ours and theirs:
+            found[table["title"]] = min(theirs) / min(ours)
+    return found
+
+
+def _kept_parts() -> list[str]:
+    kept = _loaded(RESULTS / "guard.json")
+    if not kept:
+        return []
+    names = dict.fromkeys(name for of_cpu in kept.values() for name in of_cpu["ratios"])
+    rows = [
+        [name, *[of_cpu["ratios"].get(name, {}).get("value") for of_cpu in kept.values()]]
+        for name in names
+    ]
+    title = "Ratios that guard.py keeps, S"
+    return [Table(title, ["race", *kept], rows).markdown()]
+
+
+def _loaded(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def _about(name: str) -> str:
     """Return the purpose of a benchmark: the first line of its docstring, up to the colon."""
     first = (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8").splitlines()[0]
@@ -263,7 +346,7 @@ def _about(name: str) -> str:
 
 def _result_parts(path: Path) -> list[str]:
     """Return title, machine, settings and tables; [] unless `save` wrote the file."""
-    result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    result = _loaded(path)
     if not isinstance(result, dict) or not {"title", "machine", "tables"} <= set(result):
         return []
     settings = ", ".join(f"{key} {value}" for key, value in result["settings"].items())

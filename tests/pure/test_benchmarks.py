@@ -101,3 +101,61 @@ def _imported(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardkit")
         for name in node.names
     ]
+
+
+def test_a_ratio_has_fallen_beyond_the_noise_of_both_runs_and_no_sooner(tmp_path):
+    from guard import Ratio, cpu_of, judged, keep, kept_ratios
+
+    about = {"processor": "a CPU, AVX2", "torch": "2.0", "commit": "abc", "date": "2026-01-01"}
+    path = tmp_path / "guard.json"
+    keep(path, {**about, "torch": "1.0"}, {"a race": Ratio(9.0, 0.0, "torch", "numpy")})
+    keep(path, about, {"a race": Ratio(1.2, 0.01, "torch", "numpy")})
+    kept = kept_ratios(path, cpu_of(about))
+    assert kept["a race"].value == 1.2 and not kept_ratios(path, "another CPU")
+    for value, error, words in (
+        (1.2, 0.01, None),
+        (1.13, 0.01, None),  # 3% and three errors of sqrt(2) 0.01
+        (1.11, 0.01, "a race fell from 1.200 to 1.110"),
+        (1.11, 0.05, None),
+        (1.5, 0.01, None),
+    ):
+        lines, fallen = judged({"a race": Ratio(value, error, "torch", "numpy")}, kept)
+        assert len(lines) == 1 and bool(fallen) == bool(words)
+        assert not words or fallen[0].startswith(words)
+    lines, fallen = judged({"another race": Ratio(0.1, 0.01, "torch", "numpy")}, kept)
+    assert not fallen and "kept" not in lines[0]
+
+
+def test_a_ratio_is_that_of_turns_beside_each_other():
+    from types import SimpleNamespace
+
+    from guard import Ratio
+
+    ours = [1.0, 2.0, 1.0, 2.0, 1.0]
+    turns = {"shardkit": ours, "torch": [1.1, 2.2, 1.2, 2.4, 1.15]}
+    race = SimpleNamespace(contestants={n: SimpleNamespace(turns=t) for n, t in turns.items()})
+    ratio = Ratio.of(race, "shardkit", "torch")
+    assert abs(ratio.value - 1.15) < 1e-12 and 0 < ratio.error < 0.1
+
+
+def test_the_results_page_begins_with_what_misses_most(monkeypatch, tmp_path):
+    import json
+
+    import report
+
+    def result(processor, ms):
+        rows = [["shardkit", 100.0], ["shardkit, NumPy's BLAS", 90.0], ["torch eager", ms[0]]]
+        halves = [["shardkit, bfloat16", 50.0], ["shardkit, float32", 10.0], ["torch", ms[1]]]
+        titles = ("M, 1 rank", "M, 1 rank, computed in bfloat16 from float32 masters")
+        tables = [{"title": t, "rows": r} for t, r in zip(titles, (rows, halves)) if r[-1][1]]
+        return json.dumps({"machine": {"processor": processor}, "tables": tables})
+
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    (tmp_path / "train_step.json").write_text(result("a Xeon", (180.0, 40.0)))
+    (tmp_path / "train_step_amd.json").write_text(result("an EPYC", (99.0, None)))
+    heading, table = report.beside_parts()
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert cells[0] == ["race", "wanted", "a Xeon", "an EPYC"]
+    assert cells[2] == ["M, 1 rank, computed in bfloat16 from float32 masters", "1.05", "0.8", "-"]
+    assert cells[3] == ["M, 1 rank", "1.2", "2", "1.1"]
