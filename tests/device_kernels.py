@@ -27,6 +27,7 @@ STAY_FLOAT32 = {
     "bias_gelu_backward": (1,),
     "causal_attention": (1,),
     "cross_entropy": (0, 1),
+    "cross_entropy_with_gradient": (1,),
     "embedding_backward": (0,),
     "layer_norm": (1, 2),
     "layer_norm_backward": (1, 2),

@@ -209,6 +209,10 @@ TABLE = {
         Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1)),
     ],
     "cross_entropy_backward": [Line(ROWS, cross_entropy_backward, in_place=(1,))],
+    "cross_entropy_with_gradient": [
+        Line(ROWS, lambda n, s: (n(s), targets(*s)), in_place=(0,)),
+        Line(ROWS, lambda n, s: (n(s), targets(*s) - 1, targets(s[0], 5) > 1), in_place=(0,)),
+    ],
     "dropout": [
         Line(ANY, lambda n, s: (n(s), 2**63 + 17, 5, 0.3), in_place=(0,)),
         Line([(0,), (5000,)], lambda n, s: (n(s), 3, 4 * 10**10 + 2, 0.0), in_place=(0,)),

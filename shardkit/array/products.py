@@ -19,6 +19,7 @@ from . import cublas
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
 from .blas import Library
+from .blas.own import numpys_own
 from .dtypes import FLOAT32, is_half
 from .halves import rounded, widened
 
@@ -42,9 +43,28 @@ def matmul(a, b, out=None):
     return multiply(a, b, out)
 
 
-def _product(a, b, out):
-    """Return the product, computed by the library that the dtype and the user choose."""
+def add_product(a, b, out) -> None:
+    """Add a [m, k] times b [k, n] to out [m, n], without an array in between if BLAS can.
+
+    Half floats are added to a float32 `out`.
+    """
+    act, multiply = _calls.get()
+    if act is not None:
+        act()
+    multiply(a, b, out, True)
+
+
+def _product(a, b, out, is_added=False):
+    """Return the product, computed by the library that the dtype and the user choose.
+
+    is_added   it is added to what `out` holds
+    """
     xp = xp_of(a, b)
+    if is_added:
+        library = (_library.get() or numpys_own()) if xp is numpy else None
+        if library is None or not library.add(a, b, out):
+            out += _product(a, b, empty(out.shape, out.dtype, xp))
+        return out
     library = _library.get() if xp is numpy else None
     if a.dtype.itemsize == 2 and is_half(a.dtype):
         return _half_product(library, a, b, out) if xp is numpy else cublas.matmul(a, b, out)

@@ -52,6 +52,23 @@ def forward_context(context: ForwardContext):
         _current.reset(token)
 
 
+_logits_are_late = ContextVar("shardkit_late_logits", default=False)
+logits_are_late = _logits_are_late.get  # () -> True inside late_logits()
+
+
+@contextmanager
+def late_logits():
+    """Inside, products with many columns are made when they are read (late.py; this thread only).
+
+    What they are made of must last, and stay as it is, until the end of the block.
+    """
+    token = _logits_are_late.set(True)
+    try:
+        yield
+    finally:
+        _logits_are_late.reset(token)
+
+
 class Surroundings(Protocol):
     """What takes part in calls of modules: a sharded model that lends them their parameters."""
 

@@ -155,6 +155,7 @@ def arguments(half):
         "convolve_weight": (after, q, window, (2, 2)),
         "cross_entropy": (x, ids),
         "cross_entropy_backward": (numpy.float32(2), x, ids, per_row),
+        "cross_entropy_with_gradient": (x, ids),
         "dropout": (x, 7, 3, 0.25),
         "embedding_backward": (x, ids, 7),
         "erf": (x,),

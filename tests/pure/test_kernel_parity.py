@@ -234,6 +234,7 @@ def test_both_results_of_swiglu_may_overwrite_inputs():
         "layer_norm",
         "rms_norm",
         "cross_entropy",
+        "cross_entropy_with_gradient",
         "gelu_backward",
         "silu_backward",
         "softmax_backward",
@@ -271,3 +272,6 @@ def test_logits_of_minus_infinity_have_probability_zero():
     assert losses[0] == pytest.approx(numpy.log1p(numpy.exp(-1)), rel=1e-6)
     gradient = cpu.cross_entropy_backward(1.0, x, numpy.array([2]), log_sums)
     assert gradient[0, 1] == 0 and gradient.sum() == pytest.approx(0, abs=1e-6)
+    at_once, again = cpu.cross_entropy_with_gradient(x, numpy.array([2]))
+    numpy.testing.assert_allclose(at_once, gradient, atol=1e-6)
+    assert again[0] == losses[0]

@@ -87,7 +87,8 @@ def multiply_halves(layout, order_a, order_b, m, n, k, alpha, a, lda, b, ldb, be
 
     product = alpha * matrix(a, order_a, m, k, lda) @ matrix(b, order_b, k, n, ldb)
     for row in range(m):
-        (ctypes.c_float * n).from_address(c + 4 * ldc * row)[:] = product[row]
+        into = (ctypes.c_float * n).from_address(c + 4 * ldc * row)
+        into[:] = product[row] + (beta * numpy.array(into) if beta else 0)
 
 
 def integer_at(address):

@@ -69,6 +69,19 @@ class CblasLibrary:
             _multiply_two(one, layout, a, b, out)
         return True
 
+    def add(self, a, b, out) -> bool:
+        """Compute out += a b for two matrices, unless BLAS cannot; see library.py."""
+        if a.dtype != b.dtype or out.ndim != 2:
+            return False
+        function = self._functions.get(out.dtype, (None, None))[0]
+        if a.dtype != out.dtype:
+            is_known = a.dtype.name == "bfloat16" and out.dtype == FLOAT32
+            function = self._of_halves if is_known else None
+        layout = layout_of(form_of(a), form_of(b), form_of(out)) if function is not None else None
+        if layout is not None:
+            _multiply_two(function, layout, a, b, out, kept=1.0)
+        return layout is not None
+
     def _multiply_stacks(self, function, layout, a, b, out):
         stack = _stack_of(layout, form_of(a), form_of(b), form_of(out), out.dtype, self._integer)
         places = stack.offsets + [[address_of(x)] for x in (a, b, out)]
@@ -77,10 +90,11 @@ class CblasLibrary:
         function(_BY_ROWS, *forms, at_a, step_a, at_b, step_b, zero_times, at, step, 1, count)
 
 
-def _multiply_two(function, layout, a, b, out):
+def _multiply_two(function, layout, a, b, out, kept=0.0):
+    """Compute out = a b + kept out."""
     step_a, step_b, step = layout.steps
     operands = address_of(a), step_a, address_of(b), step_b
-    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, *operands, 0.0, address_of(out), step)
+    function(_BY_ROWS, *layout.orders, *layout.sizes, 1.0, *operands, kept, address_of(out), step)
 
 
 @dataclass(frozen=True, eq=False)

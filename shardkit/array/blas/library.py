@@ -20,3 +20,10 @@ class Library(Protocol):
         float32 for half floats, multiplies the others.
         """
         ...
+
+    def add(self, a, b, out) -> bool:
+        """Compute out += a b for two matrices, and return True; or touch nothing and return False.
+
+        a, b   of one dtype; out of the same, or float32 for bfloat16; no memory in common
+        """
+        ...

@@ -80,6 +80,18 @@ class OneDnnLibrary:
         call(address_of(a), address_of(b), address_of(out))
         return True
 
+    def add(self, a, b, out) -> bool:
+        """Compute out += a b for two matrices by gemm, unless oneDNN cannot; see library.py."""
+        layout = layout_of(form_of(a), form_of(b), form_of(out)) if out.ndim == 2 else None
+        if layout is None or a.dtype != b.dtype or out.dtype != FLOAT32:
+            return False
+        if not self._takes(a.dtype, out.dtype):
+            return False
+        self._interface.calls_of_this_thread()  # which sets the number of threads
+        call = self._interface.gemm(layout, a.dtype, kept=1.0)
+        call(address_of(a), address_of(b), address_of(out))
+        return True
+
     def _prepared(self, a, b, out):
         """Return a function (addresses of a, b, out) that multiplies such arrays, or None."""
         layout = layout_of(form_of(a), form_of(b), form_of(out))

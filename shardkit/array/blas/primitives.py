@@ -72,14 +72,17 @@ class Interface:
         self._of_thread.calls = {}
         return self._of_thread.calls
 
-    def gemm(self, layout: Layout, dtype):
-        """Return a function (addresses of a, b, out): two matrices of this dtype into float32."""
+    def gemm(self, layout: Layout, dtype, kept: float = 0.0):
+        """Return a function (addresses of a, b, out): two matrices of this dtype into float32.
+
+        kept   what was there before is multiplied by it, and added
+        """
         function = self.c.dnnl_sgemm if dtype == FLOAT32 else self.c.dnnl_gemm_bf16bf16f32
         orders = [b"T" if order == TRANSPOSED else b"N" for order in layout.orders]
         sizes, (step_a, step_b, step) = layout.sizes, layout.steps
 
         def multiply(a, b, out):
-            check(function(*orders, *sizes, 1.0, a, step_a, b, step_b, 0.0, out, step))
+            check(function(*orders, *sizes, 1.0, a, step_a, b, step_b, kept, out, step))
 
         return multiply
 

@@ -31,6 +31,16 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
 
 
 @on_cpu
+def cross_entropy_with_gradient(logits, targets, counts=None, out=None):
+    out = empty_like(logits, out)
+    if out is not logits:
+        out[...] = logits
+    losses = empty(targets.shape, logits.dtype)
+    _cross_entropy_with_gradient(out, *map(plain, _marks(targets, counts)), losses)
+    return out, losses
+
+
+@on_cpu
 def embedding_backward(gradient, ids, num_rows, out=None):
     out = empty((num_rows, gradient.shape[1]), gradient.dtype) if out is None else out
     out.fill(0)
@@ -78,6 +88,31 @@ def _cross_entropy_backward(logits, targets, counts, log_sums, gradient, out):
                 out[i, targets[i]] -= factor
         else:
             out[i, :] = 0
+
+
+@compiled
+def _cross_entropy_with_gradient(logits, targets, counts, losses):
+    for i in range(logits.shape[0]):
+        if not counts[i]:
+            logits[i, :] = losses[i] = 0
+            continue
+        top = logits[i, 0]
+        for j in range(logits.shape[1]):
+            top = larger(top, logits[i, j])
+        has_target = 0 <= targets[i] < logits.shape[1]
+        chosen = logits[i, targets[i]] if has_target else like(0.0, top)
+        for j in range(logits.shape[1]):
+            logits[i, j] = exp(logits[i, j] - top)
+        total = like(0.0, top)
+        for j in range(logits.shape[1]):
+            total = plus(total, logits[i, j])
+        losses[i] = top + math.log(total)
+        losses[i] -= chosen
+        share = like(1.0, top) / total
+        for j in range(logits.shape[1]):
+            logits[i, j] *= share
+        if has_target:
+            logits[i, targets[i]] -= like(1.0, top)
 
 
 @compiled

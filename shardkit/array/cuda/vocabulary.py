@@ -42,6 +42,12 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
     return out
 
 
+@on_cuda()
+def cross_entropy_with_gradient(logits, targets, counts=None, out=None):
+    losses, log_sums = cross_entropy(logits, targets, counts)
+    return cross_entropy_backward(1, logits, targets, log_sums, counts, out), losses
+
+
 def _marks(targets, counts):
     """Return targets as int64, and counts as bool or None."""
     return plain(targets.astype(numpy.int64, copy=False)), None if counts is None else plain(counts)

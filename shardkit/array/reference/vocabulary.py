@@ -51,6 +51,16 @@ def cross_entropy_backward(gradient, logits, targets, log_sums, counts=None, out
     return out
 
 
+@kernel(rounded=(True, False))
+def cross_entropy_with_gradient(logits, targets, counts=None, out=None):
+    """Return the gradient [N, V] of the sum of the losses, softmax - one-hot, and the losses [N].
+
+    Takes what cross_entropy takes; the gradient is 0 in rows that do not count.
+    """
+    losses, log_sums = cross_entropy(logits, targets, counts)
+    return cross_entropy_backward(1, logits, targets, log_sums, counts, out), losses
+
+
 def _chosen(targets, width):
     """Return (rows, columns) of the targets in [0, width)."""
     rows = xp_of(targets).flatnonzero((targets >= 0) & (targets < width))

@@ -2,11 +2,15 @@
 
 from math import prod
 
+import numpy
+
 from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from ..context import logits_are_late
+from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
 from .broadcast import fit, form, reshaped, summed
 from .ids import check_ids, index_array
@@ -19,9 +23,23 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation=Non
     gradients without activation: x: g weight, weight: g^T x, bias: g summed over all rows
     Errors: ShapeError if in, out or the dtypes differ.
     """
-    shape, num_out = _check_linear(x, weight, bias)
+    _check_linear(x, weight, bias)
     if activation is not None:
         return add_bias(linear(x, weight), bias, activation)
+    if bias is None and logits_are_late() and _are_logits(x, weight):
+        return LateLogits(x, weight, _linear)
+    return _linear(x, weight, bias)
+
+
+def _are_logits(x, weight):
+    """Return True where the product may be LateLogits, on all tensor ranks alike."""
+    num_classes = (weight.global_shape if weight.is_parameter else weight.shape)[0]
+    return num_classes >= MANY_CLASSES and xp_of(x.array) is numpy
+
+
+def _linear(x, weight, bias=None):
+    """Return x weight^T + bias, of what is known to fit together."""
+    shape, num_out = x.shape, weight.shape[0]
     width = shape[-1]
     num_rows = prod(shape[:-1])
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
@@ -102,7 +120,7 @@ def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:
 
 
 def _check_linear(x, weight, bias):
-    """Return the shape of x, and out. Errors: ShapeError unless the three fit together."""
+    """Raise ShapeError unless the three fit together."""
     x_shape, weight_shape = x.shape, weight.shape
     if (
         not x_shape
@@ -116,7 +134,6 @@ def _check_linear(x, weight, bias):
             "[out]"
         )
     _check_dtypes("linear", x.dtype, weight.dtype, weight.dtype if bias is None else bias.dtype)
-    return x_shape, weight_shape[0]
 
 
 def _check_dtypes(name, *dtypes):

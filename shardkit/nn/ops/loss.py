@@ -1,10 +1,16 @@
 """Losses of tensors; reduction "sum" adds the items up, "mean" divides by how many count."""
 
+from functools import partial
+
+import numpy
+
 from ...array import fresh, kernels
 from ...array.backend import xp_of
 from ...array.halves import rounded, widened
 from ...errors import ShapeError
 from ..autograd import Tensor, array_of, record
+from ..late import LateLogits
+from .blocks import goes_by_blocks, sum_by_blocks
 from .elementwise import multiply, negative, subtract
 from .ids import check_ids
 from .shape import cast
@@ -23,9 +29,11 @@ def cross_entropy(
              ignore_index do not count
     weights  [...] factor of each target in the sum; a mean still divides by how many count
     returns  a single element, float32 if the logits are half floats; 0 if nothing counts
-    Kept for the backward: the logits and one number per row.
+    Kept for the backward: the logits and one number per row. LateLogits that nobody read are made
+    by blocks (blocks.py), and their gradients with them.
     """
-    targets = fresh.placed(array_of(targets), xp_of(logits.array))
+    is_late = isinstance(logits, LateLogits)
+    targets = fresh.placed(array_of(targets), numpy if is_late else xp_of(logits.array))
     if logits.ndim < 1 or targets.shape != logits.shape[:-1]:
         raise ShapeError(
             f"cross_entropy of logits {logits.shape} and targets {targets.shape}; wanted logits "
@@ -35,9 +43,11 @@ def cross_entropy(
     flat = targets.reshape(-1)
     counts = None if ignore_index is None else flat != ignore_index  # [rows] bool
     check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
+    weight = _weight(reduction, lambda: flat.size if counts is None else int(counts.sum()))
+    if is_late and weights is None and goes_by_blocks(logits):
+        return sum_by_blocks(logits, partial(_judged, flat, counts), weight)
     rows = (flat.size, num_classes)
     losses, log_sums = kernels.cross_entropy(logits.array.reshape(rows), flat, counts)
-    weight = _weight(reduction, lambda: flat.size if counts is None else int(counts.sum()))
     factors = None if weights is None else _factors(weights, losses)
     losses = losses if factors is None else losses * factors
 
@@ -50,6 +60,14 @@ def cross_entropy(
         return (for_rows.reshape(logits.shape),)
 
     return record(losses.sum() * weight, (logits,), backward, needs=(logits,))
+
+
+def _judged(targets, counts, logits, part, with_gradient):
+    """Return the losses of a block, whose logits become their gradients."""
+    counts = None if counts is None else counts[part]
+    if not with_gradient:
+        return kernels.cross_entropy(logits, targets[part], counts)[0]
+    return kernels.cross_entropy_with_gradient(logits, targets[part], counts, out=logits)[1]
 
 
 def mse(prediction: Tensor, target, reduction: str = "mean", weights=None) -> Tensor:

@@ -254,7 +254,7 @@ def watching(stopwatch: Stopwatch, runtime: Runtime, progress: Progress) -> Iter
     executor, ledger = guard.executor, progress.ledger
 
     def timed_product(multiply):
-        return stopwatch.timed(multiply, lambda a, b, out: Product.of(a, b))
+        return stopwatch.timed(multiply, lambda a, b, *out: Product.of(a, b))
 
     guard.executor = _watched(executor, stopwatch)
     progress.ledger = TimedLedger(stopwatch, ledger)

@@ -18,7 +18,7 @@ from ...array.backend import is_array, xp_of
 from ...array.dtypes import is_floating
 from ...nn.autograd import Tensor, WeightGradients, backward_inputs, no_grad
 from ...nn.buffer import unobserved
-from ...nn.context import forward_context
+from ...nn.context import forward_context, late_logits
 from ...nn.trees import arrays_of, as_tensors, backward_through, gradients_of
 from ..data.unit import Unit
 from ..pipeline.stages import Place, Stages
@@ -94,11 +94,16 @@ class Work:
     def _compute(self, place, m, x, inputs, context):
         """Run the unit's blocks, and after the last unit the loss, summed over the items."""
         with forward_context(context):
-            for block in self.units[place].plan.blocks:
-                x = block(x)
-            if place == self._last and inputs.loss is not None:
+            if place != self._last or inputs.loss is None:
+                return self._through_blocks(place, x)
+            with late_logits():
+                x = self._through_blocks(place, x)
                 return inputs.loss.total(x, inputs.micro_batches[m].y)
-            return x
+
+    def _through_blocks(self, place, x):
+        for block in self.units[place].plan.blocks:
+            x = block(x)
+        return x
 
     def backward(self, place: Place, m: int, gradient, inputs: Inputs, walk=None):
         """Return the gradient of the unit's input, or None for the first unit that is trained.

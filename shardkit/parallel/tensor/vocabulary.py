@@ -6,6 +6,9 @@ The ranks need not divide the vocabulary: the first ones then have a row more (l
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+
+import numpy
 
 from ...array import fresh, kernels
 from ...array.arena import empty
@@ -14,8 +17,10 @@ from ...comm.collectives.ordered import ordered_all_reduce
 from ...comm.operations import ReductionOperation
 from ...errors import ShapeError
 from ...nn.autograd import array_of, record
+from ...nn.late import LateLogits
 from ...nn.loss import IGNORED, CrossEntropy
 from ...nn.module import Module, Parameter
+from ...nn.ops.blocks import goes_by_blocks, sum_by_blocks
 from ...nn.ops.elementwise import where
 from ...nn.ops.ids import check_ids, index_array
 from ...nn.ops.linear import embedding
@@ -110,7 +115,7 @@ class VocabularyParallelCrossEntropy(CrossEntropy):
             return super().total(prediction, y)
         return _cross_entropy(
             prediction,
-            fresh.placed(array_of(y), xp_of(prediction.array)),
+            array_of(y),
             self._axis,
             self.num_classes,
             self.ignore_index,
@@ -121,8 +126,10 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
     """Return the sum of the losses, a single element. Collective over the axis in forward only.
 
     logits [..., V/T] local, targets [...]. The backward keeps the logits, and one number and one
-    target per row.
+    target per row; of LateLogits that nobody read, made by blocks, the gradients.
     """
+    is_late = isinstance(logits, LateLogits)
+    targets = fresh.placed(targets, numpy if is_late else xp_of(logits.array))
     start, stop = axis.own_span(num_classes)
     if logits.shape != (*targets.shape, stop - start):
         raise ShapeError(
@@ -135,6 +142,8 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
     counts = flat == flat if ignore_index is None else flat != ignore_index  # [rows] bool
     check_ids("cross_entropy", flat, num_classes, ignored=ignore_index)
     local, is_mine = _own_ids(flat, start, stop - start)
+    if is_late and goes_by_blocks(logits):
+        return sum_by_blocks(logits, partial(_judged, local, is_mine, counts, axis.group))
     log_sums, at_target = _reduced_rows(logits.array.reshape(rows), local, is_mine, axis.group)
 
     def backward(gradient, wanted):
@@ -146,6 +155,16 @@ def _cross_entropy(logits, targets, axis, num_classes, ignore_index):
 
     losses = xp_of(flat).where(counts, log_sums - at_target, 0)
     return record(losses.sum(), (logits,), backward, needs=(logits,))
+
+
+def _judged(local, is_mine, counts, group, logits, part, with_gradient):
+    """Return the losses of a block, whose logits become their gradients. Collective."""
+    log_sums, at_target = _reduced_rows(logits, local[part], is_mine[part], group)
+    xp = xp_of(logits)
+    if with_gradient:
+        own_targets = xp.where(is_mine[part], local[part], -1)
+        kernels.cross_entropy_backward(1, logits, own_targets, log_sums, counts[part], out=logits)
+    return xp.where(counts[part], log_sums - at_target, 0)
 
 
 def _reduced_rows(logits, local, is_mine, group):
