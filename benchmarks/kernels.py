@@ -189,9 +189,8 @@ def rotary():
 
 
 def attention(sequence):
-    q, k, v, g = [
-        normal(TOKENS // sequence, sequence, HEADS, HEAD_DIM) + shift for shift in range(4)
-    ]
+    samples = max(1, TOKENS // sequence)
+    q, k, v, g = [normal(samples, sequence, HEADS, HEAD_DIM) + shift for shift in range(4)]
     scale = HEAD_DIM**-0.5
 
     def step(kernels):
@@ -216,7 +215,7 @@ def attention(sequence):
             "torch fused": eager(fused, q, k, v, gradient=g)["torch"]
         }
     return Case(
-        rivals, 12 * q.nbytes, 7 * TOKENS * sequence * HEADS * HEAD_DIM
+        rivals, 12 * q.nbytes, 7 * samples * sequence**2 * HEADS * HEAD_DIM
     )  # 7 products, half of each visible
 
 
@@ -297,6 +296,8 @@ CASES = {
     "rotary": rotary,
     "causal attention 256, f+b": lambda: attention(256),
     "causal attention 2048, f+b": lambda: attention(2048),
+    "causal attention 4096, f+b": lambda: attention(4096),
+    "causal attention 8192, f+b": lambda: attention(8192),
     "cross-entropy, f+b": cross_entropy,
     "embedding gradient": embedding,
     "adamw 4M, clipped": adamw,

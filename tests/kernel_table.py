@@ -43,6 +43,9 @@ ATTENTION = [
     (2, 4, 2, 5, 7, 8, 7),  # all keys
     (1, 2, 1, 9, 4, 8, 0),  # later queries see no more than there are
     (1, 1, 1, 300, 600, 8, 600),
+    (1, 2, 1, 5, 9, 72, 1),  # tiles of two widths
+    (1, 4, 2, 2, 7, 5, 4),  # few queries
+    (1, 1, 1, 800, 850, 33, 50),  # tiles that the diagonal does not meet
 ]
 CELLS = [(0, 3), (1, 1), (3, 5), (33, 47)]
 HEADS = [(0, 2, 3, 4), (1, 1, 1, 2), (2, 3, 5, 8), (2, 4, 33, 64)]

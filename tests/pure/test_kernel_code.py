@@ -16,7 +16,7 @@ import shardkit
 from shardkit.array import kernels
 from shardkit.array.cpu import compiled
 from shardkit.array.cpu.compiled import CodeFiles, candidate_folders, inlined
-from shardkit.array.cpu.scalar import exp, larger, like, logistic, plus
+from shardkit.array.cpu.scalar import exp, exp2, larger, like, logistic, plus
 
 NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
@@ -224,11 +224,30 @@ def test_exp_is_right_to_two_units_in_the_last_place(dtype, lowest, highest):
     assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps  # a unit is eps/2 to eps
 
 
+@inlined
+def map_exp2(x, out):
+    for i in range(x.size):
+        out[i] = exp2(x[i])
+
+
+@pytest.mark.parametrize("dtype, highest", [("float32", 126), ("float64", 1022)])
+def test_exp2_is_right_to_two_units_in_the_last_place(dtype, highest):
+    x = numpy.linspace(-highest, highest, 200_003).astype(dtype)
+    y, wanted = numpy.empty_like(x), numpy.exp2(x.astype("longdouble"))
+    map_exp2(x, y)
+    assert (abs(y - wanted) / wanted).max() < 1.0 * numpy.finfo(dtype).eps
+    whole = numpy.arange(-highest, highest + 1).astype(dtype)
+    y = numpy.empty_like(whole)
+    map_exp2(whole, y)
+    numpy.testing.assert_array_equal(y, numpy.exp2(whole))
+
+
+@pytest.mark.parametrize("function", [map_exp, map_exp2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_exp_of_what_is_not_finite_and_beyond_the_range(dtype):
+def test_exp_of_what_is_not_finite_and_beyond_the_range(dtype, function):
     x = numpy.array([-numpy.inf, -1e9, -0.0, 0.0, 1e9, numpy.inf, numpy.nan], dtype)
     y = numpy.empty_like(x)
-    map_exp(x, y)
+    function(x, y)
     numpy.testing.assert_array_equal(
         y, numpy.array([0, 0, 1, 1, numpy.inf, numpy.inf, numpy.nan], dtype)
     )

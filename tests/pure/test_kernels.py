@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkit.array import kernels
+from shardkit.array import kernels, products
 from shardkit.array.reference.chunks import CHUNK_ELEMENTS
 
 
@@ -131,6 +131,26 @@ def test_attention_of_no_queries_or_no_samples_is_empty_with_zero_gradients():
         assert y.shape == for_q.shape == q.shape and not for_k.any() and not for_v.any()
 
 
+def test_attention_of_a_head_has_the_bits_it_has_alone():
+    q, k, v, gradient = [numbers(2, 4, 130, 40, seed=s) for s in range(4)]
+
+    def run(*arrays):
+        y, log_sums = kernels.causal_attention(*arrays[:3], 0.3, 0)
+        return y, *kernels.causal_attention_backward(arrays[3], *arrays[:3], y, log_sums, 0.3, 0)
+
+    together = run(q, k, v, gradient)
+    alone = run(*[x[1:, 2:3] for x in (q, k, v, gradient)])
+    assert [x[1:, 2:3].tobytes() for x in together] == [x.tobytes() for x in alone]
+
+
+def test_messages_are_looked_after_while_long_attention_is_computed():
+    q, looks = numbers(1, 4, 1500, 8), []
+    with products.doing_meanwhile(lambda: looks.append(None)):
+        y, log_sums = kernels.causal_attention(q, q, q, 0.3, 0)
+        kernels.causal_attention_backward(q, q, q, q, y, log_sums, 0.3, 0)
+    assert len(looks) == 8
+
+
 def test_attention_with_huge_scores_stays_finite():
     q = numbers(1, 1, 5, 4) * 1e4
     y, log_sums = kernels.causal_attention(q, q, q, 1.0, 0)
@@ -138,7 +158,9 @@ def test_attention_with_huge_scores_stays_finite():
 
 
 def test_attention_of_a_long_sequence_holds_a_tile_of_scores_at_a_time():
-    """All scores of a head would be 144 MB, those of 128 queries 3 MB; results are 0.2 MB each."""
+    """All scores of a head would be 144 MB, those of 512 queries 12 MB; what is packed of a head
+    is 5 MB.
+    """
 
     def run(q):
         y, log_sums = kernels.causal_attention(q, q, q, 0.3, 0)
@@ -149,7 +171,7 @@ def test_attention_of_a_long_sequence_holds_a_tile_of_scores_at_a_time():
     run(numbers(1, 1, 6000, 8))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4_000_000, peak
+    assert peak < 7_000_000, peak
 
 
 def test_rotated_products_depend_on_the_distance_of_positions_only():

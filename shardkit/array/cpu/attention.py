@@ -1,23 +1,18 @@
 r"""Attention by tiles, causal or to all keys: only a tile of the visible scores exists at a time.
 
     queries
-      |####\            |    a tile: 64 to 256 rows x up to KEYS columns of scores of some heads,
+      |####\            |    a tile: up to QUERIES rows x KEYS columns of the scores of one head,
       |#####\           |    in a buffer that stays in cache. What lies right of the diagonal is
-      |########\        |    skipped; inside a tile on the diagonal it is set to 0 after the
-      |#########\       |    product. Products are BLAS's, one call for all heads of a tile.
+      |########\        |    skipped, in steps of some rows and columns; what is left of it there
+      |#########\       |    is set to 0.
       +-------- keys ---+
 
-With up to KEYS keys a row of tiles is one tile, and its softmax the plain one. Longer sequences go
-from tile to tile with the maximum and the sum of each row so far (arXiv 1805.02867, 2205.14135).
-How scores are cut depends on shapes alone.
+Products, softmax and sums of a tile meet in one compiled loop (attention_tiles.py), which no
+library and no result in between slows down. The bits depend on no library and no other head.
 
 Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D]: as the layers around
 attention have them, so that no permute has to copy.
 """
-
-import functools
-from math import prod
-from typing import NamedTuple
 
 import numpy
 
@@ -26,120 +21,29 @@ from ..arena import empty
 from ..reference.attention import rotary_tables
 from ..registry import on_cpu
 from .arrays import plain
-from .compiled import compiled, inlined
-from .scalar import exp, fma, larger, like, plus
+from .attention_tiles import (
+    KEYS,
+    LN_2,
+    QUERIES,
+    BackwardBuffers,
+    ForwardBuffers,
+    HeadRows,
+    HeadSizes,
+    attend_backward_head,
+    attend_rows,
+    dot,
+    log_sum,
+    start_of,
+)
+from .compiled import compiled
+from .panels import NARROW_VECTORS, PANEL_VECTORS, pack, pack_across, unpack
+from .scalar import exp2, fma, larger, like, plus
+from .tiles import VECTOR_BYTES
 
-KEYS = 512
-FEW_QUERIES, MANY_QUERIES = 64, 128  # rows of a tile: more are skipped with few, and
-LONG = 1024  # products are faster with many; measured on Zen 5
-ALL_QUERIES = 256  # of a tile where each query sees all keys: none are skipped
-VECTORS = 64  # elements of a turn of an unrolled loop
-TILE_ELEMENTS = 1 << 18  # heads and samples are taken together up to so many
+FEW_QUERIES = 4  # up to so many, packing the keys costs more than it saves
+CALL_SCORES = 1 << 21  # of a call of a loop, hidden ones too, between two looks at messages
 
 __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_tables"]
-
-
-class Tile(NamedTuple):
-    """A part of the scores [B, KV, group, S, T], as slices; a key head serves a group of heads."""
-
-    samples: slice
-    key_heads: slice
-    queries: slice
-    keys: slice
-    # how many of these keys the first of these queries sees; each later query sees one more
-    num_visible: int
-    shape: tuple  # of its scores [samples, key heads, group, queries, keys]
-
-
-@functools.lru_cache(maxsize=64)
-def rows_of_tiles(num_samples, num_key_heads, group, num_queries, num_keys, first_query):
-    """Return all tiles with a visible score: a list for each row, from key 0 on.
-
-    For each group of heads the last rows come first.
-    """
-    height = FEW_QUERIES if num_queries < LONG else MANY_QUERIES
-    height = min(ALL_QUERIES if first_query + 1 >= num_keys else height, num_queries)
-    together = max(1, TILE_ELEMENTS // (group * height * min(KEYS, num_keys)))
-    return [
-        _row(samples, key_heads, queries, group, num_keys, first_query)
-        for samples in _cut(num_samples, max(1, together // num_key_heads))
-        for key_heads in _cut(num_key_heads, together)
-        for queries in reversed(_cut(num_queries, height))
-    ]
-
-
-def _row(samples, key_heads, queries, group, num_keys, first_query):
-    shape = (
-        samples.stop - samples.start,
-        key_heads.stop - key_heads.start,
-        group,
-        queries.stop - queries.start,
-    )
-    return [
-        Tile(
-            samples,
-            key_heads,
-            queries,
-            keys,
-            first_query + queries.start - keys.start + 1,
-            (*shape, keys.stop - keys.start),
-        )
-        for keys in _cut(min(first_query + queries.stop, num_keys), KEYS)
-    ]
-
-
-def _cut(length, size):
-    """Return [0, length) as slices of this size and a last, smaller one."""
-    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
-
-
-def _tiles_and_buffers(q, k, first_query, num_buffers):
-    """Return the rows of tiles, and flat buffers large enough for the scores of any tile."""
-    rows = rows_of_tiles(
-        *k.shape[:2], q.shape[1] // k.shape[1], q.shape[2], k.shape[2], first_query
-    )
-    return rows, empty(
-        (num_buffers, max(prod(tile.shape) for row in rows for tile in row)), q.dtype
-    )
-
-
-def _for_products(x):
-    """Return x itself if BLAS can read its rows [D], else a copy."""
-    _, row, element = x.strides[1:]
-    return (
-        x
-        if element == x.itemsize and row >= x.shape[3] * element and row % element == 0
-        else fresh.copy(x)
-    )
-
-
-def _by_key_head(x, k):
-    """Return x [B, H, ...] as a view [B, KV, group, ...]."""
-    return x.reshape(x.shape[0], k.shape[1], x.shape[1] // k.shape[1], *x.shape[2:])
-
-
-def _scores(tile, buffer, left, right):
-    """Multiply left [samples, key heads, group, queries, D] by right [B, KV, T, D] transposed.
-
-    The result lies in the buffer.
-    """
-    scores = buffer[: prod(tile.shape)].reshape(tile.shape)
-    return products.matmul(
-        left, right[tile.samples, tile.key_heads, None, tile.keys].swapaxes(3, 4), out=scores
-    )
-
-
-@inlined
-def _visible(count, width):
-    """Return how many of `width` keys a query sees, and where to stop computing.
-
-    Some hidden ones are computed too, to fill the last vectors.
-    """
-    seen = max(0, min(count, width))
-    return seen, min((seen + VECTORS - 1) // VECTORS * VECTORS, width)
-
-
-# ---- forward -------------------------------------------------------------------------------------
 
 
 @on_cpu
@@ -147,76 +51,13 @@ def causal_attention(q, k, v, scale, first_query, out=None):
     y = _empty_by_position(q) if out is None else out
     log_sums = empty(q.shape[:3], q.dtype)
     if q.size:
-        q, k, v = [_for_products(x) for x in (q, k, v)]
-        rows, (buffer,) = _tiles_and_buffers(q, k, first_query, 1)
-        grouped = [_by_key_head(x, k) for x in (q, y, log_sums)]
-        for row in rows:
-            _attend(row, k, v, *grouped, float(scale), buffer)
-    return y, log_sums
-
-
-def _attend(row, k, v, q, y, log_sums, scale, buffer):
-    """Compute some rows of y and log_sums.
-
-    k, v [B, KV, T, D]; q, y [B, KV, group, S, D]; log_sums [B, KV, group, S].
-    """
-    here = row[0].samples, row[0].key_heads, slice(None), row[0].queries
-    top, total, factor = [empty(row[0].shape[:4], q.dtype) for _ in range(3)]
-    top.fill(-numpy.inf)
-    total.fill(0)
-    weighted = None  # [samples, key heads, group, queries, D]
-    for tile in row:
-        p = _scores(tile, buffer, q[here], k)
-        _softmax_tile(
-            _rows(p),
-            scale,
-            tile.num_visible,
-            tile.shape[3],
-            *[x.reshape(-1) for x in (top, total, factor)],
-        )
-        product = products.matmul(p, v[tile.samples, tile.key_heads, None, tile.keys])
-        if weighted is None:
-            weighted = product
+        sizes = _sizes(q, k, first_query)
+        given = sizes, float(scale), *map(_rows, (q, k, v, y)), log_sums.reshape(-1)
+        if sizes.num_queries <= FEW_QUERIES:
+            _attend_few(*given, empty(sizes.num_keys, q.dtype))
         else:
-            weighted *= factor[..., None]
-            weighted += product
-    weighted /= total[..., None]  # NumPy's buffers are smaller than into y[here]
-    y[here] = weighted
-    log_sums[here] = top + numpy.log(total)
-
-
-@compiled
-def _softmax_tile(scores, scale, num_visible, num_queries, top, total, factor):
-    """Turn scores [rows, keys] into exp(scale scores - top), and 0 where they are hidden.
-
-    Row i is query i % num_queries.
-
-    top, total  [rows] so far, brought up to date
-    factor      [rows] what sums over earlier tiles have to be multiplied with, since they were made
-                with a smaller top
-    """
-    for i in range(scores.shape[0]):
-        seen, stop = _visible(num_visible + i % num_queries, scores.shape[1])
-        old = highest = top[i]
-        times = like(scale, old)
-        added = like(0.0, old)
-        one_seen = scores[i, 0]
-        for j in range(seen, stop):
-            scores[i, j] = one_seen  # so that the highest stays right
-        for j in range(stop):
-            highest = larger(highest, scores[i, j] * times)
-        for j in range(stop):
-            scores[i, j] = exp(fma(scores[i, j], times, -highest))
-        for j in range(seen, scores.shape[1]):
-            scores[i, j] = 0
-        for j in range(stop):
-            added = plus(added, scores[i, j])
-        factor[i] = exp(old - highest)
-        top[i] = highest
-        total[i] = total[i] * factor[i] + added
-
-
-# ---- backward ------------------------------------------------------------------------------------
+            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, q.dtype))
+    return y, log_sums
 
 
 @on_cpu
@@ -229,96 +70,186 @@ def causal_attention_backward(
     num_seen = first_query + q.shape[2] if q.size else 0  # the keys from there on, if any
     for_k[:, :, num_seen:], for_v[:, :, num_seen:] = 0, 0
     if q.size:
-        gradient, q, k, v = [_for_products(x) for x in (gradient, q, k, v)]
-        rows, buffers = _tiles_and_buffers(q, k, first_query, 2)
-        grouped = [
-            _by_key_head(x, k)
-            for x in (gradient, q, log_sums, _sums_of_products(gradient, y), for_q)
-        ]
-        for row in rows:
-            for tile in row:
-                _attend_backward(tile, k, v, for_k, for_v, *grouped, float(scale), buffers)
+        sizes = _sizes(q, k, first_query)
+        arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
+        given = sizes, float(scale), *arrays, plain(log_sums).reshape(-1)
+        _in_parts(_attend_backward, len(q), sizes, *given, _backward_buffers(sizes, q.dtype))
     return for_q, for_k, for_v
 
 
-def _attend_backward(tile, k, v, for_k, for_v, gradient, q, log_sums, along, for_q, scale, buffers):
-    """Add what one tile contributes to the gradients.
-
-    k, v, for_k, for_v [B, KV, T, D]; gradient, q, for_q [B, KV, group, S, D].
-
-    log_sums, along  [B, KV, group, S]; along is the sum of gradient y
-    """
-    heads = tile.samples, tile.key_heads
-    here = (*heads, slice(None), tile.queries)
-    there = (*heads, tile.keys)
-    p = _scores(tile, buffers[0], q[here], k)
-    for_scores = _scores(tile, buffers[1], gradient[here], v)
-    _gradient_tile(
-        _rows(p),
-        _rows(for_scores),
-        scale,
-        tile.num_visible,
-        tile.shape[3],
-        plain(log_sums[here].reshape(-1)),
-        plain(along[here].reshape(-1)),
-    )
-    _add_product(
-        for_scores, k[(*heads, None, tile.keys)], for_q[here], is_first=tile.keys.start == 0
-    )
-    for member in range(tile.shape[2]):
-        rows = *heads, member, tile.queries
-        # The last queries see all keys, and come first.
-        is_first = member == 0 and tile.queries.stop == q.shape[3]
-        _add_product(p[:, :, member].swapaxes(2, 3), gradient[rows], for_v[there], is_first)
-        _add_product(for_scores[:, :, member].swapaxes(2, 3), q[rows], for_k[there], is_first)
+def _in_parts(loop, num_samples, sizes, *given):
+    """Run the loop on all (sample, key head) pairs, and look after messages in between."""
+    group = sizes.num_heads // sizes.num_key_heads
+    step = max(1, CALL_SCORES // (group * sizes.num_queries * sizes.num_keys))
+    num_pairs = num_samples * sizes.num_key_heads
+    for first in range(0, num_pairs, step):
+        products.do_meanwhile()
+        loop(first, min(first + step, num_pairs), *given)
 
 
-def _add_product(left, right, out, is_first):
-    """Set out = left right the first time, and add to it from then on."""
-    if is_first:
-        products.matmul(left, right, out=out)
-    else:
-        out += products.matmul(left, right)
+def _sizes(q, k, first_query):
+    num_keys = min(k.shape[2], first_query + q.shape[2])
+    return HeadSizes(q.shape[1], k.shape[1], q.shape[2], num_keys, q.shape[3], int(first_query))
 
 
 def _rows(x):
-    """Return x [..., keys] as [rows, keys]."""
-    return x.reshape(-1, x.shape[-1])
+    """Return x [B, H, S, D] as HeadRows; a copy unless its rows [D] lie in one piece."""
+    size = x.itemsize
+    if x.strides[3] != size or min(x.strides) < 0 or not x.flags.writeable:
+        x = fresh.copy(x)
+    extent = size + sum((length - 1) * stride for length, stride in zip(x.shape, x.strides))
+    flat = numpy.lib.stride_tricks.as_strided(x, (extent // size,), (size,))
+    return HeadRows(flat, *[stride // size for stride in x.strides[:3]])
+
+
+# ---- loops -------------------------------------------------------------------------------------
 
 
 @compiled
-def _gradient_tile(p, for_scores, scale, num_visible, num_queries, log_sums, along):
-    """Turn scores p [rows, keys] into probabilities, and their gradients into those of scores.
-
-    gradients of the scores.
-    """
-    for i in range(p.shape[0]):
-        seen, stop = _visible(num_visible + i % num_queries, p.shape[1])
-        times = like(scale, along[i])
-        level = along[i]
-        for j in range(stop):
-            p[i, j] = exp(fma(p[i, j], times, -log_sums[i]))
-        for j in range(stop):
-            for_scores[i, j] = p[i, j] * (for_scores[i, j] - level) * times
-        for j in range(seen, p.shape[1]):
-            p[i, j] = for_scores[i, j] = 0
-
-
-def _sums_of_products(x, y):
-    """Return the sums of x y over D, [B, H, S], for x, y [B, H, S, D]."""
-    batch, num_heads, num_queries, _ = x.shape
-    sums = empty((batch, num_queries, num_heads), x.dtype)
-    _sum_products(_rows(plain(x.swapaxes(1, 2))), _rows(plain(y.swapaxes(1, 2))), sums.reshape(-1))
-    return sums.swapaxes(1, 2)
+def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
+    """Compute y and log_sums of the (sample, key head) pairs first .. last - 1."""
+    group = sizes.num_heads // sizes.num_key_heads
+    height = buffers.scores.shape[0]
+    dim = sizes.head_dim
+    one = like(1.0, q.flat[0])
+    for pair in range(first, last):
+        sample, key_head = divmod(pair, sizes.num_key_heads)
+        start = start_of(k, sample, key_head)
+        pack_across(k.flat, start, k.row, sizes.num_keys, dim, buffers.across)
+        start = start_of(v, sample, key_head)
+        pack(v.flat, start, v.row, sizes.num_keys, dim, one, buffers.values)
+        for head in range(key_head * group, (key_head + 1) * group):
+            for row in range(0, sizes.num_queries, height):
+                num_rows = min(height, sizes.num_queries - row)
+                start = start_of(q, sample, head) + row * q.row
+                times = like(scale / LN_2, one)
+                pack(q.flat, start, q.row, num_rows, dim, times, buffers.queries)
+                attend_rows(sizes, row, num_rows, buffers)
+                start = start_of(y, sample, head) + row * y.row
+                unpack(buffers.sums, num_rows, dim, one, y.flat, start, y.row)
+                place = (sample * sizes.num_heads + head) * sizes.num_queries + row
+                for i in range(num_rows):
+                    log_sums[place + i] = log_sum(buffers.top[i], buffers.total[i])
 
 
 @compiled
-def _sum_products(x, y, sums):
-    for i in range(x.shape[0]):
-        total = like(0.0, sums[i])
-        for j in range(x.shape[1]):
-            total = plus(total, x[i, j] * y[i, j])
-        sums[i] = total
+def _attend_few(sizes, scale, q, k, v, y, log_sums, scores):
+    """Compute y and log_sums of all heads, of few queries: nothing is packed. scores [keys]."""
+    group = sizes.num_heads // sizes.num_key_heads
+    dim = sizes.head_dim
+    zero = like(0.0, q.flat[0])
+    times = like(scale / LN_2, zero)
+    for place in range(log_sums.size):
+        whole_head, i = divmod(place, sizes.num_queries)
+        sample, head = divmod(whole_head, sizes.num_heads)
+        num_keys = min(sizes.num_keys, sizes.first_query + i + 1)
+        start = start_of(q, sample, head) + i * q.row
+        query = q.flat[start : start + dim]
+        highest = like(-numpy.inf, zero)
+        for j in range(num_keys):
+            start = start_of(k, sample, head // group) + j * k.row
+            scores[j] = dot(query, k.flat[start : start + dim]) * times
+        for j in range(num_keys):
+            highest = larger(highest, scores[j])
+        for j in range(num_keys):
+            scores[j] = exp2(scores[j] - highest)
+        total = zero
+        for j in range(num_keys):
+            total = plus(total, scores[j])
+        start = start_of(y, sample, head) + i * y.row
+        row = y.flat[start : start + dim]
+        row[:] = zero
+        for j in range(num_keys):
+            start = start_of(v, sample, head // group) + j * v.row
+            value, weight = v.flat[start : start + dim], scores[j] / total
+            for d in range(dim):
+                row[d] = fma(value[d], weight, row[d])
+        log_sums[place] = log_sum(highest, total)
+
+
+@compiled
+def _attend_backward(
+    first, last, sizes, scale, gradient, q, k, v, y, for_q, for_k, for_v, log_sums, buffers
+):
+    """Compute the gradients of the (sample, key head) pairs first .. last - 1."""
+    group = sizes.num_heads // sizes.num_key_heads
+    dim, num_keys, num_queries = sizes.head_dim, sizes.num_keys, sizes.num_queries
+    one = like(1.0, q.flat[0])
+    for pair in range(first, last):
+        sample, key_head = divmod(pair, sizes.num_key_heads)
+        start = start_of(k, sample, key_head)
+        pack_across(k.flat, start, k.row, num_keys, dim, buffers.keys_across)
+        pack(k.flat, start, k.row, num_keys, dim, one, buffers.keys)
+        start = start_of(v, sample, key_head)
+        pack_across(v.flat, start, v.row, num_keys, dim, buffers.values_across)
+        buffers.for_keys[:] = 0
+        buffers.for_values[:] = 0
+        for head in range(key_head * group, (key_head + 1) * group):
+            start = start_of(q, sample, head)
+            times = like(scale / LN_2, one)
+            pack(q.flat, start, q.row, num_queries, dim, times, buffers.queries)
+            start = start_of(gradient, sample, head)
+            pack(gradient.flat, start, gradient.row, num_queries, dim, one, buffers.gradients)
+            place = (sample * sizes.num_heads + head) * num_queries
+            for i in range(num_queries):
+                buffers.levels[i] = log_sums[place + i] * like(1 / LN_2, one)
+                start = start_of(y, sample, head) + i * y.row
+                buffers.along[i] = dot(y.flat[start : start + dim], buffers.gradients[i])
+            attend_backward_head(sizes, buffers)
+            start, times = start_of(for_q, sample, head), like(scale, one)
+            unpack(buffers.for_queries, num_queries, dim, times, for_q.flat, start, for_q.row)
+        start, times = start_of(for_k, sample, key_head), like(LN_2, one)
+        unpack(buffers.for_keys, num_keys, dim, times, for_k.flat, start, for_k.row)
+        start = start_of(for_v, sample, key_head)
+        unpack(buffers.for_values, num_keys, dim, one, for_v.flat, start, for_v.row)
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+
+def _buffers(sizes, dtype):
+    """Return what the forward of a head needs beside its results."""
+    num_rows = min(QUERIES, sizes.num_queries)
+    width = _width(sizes.head_dim, NARROW_VECTORS, dtype)
+    return ForwardBuffers(
+        _panels(sizes, dtype),
+        empty((sizes.num_keys, width), dtype),
+        empty((num_rows, width), dtype),
+        _tile(sizes, dtype),
+        empty((num_rows, width), dtype),
+        empty(num_rows, dtype),
+        empty(num_rows, dtype),
+    )
+
+
+def _backward_buffers(sizes, dtype):
+    """Return what the backward of a head needs beside its results."""
+    width = _width(sizes.head_dim, NARROW_VECTORS, dtype)
+    return BackwardBuffers(
+        *[_panels(sizes, dtype) for _ in range(2)],
+        *[empty((sizes.num_keys, width), dtype) for _ in range(3)],
+        *[empty((sizes.num_queries, width), dtype) for _ in range(3)],
+        *[_tile(sizes, dtype) for _ in range(2)],
+        *[empty(sizes.num_queries, dtype) for _ in range(2)],
+    )
+
+
+def _panels(sizes, dtype):
+    """Return a buffer for the rows of all keys, transposed."""
+    width = _width(1, PANEL_VECTORS, dtype)
+    return empty((-(-sizes.num_keys // width), sizes.head_dim, width), dtype)
+
+
+def _tile(sizes, dtype):
+    """Return a buffer [queries, keys] for scores, whose rows begin in other sets of a cache."""
+    num_keys = min(KEYS, _width(sizes.num_keys, PANEL_VECTORS, dtype))
+    return empty((min(QUERIES, sizes.num_queries), num_keys + 64 // dtype.itemsize), dtype)
+
+
+def _width(num_columns, num_vectors, dtype):
+    """Return the columns up to the next multiple of so many vectors."""
+    size = num_vectors * VECTOR_BYTES // dtype.itemsize
+    return -(-num_columns // size) * size
 
 
 # ---- rotary --------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ ROUNDING = {
     types.float64: 1.5 * 2**52,
 }
 NUM_TERMS = {types.float32: 8, types.float64: 14}  # |r| < 0.35: the next is below half a last bit
+POWERS = {types.float32: (-126.0, 128.0), types.float64: (-1022.0, 1024.0)}
 LIMITS = {types.float32: (-87.3, 89.0), types.float64: (-708.3, 710.0)}
 
 
@@ -125,10 +126,34 @@ def _exp(x):
     return formula
 
 
-def _taylor_polynomial(num_terms):
-    """Return the formula sum of r^k / k! for k < num_terms, by Horner's rule."""
-    first = 1 / math.factorial(num_terms - 1)
-    rest = tuple([1 / math.factorial(k) for k in range(num_terms - 2, -1, -1)])
+def exp2(x):
+    """Return 2^x, to 1 or 2 units in the last place; 0 below -126, infinity from 128 on.
+
+    In float64 that is -1022 and 1024. x = n + r with n an integer and |r| <= 1/2; then 2^n times
+    the Taylor polynomial of 2^r.
+    """
+    raise NotImplementedError("exp2 of scalar.py works in compiled loops only")
+
+
+@overload(exp2)
+def _exp2(x):
+    rounding = ROUNDING[x]
+    lowest, highest = POWERS[x]
+    polynomial = _taylor_polynomial(NUM_TERMS[x], math.log(2))
+
+    def formula(x):
+        bounded = like(highest, x) if x > like(highest, x) else x  # NaN stays NaN
+        shifted = bounded + like(rounding, x)
+        y = polynomial(bounded - (shifted - like(rounding, x))) * _power_of_two(shifted)
+        return like(0.0, x) if x < like(lowest, x) else y
+
+    return formula
+
+
+def _taylor_polynomial(num_terms, rate=1.0):
+    """Return the formula sum of (rate r)^k / k! for k < num_terms, by Horner's rule."""
+    first, *rest = [rate**k / math.factorial(k) for k in range(num_terms - 1, -1, -1)]
+    rest = tuple(rest)
 
     @register_jitable
     def polynomial(r):

@@ -2,6 +2,7 @@
 
     multiply_tile   out[r, p] = start[r] + sum over k of  weights[r, k] source[p + offsets[k]]
     dot_tile        out[r, k] += sum over p of  left[r, p] source[p + offsets[k]]
+    panel_tile      out[r, p] (+)= sum over k of  a[r, k] b[k, p],   a and b with steps
     copy_row        out[i] = source[i];   clear_row   out[i] = 0
 
        k ->                p ->                     A tile of `rows` x `vectors` sums: each number
@@ -11,8 +12,8 @@
 What is read at each k is found by a table, so that one loop serves every stride, dilation and
 number of dimensions (the indirect convolution of arXiv 1907.02129). LLVM does not find such tiles
 in loops over arrays, so the instructions are written here. Each sum of multiply_tile is one chain
-of fused multiply-adds in the order of k: its bits do not depend on its place in a tile. Arrays are
-C-contiguous and taken as flat; starts and strides count elements.
+of fused multiply-adds in the order of k: its bits do not depend on its place in a tile; so is each
+of panel_tile. Arrays are C-contiguous and taken as flat; starts and strides count elements.
 """
 
 import llvmlite.binding
@@ -210,6 +211,88 @@ def tile_of_dots(num_rows, num_columns):
         return signature, generate
 
     return dot_tile
+
+
+def tile_of_panel(num_rows, num_vectors):
+    """Return panel_tile for tiles of so many rows, and vectors in each."""
+
+    @intrinsic
+    def panel_tile(
+        typing_context,
+        a,
+        at_a,
+        row_step,
+        depth_step,
+        last_row,
+        depth,
+        b,
+        at_b,
+        b_step,
+        out,
+        at_out,
+        out_step,
+        is_first,
+    ):
+        """Add to out[r, p] the sum over k < depth of a[r, k] b[k, p]; first set it to 0 if asked.
+
+        last_row   of the tile; those beyond it repeat it
+        a[r, k]    is element at_a + r row_step + k depth_step, b[k, p] at_b + k b_step + p
+        """
+        n = types.intp
+        signature = types.void(a, n, n, n, n, n, b, n, n, out, n, n, types.boolean)
+
+        def generate(context, builder, signature, arguments):
+            pointers = _pointers(context, builder, signature, arguments)
+            form = ir.FunctionType(ir.VoidType(), [value.type for value in pointers])
+            name = f"shardkit_panel_tile_{num_rows}_{num_vectors}_{a.dtype}"
+            function = cgutils.get_or_insert_function(builder.module, form, name)
+            if function.is_declaration:  # one for all calls: it is long
+                function.linkage = "internal"
+                function.attributes.add("noinline")
+                inside = ir.IRBuilder(function.append_basic_block())
+                _add_panel(_Lanes(context, inside, a.dtype), function.args, num_rows, num_vectors)
+                inside.ret_void()
+            builder.call(function, pointers)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    return panel_tile
+
+
+def _add_panel(lanes, arguments, num_rows, num_vectors):
+    """Write the instructions of panel_tile, whose arguments these are."""
+    a, at_a, row_step, depth_step, last, depth, b, at_b, b_step, y, at_y, y_step, is_first = (
+        arguments
+    )
+    builder = lanes.builder
+    rows = [_smaller(builder, INDEX(r), last) for r in range(num_rows)]
+    starts = [builder.gep(a, [_place(builder, at_a, row, row_step)]) for row in rows]
+    places = [_place(builder, at_y, row, y_step) for row in rows]
+    vectors = [INDEX(v * lanes.count) for v in range(num_vectors)]
+    sums = [lanes.registers(lanes.zero, num_vectors) for _ in rows]
+    each = [
+        (register, builder.add(place, vector))
+        for row, place in zip(sums, places)
+        for register, vector in zip(row, vectors)
+    ]
+    with builder.if_then(builder.not_(is_first)):
+        for register, place in each:
+            builder.store(lanes.load(y, place), register)
+    with cgutils.for_range(builder, depth) as loop:
+        at = _place(builder, at_b, loop.index, b_step)
+        at_left = builder.mul(loop.index, depth_step)
+        read = [lanes.load(b, builder.add(at, vector)) for vector in vectors]
+        for row, start in zip(sums, starts):
+            number = lanes.repeated(builder.load(builder.gep(start, [at_left])))
+            for vector, register in zip(read, row):
+                lanes.add_product(number, vector, register)
+    for register, place in each:
+        lanes.store(builder.load(register), y, place)
+
+
+def _place(builder, start, count, step):
+    return builder.add(start, builder.mul(count, step))
 
 
 @intrinsic

@@ -1,0 +1,251 @@
+"""The loops of attention: tiles of scores, forward and backward, head after head.
+
+The keys and values of a head are packed once, transposed where they are multiplied by rows; so are
+queries and gradients, and panels.py multiplies them. With up to KEYS keys a row of tiles is one
+tile, and its softmax the plain one. Longer sequences go from tile to tile with the maximum and the
+sum of each row so far (arXiv 1805.02867, 2205.14135). In the backward, keys stay in cache while
+the queries that see them pass. Exponentials are powers of two: queries are multiplied by
+scale / ln 2 as they are packed.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy
+
+from .compiled import inlined
+from .panels import PANEL_ROWS, multiply
+from .scalar import exp2, larger, like, plus
+
+# of a tile; chosen on a Xeon at 1024 and 3072 tokens among 48 .. 192 and 192 .. 768
+QUERIES = 96
+KEYS = 768
+LN_2 = math.log(2)
+
+
+class HeadSizes(NamedTuple):
+    """The sizes of a call."""
+
+    num_heads: int
+    num_key_heads: int
+    num_queries: int
+    num_keys: int  # that any query sees
+    head_dim: int
+    first_query: int
+
+
+class HeadRows(NamedTuple):
+    """An array [B, H, S, D] whose rows [D] lie in one piece.
+
+    flat               from its first element on
+    sample, head, row  elements from one to the next
+    """
+
+    flat: numpy.ndarray
+    sample: int
+    head: int
+    row: int
+
+
+class ForwardBuffers(NamedTuple):
+    """Arrays that the forward of a head works in; width is D, padded."""
+
+    across: numpy.ndarray  # [panels, D, panel width], the keys
+    values: numpy.ndarray  # [keys, width]
+    queries: numpy.ndarray  # [rows of a tile, width], by scale / ln 2
+    scores: numpy.ndarray  # [rows of a tile, columns and a gap]
+    sums: numpy.ndarray  # [rows of a tile, width]: y so far
+    top: numpy.ndarray  # [rows of a tile], of scores / ln 2
+    total: numpy.ndarray  # [rows of a tile], of their powers of two
+
+
+class BackwardBuffers(NamedTuple):
+    """Arrays that the backward of a head works in; width is D, padded."""
+
+    keys_across: numpy.ndarray  # [panels, D, panel width]
+    values_across: numpy.ndarray
+    keys: numpy.ndarray  # [keys, width]
+    for_keys: numpy.ndarray
+    for_values: numpy.ndarray
+    queries: numpy.ndarray  # [queries, width], by scale / ln 2
+    gradients: numpy.ndarray
+    for_queries: numpy.ndarray
+    scores: numpy.ndarray  # [rows of a tile, columns and a gap]
+    for_scores: numpy.ndarray
+    levels: numpy.ndarray  # [queries]: log_sums / ln 2
+    along: numpy.ndarray  # [queries]: sums of gradient y
+
+
+@inlined
+def start_of(x, sample, head):
+    return sample * x.sample + head * x.head
+
+
+@inlined
+def dot(x, y):
+    """Return the sum of x y, for y of at least the length of x."""
+    total = like(0.0, x[0])
+    for d in range(x.size):
+        total = plus(total, x[d] * y[d])
+    return total
+
+
+# ---- products of a tile --------------------------------------------------------------------------
+
+
+@inlined
+def _first_to_see(key, num_visible):
+    """Return the first row of a tile that sees this key, down to a multiple of PANEL_ROWS."""
+    return max(0, key - num_visible + 1) // PANEL_ROWS * PANEL_ROWS
+
+
+@inlined
+def _multiply_scores(rows, at_row, across, key, shape, num_visible, scores):
+    """Set scores to the products of packed rows and transposed ones, where they are visible.
+
+    Hidden ones nearby are computed too; others are left as they are.
+    """
+    num_rows, num_keys = shape
+    _, depth, width = across.shape
+    step, row_step = scores.shape[1], rows.shape[1]
+    rows, panels, out = rows.reshape(-1), across.reshape(-1), scores.reshape(-1)
+    for column in range(0, num_keys, width):
+        row = _first_to_see(column, num_visible)
+        a = (at_row + row) * row_step, row_step, 1
+        b = (key + column) * depth, width
+        c = row * step + column, step
+        multiply((num_rows - row, depth, width), rows, a, panels, b, out, c, True)
+
+
+@inlined
+def _add_by_query(weights, shape, num_visible, block, source, key, out, at_row):
+    """Add the weights of a tile times rows of keys to rows of queries; set them with key 0.
+
+    block   keys that are taken together
+    """
+    num_rows, num_keys = shape
+    step, width = weights.shape[1], out.shape[1]
+    weights, source, out = weights.reshape(-1), source.reshape(-1), out.reshape(-1)
+    for column in range(0, num_keys, block):
+        row = _first_to_see(column, num_visible)
+        sizes = num_rows - row, min(block, num_keys - column), width
+        a = row * step + column, step, 1
+        b = (key + column) * width, width
+        c = (at_row + row) * width, width
+        multiply(sizes, weights, a, source, b, out, c, key + column == 0)
+
+
+@inlined
+def _add_by_key(weights, shape, num_visible, source, at_row, out, key):
+    """Add the transposed weights of a tile times rows of queries to rows of keys."""
+    num_rows, num_keys = shape
+    step, width = weights.shape[1], out.shape[1]
+    weights, source, out = weights.reshape(-1), source.reshape(-1), out.reshape(-1)
+    for column in range(0, num_keys, PANEL_ROWS):
+        row = max(0, column - num_visible + 1)
+        sizes = min(PANEL_ROWS, num_keys - column), num_rows - row, width
+        a = row * step + column, 1, step
+        b = (at_row + row) * width, width
+        c = (key + column) * width, width
+        multiply(sizes, weights, a, source, b, out, c, False)
+
+
+# ---- forward -------------------------------------------------------------------------------------
+
+
+@inlined
+def log_sum(top, total):
+    return top * like(LN_2, top) + math.log(total)
+
+
+@inlined
+def attend_rows(sizes, row, num_rows, buffers):
+    """Compute rows of y in buffers.sums, with the maxima and sums of their scores."""
+    across, scores, sums = buffers.across, buffers.scores, buffers.sums
+    buffers.top[:] = -numpy.inf
+    buffers.total[:] = 0
+    width = across.shape[2]
+    for key in range(0, min(sizes.num_keys, sizes.first_query + row + num_rows), KEYS):
+        num_visible = sizes.first_query + row - key + 1
+        shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
+        _multiply_scores(buffers.queries, 0, across, key, shape, num_visible, scores)
+        _softmax_tile(scores, shape, num_visible, width, buffers.top, buffers.total, sums, key > 0)
+        _add_by_query(scores, shape, num_visible, width, buffers.values, key, sums, 0)
+    for i in range(num_rows):
+        for d in range(sums.shape[1]):
+            sums[i, d] /= buffers.total[i]
+
+
+@inlined
+def _softmax_tile(scores, shape, num_visible, width, top, total, sums, is_later):
+    """Turn scores into 2^(scores - top), and 0 where they are hidden.
+
+    top, total, sums   of each row so far, brought up to date: what was added up is multiplied by
+                       what a larger top makes of it
+    """
+    num_rows, num_keys = shape
+    for i in range(num_rows):
+        seen = max(0, min(num_visible + i, num_keys))
+        stop = (seen + width - 1) // width * width
+        old = highest = top[i]
+        added = like(0.0, old)
+        one_seen = scores[i, 0]
+        for j in range(seen, stop):
+            scores[i, j] = one_seen  # so that the highest stays right
+        for j in range(stop):
+            highest = larger(highest, scores[i, j])
+        for j in range(stop):
+            scores[i, j] = exp2(scores[i, j] - highest)
+        for j in range(seen, max(num_keys, stop)):
+            scores[i, j] = 0
+        for j in range(stop):
+            added = plus(added, scores[i, j])
+        factor = exp2(old - highest)
+        top[i] = highest
+        total[i] = total[i] * factor + added
+        if is_later and factor != like(1.0, factor):
+            for d in range(sums.shape[1]):
+                sums[i, d] *= factor
+
+
+# ---- backward ------------------------------------------------------------------------------------
+
+
+@inlined
+def attend_backward_head(sizes, buffers):
+    """Add up the gradients of a head."""
+    scores, for_scores = buffers.scores, buffers.for_scores
+    keys, values = buffers.keys_across, buffers.values_across
+    queries, gradients = buffers.queries, buffers.gradients
+    height, width = scores.shape[0], keys.shape[2]
+    for key in range(0, sizes.num_keys, KEYS):
+        first_row = max(0, key - sizes.first_query) // height * height
+        for row in range(first_row, sizes.num_queries, height):
+            num_rows = min(height, sizes.num_queries - row)
+            num_visible = sizes.first_query + row - key + 1
+            shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
+            _multiply_scores(queries, row, keys, key, shape, num_visible, scores)
+            _multiply_scores(gradients, row, values, key, shape, num_visible, for_scores)
+            levels, along = buffers.levels[row:], buffers.along[row:]
+            _gradient_tile(scores, for_scores, shape, num_visible, width, levels, along)
+            _add_by_query(
+                for_scores, shape, num_visible, width, buffers.keys, key, buffers.for_queries, row
+            )
+            _add_by_key(scores, shape, num_visible, gradients, row, buffers.for_values, key)
+            _add_by_key(for_scores, shape, num_visible, queries, row, buffers.for_keys, key)
+
+
+@inlined
+def _gradient_tile(p, for_scores, shape, num_visible, width, levels, along):
+    """Turn scores p into probabilities, and gradients of these into those of scores / scale."""
+    num_rows, num_keys = shape
+    for i in range(num_rows):
+        seen = max(0, min(num_visible + i, num_keys))
+        stop = (seen + width - 1) // width * width
+        level, top = along[i], levels[i]
+        for j in range(stop):
+            p[i, j] = exp2(p[i, j] - top)
+        for j in range(stop):
+            for_scores[i, j] = p[i, j] * (for_scores[i, j] - level)
+        for j in range(seen, num_keys):
+            p[i, j] = for_scores[i, j] = 0

@@ -1,0 +1,99 @@
+"""Products of matrices that lie packed, for compiled loops that need many small ones.
+
+    multiply     out [rows, columns] (+)= a [rows, depth] b [depth, columns]
+    pack         rows of any step, side by side and padded with 0
+    pack_across  rows, transposed: panels [PANEL_VECTORS vectors of rows] of each element
+
+a may have any steps, so that a transposed one is read as it lies. All arrays are flat; starts and
+steps count elements.
+"""
+
+from numba.core import types
+from numba.extending import overload
+
+from .compiled import inlined
+from .scalar import like
+from .tiles import VECTOR_BYTES, tile_of_panel
+
+# A tile of sums, the vectors of b and a number of a fill the registers: AVX2 has 16, others 32.
+PANEL_ROWS = 6
+PANEL_VECTORS = 2 if VECTOR_BYTES == 32 else 4
+NARROW_VECTORS = 2
+
+_tile = tile_of_panel(PANEL_ROWS, PANEL_VECTORS)
+_narrow_tile = tile_of_panel(PANEL_ROWS, NARROW_VECTORS)
+
+
+def width_for(x):
+    """Return the columns of a full tile of the dtype of a flat array, in a compiled loop."""
+    raise NotImplementedError("width_for works in compiled loops only")
+
+
+@overload(width_for)
+def _width_for(x):
+    width = PANEL_VECTORS * VECTOR_BYTES // (8 if x.dtype == types.float64 else 4)
+    return lambda x: width
+
+
+@inlined
+def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
+    """Compute out = a b if it is the first product, else out += a b.
+
+    sizes   rows, depth, columns: a multiple of those of NARROW_VECTORS
+    at_a    first element, elements from row to row and from one to the next along the depth
+    at_b, at_out    first element, elements from row to row
+    """
+    num_rows, depth, num_columns = sizes
+    start, row_step, depth_step = at_a
+    start_b, b_step = at_b
+    start_out, out_step = at_out
+    width = width_for(out)
+    for column in range(0, num_columns, width):
+        at = start_b + column
+        for row in range(0, num_rows, PANEL_ROWS):
+            last = num_rows - row - 1
+            x, y = start + row * row_step, start_out + row * out_step + column
+            left = a, x, row_step, depth_step, last, depth
+            if num_columns - column >= width:
+                _tile(*left, b, at, b_step, out, y, out_step, is_first)
+            else:
+                _narrow_tile(*left, b, at, b_step, out, y, out_step, is_first)
+
+
+@inlined
+def pack(x, start, step, num_rows, num_elements, factor, out):
+    """Set out [num_rows, padded] to `factor` times the rows [num_elements] of x, and 0 beyond."""
+    for i in range(num_rows):
+        source = x[start + i * step : start + i * step + num_elements]
+        target = out[i]
+        for d in range(num_elements):
+            target[d] = source[d] * factor
+        for d in range(num_elements, target.size):
+            target[d] = 0
+
+
+@inlined
+def unpack(x, num_rows, num_elements, factor, out, start, step):
+    """Set rows of out to `factor` times rows [num_elements] of x [num_rows, padded]."""
+    for i in range(num_rows):
+        source = x[i]
+        target = out[start + i * step : start + i * step + num_elements]
+        for d in range(num_elements):
+            target[d] = source[d] * factor
+
+
+@inlined
+def pack_across(x, start, step, num_rows, num_elements, out):
+    """Set out [panels, num_elements, width] to the rows of x, transposed, and 0 beyond them."""
+    width = out.shape[2]
+    for panel in range(out.shape[0]):
+        target = out[panel]
+        for c in range(width):
+            row = panel * width + c
+            if row < num_rows:
+                source = x[start + row * step : start + row * step + num_elements]
+                for d in range(num_elements):
+                    target[d, c] = source[d]
+            else:
+                for d in range(num_elements):
+                    target[d, c] = like(0.0, target[d, c])
