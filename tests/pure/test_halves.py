@@ -7,6 +7,7 @@ import sys
 import numpy
 import pytest
 from half_floats import EVERY_HALF, HALF_A_LAST_BIT, relative_distance
+from kernel_table import ATTENTION
 
 from shardkit import nn
 from shardkit.array import halves, kernels, products
@@ -374,3 +375,30 @@ def test_only_half_floats_may_be_lent_in_the_place_of_float32():
     weight = nn.Linear(2, 2).finish(0).weight
     with pytest.raises(ShapeError, match="float64"):
         weight.bind(numpy.zeros((2, 2)))
+
+
+@pytest.mark.parametrize("shape", ATTENTION, ids=str)
+@pytest.mark.parametrize("lies", ["by head", "by position", "every other"])
+def test_attention_reads_and_writes_bfloat16_wherever_it_lies(shape, lies):
+    batch, heads, key_heads, num_queries, num_keys, dim, first = shape
+
+    def made(num_heads, length, seed):
+        x = numbers((batch, num_heads, length, dim), "bfloat16", seed)
+        if lies == "by position":
+            return numpy.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
+        return numpy.repeat(x, 2, axis=3)[..., ::2] if lies == "every other" else x
+
+    q, g = [made(heads, num_queries, seed) for seed in (0, 1)]
+    k, v = [made(key_heads, num_keys, seed) for seed in (2, 3)]
+    right = KERNELS["causal_attention"].reference
+    y, log_sums = kernels.causal_attention(q, k, v, 0.4, first)
+    wanted = right(*map(exact, (q, k, v)), 0.4, first)
+    assert y.dtype == q.dtype and log_sums.dtype == "float32"
+    numpy.testing.assert_allclose(exact(y), wanted[0], rtol=2.0**-8, atol=1e-5)
+    numpy.testing.assert_allclose(log_sums, wanted[1], rtol=1e-5, atol=1e-5)
+    given = g, q, k, v, y, log_sums
+    found = kernels.causal_attention_backward(*given, 0.4, first)
+    right = KERNELS["causal_attention_backward"].reference
+    for mine, theirs in zip(found, right(*map(exact, given), 0.4, first)):
+        assert mine.dtype == q.dtype
+        numpy.testing.assert_allclose(exact(mine), theirs, rtol=2.0**-8, atol=1e-4)

@@ -9,6 +9,7 @@ r"""Attention by tiles, causal or to all keys: only a tile of the visible scores
 
 Products, softmax and sums of a tile meet in one compiled loop (attention_tiles.py), which no
 library and no result in between slows down. The bits depend on no library and no other head.
+bfloat16 is cast where rows are packed and unpacked; what is computed is float32.
 
 Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D]: as the layers around
 attention have them, so that no permute has to copy.
@@ -18,9 +19,10 @@ import numpy
 
 from .. import fresh, products
 from ..arena import empty
+from ..halves import rounded, widened
 from ..reference.attention import rotary_tables
 from ..registry import on_cpu
-from .arrays import plain
+from .arrays import bits, computed_dtype, plain
 from .attention_tiles import (
     KEYS,
     LN_2,
@@ -38,6 +40,7 @@ from .attention_tiles import (
 from .compiled import compiled
 from .panels import NARROW_VECTORS, PANEL_VECTORS, pack, pack_across, unpack
 from .scalar import exp2, fma, larger, like, plus
+from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
 
 FEW_QUERIES = 4  # up to so many, packing the keys costs more than it saves
@@ -49,14 +52,18 @@ __all__ = ["causal_attention", "causal_attention_backward", "rotary", "rotary_ta
 @on_cpu
 def causal_attention(q, k, v, scale, first_query, out=None):
     y = _empty_by_position(q) if out is None else out
-    log_sums = empty(q.shape[:3], q.dtype)
+    dtype = computed_dtype(q)
+    if q.dtype != dtype and q.shape[2] <= FEW_QUERIES:
+        wide_y, log_sums = causal_attention(*map(widened, (q, k, v)), scale, first_query)
+        return rounded(wide_y, y.dtype, y), log_sums
+    log_sums = empty(q.shape[:3], dtype)
     if q.size:
         sizes = _sizes(q, k, first_query)
         given = sizes, float(scale), *map(_rows, (q, k, v, y)), log_sums.reshape(-1)
         if sizes.num_queries <= FEW_QUERIES:
-            _attend_few(*given, empty(sizes.num_keys, q.dtype))
+            _attend_few(*given, empty(sizes.num_keys, dtype))
         else:
-            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, q.dtype))
+            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, dtype))
     return y, log_sums
 
 
@@ -73,7 +80,8 @@ def causal_attention_backward(
         sizes = _sizes(q, k, first_query)
         arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
         given = sizes, float(scale), *arrays, plain(log_sums).reshape(-1)
-        _in_parts(_attend_backward, len(q), sizes, *given, _backward_buffers(sizes, q.dtype))
+        buffers = _backward_buffers(sizes, computed_dtype(q))
+        _in_parts(_attend_backward, len(q), sizes, *given, buffers)
     return for_q, for_k, for_v
 
 
@@ -99,7 +107,7 @@ def _rows(x):
         x = fresh.copy(x)
     extent = size + sum((length - 1) * stride for length, stride in zip(x.shape, x.strides))
     flat = numpy.lib.stride_tricks.as_strided(x, (extent // size,), (size,))
-    return HeadRows(flat, *[stride // size for stride in x.strides[:3]])
+    return HeadRows(bits(flat), *[stride // size for stride in x.strides[:3]])
 
 
 # ---- loops -------------------------------------------------------------------------------------
@@ -111,7 +119,7 @@ def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
     group = sizes.num_heads // sizes.num_key_heads
     height = buffers.scores.shape[0]
     dim = sizes.head_dim
-    one = like(1.0, q.flat[0])
+    one = like(1.0, wide(q.flat[0]))
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
         start = start_of(k, sample, key_head)
@@ -174,7 +182,7 @@ def _attend_backward(
     """Compute the gradients of the (sample, key head) pairs first .. last - 1."""
     group = sizes.num_heads // sizes.num_key_heads
     dim, num_keys, num_queries = sizes.head_dim, sizes.num_keys, sizes.num_queries
-    one = like(1.0, q.flat[0])
+    one = like(1.0, wide(q.flat[0]))
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
         start = start_of(k, sample, key_head)
@@ -261,11 +269,12 @@ def rotary(x, cos, sin, out=None):
     if out is None:
         out = _empty_by_position(x) if x.swapaxes(1, 2).flags.carray else empty(x.shape, x.dtype)
     if out.swapaxes(1, 2).flags.carray:
-        _rotary(plain(x.swapaxes(1, 2)), plain(cos), plain(sin), out.swapaxes(1, 2))
+        given, into = bits(plain(x.swapaxes(1, 2))), bits(out.swapaxes(1, 2))
     else:
         batch, num_heads, num_positions, head_dim = x.shape
         shape = batch * num_heads, num_positions, 1, head_dim
-        _rotary(plain(x).reshape(shape), plain(cos), plain(sin), out.reshape(shape))
+        given, into = bits(plain(x)).reshape(shape), bits(out).reshape(shape)
+    _rotary(given, bits(plain(cos)), bits(plain(sin)), into)
     return out
 
 
@@ -277,10 +286,14 @@ def _rotary(x, cos, sin, out):
         for s in range(x.shape[1]):
             for b in range(x.shape[2]):
                 for i in range(half):
-                    out[a, s, b, i] = x[a, s, b, i] * cos[s, i] - x[a, s, b, half + i] * sin[s, i]
+                    first, second = wide(x[a, s, b, i]), wide(x[a, s, b, half + i])
+                    out[a, s, b, i] = narrow(
+                        first * wide(cos[s, i]) - second * wide(sin[s, i]), out
+                    )
                 for i in range(half):
-                    out[a, s, b, half + i] = (
-                        x[a, s, b, half + i] * cos[s, i] + x[a, s, b, i] * sin[s, i]
+                    first, second = wide(x[a, s, b, i]), wide(x[a, s, b, half + i])
+                    out[a, s, b, half + i] = narrow(
+                        second * wide(cos[s, i]) + first * wide(sin[s, i]), out
                     )
 
 

@@ -16,6 +16,7 @@ import numpy
 from .compiled import inlined
 from .panels import PANEL_ROWS, multiply
 from .scalar import exp2, larger, like, plus
+from .storage import wide
 
 # of a tile; chosen on a Xeon at 1024 and 3072 tokens among 48 .. 192 and 192 .. 768
 QUERIES = 96
@@ -84,9 +85,9 @@ def start_of(x, sample, head):
 @inlined
 def dot(x, y):
     """Return the sum of x y, for y of at least the length of x."""
-    total = like(0.0, x[0])
+    total = like(0.0, wide(x[0]))
     for d in range(x.size):
-        total = plus(total, x[d] * y[d])
+        total = plus(total, wide(x[d]) * wide(y[d]))
     return total
 
 

@@ -5,7 +5,7 @@
     pack_across  rows, transposed: panels [PANEL_VECTORS vectors of rows] of each element
 
 a may have any steps, so that a transposed one is read as it lies. All arrays are flat; starts and
-steps count elements.
+steps count elements. Packing casts too: rows may be bfloat16 (storage.py), what is packed is not.
 """
 
 from numba.core import types
@@ -13,6 +13,7 @@ from numba.extending import overload
 
 from .compiled import inlined
 from .scalar import like
+from .storage import narrow, wide
 from .tiles import VECTOR_BYTES, tile_of_panel
 
 # A tile of sums, the vectors of b and a number of a fill the registers: AVX2 has 16, others 32.
@@ -67,7 +68,7 @@ def pack(x, start, step, num_rows, num_elements, factor, out):
         source = x[start + i * step : start + i * step + num_elements]
         target = out[i]
         for d in range(num_elements):
-            target[d] = source[d] * factor
+            target[d] = wide(source[d]) * factor
         for d in range(num_elements, target.size):
             target[d] = 0
 
@@ -79,7 +80,7 @@ def unpack(x, num_rows, num_elements, factor, out, start, step):
         source = x[i]
         target = out[start + i * step : start + i * step + num_elements]
         for d in range(num_elements):
-            target[d] = source[d] * factor
+            target[d] = narrow(source[d] * factor, target)
 
 
 @inlined
@@ -93,7 +94,7 @@ def pack_across(x, start, step, num_rows, num_elements, out):
             if row < num_rows:
                 source = x[start + row * step : start + row * step + num_elements]
                 for d in range(num_elements):
-                    target[d, c] = source[d]
+                    target[d, c] = wide(source[d])
             else:
                 for d in range(num_elements):
                     target[d, c] = like(0.0, target[d, c])

@@ -4,11 +4,11 @@ import numpy
 
 from .. import products
 from ..backend import xp_of
-from ..registry import kernel
+from ..registry import WITH_BFLOAT16, kernel
 from .chunks import empty_like
 
 
-@kernel(rounded=(True, False))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, False))
 def causal_attention(q, k, v, scale, first_query, out=None):
     """Return y [B, H, S, D], log_sums [B, H, S] for q [B, H, S, D], k and v [B, KV, T, D].
 
@@ -34,7 +34,7 @@ def causal_attention(q, k, v, scale, first_query, out=None):
     return y, log_sums
 
 
-@kernel(rounded=(True, True, True))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True, True, True))
 def causal_attention_backward(
     gradient, q, k, v, y, log_sums, scale, first_query, out=(None, None, None)
 ):
@@ -132,7 +132,7 @@ def _scaled(rates, factor, low=None, high=None, length=None):
     return rates * ((1 - kept) / factor + kept)
 
 
-@kernel(rounded=(True,))
+@kernel(kinds=WITH_BFLOAT16, rounded=(True,))
 def rotary(x, cos, sin, out=None):
     """Return x [B, H, S, D] with each pair (x[i], x[i + D/2]) turned by its angle.
 
