@@ -65,41 +65,37 @@ class OneDnnLibrary:
 
     def multiply(self, a, b, out) -> bool:
         """Compute out = a b, unless oneDNN cannot; see library.py."""
+        return self._compute(a, b, out, is_added=False)
+
+    def add(self, a, b, out) -> bool:
+        """Compute out += a b for two matrices, unless oneDNN cannot; see library.py."""
+        return out.ndim == 2 and out.dtype == FLOAT32 and self._compute(a, b, out, is_added=True)
+
+    def _compute(self, a, b, out, is_added: bool) -> bool:
         form = (
             *(a.dtype.num, a.shape, a.strides),
             *(b.dtype.num, b.shape, b.strides),
             *(out.dtype.num, out.shape, out.strides),
+            is_added,
         )
         calls = self._interface.calls_of_this_thread()
         try:
             call = calls[form]
         except KeyError:
-            call = calls[form] = self._prepared(a, b, out)
+            call = calls[form] = self._prepared(a, b, out, is_added)
         if call is None or may_share_memory(a, out) or may_share_memory(b, out):
             return False
         call(address_of(a), address_of(b), address_of(out))
         return True
 
-    def add(self, a, b, out) -> bool:
-        """Compute out += a b for two matrices by gemm, unless oneDNN cannot; see library.py."""
-        layout = layout_of(form_of(a), form_of(b), form_of(out)) if out.ndim == 2 else None
-        if layout is None or a.dtype != b.dtype or out.dtype != FLOAT32:
-            return False
-        if not self._takes(a.dtype, out.dtype):
-            return False
-        self._interface.calls_of_this_thread()  # which sets the number of threads
-        call = self._interface.gemm(layout, a.dtype, kept=1.0)
-        call(address_of(a), address_of(b), address_of(out))
-        return True
-
-    def _prepared(self, a, b, out):
+    def _prepared(self, a, b, out, is_added):
         """Return a function (addresses of a, b, out) that multiplies such arrays, or None."""
         layout = layout_of(form_of(a), form_of(b), form_of(out))
         if layout is None or a.dtype != b.dtype or not self._takes(a.dtype, out.dtype):
             return None
         if not layout.leading and out.dtype == FLOAT32 and _is_for_gemm(layout, a.dtype):
-            return self._interface.gemm(layout, a.dtype)
-        return self._interface.matmul(a, b, out)
+            return self._interface.gemm(layout, a.dtype, is_added)
+        return self._interface.matmul(a, b, out, is_added)
 
     def _takes(self, dtype, result) -> bool:
         if dtype == FLOAT32:

@@ -9,6 +9,7 @@ from .layout import TRANSPOSED, Layout
 
 _CPU, _IN_ORDER = 1, 1  # dnnl_cpu, dnnl_stream_in_order
 _FIRST, _SECOND, _RESULT = 1, 33, 17  # DNNL_ARG_SRC, _WEIGHTS, _DST
+_AS_THE_RESULT = 0  # dnnl_data_type_undef, of what is added to
 _TYPES = {"float32": 3, "bfloat16": 2}  # dnnl_f32, dnnl_bf16
 _UNIMPLEMENTED = (2, 3)  # dnnl_invalid_arguments, dnnl_unimplemented
 _MOST_DIMS = 12  # DNNL_MAX_NDIMS
@@ -72,11 +73,12 @@ class Interface:
         self._of_thread.calls = {}
         return self._of_thread.calls
 
-    def gemm(self, layout: Layout, dtype, kept: float = 0.0):
+    def gemm(self, layout: Layout, dtype, is_added: bool):
         """Return a function (addresses of a, b, out): two matrices of this dtype into float32.
 
-        kept   what was there before is multiplied by it, and added
+        is_added   the product is added to what is there
         """
+        kept = float(is_added)
         function = self.c.dnnl_sgemm if dtype == FLOAT32 else self.c.dnnl_gemm_bf16bf16f32
         orders = [b"T" if order == TRANSPOSED else b"N" for order in layout.orders]
         sizes, (step_a, step_b, step) = layout.sizes, layout.steps
@@ -86,16 +88,17 @@ class Interface:
 
         return multiply
 
-    def matmul(self, a, b, out):
+    def matmul(self, a, b, out, is_added: bool):
         """Return a function (addresses of a, b, out) for arrays like these.
 
         None if oneDNN has no primitive for them.
+        is_added   the product is added to what is there
         """
         num_dims = out.ndim
         forms = [_Form(self.c, x, num_dims) for x in (a, b, out)]
         if not all(form.is_readable for form in forms):
             return None
-        primitive = _Primitive(self.c, self._engine, forms)
+        primitive = _Primitive(self.c, self._engine, forms, is_added)
         return None if primitive.is_missing else primitive.bound_to(self._of_thread.stream)
 
 
@@ -132,15 +135,18 @@ class _Form:
 class _Primitive:
     """A product of arrays of these forms, and the memory objects that tell it their addresses."""
 
-    def __init__(self, c, engine, forms: list[_Form]):
+    def __init__(self, c, engine, forms: list[_Form], is_added: bool):
         self._c = c
         self._memory: list[c_void_p] = []
         self._primitive = c_void_p()
         described = c_void_p()
         a, b, out = [form.descriptor for form in forms]
+        attributes = _adding(c) if is_added else None
         status = c.dnnl_matmul_primitive_desc_create(
-            byref(described), engine, a, b, None, out, None
+            byref(described), engine, a, b, None, out, attributes
         )
+        if is_added:
+            c.dnnl_primitive_attr_destroy(attributes)
         self.is_missing = status in _UNIMPLEMENTED
         if self.is_missing:
             return
@@ -175,6 +181,17 @@ class _Primitive:
             self._c.dnnl_memory_destroy(memory)
         if self._primitive:
             self._c.dnnl_primitive_destroy(self._primitive)
+
+
+def _adding(c) -> c_void_p:
+    """Return attributes of a primitive that adds its result to what is there."""
+    attributes, after = c_void_p(), c_void_p()
+    check(c.dnnl_primitive_attr_create(byref(attributes)))
+    check(c.dnnl_post_ops_create(byref(after)))
+    check(c.dnnl_post_ops_append_sum(after, c_float(1.0), c_int(0), _AS_THE_RESULT))
+    check(c.dnnl_primitive_attr_set_post_ops(attributes, after))
+    c.dnnl_post_ops_destroy(after)
+    return attributes
 
 
 def check(status: int) -> None:
