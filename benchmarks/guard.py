@@ -140,6 +140,8 @@ def judged(found: dict[str, Ratio], kept: dict[str, Ratio]) -> tuple[list[str], 
         before = kept.get(name)
         if before is not None:
             text += f", kept {before.value:.3f}, at least {ratio.least(before):.3f}"
+            if before.products != ratio.products:
+                text += f"; products by {ratio.products}, kept by {before.products}"
             if ratio.has_fallen(before):
                 fallen.append(
                     f"{name} fell from {before.value:.3f} to {ratio.value:.3f}; wanted at least "
@@ -147,6 +149,8 @@ def judged(found: dict[str, Ratio], kept: dict[str, Ratio]) -> tuple[list[str], 
                     "new ratio with --keep and say why"
                 )
         lines.append(text)
+    if not kept:
+        lines.append("nothing is kept for this CPU, so nothing was compared; --keep keeps these")
     return lines, fallen
 
 

@@ -123,7 +123,11 @@ def test_a_ratio_has_fallen_beyond_the_noise_of_both_runs_and_no_sooner(tmp_path
         assert len(lines) == 1 and bool(fallen) == bool(words)
         assert not words or fallen[0].startswith(words)
     lines, fallen = judged({"another race": Ratio(0.1, 0.01, "torch", "numpy")}, kept)
-    assert not fallen and "kept" not in lines[0]
+    assert not fallen and len(lines) == 1 and "kept" not in lines[0]
+    lines, fallen = judged({"a race": Ratio(1.2, 0.01, "torch", "mkl")}, kept)
+    assert not fallen and lines[0].endswith("products by mkl, kept by numpy")
+    lines, fallen = judged({"a race": Ratio(0.1, 0.01, "torch", "mkl")}, {})
+    assert not fallen and "nothing was compared" in lines[-1]
 
 
 def test_a_ratio_is_that_of_turns_beside_each_other():
