@@ -22,33 +22,37 @@ from statistics import median, quantiles
 from contestants import Spec
 from race import Race
 from report import RESULTS, machine
-from train_step import BEST, MODELS, OURS
+from train_step import BEST, MODELS, our_products
 
 KEPT = RESULTS / "guard.json"
 BUDGET_SECONDS = 170
 MARGIN = 0.03
 TURNS_AT_LEAST, TURNS_AT_MOST, STEPS = 5, 25, 3
 HALVES = {"compute": "bfloat16"}
-RACES = {
-    "1 rank, float32": [
-        Spec("shardkit", "shardkit", **OURS),
-        Spec("torch", "torch", **BEST),
-        Spec("torch.compile", "torch", compiled=True, **BEST),
-    ],
-    "1 rank, bfloat16": [
-        Spec("shardkit", "shardkit", **OURS, **HALVES),
-        Spec("torch", "torch", **BEST, **HALVES),
-        Spec("torch.compile", "torch", compiled=True, **BEST, **HALVES),
-    ],
-    "2 ranks, DDP, float32": [
-        Spec("shardkit", "shardkit", 2, "ddp", **OURS),
-        Spec("torch", "torch", 2, "ddp", **BEST),
-    ],
-    "2 ranks, DDP, bfloat16": [
-        Spec("shardkit", "shardkit", 2, "ddp", **OURS, **HALVES),
-        Spec("torch", "torch", 2, "ddp", **BEST, **HALVES),
-    ],
-}
+
+
+def races() -> dict[str, list[Spec]]:
+    """Return {race: contestants}, ours first."""
+    return {
+        "1 rank, float32": [
+            Spec("shardkit", "shardkit", **our_products()),
+            Spec("torch", "torch", **BEST),
+            Spec("torch.compile", "torch", compiled=True, **BEST),
+        ],
+        "1 rank, bfloat16": [
+            Spec("shardkit", "shardkit", **our_products(), **HALVES),
+            Spec("torch", "torch", **BEST, **HALVES),
+            Spec("torch.compile", "torch", compiled=True, **BEST, **HALVES),
+        ],
+        "2 ranks, DDP, float32": [
+            Spec("shardkit", "shardkit", 2, "ddp", **our_products()),
+            Spec("torch", "torch", 2, "ddp", **BEST),
+        ],
+        "2 ranks, DDP, bfloat16": [
+            Spec("shardkit", "shardkit", 2, "ddp", **our_products(), **HALVES),
+            Spec("torch", "torch", 2, "ddp", **BEST, **HALVES),
+        ],
+    }
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ class Ratio:
             median(ratios),
             1.253 * (high - low) / 1.349 / math.sqrt(len(ratios)),
             theirs,
-            OURS["blas"],
+            our_products()["blas"],
         )
 
     def has_fallen(self, kept: "Ratio") -> bool:
@@ -91,8 +95,9 @@ def measure(budget: float = BUDGET_SECONDS) -> tuple[dict[str, Ratio], list[str]
     deadline = time.monotonic() + budget
     found: dict[str, Ratio] = {}
     wrong: list[str] = []
-    for number, (name, specs) in enumerate(RACES.items()):
-        share = (deadline - time.monotonic()) / (len(RACES) - number)
+    entered = races()
+    for number, (name, specs) in enumerate(entered.items()):
+        share = (deadline - time.monotonic()) / (len(entered) - number)
         began = time.monotonic()
         with Race(MODELS["S"]) as race:
             race.enter(*specs)

@@ -17,6 +17,7 @@ import os
 import shutil
 import sys
 import time
+from functools import cache
 from statistics import median
 
 from contestants import Sizes, Spec, shardkit_gpt
@@ -37,7 +38,7 @@ def blas(sizes: Sizes) -> str:
 
 def by_numpy(spec: Spec) -> list[Spec]:
     """Return the contestants with NumPy's products; none if the others have them already."""
-    return [spec] if OURS["blas"] != "numpy" else []
+    return [spec] if our_products()["blas"] != "numpy" else []
 
 
 MODELS = {
@@ -70,56 +71,6 @@ TURNS_AT_MOST = 15
 TOLERANCE = 1e-4  # relative, of losses
 OF_HALVES = 1e-3
 BEST = {"attention": "sdpa", "fused": True}
-OURS = {"blas": blas(MODELS["M"])}
-ALONE = [
-    Spec("shardkit", "shardkit", **OURS),
-    *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
-    Spec("torch eager", "torch"),
-    Spec("torch eager, sdpa", "torch", attention="sdpa"),
-    Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
-    Spec("torch.compile", "torch", compiled=True),
-    Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST),
-]
-GROUPS = {  # the first is compared with the others
-    "alone": ALONE,
-    "halves": [
-        Spec("shardkit, bfloat16", "shardkit", compute="bfloat16", **OURS),
-        Spec("shardkit, float32", "shardkit", **OURS),
-        Spec(
-            "torch eager, bfloat16 autocast, sdpa, fused AdamW", "torch", compute="bfloat16", **BEST
-        ),
-        Spec(
-            "torch.compile, bfloat16 autocast, sdpa, fused AdamW",
-            "torch",
-            compute="bfloat16",
-            compiled=True,
-            **BEST,
-        ),
-    ],
-    "ddp": [
-        Spec("shardkit DDP", "shardkit", 2, "ddp", **OURS),
-        Spec("shardkit, 1 rank", "shardkit", **OURS),
-        *by_numpy(Spec("shardkit DDP, NumPy's BLAS", "shardkit", 2, "ddp")),
-        Spec("torch DDP", "torch", 2, "ddp", **BEST),
-        Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa"),
-    ],
-    "fsdp": [
-        Spec("shardkit FSDP", "shardkit", 2, "fsdp", **OURS),
-        Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
-        Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa"),
-    ],
-    "tensor": [
-        Spec("shardkit tensor", "shardkit", 2, "tensor", **OURS),
-        Spec("torch DTensor", "torch", 2, "tensor", **BEST),
-    ],
-    "pipeline": [
-        Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **OURS),
-        Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **OURS),
-        Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **OURS),
-        Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
-        Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST),
-    ],
-}
 TITLES = {
     "alone": "1 rank",
     "halves": "1 rank, computed in bfloat16 from float32 masters",
@@ -149,11 +100,74 @@ COLUMNS = [
 ]
 
 
+@cache
+def our_products() -> dict:
+    """Return what the library of our products adds to a Spec."""
+    return {"blas": blas(MODELS["M"])}
+
+
+@cache
+def groups() -> dict[str, list[Spec]]:
+    """Return {group: contestants}, of which the first is compared with the others."""
+    alone = [
+        Spec("shardkit", "shardkit", **our_products()),
+        *by_numpy(Spec("shardkit, NumPy's BLAS", "shardkit")),
+        Spec("torch eager", "torch"),
+        Spec("torch eager, sdpa", "torch", attention="sdpa"),
+        Spec("torch eager, sdpa, fused AdamW", "torch", **BEST),
+        Spec("torch.compile", "torch", compiled=True),
+        Spec("torch.compile, sdpa, fused AdamW", "torch", compiled=True, **BEST),
+    ]
+    return {
+        "alone": alone,
+        "halves": [
+            Spec("shardkit, bfloat16", "shardkit", compute="bfloat16", **our_products()),
+            Spec("shardkit, float32", "shardkit", **our_products()),
+            Spec(
+                "torch eager, bfloat16 autocast, sdpa, fused AdamW",
+                "torch",
+                compute="bfloat16",
+                **BEST,
+            ),
+            Spec(
+                "torch.compile, bfloat16 autocast, sdpa, fused AdamW",
+                "torch",
+                compute="bfloat16",
+                compiled=True,
+                **BEST,
+            ),
+        ],
+        "ddp": [
+            Spec("shardkit DDP", "shardkit", 2, "ddp", **our_products()),
+            Spec("shardkit, 1 rank", "shardkit", **our_products()),
+            *by_numpy(Spec("shardkit DDP, NumPy's BLAS", "shardkit", 2, "ddp")),
+            Spec("torch DDP", "torch", 2, "ddp", **BEST),
+            Spec("torch DDP, default AdamW", "torch", 2, "ddp", attention="sdpa"),
+        ],
+        "fsdp": [
+            Spec("shardkit FSDP", "shardkit", 2, "fsdp", **our_products()),
+            Spec("torch FSDP2", "torch", 2, "fsdp", **BEST),
+            Spec("torch FSDP2, default AdamW", "torch", 2, "fsdp", attention="sdpa"),
+        ],
+        "tensor": [
+            Spec("shardkit tensor", "shardkit", 2, "tensor", **our_products()),
+            Spec("torch DTensor", "torch", 2, "tensor", **BEST),
+        ],
+        "pipeline": [
+            Spec("shardkit, 1F1B", "shardkit", 2, "pipeline", **our_products()),
+            Spec("shardkit, ZB-H1", "shardkit", 2, "pipeline", "zb-h1", **our_products()),
+            Spec("shardkit, ZB-V", "shardkit", 2, "pipeline", "zb-v", **our_products()),
+            Spec("torch, 1F1B", "torch", 2, "pipeline", **BEST),
+            Spec("torch, ZB-V", "torch", 2, "pipeline", "zb-v", **BEST),
+        ],
+    }
+
+
 def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, list[str]]:
     """Race one group; return its table, its raw numbers, and what went wrong, in words."""
     print(f"{sizes.name} {group}", flush=True)
     began = time.monotonic()
-    specs = [spec for spec in GROUPS[group] if is_possible(spec)]
+    specs = [spec for spec in groups()[group] if is_possible(spec)]
     with Race(sizes) as race:
         race.enter(*specs)
         left = seconds - (time.monotonic() - began)
@@ -180,7 +194,7 @@ def run_group(sizes: Sizes, group: str, seconds: float) -> tuple[Table, dict, li
         ]
     title = f"{sizes.name}, {TITLES[group].format(micro_batches=sizes.micro_batches)}"
     note = efficiency(race) if group == "ddp" else ""
-    if specs != GROUPS[group]:
+    if specs != groups()[group]:
         note = "torch.compile is left out: it needs a C++ compiler, and there is none."
     return Table(title, COLUMNS, rows, note), {**raw, "failed": race.failed}, wrong
 
@@ -232,7 +246,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", default="M,S")
-    parser.add_argument("--groups", default=",".join(GROUPS))
+    parser.add_argument("--groups", default=",".join(TITLES))
     parser.add_argument(
         "--budget", type=float, default=900, help="seconds for everything; default: %(default)s"
     )
@@ -259,7 +273,7 @@ def main() -> int:
         wrong += trouble
         settings = {
             "threads per rank": 1,
-            "products of shardkit": OURS["blas"],
+            "products of shardkit": our_products()["blas"],
             **{name: str(MODELS[name]) for name in asked.models.split(",")},
         }
         save(

@@ -14,6 +14,7 @@ import numpy
 from ..errors import ConfigurationError
 
 FLOAT32 = numpy.dtype("float32")
+BFLOAT16 = "E"  # the character of ml_dtypes' bfloat16, which nothing else has
 
 COMPUTE_DTYPES = ("float32", "bfloat16", "float16")
 

@@ -11,7 +11,7 @@ import numpy
 
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
-from .dtypes import is_floating
+from .dtypes import BFLOAT16, is_floating
 
 # {name: kernel of two arrays} that computes bfloat16 faster than NumPy; see half_kernels.py
 FASTER: dict[str, Callable] = {}
@@ -105,7 +105,7 @@ def _are_alike_in_bfloat16(x, y) -> bool:
     """Return True for two C-contiguous NumPy arrays of bfloat16, of one shape."""
     return (
         type(x) is type(y) is numpy.ndarray
-        and x.dtype.char == y.dtype.char == "E"
+        and x.dtype.char == y.dtype.char == BFLOAT16
         and x.shape == y.shape
         and x.flags.c_contiguous
         and y.flags.c_contiguous

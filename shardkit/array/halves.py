@@ -7,7 +7,7 @@ import numpy
 
 from .arena import empty, is_arena_in_use
 from .backend import xp_of
-from .dtypes import FLOAT32, is_half
+from .dtypes import BFLOAT16, FLOAT32, is_half
 from .reference.half import from_half, to_half
 from .reference.sums import add_row, sum_of_rows
 
@@ -91,7 +91,7 @@ def copy(x, dtype):
 
 def add_row_in_place(x, row):
     """Compute x += row for x [N, D] and row [D] of one dtype."""
-    if type(x) is numpy.ndarray and x.dtype.char == "E":
+    if type(x) is numpy.ndarray and x.dtype.char == BFLOAT16:
         add_row.dispatch(x, row, out=x)
     else:
         x += row

@@ -59,12 +59,9 @@ def _product(a, b, out, is_added=False):
 
     is_added   it is added to what `out` holds
     """
-    xp = xp_of(a, b)
     if is_added:
-        library = (_library.get() or numpys_own()) if xp is numpy else None
-        if library is None or not library.add(a, b, out):
-            out += _product(a, b, empty(out.shape, out.dtype, xp))
-        return out
+        return _added(a, b, out)
+    xp = xp_of(a, b)
     library = _library.get() if xp is numpy else None
     if a.dtype.itemsize == 2 and is_half(a.dtype):
         return _half_product(library, a, b, out) if xp is numpy else cublas.matmul(a, b, out)
@@ -78,6 +75,15 @@ def _product(a, b, out, is_added=False):
     if library is not None and library.multiply(a, b, out):
         return out
     return xp.matmul(a, b, out=out)
+
+
+def _added(a, b, out):
+    """Return out after the product was added to it."""
+    xp = xp_of(a, b)
+    library = (_library.get() or numpys_own()) if xp is numpy else None
+    if library is None or not library.add(a, b, out):
+        out += _product(a, b, empty(out.shape, out.dtype, xp))
+    return out
 
 
 def _half_product(library, a, b, out):
@@ -132,8 +138,9 @@ def do_meanwhile() -> None:
 
 
 def wrapped_products(wrap):
-    """Inside, wrap(multiply)(a, b, out) computes each product of this thread.
+    """Inside, wrap(multiply) computes each product of this thread.
 
+    It is called with (a, b, out), and with (a, b, out, True) to add the product to `out`.
     The seam for stopwatches; without one, a product pays nothing for it. See also
     registry.wrapped_kernels.
     """

@@ -22,11 +22,11 @@ from operator import itemgetter
 
 import numpy
 
-from .dtypes import is_half
+from .dtypes import BFLOAT16, is_half
 
 NUMBERS = ("float32", "float64")
 ACTIVATIONS = (*NUMBERS, "float16", "bfloat16")
-WITH_BFLOAT16 = "fdE"  # characters of dtypes; see kernel()
+WITH_BFLOAT16 = "fd" + BFLOAT16  # characters of dtypes; see kernel()
 
 KERNELS: dict[str, "Kernel"] = {}  # the one list of kernels; dispatchers: kernels.py
 

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from threadpoolctl import threadpool_info
 
 from ..array.blas import LIBRARIES, library_named
+from ..array.blas.find import blas_threads
 from ..array.blas.probe import has_same_bits
 from ..array.blas.processor import multiplies_bfloat16
 from ..checkpoint.format.hdf5 import library_text
@@ -82,14 +83,6 @@ def check_cores(backend: CommunicationBackend) -> list[Finding]:
             "no host has more threads than cores for them",
         )
     ]
-
-
-def blas_threads() -> int:
-    """Return the number of BLAS threads of this process; 1 if NumPy's BLAS does not report it."""
-    return max(
-        (library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"),
-        default=1,
-    )
 
 
 def check_blas() -> list[Finding]:

@@ -119,7 +119,7 @@ def measured_seconds(found: Counter[Product], seconds: float = SECONDS) -> dict[
     libraries = installed_libraries()
     fastest = dict.fromkeys(libraries, float("inf"))
     end, num_turns = time.perf_counter() + seconds, 0
-    while num_turns < 2 or time.perf_counter() < end:
+    while num_turns < 2 or found and time.perf_counter() < end:
         for name, library in libraries.items():
             fastest[name] = min(fastest[name], _seconds_of(found, library))
         num_turns += 1

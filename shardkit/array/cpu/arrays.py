@@ -6,10 +6,9 @@ import numpy
 
 from .. import fresh
 from ..arena import empty
-from ..dtypes import FLOAT32
+from ..dtypes import BFLOAT16, FLOAT32
 
 PIECE_ELEMENTS = 1 << 14
-BFLOAT16 = "E"  # its character
 
 
 def plain(x):

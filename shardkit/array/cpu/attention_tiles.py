@@ -79,6 +79,7 @@ class BackwardBuffers(NamedTuple):
 
 @inlined
 def start_of(x, sample, head):
+    """Return where the rows of a head begin."""
     return sample * x.sample + head * x.head
 
 
@@ -156,6 +157,7 @@ def _add_by_key(weights, shape, num_visible, source, at_row, out, key):
 
 @inlined
 def log_sum(top, total):
+    """Return the logarithm of a sum of powers of e, from that of powers of 2."""
     return top * like(LN_2, top) + math.log(total)
 
 

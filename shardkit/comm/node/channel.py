@@ -70,6 +70,13 @@ class SharedMemoryChannel(WrappedChannel):
         self._node = node
         self._forget = forget
         self._group = None  # whose verbs this channel carries, if any
+        self._roads_of = {
+            "barrier": self._barrier_roads,
+            "all_reduce": self._all_reduce_roads,
+            "reduce_scatter": self._reduce_scatter_roads,
+            "all_gather": self._all_gather_roads,
+            "broadcast": self._broadcast_roads,
+        }
         self._num_calls_left = calls_before_opening
         self.is_open = calls_before_opening <= 0
         self._codes = {
@@ -163,7 +170,7 @@ class SharedMemoryChannel(WrappedChannel):
 
     def _roads(self, verb: str, arguments):
         """Return both for a verb; None in place of a road that it has not."""
-        return getattr(self, f"_{verb}_roads")(*arguments)
+        return self._roads_of[verb](*arguments)
 
     def _barrier_roads(self):
         return None, partial(self._loops.meet, self._table)

@@ -1,7 +1,7 @@
 """Cross-entropy over a large vocabulary by blocks of rows: the logits are never there as a whole.
 
-    for 512 rows at a time
-        block = x_rows weight^T             [512, V]
+    for ROWS_OF_BLOCK rows at a time
+        block = x_rows weight^T             [rows, V]
         block -> losses, softmax - one-hot  in the block's own memory
         for_x[rows] = block weight          the gradients, while the block is there
         for_weight += block^T x_rows
