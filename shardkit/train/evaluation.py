@@ -79,9 +79,10 @@ class TrainedRun:
             self.task.open(folder)
         self.backend = backend
         self.window_samples = settings.batch.micro_batch
-        self.model: ShardedModel = make_model(self.task, backend)
+        checkpoints = folder / "checkpoints"
+        self.model: ShardedModel = make_model(self.task, backend, awaits=checkpoints)
         only = "averaged" if averaged else "model"
-        self.step: int = self.model.load_model(folder / "checkpoints", only=only)["step"]
+        self.step: int = self.model.load_model(checkpoints, only=only)["step"]
 
     @classmethod
     def of_model(cls, task: Task, model: ShardedModel) -> "TrainedRun":

@@ -87,7 +87,7 @@ def train_run(
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
-        run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks)
+        run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks, goes_on=resume)
         run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:
@@ -155,9 +155,9 @@ class Unreadable:
 
 
 class TrainingRun:
-    """One training run in progress, in a folder that is prepared, on a model with its first
-    weights. The constructor is collective.
+    """One training run in progress, in a folder that is prepared. The constructor is collective.
 
+    goes_on  the model awaits the weights of a checkpoint; otherwise it has its first ones
     commit   function (), called after each step; may be set
     """
 
@@ -168,10 +168,13 @@ class TrainingRun:
         signals: StopSignals,
         log: RankLog,
         callbacks: Iterable[Callback] = (),
+        *,
+        goes_on: bool = False,
     ):
         settings = task.settings
         self.task, self.settings = task, settings
         self.folder = Path(settings.run.folder)
+        self.checkpoints = self.folder / "checkpoints"
         self.backend, self.signals = backend, signals
         self.commit = lambda: None
         with collectively(backend):
@@ -181,7 +184,7 @@ class TrainingRun:
             is_first, run = backend.rank == 0, settings.run
             tracks = is_first and run.track is not None
             tracked = [make_tracker(run.track, self.folder, settings)] if tracks else []
-        self.model = make_model(task, backend)
+        self.model = make_model(task, backend, awaits=self.checkpoints if goes_on else None)
         self.reporter = Reporter(self.folder, settings.run.steps, log, is_writer=backend.rank == 0)
         self.stream = training_stream(task, self.model, samples)
         self.validation = Validation(task, self.model)
@@ -209,7 +212,7 @@ class TrainingRun:
 
     def resume(self):
         """Be where the newest valid checkpoint of the run is. Collective."""
-        manifest = self.model.load_model(self.folder / "checkpoints")
+        manifest = self.model.load_model(self.checkpoints)
         for reason in manifest["skipped"]:
             self.reporter.line(f"skipped: {reason}")
         with collectively(self.backend):

@@ -1,5 +1,8 @@
 """From the task of a run to its sharded model."""
 
+from pathlib import Path
+
+from ..checkpoint.models import without_weights
 from ..comm.backend import CommunicationBackend
 from ..comm.failure.agreement import collectively
 from ..parallel.model.sharded_model import ShardedModel
@@ -10,13 +13,21 @@ from ..task.task import Task
 from .ranks import num_replicas
 
 
-def make_model(task: Task, backend: CommunicationBackend) -> ShardedModel:
-    """Make the sharded model of a task, in its settings. Collective."""
+def make_model(
+    task: Task, backend: CommunicationBackend, *, awaits: Path | None = None
+) -> ShardedModel:
+    """Make the sharded model of a task, in its settings. Collective.
+
+    awaits   where the checkpoint is that load_model() reads next: no initial weights are made then,
+             which takes longer than to read them
+    """
     settings = task.settings
     parallel = settings.parallel
     optimizer = settings.optimizer
     with collectively(backend):
         model = task.make_model()
+        if awaits is not None:
+            without_weights(model, awaits)
     balance = parallel.stage_balance
     if balance == "measured":
         example = task.example(settings.batch.micro_batch)

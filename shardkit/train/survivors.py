@@ -102,7 +102,14 @@ class SurvivingRun:
         reason = self._choose_blas(backend)
         with collectively(backend):
             task = self._left().make_task()
-        self._run = TrainingRun(task, backend, self._signals, self._log, self._callbacks)
+        self._run = TrainingRun(
+            task,
+            backend,
+            self._signals,
+            self._log,
+            self._callbacks,
+            goes_on=self._resume or not is_new,
+        )
         self._run.say(reason)
         if is_new:
             begin_run(self._run, self._settings, resume=self._resume)
