@@ -1,5 +1,6 @@
 """Published runs on A100s, and the planner's figures for them: one hardware description, three
-programs, no parameter per row. validation_page.py writes them into a page.
+programs, no parameter per row. fsdp_runs.py has those of FSDP, on A100s and H100s;
+validation_page.py writes all into a page.
 
     megatron-2021   Megatron-LM as in arXiv 2104.04473 (examples/sc21 of its repository)
     megatron-2022   Megatron-LM as in arXiv 2205.05198
@@ -11,7 +12,8 @@ stand in examples/sc21/run_table_1.sh of the Megatron-LM repository.
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from hashlib import sha256
 from statistics import mean
 
 from shardkit.layout.policy import POLICIES
@@ -25,6 +27,7 @@ from shardkit.plan import (
     step_cost,
     why_not,
 )
+from shardkit.plan.hardware import Cluster
 from shardkit.plan.operations import Setting, block_seconds
 
 CLUSTER = "a100-80gb-hdr"
@@ -70,9 +73,17 @@ ZERO3_2021 = replace(
 )
 
 
+@lru_cache
+def hardware(name: str) -> Cluster:
+    """Return the description of this name, read once."""
+    return read_cluster(name)
+
+
 @dataclass(frozen=True)
 class Point:
-    """A published run: `published` is in the table's unit, seconds of a step or TFLOP/s per GPU."""
+    """A published run: `published` is in the table's unit, seconds of a step, TFLOP/s per GPU, or
+    tokens/s per GPU.
+    """
 
     name: str
     shape: ModelShape
@@ -80,18 +91,23 @@ class Point:
     software: Software
     published: float
     unit: str
+    cluster: Cluster | None = None  # None: that of CLUSTER
 
     @cached_property
     def cost(self) -> StepCost:
         assert why_not(self.layout, self.shape, self.software) is None, (
             f"{self.name}: {self.layout}"
         )
-        return step_cost(self.layout, self.shape, self.software, read_cluster(CLUSTER))
+        cluster = self.cluster or hardware(CLUSTER)
+        return step_cost(self.layout, self.shape, self.software, cluster)
 
     @property
     def predicted(self) -> float:
         if self.unit == "s":
             return self.cost.seconds
+        if self.unit == "tokens/s":
+            tokens = self.layout.batch * self.shape.sequence_length
+            return tokens / self.cost.seconds / self.layout.devices
         return megatron_flops(self.shape, self.layout) / self.cost.seconds / 1e12
 
     @property
@@ -214,7 +230,7 @@ def layer_milliseconds() -> list[tuple[str, float, float]]:
         at = Setting(
             gpt(48, 6144, 64),
             MEGATRON_2022,
-            read_cluster(CLUSTER),
+            hardware(CLUSTER),
             4,
             8,
             recomputation,
@@ -271,6 +287,39 @@ def zero3_against_ptd() -> list[Point]:
         for gpus, published in ((384, 153), (768, 149), (1536, 141))
     ]
     return zero3 + ptd
+
+
+def zero3_large() -> list[Point]:
+    """Return the 529.6B rows of ZeRO-3 in table 2 of arXiv 2104.04473.
+
+    They choose what is not known of that program; the 174.6B rows judge it.
+    """
+    shape = gpt(105, 20480, 128)
+    return [
+        Point(
+            f"ZeRO-3 529.6B, {gpus} GPUs",
+            shape,
+            _layout(1, gpus, 1, 1, micro_batch, batch, policy="fsdp"),
+            ZERO3_2021,
+            published,
+            "TFLOP/s",
+        )
+        for gpus, micro_batch, batch, published in (
+            (640, 4, 2560, 138),
+            (1120, 2, 2240, 98),
+            (2240, 1, 2240, 48),
+        )
+    ]
+
+
+def halves(points: list[Point]) -> tuple[list[Point], list[Point]]:
+    """Return the half of a family that constants may be chosen with, and the half that judges them.
+
+    The rule was written down before any constant was: the rows in the order of the SHA-256 of their
+    names; the first, third, ... choose, the others judge.
+    """
+    drawn = sorted(points, key=lambda point: sha256(point.name.encode()).hexdigest())
+    return drawn[::2], drawn[1::2]
 
 
 def mean_error(points: list[Point]) -> float:

@@ -6,15 +6,18 @@ python benchmarks/published/validation_page.py
 
 from pathlib import Path
 
+from fsdp_runs import fsdp_paper, mpt, titan
 from published_runs import (
     CLUSTER,
     Point,
+    halves,
     korthikanti,
     largest_error,
     layer_milliseconds,
     mean_error,
     narayanan,
     zero3_against_ptd,
+    zero3_large,
     zero_paper,
 )
 
@@ -57,6 +60,45 @@ ArXiv 2104.04473, table 2, 174.6B parameters, a fixed batch of 1536: TFLOP/s per
 is where ZeRO-3 falls off.
 
 """
+_LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known of that program; the
+174.6B rows above judge it.
+
+"""
+_FSDP = """## FSDP on A100 and H100
+
+Three families that nobody fitted anything to when they were put in. Each is split in halves by a
+rule that was there before any constant was chosen: the rows in the order of the SHA-256 of their
+names; the first, third, ... are for choosing, the others for judging. No constant comes from a
+judging row.
+
+- MPT: `scripts/train/benchmarking/README.md` of mosaicml/llm-foundry, GPTs of 125 million to 70
+  billion parameters, tokens of a sequence x micro-batch x micro-batches: tokens/s per GPU.
+- 175B: arXiv 2304.11277, section 5.4, with 2 Tb/s of RoCE between nodes: TFLOP/s per GPU with the
+  recomputed forward.
+- 8B: `benchmarks/llama3_h100_202412_torchtitan.md` of pytorch/torchtitan, Llama 3.1 8B in bfloat16
+  on H100s of 96 GB, 2.4 TB/s and 500 W: tokens/s per GPU."""
+
+
+def fsdp_families() -> dict[str, list[Point]]:
+    """Return {heading: rows} of the families that are split in halves."""
+    return {
+        "MPT on A100": mpt("A100"),
+        "MPT on H100": mpt("H100"),
+        "175B on A100": fsdp_paper(),
+        "Llama 3.1 8B on H100": titan(),
+    }
+
+
+def _family(heading: str, points: list[Point]) -> list[str]:
+    chosen, judged = halves(points)
+    return [
+        f"### {heading}, judging half",
+        _points(judged),
+        _summary(judged),
+        f"### {heading}, choosing half",
+        _points(chosen),
+        _summary(chosen),
+    ]
 
 
 def validation_page() -> str:
@@ -74,6 +116,10 @@ def validation_page() -> str:
         _summary(throughput),
         _ZERO3 + _points(fixed),
         _knee(fixed),
+        _LARGE + _points(zero3_large()),
+        _summary(zero3_large()),
+        _FSDP,
+        *(part for family in fsdp_families().items() for part in _family(*family)),
     ]
     return "\n\n".join(sections) + "\n"
 

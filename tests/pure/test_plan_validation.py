@@ -2,6 +2,7 @@
 
 import pytest
 from published_runs import (
+    halves,
     korthikanti,
     largest_error,
     layer_milliseconds,
@@ -10,7 +11,7 @@ from published_runs import (
     zero3_against_ptd,
     zero_paper,
 )
-from validation_page import PAGE, validation_page
+from validation_page import PAGE, fsdp_families, validation_page
 
 
 def test_the_zero_paper_is_met_to_rounding():
@@ -39,6 +40,14 @@ def test_zero3_alone_has_the_knee_that_was_published():
     assert speeds == sorted(speeds, reverse=True) and 2.5 < speeds[0] / speeds[2] < 4
     assert 0 <= 1 - ptd[2].predicted / ptd[0].predicted < 0.10
     assert ptd[2].predicted > 2 * speeds[2]
+
+
+def test_halves_are_of_a_size_and_have_every_row_once():
+    for points in fsdp_families().values():
+        chosen, judged = halves(points)
+        assert 0 <= len(chosen) - len(judged) <= 1
+        assert {point.name for point in chosen + judged} == {point.name for point in points}
+        assert len({point.name for point in points}) == len(points)
 
 
 def test_every_run_fits_into_the_memory_that_it_had():

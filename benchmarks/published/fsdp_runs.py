@@ -1,0 +1,152 @@
+"""Published runs of FSDP on A100s and H100s, each fully specified, and how the planner describes
+them.
+
+    mpt()          GPTs on 8 to 512 GPUs: the tables of scripts/train/benchmarking/README.md in the
+                   repository mosaicml/llm-foundry, in mpt_fsdp.csv
+    fsdp_paper()   175B on A100s: section 5.4 of arXiv 2304.11277
+    titan()        Llama 3.1 8B on H100s: benchmarks/llama3_h100_202412_torchtitan.md in the
+                   repository pytorch/torchtitan
+
+Each family is split by published_runs.halves: one half chooses constants, the other judges them.
+"""
+
+import csv
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from published_runs import CLUSTER, Point, hardware
+
+from shardkit.plan import ModelShape, RunLayout, Software
+from shardkit.plan.hardware import Cluster
+
+MPT_ROWS = Path(__file__).with_name("mpt_fsdp.csv")
+MPT_VOCABULARY = 50368
+_SIZES = {  # layers, width, heads
+    "70b": (80, 8192, 64),
+    "30b": (48, 7168, 56),
+    "13b": (40, 5120, 40),
+    "7b": (32, 4096, 32),
+    "3b": (32, 2560, 20),
+    "1b": (24, 2048, 16),
+    "760m": (24, 1536, 12),
+    "350m": (24, 1024, 16),
+    "125m": (12, 768, 12),
+}
+_CLUSTERS = {"A100": CLUSTER, "H100": "h100-80gb-ndr"}
+
+# PyTorch's FSDP gathers parameters in bfloat16 and sums gradients in float32 (mixed precision
+# DEFAULT of Composer) or in bfloat16 (PURE), once for each micro-batch; attention is fused, and
+# there is no dropout.
+FSDP = Software(
+    "pytorch-fsdp",
+    policies=("fsdp", "zero2"),
+    schedules=("1f1b",),
+    keeps_scores=False,
+    masks_dropout=False,
+)
+FSDP_PURE = replace(FSDP, name="pytorch-fsdp-pure", wire_bytes=2)
+
+
+def _layout(gpus: int, micro_batch: int, micro_batches: int, policy: str, again: str) -> RunLayout:
+    return RunLayout(
+        data=gpus,
+        policy=policy,
+        micro_batch=micro_batch,
+        micro_batches=micro_batches,
+        recomputation=again,
+    )
+
+
+def mpt(device: str) -> list[Point]:
+    """Return the runs on this device, "A100" or "H100": tokens/s per GPU.
+
+    Tied embeddings, learned positions, biases: the parameter counts of the tables.
+    """
+    rows = csv.DictReader(MPT_ROWS.read_text(encoding="utf-8").splitlines())
+    return [_mpt_point(row) for row in rows if row["device"] == device]
+
+
+def _mpt_point(row: dict) -> Point:
+    layers, width, heads = _SIZES[row["model"]]
+    sequence, gpus, micro_batch, micro_batches = (
+        int(row[key]) for key in ("sequence", "gpus", "micro_batch", "micro_batches")
+    )
+    shape = ModelShape(layers, width, heads, MPT_VOCABULARY, sequence, tied=True)
+    return Point(
+        f"{row['device']} {row['model']}, {sequence} tokens x {micro_batch} x {micro_batches}, "
+        f"{gpus} GPUs",
+        shape,
+        _layout(gpus, micro_batch, micro_batches, row["policy"], row["recomputation"]),
+        FSDP if row["wire_bytes"] == "4" else FSDP_PURE,
+        float(row["tokens_per_second"]),
+        "tokens/s",
+        hardware(_CLUSTERS[row["device"]]),
+    )
+
+
+@lru_cache
+def _roce() -> Cluster:
+    """Return the nodes of arXiv 2304.11277: A100s with 2 Tb/s of RoCE instead of 1.6."""
+    cluster = hardware(CLUSTER)
+    return replace(cluster, between=replace(cluster.between, bytes_per_second=250e9))
+
+
+def fsdp_paper() -> list[Point]:
+    """Return the 175B runs of arXiv 2304.11277, of minGPT: TFLOP/s per GPU.
+
+    173 with one sequence for each GPU, 186 with two, said to hold from 128 to 512 GPUs. They count
+    the recomputed forward, as 186 of at most 245 for matrix products of an A100 shows.
+    """
+    shape = ModelShape(96, 12288, 96, 50257, 2048)
+    return [
+        Point(
+            f"175B, batch {batch}, {gpus} GPUs",
+            shape,
+            _layout(gpus, batch, 1, "fsdp", "full"),
+            FSDP_PURE,
+            published,
+            "TFLOP/s",
+            _roce(),
+        )
+        for batch, published in ((1, 173.0), (2, 186.0))
+        for gpus in (128, 256, 512)
+    ]
+
+
+# Selective recomputation there keeps every second matrix product of a layer, and attention.
+TITAN = replace(FSDP, name="torchtitan")
+TITAN_COMPILED = replace(TITAN, name="torchtitan-compiled")
+
+
+@lru_cache
+def _grand_teton() -> Cluster:
+    """Return those nodes: H100s of 96 GB and 2.4 TB/s that are limited to 500 of 700 W."""
+    cluster = hardware("h100-80gb-ndr")
+    device = replace(cluster.device, name="H100-96GB", memory_bytes=92e9, bytes_per_second=2.4e12)
+    return replace(cluster, name="Grand Teton, H100 96 GB, 8 x 400 Gb/s", device=device)
+
+
+def titan() -> list[Point]:
+    """Return the runs of Llama 3.1 8B in bfloat16: tokens/s per GPU, 2 sequences of 8192 each."""
+    shape = ModelShape(
+        32, 4096, 32, 128256, 8192, kv_heads=8, hidden=14336, style="llama", tied=False
+    )
+    rows = [
+        (TITAN, 8, 5762),
+        (TITAN, 128, 5605),
+        (TITAN_COMPILED, 8, 6667),
+        (TITAN_COMPILED, 128, 6514),
+    ]
+    return [
+        Point(
+            f"8B, {gpus} GPUs, {software.name}",
+            shape,
+            _layout(gpus, 2, 1, "fsdp", "selective"),
+            software,
+            published,
+            "tokens/s",
+            _grand_teton(),
+        )
+        for software, gpus, published in rows
+    ]
