@@ -8,6 +8,7 @@ from ..comm.failure.signals import StopSignals
 from ..errors import ShardkitError, StopVoted
 from ..train.loop import train_run
 from ..train.settings import RunConfiguration
+from ..train.start import StartClock
 from ..train.survivors import SurvivingRun
 from .job import job, mpi_backend
 from .settings import Given
@@ -52,15 +53,17 @@ def add_commands(commands) -> None:
 def _train(known, overrides) -> int:
     if known.help:
         return _show_help(known, overrides)
-    signals = StopSignals().listen()
+    signals, start = StopSignals().listen(), StartClock.of_process()
     if _wants_elastic(known, overrides):
-        return _train_elastic(known, overrides, signals)
+        return _train_elastic(known, overrides, signals, start)
     backend = mpi_backend()
     with job(backend) as program:
         settings, resume = _run_settings(
             known, overrides, lambda has_run: backend.broadcast_object(has_run, 0)
         )
-        result = train_run(settings, backend, resume=resume, program=program, signals=signals)
+        start.note("MPI")
+        how = {"program": program, "signals": signals, "start": start}
+        result = train_run(settings, backend, resume=resume, **how)
     signals.ignore()
     return StopVoted.exit_code if result.is_interrupted else 0
 
@@ -73,8 +76,9 @@ def _wants_elastic(known, overrides) -> bool:
         return False
 
 
-def _train_elastic(known, overrides, signals) -> int:
-    run = SurvivingRun(*_run_settings(known, overrides), signals)
+def _train_elastic(known, overrides, signals, start) -> int:
+    run = SurvivingRun(*_run_settings(known, overrides), signals, start=start)
+    start.note("MPI")
     result = run.go()
     code = StopVoted.exit_code if result is not None and result.is_interrupted else 0
     sys.stdout.flush()

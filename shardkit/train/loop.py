@@ -37,6 +37,7 @@ from .progress import RunReport
 from .ranks import check_batch
 from .saves import Saves
 from .settings import RunConfiguration, settled, with_steps
+from .start import StartClock
 from .stopping import Clock, Patience
 from .tracking import make_tracker
 from .validation import Validation
@@ -66,6 +67,7 @@ def train_run(
     signals: StopSignals | None = None,
     callbacks: Iterable[Callback] = (),
     after: Callable[["TrainingRun"], None] = lambda run: None,
+    start: StartClock | None = None,
 ) -> RunResult:
     """Train, or go on training, the run that the settings describe. Collective over the backend.
 
@@ -75,19 +77,22 @@ def train_run(
     signals  that end the run early, with a checkpoint
     callbacks  beside those of the run itself
     after      function (run), called when it has ended
+    start      of this process; None: the start is counted from here
     Errors, on all ranks: ConfigurationError (also CorpusError), CheckpointError, OSError,
     OutOfMemoryError, NonFiniteError.
     """
-    settings = settled(settings)
+    settings, start = settled(settings), start or StartClock()
     folder = Path(settings.run.folder)
     task = prepare_run(settings, backend, resume=resume)
+    start.note("data")
     backend.timeout = settings.run.timeout
     with collectively(backend):
         backend.keep_ledger(folder / "ledger")
         log = RankLog(folder, backend.rank)
     with threadpool_limits(settings.run.threads), log:
         task, reason = with_blas(task, folder, backend)
-        run = TrainingRun(task, backend, signals or StopSignals(), log, callbacks, goes_on=resume)
+        signals, callbacks = signals or StopSignals(), [*callbacks, start]
+        run = TrainingRun(task, backend, signals, log, callbacks, goes_on=resume)
         run.say(reason)
         begin_run(run, task.settings, resume=resume)
         if program is not None:

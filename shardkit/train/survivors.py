@@ -16,6 +16,7 @@ from .log import RankLog
 from .loop import RunResult, TrainingRun, begin_run, counted, prepare_run
 from .ranks import check_batch
 from .settings import RunConfiguration, settled
+from .start import StartClock
 
 
 def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
@@ -33,7 +34,10 @@ def largest_fit(settings: RunConfiguration, num_ranks: int) -> int:
 
 
 class SurvivingRun:
-    """A run that continues when ranks die. The constructor is collective over all started ranks."""
+    """A run that continues when ranks die. The constructor is collective over all started ranks.
+
+    start   of this process; None: the start is counted from here
+    """
 
     def __init__(
         self,
@@ -41,11 +45,12 @@ class SurvivingRun:
         resume: bool,
         signals: StopSignals,
         callbacks: Iterable[Callback] = (),
+        start: StartClock | None = None,
     ):
-        self._settings = settled(settings)
+        self._settings, self._start = settled(settings), start or StartClock()
         self._resume = resume
         self._signals = signals
-        self._callbacks = tuple(callbacks)
+        self._callbacks = (*callbacks, self._start)
         self._folder = Path(settings.run.folder)
         self._run: TrainingRun | None = None
         self._log: RankLog | None = None
@@ -95,6 +100,7 @@ class SurvivingRun:
         is_new = self.training.is_new
         if is_new:
             prepare_run(self._settings, backend, resume=self._resume)
+            self._start.note("data")
         if self._log is None:
             self._log = RankLog(self._folder, self.training.started_rank)
         if self._run is not None:

@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from shardkit.array.machine_code import MACHINE_CODE
 from shardkit.cli import main
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
@@ -232,3 +234,26 @@ def test_importing_shardkit_starts_neither_mpi_nor_cuda():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_run_says_where_the_time_from_its_launch_to_its_first_step_went(folder):
+    began = time.monotonic()
+    for more in ([], ["--resume"]):
+        done = train(folder, *more, steps=2 + len(more))
+        assert done.returncode == 0, done.stderr
+        (line,) = re.findall(
+            "^first step (.*) s after rank 0 was launched: (.*)$", done.stdout, re.M
+        )
+        parts = [part.split()[0] for part in line[1].split(", ")]
+        assert parts == ["imports", "kernels", "MPI", "data", "weights", "step"]
+        assert 0.1 < float(line[0]) < time.monotonic() - began
+
+
+@pytest.mark.parametrize(("rank", "messages"), [("0", 1), ("1", 0)])
+def test_the_first_rank_says_that_loops_are_compiled(rank, messages, monkeypatch, capsys):
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(MACHINE_CODE, "on_compile", lambda: None)
+    main(["train", "--help"])
+    MACHINE_CODE.on_compile()
+    assert capsys.readouterr().err.count("shardkit: compiling loops") == messages

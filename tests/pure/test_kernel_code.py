@@ -17,6 +17,7 @@ from shardkit.array import kernels
 from shardkit.array.cpu import compiled
 from shardkit.array.cpu.compiled import CodeFiles, candidate_folders, inlined
 from shardkit.array.cpu.scalar import exp, exp2, larger, like, logistic, plus
+from shardkit.array.machine_code import MachineCode
 
 NO_FOLDER = "/dev/null/folder"  # nobody can make it, not even root
 
@@ -39,6 +40,36 @@ def test_the_second_process_reads_what_the_first_has_compiled(tmp_path):
     assert (
         first(2) == 4 and len(list(tmp_path.iterdir())) == 2
     )  # a file for each signature, no leftovers
+
+
+def test_the_seconds_of_reading_and_compiling_are_counted_and_the_first_compilation_is_told(
+    tmp_path, monkeypatch
+):
+    code, told = MachineCode(), []
+    code.on_compile = lambda: told.append(code.seconds)
+    monkeypatch.setattr(compiled, "MACHINE_CODE", code)
+    fresh(tmp_path)(1.5)
+    compiling = code.seconds
+    fresh(tmp_path)(1.5)
+    reading = code.seconds - compiling
+    fresh(tmp_path)(2)
+    assert told == [0.0] and 0 < reading < compiling < code.seconds - reading
+
+
+def test_a_loop_within_another_is_counted_once_and_one_that_failed_not_at_all(monkeypatch):
+    code, now = MachineCode(), iter([1, 2, 5, 8, 10, 13, 20])
+    monkeypatch.setattr("shardkit.array.machine_code.time.perf_counter", lambda: next(now))
+    code.begin("outer")  # at 1
+    code.begin("failed")  # at 2
+    code.begin("inner")  # at 5
+    code.end("inner")
+    code.read(100.0)
+    code.end("outer")  # at 8
+    assert code.seconds == 7
+    code.read(0.5)
+    code.begin("next")  # at 10
+    code.end("next")  # at 13
+    assert code.seconds == 10.5
 
 
 def test_code_goes_to_the_first_folder_that_can_be_written_to(tmp_path):

@@ -30,12 +30,15 @@ import pickle
 import stat
 import sys
 import tempfile
+import time
 import uuid
 from pathlib import Path
 
 import numba
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
+
+from ..machine_code import MACHINE_CODE
 
 DIGEST_BYTES = 32
 
@@ -70,12 +73,16 @@ class CodeFiles:
 
     def load_overload(self, signature, target):
         """Return the compiled code for this signature, or None."""
+        began = time.perf_counter()
         target.refresh()
         name = self._file_name(signature, target.codegen())
         for folder in self._folders:
             content = _read(folder / name)
             if content is not None:
-                return CompileResult._rebuild(target, *pickle.loads(content))
+                found = CompileResult._rebuild(target, *pickle.loads(content))
+                MACHINE_CODE.read(time.perf_counter() - began)
+                return found
+        MACHINE_CODE.begin(self)
         return None
 
     def save_overload(self, signature, result):
@@ -83,6 +90,7 @@ class CodeFiles:
         content = dumps(result._reduce())
         name = self._file_name(signature, result.codegen)
         any(_write(folder, name, content) for folder in self._folders)
+        MACHINE_CODE.end(self)
 
     def flush(self):
         """Do nothing: every signature is written when it is compiled."""
