@@ -24,15 +24,18 @@ from published_runs import (
 PAGE = Path(__file__).resolve().parents[2] / "shardkit" / "plan" / "VALIDATION.md"
 _HEAD = f"""# The planner against published runs
 
-`python benchmarks/published/validation_page.py` writes this page; a test keeps it up to date. All
-times are for one hardware description, `hardware/{CLUSTER}.toml`, whose figures come from data
-sheets and measurements of the hardware that are named there. Its efficiency curve of matrix
-products and its fraction of the memory bandwidth are properties of the device: no row has a
-parameter of its own. Their levels were chosen within the range of those sources with the times of
-arXiv 2205.05198 in view; arXiv 2104.04473 was run with the same file. `published_runs.py`, beside
-the program that writes this page, describes each published program (which gradients it sums where,
-what it waits for) from its source code. The micro-batches and virtual stages of table 1 of that
-paper are in `examples/sc21/run_table_1.sh` of the Megatron-LM repository."""
+`python benchmarks/published/validation_page.py` writes this page; a test keeps it up to date. Times
+on A100s are for one hardware description, `hardware/{CLUSTER}.toml`, those on H100s for
+`hardware/h100-80gb-ndr.toml`; their figures come from data sheets and measurements of the hardware
+that are named there. The efficiency curve of matrix products, the speed of fused attention, the
+contention of collectives with computing and the spread of equal devices are properties of the
+device: no row has a parameter of its own. The levels of these were chosen within the range of
+those sources with two sets of times in view: arXiv 2205.05198, and the choosing halves below. ArXiv
+2104.04473 was run with the same file. `published_runs.py` and `fsdp_runs.py`, beside the program
+that writes this page, describe each published program (which gradients it sums where, what it waits
+for) from its source code; what had to be chosen for a program is said there. The micro-batches and
+virtual stages of table 1 of that paper are in `examples/sc21/run_table_1.sh` of the Megatron-LM
+repository."""
 _MEMORY = """## Memory by policy
 
 ArXiv 1910.02054, figure 1: GB per device, 7.5 billion parameters, 64 devices, mixed precision Adam.
@@ -60,8 +63,8 @@ ArXiv 2104.04473, table 2, 174.6B parameters, a fixed batch of 1536: TFLOP/s per
 is where ZeRO-3 falls off.
 
 """
-_LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known of that program; the
-174.6B rows above judge it.
+_LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known of that program;
+the 174.6B rows above judge it.
 
 """
 _FSDP = """## FSDP on A100 and H100

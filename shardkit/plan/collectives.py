@@ -12,8 +12,11 @@
                                                 2 S bytes
 
 The g ranks that a group has on a node form as many rings, one through the network port of each;
-groups of other ranks use their own ports. An all-reduce takes the quicker of ring and tree, as NCCL
-does. Source of the rings: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms (2009).
+groups of other ranks use their own ports. Above the nodes may be levels of switches: hops that
+leave a level take longer, and where a level has less bandwidth upwards than its nodes together, the
+part of all rings' hops that leaves it shares what there is. An all-reduce takes the quicker of ring
+and tree, as NCCL does. Source of the rings: Patarasuk and Yuan, Bandwidth optimal all-reduce
+algorithms (2009).
 """
 
 from dataclasses import dataclass
@@ -37,6 +40,10 @@ class RankGroup:
     def on_node(self, cluster: Cluster) -> int:
         """Return how many of them share a node."""
         return max(1, min(self.size, cluster.devices // self.stride))
+
+    def step(self, cluster: Cluster) -> float:
+        """Return the nodes from one node of the group to the next."""
+        return max(1.0, self.stride / cluster.devices)
 
 
 def collective_seconds(
@@ -66,8 +73,9 @@ def _ring_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float
     speed = cluster.inside.speed
     hop = cluster.inside.latency_seconds
     if size > here:
-        speed = min(speed, here * cluster.per_device) if here > 1 else cluster.per_device
-        hop = ((here - 1) * hop + cluster.between.latency_seconds) / here
+        outside, hop_outside = _between(cluster, group)
+        speed = min(speed, here * outside) if here > 1 else outside
+        hop = ((here - 1) * hop + hop_outside) / here
     return (size - 1) * hop + num_bytes * (size - 1) / size / speed
 
 
@@ -76,10 +84,11 @@ def _tree_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float
     here = group.on_node(cluster)
     nodes = ceil(group.size / here)
     hops = (here - 1) * cluster.inside.latency_seconds
-    hops += ceil(log2(nodes)) * cluster.between.latency_seconds
     speed = cluster.inside.speed
     if nodes > 1:
-        speed = min(speed, here * cluster.per_device)
+        outside, hop = _between(cluster, group)
+        hops += ceil(log2(nodes)) * hop
+        speed = min(speed, here * outside)
     return 2 * hops + 2 * num_bytes / speed
 
 
@@ -87,7 +96,23 @@ def _send_seconds(cluster: Cluster, num_bytes: float, group: RankGroup) -> float
     """Return the seconds to the next rank of the group, while all ranks of the node send."""
     if group.on_node(cluster) > 1:
         return cluster.inside.latency_seconds + num_bytes / cluster.inside.speed
-    return cluster.between.latency_seconds + num_bytes / cluster.per_device
+    speed, hop = _between(cluster, group)
+    return hop + num_bytes / speed
+
+
+def _between(cluster: Cluster, group: RankGroup) -> tuple[float, float]:
+    """Return the bytes per second from a device to another node of the group, and the seconds of a
+    hop, while all groups of such ranks send.
+    """
+    step = group.step(cluster)
+    nodes = group.size / group.on_node(cluster) * step
+    speed = cluster.per_device
+    hop = cluster.between.latency_seconds
+    for level in cluster.levels:
+        part = level.crossing(nodes, step)
+        speed = min(speed, cluster.per_device / max(1.0, part * level.oversubscription))
+        hop += part * level.latency_seconds
+    return speed, hop
 
 
 def _measured_seconds(

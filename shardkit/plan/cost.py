@@ -2,12 +2,18 @@
 
 stage seconds (operations.py) -> pipeline (timeline.py) -> reduction over data ranks -> optimizer
 
+Where the program overlaps them, the parameters of the next unit travel while this one computes,
+and gradients while backward goes on (overlap.py); both share a link. In the open are: the gather of
+the first unit of each forward, the reduction of the last unit of a step, whatever the computing
+beside does not cover, and what it loses to the collectives. Not overlapped: the sum of a tied
+table's gradients, the norm of the gradients, and, unless the program does so, collectives of tensor
+ranks.
+
 cost = step_cost(layout, shape, software, cluster)
 cost.seconds, cost.parts["bubble"]
 """
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, WHOLE
 from ..schedule.catalog import ORDERS
@@ -15,10 +21,12 @@ from .activations import boundary_bytes
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND, RankGroup, collective_seconds
 from .hardware import Cluster
 from .layouts import RunLayout
-from .operations import Setting, block_seconds
+from .operations import Setting
+from .overlap import exposed_seconds, slowest_of
 from .shape import Shape
 from .software import Software
-from .stages import StageUnits, order_ranks, stage_units
+from .stage_cost import Exposed, StageCost, data_seconds, exposed_of, reduces_each, stage_cost
+from .stages import order_ranks, stage_units
 from .timeline import StageSeconds, estimated, replayed
 
 PARTS = {
@@ -29,6 +37,7 @@ PARTS = {
     "bubble": "pipeline bubble",
     "reduction": "reducing gradients, spreading parameters",
     "update": "optimizer",
+    "stragglers": "waiting for the slowest device",
 }
 _ROUNDING = 1e-12  # of the pipeline's seconds: a shorter rest of its sum is no bubble
 
@@ -51,19 +60,6 @@ class StepCost:
     checkpoint_seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """Seconds of a stage and micro-batch; `gather` gathers all its parameters once."""
-
-    forward: float
-    backward: float
-    weight: float
-    tensor: float
-    gather: float
-    elements: int
-    messages: int
-
-
 def step_cost(
     layout: RunLayout,
     shape: Shape,
@@ -84,64 +80,35 @@ def step_cost(
         layout.is_sequence_parallel,
     )
     data = RankGroup(layout.data, layout.tensor)
-    unlike = {stage: _stage(stage, setting, data, layout.policy) for stage in dict.fromkeys(units)}
+    unlike = {
+        stage: stage_cost(stage, setting, data, layout.policy) for stage in dict.fromkeys(units)
+    }
     stages = [unlike[stage] for stage in units]
     latency, busy = _transfer(layout, shape, software, cluster)
     once = _gathers_once(layout)
-    seconds = _stage_seconds(stages, layout, software, busy, once)
+    contention = cluster.device.contention
+    exposed = [Exposed() if once else exposed_of(of, software, contention) for of in stages]
+    seconds = _stage_seconds(stages, exposed, software, busy)
     run = replayed if is_exact else estimated
     pipeline = run(
         layout.schedule, layout.pipeline, layout.virtual, layout.micro_batches, seconds, latency
     )
     pipeline = max(pipeline, _shared_cores(layout, seconds, latency + busy, cluster))
+    parts = _parts(layout, stages, exposed, busy, pipeline)
     if once:
-        visible = 1 - _hidden(software.overlaps_gathers, stages, layout)
-        pipeline += 2 * sum(stage.gather for stage in stages) * visible
+        parts["gathers"] = _gathered_once(stages, layout, software, contention)
+        pipeline += parts["gathers"]
     reduction, update = _end_of_step(layout, stages, shape, software, cluster)
-    parts = _parts(layout, stages, busy, pipeline, once)
-    parts |= {"reduction": reduction, "update": update}
+    parts["reduction"] += reduction
+    parts["update"] = update
+    parts["stragglers"] = pipeline * cluster.device.spread * slowest_of(layout.devices)
     return StepCost(
-        pipeline + reduction + update,
+        pipeline + reduction + update + parts["stragglers"],
         parts,
         seconds,
         latency,
         _checkpoint_seconds(shape, software, cluster),
     )
-
-
-@lru_cache(maxsize=65536)
-def _stage(units: StageUnits, at: Setting, data: RankGroup, policy: str) -> _Stage:
-    """Sum the blocks of a stage."""
-    blocks = [block_seconds(block, at) for unit in units for block in unit]
-    elements = [sum(at.shape.block_elements(block, at.tensor) for block in unit) for unit in units]
-    messages = [
-        sum(at.software.messages_per_layer if block == "layer" else 1 for block in unit)
-        for unit in units
-    ]
-    gather = 0.0
-    if POLICIES[policy].parameters is SHARD and at.software.gathers(
-        data.size, data.stride, at.cluster.sharing
-    ):
-        gather = sum(
-            _in_messages(at, ALL_GATHER, count * at.software.parameter_bytes, number, data)
-            for count, number in zip(elements, messages)
-        )
-
-    def total(part):
-        return sum(getattr(block, part) for block in blocks)
-
-    return _Stage(
-        *(total(part) for part in ("forward", "backward", "weight", "communication")),
-        gather,
-        sum(elements),
-        sum(messages),
-    )
-
-
-def _in_messages(
-    at: Setting, operation: str, num_bytes: float, messages: int, group: RankGroup
-) -> float:
-    return messages * collective_seconds(at.cluster, operation, num_bytes / messages, group)
 
 
 def _transfer(
@@ -161,28 +128,23 @@ def _transfer(
 
 
 def _stage_seconds(
-    stages: list[_Stage], layout: RunLayout, software: Software, busy: float, gathers_once: bool
+    stages: list[StageCost], exposed: list[Exposed], software: Software, busy: float
 ) -> StageSeconds:
     """Return the seconds of each action of a stage, with the gathers and messages in the open."""
     last = len(stages) - 1
     forward = []
     backward = []
     weight = []
-    for number, stage in enumerate(stages):
-        gather = 0.0 if gathers_once else stage.gather
+    for number, (stage, more) in enumerate(zip(stages, exposed)):
         send_forward = busy if number < last else 0.0
         send_backward = busy if number else 0.0
         b, w = stage.backward, stage.weight
         if not software.splits_backward:
             b, w = b + w, 0.0
-        forward.append(_beside(stage.forward, gather, software.overlaps_gathers) + send_forward)
-        backward.append(_beside(b, gather, software.overlaps_gathers) + send_backward)
+        forward.append(stage.forward + more.forward + send_forward)
+        backward.append(b + more.backward + more.reduction + send_backward)
         weight.append(w)
     return StageSeconds(tuple(forward), tuple(backward), tuple(weight))
-
-
-def _beside(compute: float, gather: float, overlaps: bool) -> float:
-    return max(compute, gather) if overlaps else compute + gather
 
 
 def _gathers_once(layout: RunLayout) -> bool:
@@ -192,13 +154,17 @@ def _gathers_once(layout: RunLayout) -> bool:
     return layout.pipeline == 1 and ORDERS[layout.schedule].forwards_first
 
 
-def _hidden(overlaps: bool, stages: list[_Stage], layout: RunLayout) -> float:
-    """Return the fraction of gathers that the compute of all micro-batches hides."""
-    gather = 2 * sum(stage.gather for stage in stages)
-    compute = layout.micro_batches * sum(
-        stage.forward + stage.backward + stage.weight for stage in stages
-    )
-    return min(compute / gather, 1.0) if overlaps and gather else 0.0
+def _gathered_once(
+    stages: list[StageCost], layout: RunLayout, software: Software, contention: float
+) -> float:
+    """Return the seconds that one gather for all forwards and one for all backwards add."""
+    once = sum(stage.gather for stage in stages)
+    gather = (1 + software.backward_gathers) * once
+    if not software.overlaps_gathers or not gather:
+        return gather
+    compute = layout.micro_batches * sum(stage.compute for stage in stages)
+    first = once / sum(stage.units for stage in stages)
+    return exposed_seconds(compute, gather, contention, first)
 
 
 def _shared_cores(
@@ -222,7 +188,7 @@ def _shared_cores(
 
 
 def _end_of_step(
-    layout: RunLayout, stages: list[_Stage], shape: Shape, software: Software, cluster: Cluster
+    layout: RunLayout, stages: list[StageCost], shape: Shape, software: Software, cluster: Cluster
 ) -> tuple[float, float]:
     """Return the seconds of reducing gradients and spreading parameters, and those of the
     optimizer, on the rank with the most parameters.
@@ -239,24 +205,27 @@ def _end_of_step(
     count = elements[most]
 
     def travel(operation, item_bytes):
-        num_bytes = count * item_bytes / messages[most]
-        return messages[most] * collective_seconds(cluster, operation, num_bytes, data)
+        return data_seconds(cluster, software, operation, count * item_bytes, messages[most], data)
 
+    of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
+    units = sum(stage.units for stage in of_rank)
+    contention = cluster.device.contention
     spread = 0.0
-    if policy.state is WHOLE:
-        reduction = travel(ALL_REDUCE, software.wire_bytes)
-    else:
-        reduction = travel(REDUCE_SCATTER, software.wire_bytes)
-        if policy.parameters is SHARD:
-            spread = _meetings(messages[most], software, data, cluster)
-        else:
-            spread = travel(ALL_GATHER, software.parameter_bytes)
-    times = 1 if software.sums_in_tree or policy.gradients is WHOLE else layout.micro_batches
-    reduction *= times  # there is no room for whole gradients to wait for the last micro-batch
-    if software.overlaps_reductions:  # with the backward of that micro-batch
-        of_rank = [stage for rank, stage in zip(rank_of, stages) if rank == most]
-        hidden = times * sum(stage.backward + stage.weight for stage in of_rank)
-        reduction = max(0.0, reduction - hidden)
+    reduction = travel(ALL_REDUCE if policy.state is WHOLE else REDUCE_SCATTER, software.wire_bytes)
+    if policy.parameters is SHARD:
+        spread = _meetings(messages[most], software, data, cluster)
+    elif policy.state is SHARD:
+        spread = travel(ALL_GATHER, software.parameter_bytes)
+        if software.overlaps_gathers:  # with the first forward
+            forward = sum(stage.forward for stage in of_rank)
+            spread = exposed_seconds(forward, spread, contention, spread / units)
+    if not software.overlaps_reductions:
+        reduction *= layout.micro_batches if reduces_each(policy, software) else 1
+    elif reduces_each(policy, software):
+        reduction /= units  # of the last unit; each backward has the others
+    else:  # with the backward of the last micro-batch
+        backward = sum(stage.backward + stage.weight for stage in of_rank)
+        reduction = exposed_seconds(backward, reduction, contention, reduction / units)
     if layout.pipeline > 1 and (shape.tied or software.cuts_evenly):
         # the gradients of the embedding and the tied head are added
         table = shape.shared_elements / layout.tensor * software.wire_bytes
@@ -282,25 +251,23 @@ def _meetings(number: int, software: Software, data: RankGroup, cluster: Cluster
 
 
 def _parts(
-    layout: RunLayout, stages: list[_Stage], busy: float, pipeline: float, gathers_once: bool
+    layout: RunLayout, stages: list[StageCost], exposed: list[Exposed], busy: float, pipeline: float
 ) -> dict[str, float]:
     """Return the seconds of the pipeline by what an average rank does; the rest is the bubble."""
     times = layout.micro_batches / layout.pipeline
     tensor = times * sum(stage.tensor for stage in stages)
-    work = times * sum(stage.forward + stage.backward + stage.weight for stage in stages)
+    work = times * sum(stage.compute for stage in stages)
     transfers = times * busy * 2 * (len(stages) - 1)
-    gathers = sum(stage.gather for stage in stages) * 2 * (1 if gathers_once else times)
-    idle = pipeline - work - transfers
-    if idle < _ROUNDING * pipeline:  # what is left of nearly equal sums
-        idle = 0.0
-    gathers = min(gathers, idle)
-    bubble = idle - gathers
+    gathers = times * sum(more.forward + more.backward for more in exposed)
+    reduction = times * sum(more.reduction for more in exposed)
+    bubble = pipeline - work - transfers - gathers - reduction
     return {
         "compute": work - tensor,
         "tensor": tensor,
         "gathers": gathers,
         "transfers": transfers,
-        "bubble": bubble if bubble >= _ROUNDING * pipeline else 0.0,
+        "bubble": bubble if bubble >= _ROUNDING * pipeline else 0.0,  # no rest of rounded sums
+        "reduction": reduction,
     }
 
 

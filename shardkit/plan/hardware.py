@@ -20,6 +20,30 @@ from ..errors import ConfigurationError
 FOLDER = Path(__file__).parent / "hardware"
 
 
+@dataclass(frozen=True)
+class AttentionModel:
+    """How fast fused causal attention is for heads of one size, by sequence length.
+
+    head_dim            of each head
+    lengths             of sequences, ascending
+    forward, backward   fractions of the peak of half-precision products at these lengths. Forward
+                        has 2 products of length x length x head_dim for each head, backward 5 with
+                        the scores that it computes again (arXiv 2307.08691, 4.1), and the causal
+                        mask leaves half of each
+    kernel              that was measured; "": the one that most programs call on this device
+    """
+
+    head_dim: int
+    lengths: tuple[float, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    kernel: str = ""
+
+    def __post_init__(self):
+        for name in ("forward", "backward"):
+            _check_curve(f"attention of head_dim {self.head_dim}", self, "lengths", name)
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceModel:
     """The device of one rank: a GPU, or a core of a CPU node.
@@ -32,6 +56,12 @@ class DeviceModel:
     peak                  {dtype: floating point operations per second}
     edges, fractions      the fraction of the peak that matrix products of m x n x k reach, by
                           (m n k)^(1/3)
+    attention             measured speeds of fused attention, for some sizes of heads; without any
+                          it counts as matrix products that do not meet memory
+    contention            the part of its computing that a collective beside it takes: processors,
+                          caches, power
+    spread                of the seconds that equal work takes on equal devices: the standard
+                          deviation over the mean
     """
 
     name: str
@@ -42,14 +72,12 @@ class DeviceModel:
     fractions: tuple[float, ...]
     memory_fraction: float = 1.0
     call_seconds: float = 0.0
+    attention: tuple[AttentionModel, ...] = ()
+    contention: float = 0.0
+    spread: float = 0.0
 
     def __post_init__(self):
-        ascending = sorted(set(self.edges))
-        if not ascending or list(self.edges) != ascending or len(self.fractions) != len(ascending):
-            raise ConfigurationError(
-                f"device {self.name}: edges {list(self.edges)} and fractions "
-                f"{list(self.fractions)}; wanted as many of each, edges ascending"
-            )
+        _check_curve(f"device {self.name}", self, "edges", "fractions")
 
     def pass_seconds(self, num_bytes: float) -> float:
         """Return the seconds of a kernel that is bound by memory."""
@@ -64,16 +92,33 @@ class DeviceModel:
         *,
         batch: float = 1,
         item_bytes: int = 2,
-        share: float = 1.0,
     ) -> float:
-        """Return the seconds of `batch` products [m, k] x [k, n], bound by arithmetic or memory.
-
-        share   of the product that is computed: half of it under a causal mask
-        """
-        flops = 2.0 * batch * m * n * k * share
+        """Return the seconds of `batch` products [m, k] x [k, n], bound by arithmetic or memory."""
+        flops = 2.0 * batch * m * n * k
         speed = self.peak_of(dtype) * self.fraction((batch * m * n * k) ** (1 / 3))
         moved = batch * (m * k + k * n + m * n) * item_bytes
         return max(flops / speed, self.pass_seconds(moved))
+
+    def attention_seconds(
+        self, heads: float, length: int, head_dim: int, dtype: str, kernel: str = ""
+    ) -> tuple[float, float]:
+        """Return the seconds of fused causal attention on `heads` heads: forward, backward.
+
+        The size of heads that is nearest among those measured counts; a kernel that the file does
+        not have is taken for the usual one.
+        """
+        flops = 2.0 * heads * length * length * head_dim / 2  # of one product
+        rows = [row for row in self.attention if row.kernel == kernel] or self.attention
+        if not rows:
+            edge = (heads * length * length * head_dim) ** (1 / 3)
+            one = flops / (self.peak_of(dtype) * self.fraction(edge))
+            return 2 * one, 5 * one
+        row = min(rows, key=lambda row: (abs(log(row.head_dim / head_dim)), row.head_dim))
+        one = flops / self.peak_of(dtype)
+        return (
+            2 * one / _along(row.lengths, row.forward, length),
+            5 * one / _along(row.lengths, row.backward, length),
+        )
 
     def peak_of(self, dtype: str) -> float:
         """Return the peak of a dtype. Errors: ConfigurationError if the file does not have it."""
@@ -89,12 +134,28 @@ class DeviceModel:
         The curve is linear in the logarithm of the edge between two points, and flat beyond its
         ends.
         """
-        at = bisect(self.edges, edge)
-        if at in (0, len(self.edges)):
-            return self.fractions[min(at, len(self.edges) - 1)]
-        low, high = self.edges[at - 1], self.edges[at]
-        along = log(edge / low) / log(high / low)
-        return self.fractions[at - 1] + along * (self.fractions[at] - self.fractions[at - 1])
+        return _along(self.edges, self.fractions, edge)
+
+
+def _along(points: tuple[float, ...], values: tuple[float, ...], point: float) -> float:
+    """Return the value at a point of a curve through these: linear in the logarithm of the point
+    between two of them, and flat beyond the ends.
+    """
+    at = bisect(points, point)
+    if at in (0, len(points)):
+        return values[min(at, len(points) - 1)]
+    low, high = points[at - 1], points[at]
+    along = log(point / low) / log(high / low)
+    return values[at - 1] + along * (values[at] - values[at - 1])
+
+
+def _check_curve(where: str, model, points: str, values: str) -> None:
+    """Raise ConfigurationError unless a curve has as many values as points, points ascending."""
+    at, of = list(getattr(model, points)), list(getattr(model, values))
+    if not at or at != sorted(set(at)) or len(of) != len(at):
+        raise ConfigurationError(
+            f"{where}: {points} {at} and {values} {of}; wanted as many of each, {points} ascending"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +174,35 @@ class LinkModel:
     @property
     def speed(self) -> float:
         return self.bytes_per_second * self.fraction
+
+
+@dataclass(frozen=True)
+class SwitchLevel:
+    """A level of switches above the nodes: a rail or leaf, an island, a core.
+
+    nodes             below one switch, or group of switches, of this level
+    oversubscription  bytes per second that its nodes can send, over those that leave it upwards
+    latency_seconds   that a hop through the level above takes longer
+    """
+
+    nodes: int
+    oversubscription: float = 1.0
+    latency_seconds: float = 0.0
+
+    def __post_init__(self):
+        if self.nodes < 1 or self.oversubscription < 1:
+            raise ConfigurationError(
+                f"levels: nodes = {self.nodes!r}, oversubscription = {self.oversubscription!r}; "
+                "wanted at least 1 of each"
+            )
+
+    def crossing(self, nodes: float, step: float) -> float:
+        """Return the part of a ring's hops between nodes that leave this level.
+
+        nodes   that the ring spans
+        step    nodes from one of its ranks to the next
+        """
+        return min(1.0, step / self.nodes) if nodes > self.nodes else 0.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +228,7 @@ class Cluster:
     between        from a node to the others; the devices share it evenly
     storage_bytes_per_second   of all nodes together, to the file system of checkpoints
     measured       collectives, where there are measurements; they are used instead of the links
+    levels         of switches between nodes, from below; without any the network is one switch
     """
 
     name: str
@@ -148,6 +239,7 @@ class Cluster:
     storage_bytes_per_second: float = 0.0
     cores: int = 0
     measured: tuple[Measured, ...] = ()
+    levels: tuple[SwitchLevel, ...] = ()
 
     @property
     def sharing(self) -> int:
@@ -187,17 +279,27 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
     """Return the description in these tables."""
     rest = dict(tables)
     products = _table(rest.get("device", {}), "products", path)
-    device = _table(rest, "device", path) | {key: tuple(value) for key, value in products.items()}
+    device = _table(rest, "device", path) | _tuples(products)
     del device["products"]
+    device["attention"] = _rows(AttentionModel, device, "attention", f"{path}: device")
     parts = {
         "device": _made(DeviceModel, device, f"{path}: [device]"),
         "inside": _made(LinkModel, _table(rest, "inside", path), f"{path}: [inside]"),
         "between": _made(LinkModel, _table(rest, "between", path), f"{path}: [between]"),
-        "measured": tuple(
-            _made(Measured, row, f"{path}: [[measured]]") for row in rest.get("measured", [])
-        ),
+        "measured": _rows(Measured, rest, "measured", path),
+        "levels": _rows(SwitchLevel, rest, "levels", path),
     }
     return _made(Cluster, {**rest, **parts}, str(path))
+
+
+def _rows(kind, tables: dict, name: str, path) -> tuple:
+    """Return the rows of [[name]], none if there is no such table."""
+    return tuple(_made(kind, _tuples(row), f"{path}: [[{name}]]") for row in tables.get(name, []))
+
+
+def _tuples(table: dict) -> dict:
+    """Return the table with tuples for its lists, which can be hashed."""
+    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
 
 
 def _table(tables: dict, name: str, path) -> dict:

@@ -62,7 +62,8 @@ class Setting:
 
     def elements(self, count: float) -> float:
         """Return the seconds to move this many activations."""
-        return self.cluster.device.pass_seconds(count * self.software.activation_bytes)
+        num_bytes = count * self.software.activation_bytes * self.software.pass_factor
+        return self.cluster.device.pass_seconds(num_bytes)
 
     def num_bytes(self, count: float) -> float:
         """Return the seconds to move this many bytes."""
@@ -113,7 +114,9 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.calls(software.calls_per_layer)
         + _regions(at, 2)
     )
-    again = {"none": 0.0, "selective": core, "full": forward}[at.recomputation]
+    share = software.recomputed_share
+    selective = share * (forward - core - _regions(at, 2)) if share else core
+    again = {"none": 0.0, "selective": selective, "full": forward}[at.recomputation]
     backward = (
         products[1]
         + core_backward
@@ -164,8 +167,11 @@ def _attention(at: Setting) -> tuple[float, float]:
     dim = at.shape.head_dim
     heads = shape.heads / at.tensor * at.micro_batch
     if not at.software.keeps_scores:  # a fused kernel, which skips what the causal mask hides
-        one = at.product(length, length, dim, batch=heads, share=0.5)
-        return 2 * one, 5 * one  # backward recomputes the scores: 5 products (arXiv 2205.14135)
+        forward, backward = at.cluster.device.attention_seconds(
+            heads, length, dim, at.software.dtype, at.software.attention_kernel
+        )
+        moved = at.elements(2 * at.tokens * (shape.width + shape.kv_width) / at.tensor)
+        return max(forward, moved), max(backward, 2 * moved)
     scores = heads * length * length
     has_dropout = at.software.masks_dropout
     products = at.product(length, length, dim, batch=heads)

@@ -30,7 +30,12 @@ class Software:
     accumulation_bytes    moved per parameter and micro-batch to add its gradient to the sum
     keeps_scores          attention writes the scores to memory; False: a fused kernel computes
                           them again
+    attention_kernel      of a fused attention, by its name in the hardware file; "": the usual one
     masks_dropout         dropout keeps a mask of one byte; False: it makes the mask again
+    pass_factor           bytes that norms, nonlinearities and sums move, over those of kernels that
+                          are fused as far as they can be
+    recomputed_share      of a layer's forward, without attention, that selective recomputation does
+                          again; 0: it does the attention again
     recomputations, policies, schedules
                           that it supports
     cuts_evenly           stages have equally many layers; False: they are balanced by compute
@@ -46,6 +51,8 @@ class Software:
                           gather
     merges_below          blocks are merged to units of at least this many elements
     arena_share           memory that activations hold over memory in use: free blocks lie between
+    link_share            of what collectives of long arrays reach, that its own over data ranks do
+    backward_gathers      how often a backward gathers the parameters of a layer
     calls_per_layer       of kernels from Python in a forward; half as many per gradient in backward
     """
 
@@ -59,7 +66,10 @@ class Software:
     update_bytes: int = 54
     accumulation_bytes: int = 0
     keeps_scores: bool = True
+    attention_kernel: str = ""
     masks_dropout: bool = True
+    pass_factor: float = 1.0
+    recomputed_share: float = 0.0
     recomputations: tuple[str, ...] = ("none", "selective", "full")
     policies: tuple[str, ...] = tuple(POLICIES)
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
@@ -75,6 +85,8 @@ class Software:
     rounds_when_gathered: bool = False
     merges_below: int = 1
     arena_share: float = 1.0
+    link_share: float = 1.0
+    backward_gathers: int = 1
     calls_per_layer: int = 24
 
     def gathers(self, data: int, tensor: int, sharing: int) -> bool:

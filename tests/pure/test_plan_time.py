@@ -3,6 +3,7 @@ parts that add up.
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -24,7 +25,7 @@ from shardkit.plan.collectives import (
     RankGroup,
     collective_seconds,
 )
-from shardkit.plan.hardware import cluster_from
+from shardkit.plan.hardware import SwitchLevel, cluster_from
 from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
 
 SCHEDULES = [
@@ -138,6 +139,26 @@ def test_small_messages_cost_hops_and_a_tree_saves_some():
     )
 
 
+def test_levels_of_switches_slow_what_leaves_them():
+    plain = read_cluster("a100-80gb-hdr")
+    island = SwitchLevel(nodes=4, oversubscription=8.0, latency_seconds=1e-6)
+    levels = replace(plain, levels=(island,))
+
+    def both(size, stride, num_bytes=8e9):
+        group = RankGroup(size, stride)
+        return [
+            collective_seconds(cluster, ALL_GATHER, num_bytes, group) for cluster in (plain, levels)
+        ]
+
+    assert both(32, 1)[0] == both(32, 1)[1]  # inside of the island
+    quick, slow = both(8, 32)  # every hop leaves it: an eighth of the bandwidth
+    assert slow == pytest.approx(8 * quick, rel=0.01)
+    quick, slow = both(64, 1)  # a ring leaves it on one of four nodes: twice the traffic
+    assert slow == pytest.approx(2 * quick, rel=0.01)
+    quick, slow = both(64, 8, num_bytes=8)
+    assert slow - quick == pytest.approx(63 * 1e-6 / 4, rel=1e-3)
+
+
 def test_nobody_to_talk_to_takes_no_time():
     cluster = read_cluster("cpu-node")
     assert all(
@@ -189,6 +210,19 @@ def test_a_fraction_lies_between_its_neighbors_and_stays_level_beyond_the_ends()
     assert device.fraction(100) == pytest.approx(0.75)
 
 
+def test_fused_attention_has_a_speed_of_its_own():
+    device = read_cluster("a100-80gb-hdr").device
+    forward, backward = device.attention_seconds(16, 4096, 128, "bfloat16")
+    operations = 4 * 16 * 4096**2 * 128 / 2
+    together = 3.5 * operations / (forward + backward)
+    assert together == pytest.approx(173e12, rel=0.01)  # arXiv 2307.08691, figure 4
+    assert 0.15 < forward / backward < 0.4
+    slower = device.attention_seconds(16, 4096, 128, "bfloat16", "triton")
+    assert sum(slower) > 1.8 * (forward + backward)
+    plain = cluster_from(MINIMAL).device  # without measurements: products that meet no memory
+    assert sum(plain.attention_seconds(4, 64, 32, "float32")) < 7 * 4 * 64**2 * 32 / (0.5 * 1e10)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -200,6 +234,18 @@ def test_a_fraction_lies_between_its_neighbors_and_stays_level_beyond_the_ends()
         ),
         ({"inside": 3}, r"no table \[inside\]"),
         ({"between": {}}, "bytes_per_second missing"),
+        ({"levels": [{"nodes": 0}]}, "wanted at least 1"),
+        (
+            {
+                "device": {
+                    **MINIMAL["device"],
+                    "attention": [
+                        {"head_dim": 64, "lengths": [1, 2], "forward": [0.1], "backward": [0.1]}
+                    ],
+                }
+            },
+            "forward .*as many of each",
+        ),
         (
             {
                 "device": {

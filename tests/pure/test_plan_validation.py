@@ -29,15 +29,17 @@ def test_the_recomputation_paper_is_met_to_four_percent():
     assert len(points) == 8 and mean_error(points) <= 0.04 and largest_error(points) < 0.08
 
 
-def test_weak_scaling_is_met_to_ten_percent_with_the_same_hardware():
+def test_weak_scaling_is_met_to_eight_percent_with_the_same_hardware():
     points = narayanan()
-    assert len(points) == 10 and mean_error(points) < 0.10 and largest_error(points) < 0.18
+    assert len(points) == 10 and mean_error(points) < 0.08 and largest_error(points) < 0.10
 
 
 def test_zero3_alone_has_the_knee_that_was_published():
     zero3, ptd = zero3_against_ptd()[:3], zero3_against_ptd()[3:]
     speeds = [point.predicted for point in zero3]
-    assert speeds == sorted(speeds, reverse=True) and 2.5 < speeds[0] / speeds[2] < 4
+    assert (
+        speeds == sorted(speeds, reverse=True) and abs(speeds[0] / speeds[2] / (144 / 44) - 1) < 0.2
+    )
     assert 0 <= 1 - ptd[2].predicted / ptd[0].predicted < 0.10
     assert ptd[2].predicted > 2 * speeds[2]
 
@@ -48,6 +50,29 @@ def test_halves_are_of_a_size_and_have_every_row_once():
         assert 0 <= len(chosen) - len(judged) <= 1
         assert {point.name for point in chosen + judged} == {point.name for point in points}
         assert len({point.name for point in points}) == len(points)
+
+
+@pytest.mark.parametrize(
+    "heading, mean, largest",
+    [
+        ("MPT on A100", 0.06, 0.35),  # two rows above 25%: see the page
+        ("MPT on H100", 0.05, 0.25),
+        ("175B on A100", 0.10, 0.12),
+        ("Llama 3.1 8B on H100", 0.05, 0.08),
+    ],
+)
+def test_fsdp_is_met_on_the_half_that_chose_nothing(heading, mean, largest):
+    judged = halves(fsdp_families()[heading])[1]
+    assert mean_error(judged) < mean and largest_error(judged) < largest
+
+
+def test_fsdp_loses_with_size_what_was_published():
+    """From 128 to 512 GPUs, 5 to 10% of the tokens of each GPU."""
+    rows = {point.name: point for point in fsdp_families()["MPT on H100"]}
+    for model, work in (("70b", "8 x 1"), ("7b", "6 x 1"), ("3b", "8 x 1"), ("1b", "12 x 1")):
+        few, many = (rows[f"H100 {model}, 2048 tokens x {work}, {n} GPUs"] for n in (128, 512))
+        published = 1 - many.published / few.published
+        assert abs(1 - many.predicted / few.predicted - published) < 0.05
 
 
 def test_every_run_fits_into_the_memory_that_it_had():
