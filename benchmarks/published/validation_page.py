@@ -1,12 +1,11 @@
-"""Write shardkit/plan/VALIDATION.md: every published point that the planner was compared with, in
-tables.
+"""Write shardkit/plan/VALIDATION.md, every published point that the planner was compared with, in
+tables, and shardkit/plan/residuals.toml, the band that follows from them.
 
 python benchmarks/published/validation_page.py
 """
 
 from pathlib import Path
 
-from fsdp_runs import fsdp_paper, mpt, titan
 from published_runs import (
     CLUSTER,
     Point,
@@ -20,6 +19,9 @@ from published_runs import (
     zero3_large,
     zero_paper,
 )
+from residuals import fsdp_families, residuals_text
+
+from shardkit.plan.band import RESIDUALS, bands
 
 PAGE = Path(__file__).resolve().parents[2] / "shardkit" / "plan" / "VALIDATION.md"
 _HEAD = f"""# The planner against published runs
@@ -67,6 +69,14 @@ _LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known
 the 174.6B rows above judge it.
 
 """
+_BAND = """## The band
+
+`shardkit plan` prints a band around each time: between which factors of the predicted seconds nine
+of ten runs of a family were, by the rows that judge. A layout with more devices or parameters than
+the largest run of its family gets the widest. Those of ranks on processors are the layouts of
+`benchmarks/planner.py`.
+
+"""
 _FSDP = """## FSDP on A100 and H100
 
 Three families that nobody fitted anything to when they were put in. Each is split in halves by a
@@ -80,16 +90,6 @@ judging row.
   recomputed forward.
 - 8B: `benchmarks/llama3_h100_202412_torchtitan.md` of pytorch/torchtitan, Llama 3.1 8B in bfloat16
   on H100s of 96 GB, 2.4 TB/s and 500 W: tokens/s per GPU."""
-
-
-def fsdp_families() -> dict[str, list[Point]]:
-    """Return {heading: rows} of the families that are split in halves."""
-    return {
-        "MPT on A100": mpt("A100"),
-        "MPT on H100": mpt("H100"),
-        "175B on A100": fsdp_paper(),
-        "Llama 3.1 8B on H100": titan(),
-    }
 
 
 def _family(heading: str, points: list[Point]) -> list[str]:
@@ -123,8 +123,27 @@ def validation_page() -> str:
         _summary(zero3_large()),
         _FSDP,
         *(part for family in fsdp_families().items() for part in _family(*family)),
+        _BAND + _bands(),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _bands() -> str:
+    cells = [("family", "rows", "low", "high")]
+    cells += [
+        (band.family, str(band.rows), f"{band.low:.2f}", f"{band.high:.2f}")
+        for band in bands().values()
+    ]
+    return _aligned(cells)
+
+
+def _far(points: list[Point]) -> str:
+    """Return a sentence about each row that is more than a quarter off."""
+    return "\n".join(
+        f"{point.name}: {point.error:+.1%}; its memory is predicted as {point.gigabytes:.1f} GB."
+        for point in points
+        if abs(point.error) > 0.25
+    )
 
 
 def _points(points: list[Point]) -> str:
@@ -140,6 +159,11 @@ def _table(what: str, unit: str, rows: list[tuple[str, float, float]]) -> str:
             for name, published, predicted in rows
         ),
     ]
+    return _aligned(cells)
+
+
+def _aligned(cells: list[tuple[str, ...]]) -> str:
+    """Return a table of cells, the first row its head, the first column to the left."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
     lines = []
@@ -155,7 +179,8 @@ def _figure(number: float) -> str:
 
 
 def _summary(points: list[Point]) -> str:
-    return f"Mean error {mean_error(points):.1%}, largest {largest_error(points):.1%}."
+    summary = f"Mean error {mean_error(points):.1%}, largest {largest_error(points):.1%}."
+    return "\n".join([summary, _far(points)]).rstrip()
 
 
 def _knee(points: list[Point]) -> str:
@@ -174,5 +199,6 @@ def _knee(points: list[Point]) -> str:
 
 
 if __name__ == "__main__":
+    RESIDUALS.write_text(residuals_text(), encoding="utf-8")
     PAGE.write_text(validation_page(), encoding="utf-8")
     print(PAGE)

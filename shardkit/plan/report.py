@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..schedule.grid import draw_svg
+from .band import band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
@@ -35,6 +36,11 @@ class PlannedTraining:
 
     def days(self, candidate: Candidate) -> float:
         return self.steps * candidate.cost.seconds / 86400
+
+    def between(self, candidate: Candidate) -> tuple[float, float]:
+        """Return between which seconds a step is expected to take, by its family's residuals."""
+        band = band_of(candidate.layout, self.found.shape, self.found.cluster)
+        return band.around(candidate.cost.seconds)
 
     def device_hours(self, candidate: Candidate) -> float:
         return self.days(candidate) * 24 * candidate.layout.devices
@@ -68,7 +74,7 @@ def print_search(training: PlannedTraining, count: int) -> None:
         return
     console.print(_table(training, count))
     console.print(_totals(training), markup=False)
-    for line in (*_quicker(found), *training.left_out):
+    for line in (*_within(training), *_quicker(found), *training.left_out):
         console.print(f"- {line}", markup=False)
 
 
@@ -93,13 +99,14 @@ def _table(training: PlannedTraining, count: int) -> Table:
         "micro-batches",
         "recomputed",
         "s per step",
+        "between",
         "GB",
         "TFLOP/s",
         "days",
         "why not the best",
         box=None,
     )
-    for column in (0, 6, 7, 8, 9):
+    for column in (0, 6, 7, 8, 9, 10):
         table.columns[column].justify = "right"
     for number, candidate in enumerate(training.found.rows(count), 1):
         layout = candidate.layout
@@ -112,6 +119,7 @@ def _table(training: PlannedTraining, count: int) -> Table:
             f"{layout.micro_batches} of {layout.micro_batch}",
             layout.recomputation,
             _short(candidate.cost.seconds),
+            " - ".join(map(_short, training.between(candidate))),
             _short(candidate.memory.total / _GB),
             _short(training.flops(candidate) / 1e12),
             _short(training.days(candidate)),
@@ -131,6 +139,21 @@ def _totals(training: PlannedTraining) -> str:
         f"{_short(training.days(best))} days, {training.device_hours(best):,.0f} device-hours; "
         f"{saved}"
     )
+
+
+def _within(training: PlannedTraining) -> list[str]:
+    """Return a line about the band, which says if the second row may as well be the quickest."""
+    found = training.found
+    best, *others = found.rows(2)
+    band = band_of(best.layout, found.shape, found.cluster)
+    low, high = training.between(best)
+    lines = [
+        f"nine of ten runs took {band.low:.2f} to {band.high:.2f} times what was predicted, of "
+        f"{band.rows} {band.family}: {_short(low)} to {_short(high)} s"
+    ]
+    if others and others[0].cost.seconds <= best.cost.seconds * band.high / band.low:
+        lines.append("rows 1 and 2 are within this band: measure both")
+    return lines
 
 
 def _quicker(found: Search) -> list[str]:
@@ -235,6 +258,7 @@ def _row(training: PlannedTraining, candidate: Candidate) -> dict:
     return {
         "layout": layout,
         "seconds": candidate.cost.seconds,
+        "seconds_between": training.between(candidate),
         "seconds_by_part": candidate.cost.parts,
         "checkpoint_seconds": candidate.cost.checkpoint_seconds,
         "bytes": candidate.memory.total,
