@@ -86,8 +86,8 @@ def hardware(name: str) -> Cluster:
 
 @dataclass(frozen=True)
 class Point:
-    """A published run: `published` is in the table's unit, seconds of a step, TFLOP/s per GPU, or
-    tokens/s per GPU.
+    """A published run: `published` is in the table's unit, seconds of a step, tokens/s per GPU, or
+    TFLOP/s per GPU, with the recomputed forward or of the model alone.
     """
 
     name: str
@@ -113,7 +113,8 @@ class Point:
         if self.unit == "tokens/s":
             tokens = self.layout.batch * self.shape.sequence_length
             return tokens / self.cost.seconds / self.layout.devices
-        return megatron_flops(self.shape, self.layout) / self.cost.seconds / 1e12
+        again = self.unit != "model TFLOP/s"
+        return megatron_flops(self.shape, self.layout, again) / self.cost.seconds / 1e12
 
     @property
     def error(self) -> float:
@@ -125,15 +126,17 @@ class Point:
         return memory_of(self.layout, self.shape, self.software).total / 1e9
 
 
-def megatron_flops(shape: ModelShape, layout: RunLayout) -> float:
-    """Return the operations per GPU of a step by eq. 3 of arXiv 2104.04473, which counts the
-    recomputed forward too.
+def megatron_flops(shape: ModelShape, layout: RunLayout, again: bool = True) -> float:
+    """Return the operations per GPU of a step by eq. 3 of arXiv 2104.04473.
+
+    again   counts the recomputed forward of the layers too
     """
     length = shape.sequence_length
     width = shape.width
     layers = shape.layers
-    head = shape.vocabulary / (16 * layers * width)
-    per_token = 96 * layers * width**2 * (1 + length / (6 * width) + head)
+    passes = 4 if again else 3
+    head = 6 * shape.vocabulary * width
+    per_token = 24 * passes * layers * width**2 * (1 + length / (6 * width)) + head
     return per_token * layout.batch * length / layout.devices
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from fsdp_runs import fsdp_paper, mpt, titan
+from megatron_runs import megatron
 from published_runs import CLUSTER, Point, halves, hardware, narayanan, zero3_against_ptd
 
 from shardkit.plan.band import BEYOND, CUT, OWN, SHARDED
@@ -26,7 +27,7 @@ def residuals() -> dict[str, dict]:
     """Return {family: its table}."""
     zero3, ptd = zero3_against_ptd()[:3], zero3_against_ptd()[3:]
     sharded = [row for points in fsdp_families().values() for row in halves(points)[1]]
-    cut = [*narayanan(), *ptd]
+    cut = [*narayanan(), *ptd, *megatron()]
     all_rows = [_ratio(row) for row in (*sharded, *cut, *zero3)]
     own = _own_ratios()
     widest = {"rows": len(all_rows), "low": min(all_rows), "high": max(all_rows)}

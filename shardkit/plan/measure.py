@@ -5,6 +5,7 @@ write it into a TOML file to plan with.
 
     STREAM-like    the sum of two long arrays into a third, and the part of it that kernels reach
     products       square matrix products of growing size, through the function that a step calls
+    attention      fused, of some sizes of heads and lengths (measure_attention.py)
     calls          a transformer block on tiny inputs
     collectives    empty and long ones, those that a step calls, on 2, 3, 4, 8, ... ranks
     storage        a file that is forced to disk
@@ -35,6 +36,7 @@ from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
 from .hardware import Cluster, cluster_from
+from .measure_attention import attention_rows, attention_speeds
 from .software import SHARDKIT
 
 EDGES = (32, 64, 128, 256, 512, 1024)
@@ -67,6 +69,7 @@ def measure_hardware(
         }
         stream, fused = _everyones(backend, _memory_speeds)
         calls = _everyones(backend, _call_seconds)[0]
+        attention = _everyones(backend, lambda: attention_speeds(_usual_seconds))
     peak = {dtype: float(max(of_edges)) / 0.99 for dtype, of_edges in speeds.items()}
     measured = _collectives(backend, hosts)
     link = _link(measured, stream)
@@ -89,6 +92,7 @@ def measure_hardware(
                 "edges": list(EDGES),
                 "fractions": [float(speed) / peak["float32"] for speed in speeds["float32"]],
             },
+            "attention": attention_rows(attention, peak["float32"]),
         },
         "inside": link,
         "between": {**link, "bytes_per_second": link["bytes_per_second"] * here},
@@ -104,9 +108,12 @@ def to_toml(tables: dict) -> str:
     for name in ("device", "inside", "between"):
         table = dict(tables[name])
         inner = table.pop("products", None)
+        rows = table.pop("attention", [])
         lines += ["", f"[{name}]", *_lines(table)]
         if inner:
             lines += ["", f"[{name}.products]", *_lines(inner)]
+        for row in rows:
+            lines += ["", f"[[{name}.attention]]", *_lines(row)]
     for row in tables["measured"]:
         lines += ["", "[[measured]]", *_lines(row)]
     return "\n".join(lines) + "\n"
@@ -147,6 +154,8 @@ def describe(tables: dict) -> str:
         f"memory         {device['bytes_per_second'] / 1e9:.2f} GB/s per rank, of which kernels "
         f"reach {device['memory_fraction']:.0%}",
         f"products       {device['peak']['float32'] / 1e9:.1f} GFLOP/s in float32; {fractions}",
+        f"attention      {max(row['forward'][-1] for row in device['attention']):.0%} of that "
+        f"forward, {max(row['backward'][-1] for row in device['attention']):.0%} backward",
         f"calls          {device['call_seconds'] * 1e6:.1f} us each",
         f"storage        {tables['storage_bytes_per_second'] / 1e9:.2f} GB/s",
     ]

@@ -16,6 +16,7 @@ from functools import lru_cache, singledispatch
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, RankGroup, collective_seconds
 from .hardware import Cluster
 from .model import ModelShape
+from .overlap import exposed_seconds
 from .shape import Shape
 from .software import Software
 
@@ -106,16 +107,18 @@ def _layer(at: Setting) -> BlockSeconds:
     masks = 2 * at.outside * shape.width * software.masks_dropout  # bytes
     nonlinear = (3 if shape.is_gated else 2) * tokens * hidden
     rotary = 2 * tokens * (shape.width + shape.kv_width) / tensor * shape.is_gated
+    ahead = _in_the_open(at, _regions(at, 2), products[0])
+    back = _in_the_open(at, _regions(at, 2) + _gathered_again(at, 2), products[1] + products[2])
     forward = (
         products[0]
         + core
         + at.elements(norms + adds + nonlinear + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer)
-        + _regions(at, 2)
+        + ahead
     )
     share = software.recomputed_share
-    selective = share * (forward - core - _regions(at, 2)) if share else core
+    selective = share * (forward - core - ahead) if share else core
     again = {"none": 0.0, "selective": selective, "full": forward}[at.recomputation]
     backward = (
         products[1]
@@ -123,16 +126,14 @@ def _layer(at: Setting) -> BlockSeconds:
         + at.elements(1.5 * norms + adds + (5 if shape.is_gated else 3) * tokens * hidden + rotary)
         + at.num_bytes(masks)
         + at.calls(software.calls_per_layer / 2)
-        + _regions(at, 2)
-        + _gathered_again(at, 2)
+        + back
         + again
     )
     weight = (
         products[2] + accumulation_seconds(at, "layer") + at.calls(software.calls_per_layer / 2)
     )
-    passes = 6 if at.recomputation == "full" else 4
-    communication = _regions(at, passes) + _gathered_again(at, 2)
-    return BlockSeconds(forward, backward, weight, communication)
+    passes = 2 if at.recomputation == "full" else 1
+    return BlockSeconds(forward, backward, weight, passes * ahead + back)
 
 
 def _layer_products(at: Setting) -> tuple[float, float, float]:
@@ -204,11 +205,23 @@ def _regions(at: Setting, count: int) -> float:
     )
 
 
+def _in_the_open(at: Setting, travel: float, products: float) -> float:
+    """Return the seconds that collectives of regions add to a layer's products.
+
+    A program that overlaps them under sequence parallelism cuts both into as many pieces as there
+    are tensor ranks, and the first piece has nothing to run beside (Wang et al., Overlap
+    Communication with Dependent Computation via Decomposition, ASPLOS 2023).
+    """
+    if not (at.software.overlaps_tensor and at.is_sequence_parallel and travel):
+        return travel
+    first = travel / at.tensor
+    return exposed_seconds(products, travel, at.cluster.device.contention, first)
+
+
 def _gathered_again(at: Setting, count: int) -> float:
     """Return the seconds of backward to gather the inputs of this many regions again, where only a
     slice was kept.
 
-    They count in full: a collective beside a product takes processors and memory from it.
     """
     if not at.is_sequence_parallel or at.software.splits_backward:
         return 0.0

@@ -3,6 +3,7 @@
     shardkit        this package: float32, flash attention, no overlap of collectives
     shardkit-bf16   with compute_dtype = "bfloat16"; shardkit-fp16 with "float16"
     mixed           a program for GPUs in bf16 with float32 master weights, with today's overlaps
+    mixed-tensor    the same, which overlaps collectives of tensor ranks too
 
 The values of shardkit are for AdamW with clipping; settings.py has them for other settings. More
 programs, which published times are for, are in benchmarks/published.
@@ -44,6 +45,8 @@ class Software:
     overlaps_gathers      parameters of the next unit are gathered while this one computes
     overlaps_reductions   gradients are reduced while backward runs
     overlaps_transfers    messages between stages travel while the ranks compute
+    overlaps_tensor       under sequence parallelism, collectives of tensor ranks travel in pieces
+                          while the products beside them compute
     scatters_transfers    each tensor rank sends its part of an activation to the next stage
     messages_per_layer    collectives for the parameters of a layer under a sharding policy
     shares_parameters     data ranks that see each other's memory have one set of whole parameters
@@ -79,6 +82,7 @@ class Software:
     overlaps_gathers: bool = True
     overlaps_reductions: bool = True
     overlaps_transfers: bool = True
+    overlaps_tensor: bool = False
     scatters_transfers: bool = False
     messages_per_layer: int = 1
     shares_parameters: bool = False
@@ -145,7 +149,11 @@ SHARDKIT_BF16 = replace(
 )
 SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
 MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
-SOFTWARE = {program.name: program for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED)}
+MIXED_TENSOR = replace(MIXED, name="mixed-tensor", overlaps_tensor=True)
+SOFTWARE = {
+    program.name: program
+    for program in (SHARDKIT, SHARDKIT_BF16, SHARDKIT_FP16, MIXED, MIXED_TENSOR)
+}
 
 # {parallel.compute_dtype of a run: shardkit}
 OWN = {None: SHARDKIT, "float32": SHARDKIT, "bfloat16": SHARDKIT_BF16, "float16": SHARDKIT_FP16}

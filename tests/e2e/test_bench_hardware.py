@@ -35,6 +35,12 @@ def test_what_is_measured_can_be_planned_with(tmp_path, ranks, capsys):
     assert cluster.devices == ranks and f"{ranks} ranks on a node" in cluster.name
     assert 0.9 < max(cluster.device.fractions) <= 1
     assert cluster.device.peak_of("float32") > cluster.device.peak_of("float64") > 1e8
+    assert {row.head_dim for row in cluster.device.attention} == {32, 64, 128}
+    assert all(
+        0 < fraction <= 1
+        for row in cluster.device.attention
+        for fraction in row.forward + row.backward
+    )
     assert cluster.device.bytes_per_second > 1e8 and 0 < cluster.device.memory_fraction <= 1
     assert 1e-7 < cluster.device.call_seconds < 1e-2 and cluster.storage_bytes_per_second > 0
     operations = {(row.operation, row.ranks) for row in cluster.measured}

@@ -19,7 +19,7 @@ SMALL = gpt(24, 2304, 24)
         (RunLayout(data=64), SMALL, A100, SHARDED),
         (RunLayout(data=1024), SMALL, A100, BEYOND),  # more devices than any such run
         (RunLayout(8, 8, 8), SMALL, A100, CUT),
-        (RunLayout(8, 8, 8), SMALL, read_cluster("h100-80gb-ndr"), BEYOND),  # no such run on it
+        (RunLayout(8, 8, 8), SMALL, read_cluster("h200-141gb-ndr"), BEYOND),  # no such run on it
         (RunLayout(8, 8, 8), gpt(128, 40960, 160), A100, BEYOND),
         (RunLayout(data=4), ModelShape(2, 64, 4, 64, 32), read_cluster("cpu-node"), OWN),
         (RunLayout(data=128), SMALL, read_cluster("cpu-node"), BEYOND),

@@ -26,6 +26,8 @@ from shardkit.plan.collectives import (
     collective_seconds,
 )
 from shardkit.plan.hardware import SwitchLevel, cluster_from
+from shardkit.plan.overlap import slowest_of
+from shardkit.plan.software import software_named
 from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
 
 SCHEDULES = [
@@ -325,3 +327,54 @@ def test_more_ranks_than_cores_take_the_time_of_the_cores():
         for ranks in (1, 4)
     )
     assert four.parts["compute"] + four.parts["bubble"] > one.seconds / 2 * 0.9
+
+
+def test_collectives_of_tensor_ranks_are_overlapped_by_choice():
+    cluster = read_cluster("a100-80gb-hdr")
+    shape = ModelShape(8, 8192, 64, 51200, 2048)
+    plain = RunLayout(1, 1, 8, "ddp", micro_batches=4)
+    sequence = replace(plain, is_sequence_parallel=True)
+    choice = software_named("mixed-tensor")
+    one, other = (step_cost(sequence, shape, program, cluster) for program in (MIXED, choice))
+    assert other.parts["tensor"] < 0.7 * one.parts["tensor"]
+    assert one.seconds - other.seconds == pytest.approx(
+        one.parts["tensor"] - other.parts["tensor"], rel=0.1
+    )
+    one, other = (step_cost(plain, shape, program, cluster) for program in (MIXED, choice))
+    assert one.seconds == other.seconds  # whole all-reduces have nothing to run beside
+
+
+def test_fsdp_shows_what_it_does_not_hide_and_a_bubble_stays_a_bubble():
+    cluster = read_cluster("a100-80gb-hdr")
+    shape = ModelShape(16, 4096, 32, 51200, 2048)
+
+    def cost(tokens, **changes):
+        layout = RunLayout(**{"data": 64, "policy": "fsdp", "micro_batch": tokens, **changes})
+        return step_cost(layout, shape, MIXED, cluster)
+
+    short, long = cost(1), cost(8)
+    assert short.parts["gathers"] > 0.1 * short.seconds  # more to gather than to compute
+    assert long.parts["gathers"] + long.parts["reduction"] < 0.25 * long.seconds
+    cut = cost(1, data=8, pipeline=8, micro_batches=16)
+    whole = cost(1, data=8, pipeline=8, micro_batches=16, policy="ddp")
+    assert cut.parts["bubble"] > whole.parts["bubble"] > 0
+    assert cut.parts["gathers"] > 0 == whole.parts["gathers"]
+
+
+def test_zero1_spreads_parameters_behind_the_first_forward():
+    cluster = read_cluster("a100-80gb-hdr")
+    shape = ModelShape(16, 4096, 32, 51200, 2048)
+    layout = RunLayout(data=64, policy="zero1", micro_batch=8)
+    behind = step_cost(layout, shape, MIXED, cluster).parts["reduction"]
+    waiting = replace(MIXED, name="waits", overlaps_gathers=False)
+    assert behind < 0.9 * step_cost(layout, shape, waiting, cluster).parts["reduction"]
+
+
+def test_a_step_waits_for_the_slowest_of_its_devices():
+    assert slowest_of(1) == 0 < slowest_of(8) < slowest_of(512) < 4
+    cluster = read_cluster("h100-80gb-ndr")
+    parts = {
+        devices: step_cost(RunLayout(data=devices, policy="ddp"), SHAPE, MIXED, cluster).parts
+        for devices in (1, 8, 64)
+    }
+    assert parts[1]["stragglers"] == 0 < parts[8]["stragglers"] < parts[64]["stragglers"]
