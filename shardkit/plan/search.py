@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import inf
 
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
@@ -30,6 +31,7 @@ from .shape import Shape
 from .software import Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
+_MOST_REPLAYED = 256  # in any case
 _MOST_VIRTUAL = 8
 _LARGEST_TENSOR = 64
 _GROWTH = (2, 4, 8, 16, 32, 64)  # times the devices, considered when nothing fits
@@ -165,16 +167,23 @@ def search(
 
 
 def _ranked(fitting: list, shape, software, cluster) -> tuple[Candidate, ...]:
-    """Rank by the closed form; then the first few, and the first of each of the first meshes, by a
-    replay.
+    """Rank by the closed form; then the first few, the first of each of the first meshes, and all
+    whose closed form is below the quickest replay, by a replay.
     """
     quick = sorted(_estimated(fitting, shape, software, cluster), key=_rank)
     firsts = {}
     for candidate in quick:
         firsts.setdefault(candidate.layout.mesh, candidate)
-    close = list(dict.fromkeys([*quick[:_REPLAYED], *list(firsts.values())[:_REPLAYED]]))
-    exact = [replace(c, cost=step_cost(c.layout, shape, software, cluster)) for c in close]
-    return tuple(sorted(exact, key=_rank)) + tuple(c for c in quick if c not in set(close))
+    close = dict.fromkeys([*quick[:_REPLAYED], *list(firsts.values())[:_REPLAYED]])
+    exact = []
+    best = inf
+    for candidate in [*close, *(c for c in quick[:_MOST_REPLAYED] if c not in close)]:
+        if candidate in close or candidate.cost.seconds < best:
+            close[candidate] = None
+            cost = step_cost(candidate.layout, shape, software, cluster)
+            exact.append(replace(candidate, cost=cost))
+            best = min(best, cost.seconds)
+    return tuple(sorted(exact, key=_rank)) + tuple(c for c in quick if c not in close)
 
 
 def _estimated(pairs: list, shape, software, cluster) -> Iterator[Candidate]:
