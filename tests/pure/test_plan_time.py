@@ -199,7 +199,9 @@ def test_a_measured_collective_counts_where_it_was_measured():
 
 
 def test_the_files_that_come_with_shardkit_can_be_read():
-    assert {"a100-80gb-hdr", "h100-80gb-ndr", "h200-141gb-ndr", "cpu-node"} <= set(known_clusters())
+    named = {"a100-80gb-hdr", "h100-80gb-ndr", "h100-80gb-roce", "h200-141gb-ndr", "cpu-node"}
+    assert named <= set(known_clusters())
+    assert read_cluster("h100-80gb-roce").levels == (SwitchLevel(384, 7),)
     for name in known_clusters():
         device = read_cluster(name).device
         assert max(device.fractions) < 1 and device.memory_fraction < 1
