@@ -32,6 +32,7 @@ from .software import Software
 
 _REPLAYED = 16  # layouts whose schedules are replayed
 _MOST_REPLAYED = 256  # in any case
+_NEAR = 1.1  # times the quickest replay: the closed form of a layout may be this much above its own
 _MOST_VIRTUAL = 8
 _LARGEST_TENSOR = 64
 _GROWTH = (2, 4, 8, 16, 32, 64)  # times the devices, considered when nothing fits
@@ -168,7 +169,7 @@ def search(
 
 def _ranked(fitting: list, shape, software, cluster) -> tuple[Candidate, ...]:
     """Rank by the closed form; then the first few, the first of each of the first meshes, and all
-    whose closed form is below the quickest replay, by a replay.
+    whose closed form is near the quickest replay, by a replay.
     """
     quick = sorted(_estimated(fitting, shape, software, cluster), key=_rank)
     firsts = {}
@@ -178,7 +179,7 @@ def _ranked(fitting: list, shape, software, cluster) -> tuple[Candidate, ...]:
     exact = []
     best = inf
     for candidate in [*close, *(c for c in quick[:_MOST_REPLAYED] if c not in close)]:
-        if candidate in close or candidate.cost.seconds < best:
+        if candidate in close or candidate.cost.seconds < _NEAR * best:
             close[candidate] = None
             cost = step_cost(candidate.layout, shape, software, cluster)
             exact.append(replace(candidate, cost=cost))
