@@ -86,3 +86,32 @@ def _layouts(shape: ModelShape, tensor: int, pipeline: int, each: int):
                 each // micro_batch,
                 is_sequence_parallel=tensor > 1,
             )
+
+
+def llama3() -> list[tuple[str, float, float]]:
+    """Return (run, published, predicted) of Llama 3 405B in model TFLOP/s per GPU (arXiv
+    2407.21783, table 4): 8 tensor ranks, 16 stages, 16 million tokens of sequences of 8192.
+
+    The model has 126 layers; 128 stand in, one on each of 8 virtual stages, since stages have
+    equally many layers here. Operations are counted as nn.GPT does, attention in full.
+    """
+    shape = ModelShape(
+        128, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
+    )
+    rows = []
+    for data, micro_batches, published in ((64, 32, 430.0), (128, 16, 400.0)):
+        layout = RunLayout(
+            16,
+            data,
+            8,
+            "zero1",
+            "interleaved",
+            8,
+            micro_batches=micro_batches,
+            is_sequence_parallel=True,
+        )
+        cost = step_cost(layout, shape, MIXED, hardware("h100-80gb-roce"))
+        flops = shape.num_flops_per_item * layout.batch * shape.sequence_length
+        speed = flops / cost.seconds / layout.devices / 1e12
+        rows.append((f"405B, {layout.devices} GPUs", published, speed))
+    return rows

@@ -6,7 +6,7 @@ python benchmarks/published/validation_page.py
 
 from pathlib import Path
 
-from megatron_runs import megatron
+from megatron_runs import llama3, megatron
 from published_runs import (
     CLUSTER,
     Point,
@@ -77,6 +77,12 @@ most, 48 data ranks, 4096 tokens, BF16. No constant was chosen with it. Its micr
 virtual stages are not published; those that the planner finds quickest stand in for them.
 
 """
+_LLAMA = """### Llama 3 405B
+
+ArXiv 2407.21783, table 4: 8 tensor ranks, 16 pipeline ranks, sequences of 8192. The hardware is
+`h100-80gb-roce.toml`, the policy ZeRO-1; 128 layers on 128 virtual stages stand in for 126.
+
+"""
 _BAND = """## The band
 
 `shardkit plan` prints a band around each time: between which factors of the predicted seconds nine
@@ -133,6 +139,7 @@ def validation_page() -> str:
         *(part for family in fsdp_families().items() for part in _family(*family)),
         _H100 + _points(megatron()),
         _summary(megatron()),
+        _LLAMA + _table("run", "model TFLOP/s", llama3()),
         _BAND + _bands(),
     ]
     return "\n\n".join(sections) + "\n"
