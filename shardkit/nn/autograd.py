@@ -26,6 +26,7 @@ from .tape import (
 )
 
 __all__ = [
+    "CheapTensor",
     "Tensor",
     "WeightGradients",
     "array_of",
@@ -33,6 +34,7 @@ __all__ = [
     "enable_grad",
     "first_gradient",
     "is_grad_enabled",
+    "kept",
     "no_grad",
     "origin_of",
     "output_of",
@@ -297,6 +299,38 @@ class Tensor:
         return self.array
 
     __hash__ = object.__hash__  # a tensor is a key as itself, whatever it holds
+
+
+class CheapTensor(Tensor):
+    """The output of an operation that takes little time and much memory: what needs it in a
+    backward makes it again from what the operation itself keeps (arXiv 2205.05198, section 5).
+
+    again   () -> the output, with the same bits; recorded where operations are
+    needs   the tensors whose `.array` it reads
+    """
+
+    __slots__ = ("again", "needs")
+
+    @classmethod
+    def of(cls, output: Tensor, operation, *needs: Tensor) -> Tensor:
+        """Return the output of operation(*needs) as one; itself if it has no backward."""
+        if not output.requires_grad:
+            return output
+        self = cls.__new__(cls)
+        self.array, self._node, self._memory = output.array, output._node, output._memory
+        self.grad, self.grad_is_empty, self.requires_grad = None, False, True
+        self.again, self.needs = (lambda: operation(*needs)), needs
+        return self
+
+
+def kept(tensor: Tensor):
+    """Return (again, needs): how a backward gets a tensor of the forward, and what that reads.
+
+    again()   -> the tensor, in no_grad() if only its array is wanted
+    """
+    if isinstance(tensor, CheapTensor):
+        return tensor.again, tensor.needs
+    return (lambda: tensor), (tensor,)
 
 
 def array_of(value):

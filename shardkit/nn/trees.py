@@ -63,7 +63,7 @@ def arrays_of(output):
 
     Errors: TypeError on anything else, and on a parameter, whose memory is not the block's to give.
     """
-    return output.array if type(output) is Tensor else map_tree(_array_of, output)
+    return output.array if isinstance(output, Tensor) else map_tree(_array_of, output)
 
 
 def _array_of(leaf):

@@ -127,10 +127,10 @@ def _of_tape(shape: ModelShape) -> dict:
         Row(2 * width, "entered"),  # inputs of attention and feed-forward
         Row(2 * width + 2 * kv, "inside"),  # q, result, k, v
         Row(shape.heads, "inside", 4),  # a number per head
-        Row((gates + 1) * hidden, "inside"),  # before and after the nonlinearity
+        Row(gates * hidden, "inside"),  # before the nonlinearity, whose output is made again
     ]
     # the inputs of all matrices, which are multiplied with gradients
-    multiplied = [Row(2 * width, "entered"), Row(width + hidden, "inside")]
+    multiplied = [Row(2 * width, "entered"), Row(width + gates * hidden, "inside")]
     gradients = [Row(2 * width, "outside"), Row(width + 2 * kv + gates * hidden, "inside")]
     head = [
         Row(width, "outside"),

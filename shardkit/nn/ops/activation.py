@@ -8,7 +8,7 @@ from ...array.halves import rounded, widened
 from ...array.reference.activation import CUBIC
 from ...array.reference.activation import SQRT_2_OVER_PI as RATE
 from ...errors import ShapeError
-from ..autograd import Tensor, record
+from ..autograd import CheapTensor, Tensor, record
 from .broadcast import summed
 from .elementwise import add, exp, multiply, subtract, where
 from .reduction import reduced_dims, sum
@@ -62,13 +62,14 @@ def gelu(x: Tensor) -> Tensor:
     def backward(gradient, wanted):
         return (kernels.gelu_backward(gradient, x.array),)
 
-    return record(
+    y = record(
         kernels.gelu(x.array),
         (x,),
         backward,
         needs=(x,),
         differentiable=lambda gradient, wanted, output: (multiply(gradient, _gelu_slope(x)),),
     )
+    return CheapTensor.of(y, gelu, x)
 
 
 def _gelu_slope(x):
@@ -111,7 +112,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
             summed(for_sum, (bias.shape, bias.gradient_dtype)) if wanted[1] else None,
         )
 
-    return record(
+    y = record(
         kernels.bias_gelu(x.array.reshape(by_row), bias.array).reshape(x.shape),
         (x, bias),
         backward,
@@ -119,6 +120,7 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
         is_one_pass=True,
         differentiable=differentiable,
     )
+    return CheapTensor.of(y, bias_gelu, x, bias)
 
 
 def silu(x: Tensor) -> Tensor:
@@ -159,13 +161,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
             multiply(gradient, silu(gate)) if wanted[1] else None,
         )
 
-    return record(
+    y = record(
         kernels.swiglu(gate.array, up.array),
         (gate, up),
         backward,
         needs=(gate, up),
         differentiable=differentiable,
     )
+    return CheapTensor.of(y, swiglu, gate, up)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:

@@ -8,7 +8,7 @@ from ...array import fresh, halves, kernels, products
 from ...array.backend import xp_of
 from ...array.dtypes import is_floating
 from ...errors import ShapeError
-from ..autograd import Tensor, array_of, record
+from ..autograd import Tensor, array_of, kept, no_grad, record
 from ..context import logits_are_late
 from ..late import MANY_CLASSES, LateLogits
 from .activation import bias_gelu, gelu
@@ -45,24 +45,27 @@ def _linear(x, weight, bias=None):
     y = products.matmul(x.array.reshape(num_rows, width), weight.array.T)  # [rows, out]
     if bias is not None:
         halves.add_row_in_place(y, bias.array)
-    kept = x if weight.requires_grad else None
+    again, needs = kept(x) if weight.requires_grad else (None, ())
     bias_dtype = None if bias is None else bias.gradient_dtype
+
+    def by_row():
+        with no_grad():
+            return again().array.reshape(num_rows, width)
 
     def backward(gradient, wanted):
         rows = gradient.reshape(num_rows, num_out)
-        by_row = kept.array.reshape(num_rows, width) if wanted[1] else None
         return (
             products.matmul(rows, weight.array).reshape(shape) if wanted[0] else None,
-            products.matmul(rows.T, by_row, out=weight.empty_gradient()) if wanted[1] else None,
+            products.matmul(rows.T, by_row(), out=weight.empty_gradient()) if wanted[1] else None,
             halves.total(rows, (0,), dtype=bias_dtype) if wanted[2] else None,
         )
 
     def differentiable(gradient, wanted, output):
         rows = reshaped(gradient, (num_rows, num_out))
-        by_row = reshaped(kept, (num_rows, width)) if wanted[1] else None
+        inputs = reshaped(again(), (num_rows, width)) if wanted[1] else None
         return (
             reshaped(_product(rows, weight), shape) if wanted[0] else None,
-            summed(_product(rows, by_row, turn_x=True), (weight.shape, weight.gradient_dtype))
+            summed(_product(rows, inputs, turn_x=True), (weight.shape, weight.gradient_dtype))
             if wanted[1]
             else None,
             summed(rows, ((num_out,), bias_dtype)) if wanted[2] else None,
@@ -72,7 +75,7 @@ def _linear(x, weight, bias=None):
         y.reshape(*shape[:-1], num_out),
         (x, weight, bias),
         backward,
-        needs=(kept, weight),
+        needs=(*needs, weight),
         differentiable=differentiable,
     )
 
@@ -88,7 +91,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
     if bias is not None:
         halves.add_row_in_place(y, bias.array[bias_rows])
     num_out = y.shape[1]
-    kept = x if weight.requires_grad else None
+    x_kept = x if weight.requires_grad else None
     bias_form = None if bias is None else (bias.shape, bias.gradient_dtype)
 
     def backward(gradient, wanted):
@@ -97,7 +100,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
         for_weight = for_bias = None
         if wanted[1]:
             for_weight = fresh.zeros(weight.shape, weight.gradient_dtype, xp)
-            products.matmul(by_row.T, kept.array.reshape(num_rows, width), out=for_weight[rows])
+            products.matmul(by_row.T, x_kept.array.reshape(num_rows, width), out=for_weight[rows])
         if wanted[2]:
             for_bias = fresh.zeros(*bias_form, xp)
             for_bias[bias_rows] = halves.total(by_row, (0,), dtype=bias_form[1])
@@ -108,7 +111,7 @@ def linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, bia
         )
 
     output = y.reshape(*shape[:-1], num_out)
-    return record(output, (x, weight, bias), backward, needs=(kept, weight))
+    return record(output, (x, weight, bias), backward, needs=(x_kept, weight))
 
 
 def add_bias(x: Tensor, bias: Tensor | None, activation=None) -> Tensor:

@@ -150,7 +150,7 @@ def _seconds_per_block(model, criterion, x, y) -> list[float]:
     gradient = None
     for number in reversed(range(len(blocks))):
         began = time.perf_counter()
-        backward = backward_inputs if type(outputs[number]) is Tensor else backward_through
+        backward = backward_inputs if isinstance(outputs[number], Tensor) else backward_through
         backward(outputs[number], gradient).run()
         seconds[number] += time.perf_counter() - began
         gradient = gradients_of(inputs[number])

@@ -89,7 +89,7 @@ class Work:
                 output = self._compute(place, m, graph.input, inputs, context)
         if learns:
             self._graphs[place, m] = graph
-        return output.array if type(output) is Tensor else arrays_of(output)
+        return output.array if isinstance(output, Tensor) else arrays_of(output)
 
     def _compute(self, place, m, x, inputs, context):
         """Run the unit's blocks, and after the last unit the loss, summed over the items."""
@@ -118,7 +118,7 @@ class Work:
         if gradient is None and inputs.loss_scale != 1.0:  # else it is 1
             gradient = xp_of(graph.output.array).full_like(graph.output.array, inputs.loss_scale)
         if walk is None:
-            walk = backward_inputs if type(graph.output) is Tensor else backward_through
+            walk = backward_inputs if isinstance(graph.output, Tensor) else backward_through
         graph.weight_gradients = walk(graph.output, gradient)
         for_input = None
         if place > self._first_trained:
