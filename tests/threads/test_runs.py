@@ -2,8 +2,6 @@
 refuse.
 """
 
-import re
-
 import numpy
 import pytest
 from builders import TINY_RUN
@@ -412,14 +410,3 @@ def test_a_run_of_text_is_evaluated_on_other_text_alike_on_any_number_of_ranks(f
     assert figures == on_three and figures.metrics == {}
     assert figures.loss == pytest.approx(whole, rel=1e-6)
     assert figures.samples == ((folder / "other.txt").stat().st_size - 1) // 8
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_run_says_once_where_the_time_of_its_start_went(num_ranks, folder, capsys):
-    run(settings_of(folder, batch__sequences=6, run__steps=3), num_ranks=num_ranks)
-    ((total, since, parts),) = re.findall(
-        r"^first step ([\d.]+) s after (.*): (.*)$", capsys.readouterr().out, re.MULTILINE
-    )
-    seconds = {part: float(number) for part, number in map(str.split, parts.split(", "))}
-    assert since == "the call" and list(seconds) == ["data", "kernels", "weights", "step"]
-    assert sum(seconds.values()) == pytest.approx(float(total), abs=0.03)
