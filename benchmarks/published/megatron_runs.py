@@ -90,7 +90,8 @@ def _layouts(shape: ModelShape, tensor: int, pipeline: int, each: int):
 
 def llama3() -> list[tuple[str, float, float]]:
     """Return (run, published, predicted) of Llama 3 405B in model TFLOP/s per GPU (arXiv
-    2407.21783, table 4): 8 tensor ranks, 16 stages, 16 million tokens of sequences of 8192.
+    2407.21783, table 4, from memory): 8 tensor ranks, 16 stages, 16 million tokens of sequences of
+    8192.
 
     The model has 126 layers; 128 stand in, one on each of 8 virtual stages, since stages have
     equally many layers here. Operations are counted as nn.GPT does, attention in full.

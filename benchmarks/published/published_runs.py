@@ -300,7 +300,7 @@ def zero3_against_ptd() -> list[Point]:
 def zero3_large() -> list[Point]:
     """Return the 529.6B rows of ZeRO-3 in table 2 of arXiv 2104.04473.
 
-    They choose what is not known of that program; the 174.6B rows judge it.
+    Quoted from memory. They choose what is not known of that program; the 174.6B rows judge it.
     """
     shape = gpt(105, 20480, 128)
     return [

@@ -32,13 +32,19 @@ on A100s are for one hardware description, `hardware/{CLUSTER}.toml`, those on H
 `hardware/h100-80gb-ndr.toml`; their figures come from data sheets and measurements of the hardware
 that are named there. The efficiency curve of matrix products, the speed of fused attention, the
 contention of collectives with computing and the spread of equal devices are properties of the
-device: no row has a parameter of its own. The levels of these were chosen within the range of
-those sources with two sets of times in view: arXiv 2205.05198, and the choosing halves below. ArXiv
-2104.04473 was run with the same file. `published_runs.py` and `fsdp_runs.py`, beside the program
-that writes this page, describe each published program (which gradients it sums where, what it waits
-for) from its source code; what had to be chosen for a program is said there. The micro-batches and
-virtual stages of table 1 of that paper are in `examples/sc21/run_table_1.sh` of the Megatron-LM
-repository."""
+device: no row has a parameter of its own. The levels of these were chosen within the range of those
+sources with two sets of times in view: arXiv 2205.05198, and the choosing halves below. ArXiv
+2104.04473 was run with the same file; but the spread of equal A100s, whose source leaves a factor
+of two open, was settled after its effect on table 1 there was seen. `published_runs.py` and
+`fsdp_runs.py`, beside the program that writes this page, describe each published program (which
+gradients it sums where, what it waits for) from its source code; what had to be chosen for a
+program is said there. The micro-batches and virtual stages of table 1 of that paper are in
+`examples/sc21/run_table_1.sh` of the Megatron-LM repository.
+
+Not every figure was compared with its source when it was written down. Quoted from memory are: the
+529.6B rows of ZeRO-3, the 73% and 63% of FlashAttention-2, the 720 TFLOP/s of an H100, table 4 and
+the pods of Llama 3, and that ZeRO-3 gathers twice in backward. Those of FlashAttention-3's paper
+were read off a transcription of its charts."""
 _MEMORY = """## Memory by policy
 
 ArXiv 1910.02054, figure 1: GB per device, 7.5 billion parameters, 64 devices, mixed precision Adam.
@@ -66,8 +72,9 @@ ArXiv 2104.04473, table 2, 174.6B parameters, a fixed batch of 1536: TFLOP/s per
 is where ZeRO-3 falls off.
 
 """
-_LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known of that program;
-the 174.6B rows above judge it.
+_LARGE = """The 529.6B rows of ZeRO-3 in the same table choose what is not known of that
+program, and the 174.6B rows above judge it. They are no blind test: that description was changed
+twice after the factor that it gave for them was seen, 5.12 and then 4.01.
 
 """
 _H100 = """## Tensor, pipeline and data ranks on H100
@@ -88,7 +95,8 @@ _BAND = """## The band
 `shardkit plan` prints a band around each time: between which factors of the predicted seconds nine
 of ten runs of a family were, by the rows that judge. A layout with more devices or parameters than
 the largest run of its family gets the widest. Those of ranks on processors are the layouts of
-`benchmarks/planner.py`.
+`benchmarks/planner.py` as it was last run and stored, with the predictions of then: an older model
+of time, so this band is not that of today's predictions.
 
 """
 _FSDP = """## FSDP on A100 and H100
@@ -96,7 +104,9 @@ _FSDP = """## FSDP on A100 and H100
 Three families that nobody fitted anything to when they were put in. Each is split in halves by a
 rule that was there before any constant was chosen: the rows in the order of the SHA-256 of their
 names; the first, third, ... are for choosing, the others for judging. No constant comes from a
-judging row.
+judging row. Only the halves of MPT are apart from each other: the six rows of 175B are two
+published figures, each said to hold for all three sizes, so that both halves have both; and the
+rows of 8B are two programs on two sizes, so that each half has both programs.
 
 - MPT: `scripts/train/benchmarking/README.md` of mosaicml/llm-foundry, GPTs of 125 million to 70
   billion parameters, tokens of a sequence x micro-batch x micro-batches: tokens/s per GPU.

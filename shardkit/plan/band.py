@@ -5,7 +5,7 @@ over what was predicted for them.
     seconds * band.low, seconds * band.high        nine of ten runs of the family were in between
 
 residuals.toml has a table for each family of runs. benchmarks/published/validation_page.py writes
-it from the rows that judge, never from rows that constants were chosen with. A layout with more
+it from the rows that judge; VALIDATION.md says which of those were seen before. A layout with more
 devices or parameters than the largest run of its family, or on a device that none was on, gets the
 widest band.
 """
