@@ -50,6 +50,23 @@ def test_an_mpi_that_takes_gpu_memory_gets_every_verb_and_the_host_no_bytes(back
             assert bits(ours) == bits(ordered_sums(group, numpy.asarray, numpy.empty, dtype))
 
 
+def test_a_message_under_way_keeps_its_memory(backend):
+    """The library knows only an address: memory that is let go meanwhile could be used again."""
+    with collectively(backend), gpu_group(backend) as (group, cupy, machine):
+        group.gpu_transport = MPITransport(group, Verdict.everything())
+        size = 4 << 20
+        destination, source = ((group.rank + step) % group.world_size for step in (1, -1))
+        received = cupy.empty(size, "int32")
+        used = machine.used_bytes[0]
+        arriving = group.irecv(received, source)
+        leaving = group.isend(cupy.full(size, group.rank, "int32"), destination)
+        assert machine.used_bytes[0] - used >= 4 * size
+        leaving.wait()
+        arriving.wait()
+        del leaving
+        assert machine.used_bytes[0] == used and bool((received == source).all())
+
+
 def test_beyond_what_the_probe_allows_arrays_are_staged(backend):
     limits = {"send": 0, "broadcast": 64, "all_gather": inf, "all_to_all": 64}
     with collectively(backend), gpu_group(backend) as (group, cupy, machine):

@@ -98,6 +98,7 @@ class MPITransport(HostSwapTransport):
                 self._messages,
                 [self._messages.communicator.Isend(part, destination, tag) for part in parts],
                 [],
+                port,
             )
 
     def receive(self, port, source, tag):
@@ -105,7 +106,8 @@ class MPITransport(HostSwapTransport):
         with self._messages.errors:
             parts = self._buffers(port)
             requests = [self._messages.communicator.Irecv(part, source, tag) for part in parts]
-            return RequestsHandle(self._messages, requests, [(source, part) for part in parts])
+            expected = [(source, part) for part in parts]
+            return RequestsHandle(self._messages, requests, expected, port)
 
     def isend(self, port, destination, tag):
         return self.send(port, destination, tag), None

@@ -30,12 +30,15 @@ class RequestsHandle(Handle):
     """Requests of an MPIChannel that complete together.
 
     expected   (source, buffer) that each of the first requests must fill exactly
+    holds      whose memory the requests use, where they know only its address: kept for as long
+               as the handle
     """
 
-    def __init__(self, channel, requests, expected):
+    def __init__(self, channel, requests, expected, holds=None):
         self._channel = channel
         self._requests = requests
         self._expected = expected
+        self._holds = holds
         self._statuses = [channel.mpi.Status() for _ in requests]
 
     def wait(self):
