@@ -91,13 +91,11 @@ def _layouts(shape: ModelShape, tensor: int, pipeline: int, each: int):
 def llama3() -> list[tuple[str, float, float]]:
     """Return (run, published, predicted) of Llama 3 405B in model TFLOP/s per GPU (arXiv
     2407.21783, table 4, from memory): 8 tensor ranks, 16 stages, 16 million tokens of sequences of
-    8192.
-
-    The model has 126 layers; 128 stand in, one on each of 8 virtual stages, since stages have
-    equally many layers here. Operations are counted as nn.GPT does, attention in full.
+    8192. Of 128 stages the first has the embedding alone and the last the head. Operations are
+    counted as nn.GPT does, attention in full.
     """
     shape = ModelShape(
-        128, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
+        126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
     )
     rows = []
     for data, micro_batches, published in ((64, 32, 430.0), (128, 16, 400.0)):

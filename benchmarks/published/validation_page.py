@@ -87,7 +87,8 @@ virtual stages are not published; those that the planner finds quickest stand in
 _LLAMA = """### Llama 3 405B
 
 ArXiv 2407.21783, table 4: 8 tensor ranks, 16 pipeline ranks, sequences of 8192. The hardware is
-`h100-80gb-roce.toml`, the policy ZeRO-1; 128 layers on 128 virtual stages stand in for 126.
+`h100-80gb-roce.toml`, the policy ZeRO-1. Of the 128 stages the first has the
+embedding alone, the last the head, and the others a layer each.
 
 """
 _BAND = """## The band

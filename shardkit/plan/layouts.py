@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..layout.mesh_shape import MeshShape
 from ..schedule.catalog import ORDERS
-from .shape import Shape, division
+from .shape import Shape
 from .software import Software
 from .stages import stage_units
 
@@ -99,9 +99,6 @@ def _software_problem(layout, software) -> str | None:
 
 
 def _stage_problem(layout, shape, software) -> str | None:
-    if software.cuts_evenly and shape.layers % layout.num_stages:
-        stages = layout.num_stages
-        return division(f"{shape.layers} layers", f"{stages} stages", shape.layers, stages)
     if stage_units(shape, software, layout.num_stages, layout.tensor) is None:
         return f"{len(shape.blocks)} blocks, some merged, are fewer than {layout.num_stages} stages"
     return None

@@ -33,7 +33,7 @@ from .software import Software
 _REPLAYED = 16  # layouts whose schedules are replayed
 _MOST_REPLAYED = 256  # in any case
 _NEAR = 1.1  # times the quickest replay: the closed form of a layout may be this much above its own
-_MOST_VIRTUAL = 8
+_MOST_VIRTUAL = 16
 _LARGEST_TENSOR = 64
 _GROWTH = (2, 4, 8, 16, 32, 64)  # times the devices, considered when nothing fits
 WORDS = {

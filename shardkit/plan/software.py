@@ -39,7 +39,8 @@ class Software:
                           again; 0: it does the attention again
     recomputations, policies, schedules
                           that it supports
-    cuts_evenly           stages have equally many layers; False: they are balanced by compute
+    cuts_evenly           stages have equally many layers, or one more or less (stages.py); False:
+                          they are balanced by compute
     sums_in_tree          micro-batches are summed as a fixed tree, which keeps several gradients
     splits_backward       a gradient leaves a stage before the weight gradients are computed
     overlaps_gathers      parameters of the next unit are gathered while this one computes

@@ -7,7 +7,7 @@ stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("l
 
 from functools import lru_cache
 
-from ..layout.cuts import balanced_stages, merged_blocks
+from ..layout.cuts import balanced_stages, even_span, merged_blocks
 from ..schedule.catalog import ORDERS
 from .shape import Shape
 from .software import Software
@@ -38,11 +38,22 @@ def stage_units(
 
 def _evenly(shape: Shape, num_stages: int) -> tuple[StageUnits, ...] | None:
     """Return stages of equally many layers, with the embedding in the first and the head in the
-    last.
+    last. Where the layers do not divide, the two ends count as a layer each, and the first stages
+    get one more: 126 layers on 8 stages are 15, 16 six times, and 15.
+
+    Source of the ends: Llama 3 (arXiv 2407.21783), section 3.3.2, whose first and last of 128
+    stages have no layer.
     """
-    if shape.layers % num_stages:
+    if shape.layers % num_stages == 0:
+        counts = [shape.layers // num_stages] * num_stages
+    elif shape.layers + 2 >= num_stages:
+        spans = [even_span(shape.layers + 2, num_stages, stage) for stage in range(num_stages)]
+        counts = [stop - start for start, stop in spans]
+        counts[0] -= 1
+        counts[-1] -= 1
+    else:
         return None
-    stages = [[("layer",)] * (shape.layers // num_stages) for _ in range(num_stages)]
+    stages = [[("layer",)] * count for count in counts]
     stages[0].insert(0, ("embedding",))
     stages[-1].append(("head",))
     return tuple(map(tuple, stages))

@@ -11,7 +11,17 @@ import shardkit as sk
 from shardkit.layout.cuts import balanced_stages, merged_blocks
 from shardkit.parallel.data.partition import plan_units
 from shardkit.parallel.pipeline.balance import multiplied_elements, stage_ranges
-from shardkit.plan import SHARDKIT, MLPShape, ModelShape, RunLayout, read_run, why_not
+from shardkit.plan import (
+    MIXED,
+    SHARDKIT,
+    MLPShape,
+    ModelShape,
+    RunLayout,
+    read_cluster,
+    read_run,
+    step_cost,
+    why_not,
+)
 from shardkit.plan.stages import stage_units
 
 SHAPES = [
@@ -81,6 +91,29 @@ def test_stages_are_those_of_the_runtime(shape, num_stages):
         assert [[len(unit) for unit in stage] for stage in planned] == [
             [len(units[at].blocks) for at in run] for run in ranges
         ]
+
+
+@pytest.mark.parametrize(
+    "layers, num_stages, counts",
+    [
+        (12, 4, [3, 3, 3, 3]),
+        (126, 8, [15, 16, 16, 16, 16, 16, 16, 15]),
+        (126, 128, [0, *[1] * 126, 0]),
+        (9, 4, [2, 3, 3, 1]),
+        (5, 8, None),
+    ],
+)
+def test_even_stages_differ_by_what_does_not_divide(layers, num_stages, counts):
+    shape = ModelShape(layers, 64, 4, 96, 8)
+    stages = stage_units(shape, MIXED, num_stages, 1)
+    layout = RunLayout(num_stages, policy="ddp", micro_batches=num_stages)
+    assert (stages is None) == (counts is None) == (why_not(layout, shape, MIXED) is not None)
+    if stages:
+        assert [stage.count(("layer",)) for stage in stages] == counts
+        assert stages[0][0] == ("embedding",) and stages[-1][-1] == ("head",)
+        assert sum(map(len, stages)) == layers + 2
+        cost = step_cost(layout, shape, MIXED, read_cluster("h100-80gb-ndr"))
+        assert cost.seconds == pytest.approx(sum(cost.parts.values()))
 
 
 def test_blocks_are_merged_until_there_are_enough():

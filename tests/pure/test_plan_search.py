@@ -36,6 +36,19 @@ def test_a_trillion_parameters_on_3072_devices_take_less_than_ten_seconds():
     )  # what such runs are known to take
 
 
+@pytest.mark.parametrize("devices", [512, 16384])
+def test_a_model_of_126_layers_is_planned_with_pipelines(devices):
+    """The sizes of Llama 3 405B (arXiv 2407.21783)."""
+    shape = ModelShape(
+        126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
+    )
+    began = time.process_time()
+    found = search(shape, MIXED, read_cluster("h100-80gb-roce"), devices, 2048)
+    assert time.process_time() - began < 10
+    firsts = [row.layout for row in found.rows(3)]
+    assert any(layout.pipeline in (8, 16) for layout in firsts)
+
+
 def test_an_order_of_ones_own_is_planned_by_what_its_decorator_says(monkeypatch):
     name = "1f1b backwards"
     monkeypatch.setitem(ORDERS, name, None)  # undone when the test ends
