@@ -26,7 +26,7 @@ from .overlap import exposed_seconds, slowest_of
 from .shape import Shape
 from .software import Software
 from .stage_cost import Exposed, StageCost, data_seconds, exposed_of, reduces_each, stage_cost
-from .stages import order_ranks, stage_units
+from .stages import order_ranks, recomputed_of_stages, stage_units
 from .timeline import StageSeconds, estimated, replayed
 
 PARTS = {
@@ -80,10 +80,14 @@ def step_cost(
         layout.is_sequence_parallel,
     )
     data = RankGroup(layout.data, layout.tensor)
+    again = recomputed_of_stages(
+        units, layout.schedule, layout.virtual, layout.recomputed, shape, software
+    )
     unlike = {
-        stage: stage_cost(stage, setting, data, layout.policy) for stage in dict.fromkeys(units)
+        (stage, count): stage_cost(stage, setting, data, layout.policy, count)
+        for stage, count in dict.fromkeys(zip(units, again))
     }
-    stages = [unlike[stage] for stage in units]
+    stages = [unlike[stage] for stage in zip(units, again)]
     latency, busy = _transfer(layout, shape, software, cluster)
     once = _gathers_once(layout)
     contention = cluster.device.contention

@@ -27,6 +27,8 @@ class RunLayout:
     micro_batches   per data rank and step
     recomputation   what backward computes again: "none", "selective" (the inside of attention),
                     "full" (each layer)
+    recomputed      layers of each pipeline rank, its first ones, that "full" computes again; None:
+                    all
     is_sequence_parallel   norms and dropouts between tensor-parallel regions see a slice of the
                            sequence
     """
@@ -41,6 +43,7 @@ class RunLayout:
     micro_batches: int = 1
     recomputation: str = "none"
     is_sequence_parallel: bool = False
+    recomputed: int | None = None
     devices: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self):
@@ -59,9 +62,14 @@ class RunLayout:
         """Sequences of a step, on all data ranks."""
         return self.data * self.micro_batch * self.micro_batches
 
+    @property
+    def recomputed_words(self) -> str:
+        """What is computed again, in a word or two."""
+        return self.recomputation if self.recomputed is None else f"{self.recomputed} layers"
+
     def __str__(self) -> str:
         virtual = f" x {self.virtual}" if self.virtual > 1 else ""
-        extras = [f"{self.recomputation} recomputation"] if self.recomputation != "none" else []
+        extras = [f"recomputation: {self.recomputed_words}"] if self.recomputation != "none" else []
         extras += ["sequence parallel"] if self.is_sequence_parallel else []
         parts = [
             f"pipeline {self.pipeline} x data {self.data} x tensor {self.tensor}",
@@ -90,6 +98,11 @@ def _software_problem(layout, software) -> str | None:
     ):
         if got not in known:
             return f"{software.name} knows no {what} {got}"
+    if layout.recomputed is not None:
+        if layout.recomputation != "full" or not software.recomputes_part:
+            return f"{software.name} computes no part of its layers again under this layout"
+        if layout.recomputed < 1:
+            return f"{layout.recomputed} layers computed again; wanted at least 1"
     order = ORDERS[layout.schedule]
     if layout.virtual != order.stages_per_rank and not order.is_flexible:
         return (

@@ -20,7 +20,14 @@ from .activations import BlockBytes, block_bytes, boundary_bytes
 from .layouts import RunLayout
 from .shape import Shape
 from .software import Software
-from .stages import StageUnits, order_ranks, stage_units, stages_of_rank
+from .stages import (
+    StageUnits,
+    marked_blocks,
+    order_ranks,
+    recomputed_of_stages,
+    stage_units,
+    stages_of_rank,
+)
 
 # a shard is a multiple of this many elements; the tests compare it with parallel/data/unit.py
 NORM_BLOCK = 256
@@ -80,6 +87,9 @@ def rank_memory(
     stages = stages_of_rank(layout.schedule, layout.pipeline, layout.virtual, rank)
     elements = [_unit_elements(all_stages, stage, layout, shape) for stage in stages]
     own = [all_stages[stage] for stage in stages]
+    again = recomputed_of_stages(
+        all_stages, layout.schedule, layout.virtual, layout.recomputed, shape, software
+    )
     state = _padded_state if software.sums_in_tree else _formula_state
     borrowed = shape.block_elements("embedding", layout.tensor) if _borrows(shape, own) else 0
     parts = state(tuple(elements), layout, rank, software, borrowed)
@@ -89,7 +99,7 @@ def rank_memory(
         parts["parameters"] = 0.0
     return MemoryEstimate(
         **parts,
-        activations=_activations(layout, shape, software, rank, own),
+        activations=_activations(layout, shape, software, rank, own, [again[s] for s in stages]),
         buffers=_buffers(layout, shape, software),
     )
 
@@ -241,9 +251,17 @@ def _weight_turns(
 
 
 def _activations(
-    layout: RunLayout, shape: Shape, software: Software, rank: int, stages: list[StageUnits]
+    layout: RunLayout,
+    shape: Shape,
+    software: Software,
+    rank: int,
+    stages: list[StageUnits],
+    again: list[int],
 ) -> float:
-    """Return what all live micro-batches keep, and the most working memory of a backward."""
+    """Return what all live micro-batches keep, and the most working memory of a backward.
+
+    again   blocks of each of the rank's stages that are run again
+    """
     sizes = [
         _stage_bytes(
             stage,
@@ -253,8 +271,9 @@ def _activations(
             layout.is_sequence_parallel,
             shape,
             software,
+            count,
         )
-        for stage in stages
+        for stage, count in zip(stages, again)
     ]
     kept = [stage.kept for stage in sizes]
     order = ORDERS[layout.schedule]
@@ -275,18 +294,23 @@ def _stage_bytes(
     is_sequence_parallel: bool,
     shape: Shape,
     software: Software,
+    again: int,
 ) -> BlockBytes:
-    """Return the bytes of a stage; the blocks of a unit run their backward together, the units one
-    after another.
+    """Return the bytes of a stage, whose first `again` blocks are run again.
+
+    The blocks of a unit run their backward together, the units one after another.
     """
+    once = "none" if recomputation == "full" else recomputation
+
+    def bytes_of(block, is_again):
+        chosen = recomputation if is_again else once
+        return block_bytes(
+            shape, software, block, micro_batch, tensor, chosen, is_sequence_parallel
+        )
+
     of_units = [
-        [
-            block_bytes(
-                shape, software, block, micro_batch, tensor, recomputation, is_sequence_parallel
-            )
-            for block in unit
-        ]
-        for unit in units
+        [bytes_of(*marked) for marked in unit]
+        for unit in marked_blocks(units, again, shape, software)
     ]
     return BlockBytes(
         sum(block.kept for unit in of_units for block in unit),

@@ -117,7 +117,7 @@ def _table(training: PlannedTraining, count: int) -> Table:
             layout.policy,
             f"{layout.schedule} x {layout.virtual}" if layout.virtual > 1 else layout.schedule,
             f"{layout.micro_batches} of {layout.micro_batch}",
-            layout.recomputation,
+            layout.recomputed_words,
             _short(candidate.cost.seconds),
             " - ".join(map(_short, training.between(candidate))),
             _short(candidate.memory.total / _GB),

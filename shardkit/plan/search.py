@@ -216,7 +216,29 @@ def _with_recomputation(
         memory = memory_of(chosen, shape, software, sharing)
         if memory.total <= limit:
             break
+    if recomputation == "full" and software.recomputes_part and memory.total <= limit:
+        return _with_fewest_layers_again(chosen, memory, shape, software, limit, sharing)
     return chosen, memory
+
+
+def _with_fewest_layers_again(
+    whole: RunLayout, memory: MemoryEstimate, shape, software, limit, sharing
+) -> tuple[RunLayout, MemoryEstimate]:
+    """Return the layout with the fewest layers of a rank computed again that fits.
+
+    whole   computes all again, and takes this memory, within the limit
+    """
+    best = whole, memory
+    least, most = 1, -(-len(shape.blocks) // whole.pipeline)
+    while least < most:
+        middle = (least + most) // 2
+        chosen = replace(whole, recomputed=middle)
+        memory = memory_of(chosen, shape, software, sharing)
+        if memory.total <= limit:
+            best, most = (chosen, memory), middle
+        else:
+            least = middle + 1
+    return best
 
 
 def _least_memory(shape, software, cluster, devices, batch) -> RunLayout | None:

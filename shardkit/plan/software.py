@@ -37,6 +37,7 @@ class Software:
                           are fused as far as they can be
     recomputed_share      of a layer's forward, without attention, that selective recomputation does
                           again; 0: it does the attention again
+    recomputes_part       full recomputation may be of some layers of a rank
     recomputations, policies, schedules
                           that it supports
     cuts_evenly           stages have equally many layers, or one more or less (stages.py); False:
@@ -74,6 +75,7 @@ class Software:
     masks_dropout: bool = True
     pass_factor: float = 1.0
     recomputed_share: float = 0.0
+    recomputes_part: bool = True
     recomputations: tuple[str, ...] = ("none", "selective", "full")
     policies: tuple[str, ...] = tuple(POLICIES)
     schedules: tuple[str, ...] = ("1f1b", "interleaved")
@@ -123,6 +125,7 @@ SHARDKIT = Software(
     accumulation_bytes=12,
     keeps_scores=False,
     masks_dropout=False,
+    recomputes_part=False,
     recomputations=("none", "full"),
     schedules=tuple(ORDERS),
     cuts_evenly=False,
@@ -149,7 +152,9 @@ SHARDKIT_BF16 = replace(
     rounds_when_gathered=True,
 )
 SHARDKIT_FP16 = replace(SHARDKIT_BF16, name="shardkit-fp16", dtype="float16")
-MIXED = Software("mixed", keeps_scores=False, scatters_transfers=True)
+MIXED = Software(
+    "mixed", keeps_scores=False, recomputations=("none", "full"), scatters_transfers=True
+)
 MIXED_TENSOR = replace(MIXED, name="mixed-tensor", overlaps_tensor=True)
 SOFTWARE = {
     program.name: program

@@ -2,7 +2,7 @@
 those is in the open.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..layout.policy import POLICIES, SHARD, Policy
@@ -11,7 +11,7 @@ from .hardware import Cluster
 from .operations import Setting, block_seconds
 from .overlap import exposed_seconds
 from .software import Software
-from .stages import StageUnits
+from .stages import StageUnits, marked_blocks
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,15 @@ class Exposed:
 
 
 @lru_cache(maxsize=65536)
-def stage_cost(units: StageUnits, at: Setting, data: RankGroup, policy: str) -> StageCost:
-    """Sum the blocks of a stage."""
-    blocks = [block_seconds(block, at) for unit in units for block in unit]
+def stage_cost(
+    units: StageUnits, at: Setting, data: RankGroup, policy: str, again: int
+) -> StageCost:
+    """Sum the blocks of a stage, whose first `again` are run again in the backward."""
+    once = replace(at, recomputation="none") if at.recomputation == "full" else at
+    marked = marked_blocks(units, again, at.shape, at.software)
+    blocks = [
+        block_seconds(block, at if twice else once) for unit in marked for block, twice in unit
+    ]
     elements = [sum(at.shape.block_elements(block, at.tensor) for block in unit) for unit in units]
     messages = [
         sum(at.software.messages_per_layer if block == "layer" else 1 for block in unit)

@@ -6,6 +6,7 @@ stage_units(shape, SHARDKIT, 2, tensor=1)    ((("embedding",), ("layer",)), (("l
 """
 
 from functools import lru_cache
+from itertools import accumulate
 
 from ..layout.cuts import balanced_stages, even_span, merged_blocks
 from ..schedule.catalog import ORDERS
@@ -57,6 +58,53 @@ def _evenly(shape: Shape, num_stages: int) -> tuple[StageUnits, ...] | None:
     stages[0].insert(0, ("embedding",))
     stages[-1].append(("head",))
     return tuple(map(tuple, stages))
+
+
+@lru_cache(maxsize=4096)
+def recomputed_of_stages(
+    stages: tuple[StageUnits, ...],
+    schedule: str,
+    virtual: int,
+    most: int | None,
+    shape: Shape,
+    software: Software,
+) -> tuple[int, ...]:
+    """Return how many blocks of each stage full recomputation runs again.
+
+    most   of a pipeline rank, whose first stages come first; None: all
+    """
+    counts = [sum(map(sum, _may_run_again(stage, shape, software))) for stage in stages]
+    if most is None:
+        return tuple(counts)
+    pipeline = len(stages) // virtual
+    left = dict.fromkeys(range(pipeline), most)
+    taken = []
+    for rank, count in zip(order_ranks(schedule, pipeline, virtual), counts):
+        taken.append(min(count, left[rank]))
+        left[rank] -= taken[-1]
+    return tuple(taken)
+
+
+def marked_blocks(
+    stage: StageUnits, again: int, shape: Shape, software: Software
+) -> list[list[tuple[str, bool]]]:
+    """Return (block, whether it is among the `again` first that are run again) of each unit."""
+    marked = []
+    for unit, may in zip(stage, _may_run_again(stage, shape, software)):
+        marked.append(
+            [
+                (block, may_it and again > before)
+                for block, may_it, before in zip(unit, may, accumulate(may, initial=0))
+            ]
+        )
+        again -= sum(may)
+    return marked
+
+
+def _may_run_again(stage: StageUnits, shape: Shape, software: Software) -> list[list[bool]]:
+    return [
+        [shape.is_recomputed(block, software.splits_backward) for block in unit] for unit in stage
+    ]
 
 
 @lru_cache(maxsize=4096)

@@ -49,6 +49,51 @@ def test_a_model_of_126_layers_is_planned_with_pipelines(devices):
     assert any(layout.pipeline in (8, 16) for layout in firsts)
 
 
+def test_as_few_layers_are_computed_again_as_fit():
+    shape, cluster = gpt(24, 4096, 32), read_cluster("a100-80gb-hdr")
+    found = search(shape, MIXED, cluster, 8, 64, micro_batch=4)
+    part = [row for row in found.fitting if row.layout.recomputed]
+    assert part and all(row.layout.recomputation == "full" for row in part)
+    for row in part:
+        fewer = replace(row.layout, recomputed=row.layout.recomputed - 1)
+        if fewer.recomputed == 0:
+            fewer = replace(row.layout, recomputation="none", recomputed=None)
+        assert memory_of(fewer, shape, MIXED).total > cluster.device.memory_bytes
+
+
+@pytest.mark.parametrize("pipeline, virtual", [(1, 1), (2, 1), (2, 3), (3, 4)])
+def test_layers_computed_again_trade_memory_for_time(pipeline, virtual):
+    """The first layers of each rank; all of them are what None means."""
+    shape, cluster = gpt(12, 256, 4), read_cluster("a100-80gb-hdr")
+    schedule = "interleaved" if virtual > 1 else "1f1b"
+    whole = RunLayout(pipeline, 1, 1, "ddp", schedule, virtual, 2, 6, "full")
+    figures = []
+    for count in range(1, 12 // pipeline + 1):
+        layout = replace(whole, recomputed=count)
+        assert why_not(layout, shape, MIXED) is None and f"{count} layers" in str(layout)
+        cost = step_cost(layout, shape, MIXED, cluster)
+        assert cost.seconds == pytest.approx(sum(cost.parts.values()))
+        figures.append((cost.seconds, -memory_of(layout, shape, MIXED).total))
+    assert figures == sorted(figures)
+    none = replace(whole, recomputation="none")
+    assert step_cost(none, shape, MIXED, cluster).seconds < figures[0][0] < figures[-1][0]
+    assert figures[-1] == (
+        step_cost(whole, shape, MIXED, cluster).seconds,
+        -memory_of(whole, shape, MIXED).total,
+    )
+
+
+def test_a_part_of_the_layers_is_refused_where_it_does_not_apply():
+    layout = RunLayout(policy="ddp", recomputation="full", recomputed=1)
+    assert why_not(layout, SHAPE, MIXED) is None
+    assert "no part of its layers" in why_not(layout, SHAPE, SHARDKIT)
+    assert "no part" in why_not(replace(layout, recomputation="none"), SHAPE, MIXED)
+    assert "at least 1" in why_not(replace(layout, recomputed=0), SHAPE, MIXED)
+    assert "no recomputation selective" in why_not(
+        RunLayout(policy="ddp", recomputation="selective"), SHAPE, MIXED
+    )
+
+
 def test_an_order_of_ones_own_is_planned_by_what_its_decorator_says(monkeypatch):
     name = "1f1b backwards"
     monkeypatch.setitem(ORDERS, name, None)  # undone when the test ends
