@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ..errors import ConfigurationError
-from ..plan.hardware import known_clusters, read_cluster
+from ..plan.hardware_file import known_clusters, read_cluster
 from ..plan.layouts import RunLayout
 from ..plan.report import (
     PlannedTraining,

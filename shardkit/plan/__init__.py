@@ -18,7 +18,8 @@ VALIDATION.md compares the planner with published runs.
 """
 
 from .cost import PARTS, StepCost, step_cost
-from .hardware import Cluster, known_clusters, read_cluster
+from .hardware import Cluster
+from .hardware_file import known_clusters, read_cluster
 from .layouts import RECOMPUTATIONS, RunLayout, why_not
 from .memory import MemoryEstimate, memory_of, rank_memory
 from .mlp import MLPShape

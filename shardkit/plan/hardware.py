@@ -1,23 +1,16 @@
-"""Hardware: what a device computes and moves per second, and how devices are connected, as TOML
-files with a source for each figure.
+"""Hardware: what a device computes and moves per second, and how devices are connected.
 
-    cluster = read_cluster("a100-80gb-hdr")     one of shardkit/plan/hardware/*.toml, or your own
+    cluster = read_cluster("a100-80gb-hdr")     (hardware_file.py)
     cluster.device.product_seconds(2048, 12288, 4608, "float16")
 
-`shardkit bench hardware` writes such a file for the machine that it runs on. A figure belongs to
-the hardware: none depends on the model that is planned.
+A figure belongs to the hardware: none depends on the model that is planned.
 """
 
-import tomllib
 from bisect import bisect
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from math import log
-from pathlib import Path
 
-from ..arguments import is_number, nearest
 from ..errors import ConfigurationError
-
-FOLDER = Path(__file__).parent / "hardware"
 
 
 @dataclass(frozen=True)
@@ -250,85 +243,3 @@ class Cluster:
     def per_device(self) -> float:
         """Bytes per second from a device to another node, when all of its node send."""
         return self.between.speed / self.devices
-
-
-def read_cluster(name) -> Cluster:
-    """Return the description in this file, or the one of this name that comes with shardkit.
-
-    Errors: ConfigurationError if there is none, or a key is unknown, missing or no number.
-    """
-    path = Path(name) if Path(name).suffix == ".toml" else FOLDER / f"{name}.toml"
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
-            f"{', '.join(known_clusters())}"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} is not TOML: {error}") from None
-    return cluster_from(tables, path)
-
-
-def known_clusters() -> list[str]:
-    """Return the names of the descriptions that come with shardkit."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
-
-
-def cluster_from(tables: dict, path="hardware") -> Cluster:
-    """Return the description in these tables."""
-    rest = dict(tables)
-    products = _table(rest.get("device", {}), "products", path)
-    device = _table(rest, "device", path) | _tuples(products)
-    del device["products"]
-    device["attention"] = _rows(AttentionModel, device, "attention", f"{path}: device")
-    parts = {
-        "device": _made(DeviceModel, device, f"{path}: [device]"),
-        "inside": _made(LinkModel, _table(rest, "inside", path), f"{path}: [inside]"),
-        "between": _made(LinkModel, _table(rest, "between", path), f"{path}: [between]"),
-        "measured": _rows(Measured, rest, "measured", path),
-        "levels": _rows(SwitchLevel, rest, "levels", path),
-    }
-    return _made(Cluster, {**rest, **parts}, str(path))
-
-
-def _rows(kind, tables: dict, name: str, path) -> tuple:
-    """Return the rows of [[name]], none if there is no such table."""
-    return tuple(_made(kind, _tuples(row), f"{path}: [[{name}]]") for row in tables.get(name, []))
-
-
-def _tuples(table: dict) -> dict:
-    """Return the table with tuples for its lists, which can be hashed."""
-    return {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
-
-
-def _table(tables: dict, name: str, path) -> dict:
-    if not isinstance(tables.get(name), dict):
-        raise ConfigurationError(
-            f"{path} has no table [{name}]; look at {FOLDER / 'cpu-node.toml'} for one that has all"
-        )
-    return tables[name]
-
-
-def _made(kind, values: dict, where: str):
-    """Return kind(**values).
-
-    Errors: ConfigurationError on a key that is unknown or missing, or a value that is no number
-    >= 0 where one is wanted.
-    """
-    known = {f.name: f for f in fields(kind)}
-    for key, value in values.items():
-        if key not in known:
-            near = nearest(key, known)
-            advice = f"did you mean {near}? The" if near else "the"
-            raise ConfigurationError(
-                f"{where}: unknown key {key}; {advice} keys are {', '.join(known)}"
-            )
-        if known[key].type in (float, int) and not is_number(value, at_least=0):
-            raise ConfigurationError(
-                f"{where}: {key} = {value!r}; wanted a finite number, at least 0"
-            )
-    missing = [name for name, f in known.items() if name not in values and f.default is MISSING]
-    if missing:
-        raise ConfigurationError(f"{where}: {', '.join(missing)} missing")
-    return kind(**values)

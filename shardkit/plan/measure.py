@@ -35,7 +35,8 @@ from ..comm.mpi.launch import all_seats
 from ..nn.autograd import Tensor
 from ..nn.transformer import TransformerBlock
 from .collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, SEND
-from .hardware import Cluster, cluster_from
+from .hardware import Cluster
+from .hardware_file import cluster_from
 from .measure_attention import attention_rows, attention_speeds
 from .software import SHARDKIT
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 
+from ..errors import ConfigurationError
 from ..layout.policy import POLICIES
 from ..schedule.catalog import ORDERS
 from .cost import PARTS, StepCost, step_cost
@@ -144,7 +145,14 @@ def search(
 
     micro_batch   only layouts with micro-batches of this many sequences; None: all that divide the
                   batch
+
+    Errors: ConfigurationError if the micro-batch does not divide the batch.
     """
+    if micro_batch is not None and batch % micro_batch:
+        raise ConfigurationError(
+            f"micro-batches of {micro_batch} samples in a batch of {batch}; wanted a size that "
+            "divides it"
+        )
     limit = cluster.device.memory_bytes
     refused = Counter()
     candidates = []

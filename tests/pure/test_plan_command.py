@@ -11,6 +11,7 @@ import pytest
 from shardkit.cli import main
 from shardkit.optim import RULES
 from shardkit.plan import ModelShape, RunLayout
+from shardkit.plan.hardware_file import FOLDER
 from shardkit.plan.settings import left_out, settings_of, software_of
 from shardkit.plan.software import OWN
 from shardkit.task.language import Language
@@ -80,6 +81,37 @@ def test_the_recommended_command_line_is_a_configuration_that_the_ranks_fit(caps
         )
         check_batch(settings, devices)
         assert settings.batch.sequences == 16
+
+
+@pytest.mark.parametrize(
+    "given, bad, wanted",
+    [
+        ("memory_fraction = 0.80", "memory_fraction = 1.8", "a fraction above 0, at most 1"),
+        ("memory_fraction = 0.80", "memory_fraction = 0.0", "a fraction above 0, at most 1"),
+        ("bytes_per_second = 3.35e12", "bytes_per_second = nan", "a finite number above 0"),
+        ("bytes_per_second = 450e9", "bytes_per_second = 0.0", "a finite number above 0"),
+        ("fraction = 0.82", "fraction = 1.01", "a fraction above 0, at most 1"),
+        ("memory_bytes = 76e9", "memory_bytes = 0", "a finite number above 0"),
+        ("devices = 8", "devices = 0", "an integer, at least 1"),
+        ("bfloat16 = 989.4e12", "bfloat16 = nan", "a number above 0 for each dtype"),
+        ("0.64, 0.68]", "0.64, 1.68]", "fractions above 0, at most 1"),
+        ("0.298, 0.302]", "0.298, nan]", "fractions above 0, at most 1"),
+        ("contention = 0.4", "contention = -3", "a finite number, at least 0"),
+    ],
+)
+def test_figures_of_hardware_that_cannot_be_are_refused(capsys, folder, given, bad, wanted):
+    text = (FOLDER / "h100-80gb-ndr.toml").read_text()
+    assert given in text
+    (folder / "mine.toml").write_text(text.replace(given, bad, 1))
+    code, said, error = plan(capsys, "--devices", 8, cluster="mine.toml")
+    assert code == 2 and not said and error.count("\n") == 1
+    assert bad.split(" = ")[0] in error and f"wanted {wanted}" in error
+
+
+@pytest.mark.parametrize("size", [32, 3])
+def test_a_micro_batch_that_does_not_divide_the_batch_is_refused(capsys, size):
+    code, _, error = plan(capsys, "--devices", 2, "--micro-batch", size)
+    assert code == 2 and f"micro-batches of {size} samples in a batch of 16" in error
 
 
 def test_settings_of_a_layout_are_keys_of_a_run():

@@ -18,7 +18,7 @@ from shardkit.plan import (
     step_cost,
     why_not,
 )
-from shardkit.plan.hardware import cluster_from
+from shardkit.plan.hardware_file import cluster_from
 from shardkit.plan.search import divisors
 from shardkit.schedule import ORDERS, draw_text, one_f_one_b, order, unit_timeline
 

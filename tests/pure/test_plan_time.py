@@ -25,7 +25,8 @@ from shardkit.plan.collectives import (
     RankGroup,
     collective_seconds,
 )
-from shardkit.plan.hardware import SwitchLevel, cluster_from
+from shardkit.plan.hardware import SwitchLevel
+from shardkit.plan.hardware_file import cluster_from
 from shardkit.plan.overlap import slowest_of
 from shardkit.plan.software import software_named
 from shardkit.plan.timeline import StageSeconds, _replay, estimated, replayed, simulated
@@ -231,7 +232,7 @@ def test_fused_attention_has_a_speed_of_its_own():
     "change, message",
     [
         ({"devises": 2}, "unknown key devises; did you mean devices"),
-        ({"devices": "two"}, "wanted a finite number"),
+        ({"devices": "two"}, "wanted an integer, at least 1"),
         (
             {"storage_bytes_per_second": float("nan")},
             "storage_bytes_per_second = nan; wanted a finite number",
