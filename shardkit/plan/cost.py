@@ -111,7 +111,7 @@ def step_cost(
         parts,
         seconds,
         latency,
-        _checkpoint_seconds(shape, software, cluster),
+        _checkpoint_seconds(layout, shape, software, cluster),
     )
 
 
@@ -284,7 +284,8 @@ def checkpoint_bytes(shape: Shape, software: Software) -> float:
     return shape.parameter_count * kept
 
 
-def _checkpoint_seconds(shape: Shape, software: Software, cluster: Cluster) -> float:
-    if not cluster.storage_bytes_per_second:
-        return 0.0
-    return checkpoint_bytes(shape, software) / cluster.storage_bytes_per_second
+def _checkpoint_seconds(
+    layout: RunLayout, shape: Shape, software: Software, cluster: Cluster
+) -> float:
+    speed = cluster.storage_speed(layout.devices)
+    return checkpoint_bytes(shape, software) / speed if speed else 0.0

@@ -219,7 +219,8 @@ class Cluster:
     cores          processors that they share; 0: one each
     inside         from a device to the others of its node
     between        from a node to the others; the devices share it evenly
-    storage_bytes_per_second   of all nodes together, to the file system of checkpoints
+    storage_bytes_per_second   of all nodes together, to the file system of checkpoints; 0: unknown
+    node_storage_bytes_per_second   of one node; 0: what it sends to other nodes
     measured       collectives, where there are measurements; they are used instead of the links
     levels         of switches between nodes, from below; without any the network is one switch
     """
@@ -230,6 +231,7 @@ class Cluster:
     inside: LinkModel
     between: LinkModel
     storage_bytes_per_second: float = 0.0
+    node_storage_bytes_per_second: float = 0.0
     cores: int = 0
     measured: tuple[Measured, ...] = ()
     levels: tuple[SwitchLevel, ...] = ()
@@ -238,6 +240,11 @@ class Cluster:
     def sharing(self) -> int:
         """Ranks of a node that see each other's memory: all, if they run on its processors."""
         return self.devices if self.cores else 1
+
+    def storage_speed(self, devices: int) -> float:
+        """Return the bytes per second to the file system from the nodes of a job; 0: unknown."""
+        of_node = self.node_storage_bytes_per_second or self.between.speed
+        return min(self.storage_bytes_per_second, -(-devices // self.devices) * of_node)
 
     @property
     def per_device(self) -> float:

@@ -228,6 +228,21 @@ def test_fused_attention_has_a_speed_of_its_own():
     assert sum(plain.attention_seconds(4, 64, 32, "float32")) < 7 * 4 * 64**2 * 32 / (0.5 * 1e10)
 
 
+def test_a_checkpoint_is_written_by_the_nodes_of_the_job():
+    """Six nodes of two ports each fill the file system."""
+    cluster = read_cluster("a100-80gb-hdr")
+    assert [cluster.storage_speed(devices) / 1e9 for devices in (1, 8, 9, 40, 48, 3072)] == [
+        *(50, 50, 100, 250, 273, 273)
+    ]
+    shape = ModelShape(4, 256, 4, 512, 128)
+    costs = [step_cost(RunLayout(data=data), shape, MIXED, cluster) for data in (8, 16, 64)]
+    seconds = [cost.checkpoint_seconds for cost in costs]
+    assert seconds[0] == 2 * seconds[1] and seconds[1] / seconds[2] == pytest.approx(273 / 100)
+    assert replace(cluster, storage_bytes_per_second=0.0).storage_speed(8) == 0
+    by_network = replace(cluster, node_storage_bytes_per_second=0.0)
+    assert by_network.storage_speed(8) == by_network.between.speed < 273e9
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
