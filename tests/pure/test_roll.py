@@ -1,6 +1,5 @@
 """The folder of a job, the roll of its ranks, and what a warden reads in it."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -8,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from clean_fork import clean_context
 
 from shardkit import comm
 from shardkit.comm.checks import check_timeout
@@ -210,7 +210,7 @@ def test_at_the_end_of_the_program_those_are_missing_who_have_not_left():
 
 def test_ranks_of_one_launcher_have_one_key_and_a_rank_alone_its_own():
     def keys():
-        with multiprocessing.get_context("fork").Pool(1) as rank:
+        with clean_context().Pool(1) as rank:
             return rank.map(job_key, [2, 1])
 
     first, second = keys(), keys()

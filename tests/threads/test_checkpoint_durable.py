@@ -3,7 +3,6 @@ older ones.
 """
 
 import errno
-import multiprocessing
 import os
 import resource
 import shutil
@@ -15,6 +14,7 @@ import numpy
 import pytest
 from builders import small_gpt, token_batch, train
 from checkpoints import described, edit_manifest, flip_bit, owned_part, rows, save_boxes
+from clean_fork import exit_code
 
 import shardkit as sk
 from shardkit.checkpoint import Checkpoint, CheckpointStore, saving
@@ -118,22 +118,19 @@ def test_a_full_disk_at_any_moment_is_an_error_on_all_ranks_and_the_checkpoint_b
     assert newest(tmp_path)[:2] == (step, 2.0)
 
 
+def save_and_die(folder, step, at):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        Disk(monkeypatch, at, lambda: os._exit(9))
+        save(folder, 2.0, step)
+
+
 @pytest.mark.parametrize("step", [1, 2])
 def test_a_process_that_dies_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(step, tmp_path):
-    def die_at(at):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            Disk(monkeypatch, at, lambda: os._exit(9))
-            save(tmp_path, 2.0, step)
-        os._exit(0)
-
     found, at, status = set(), 0, 9
     while status == 9:
         shutil.rmtree(tmp_path)
         save(tmp_path, 1.0, 1)
-        process = multiprocessing.get_context("fork").Process(target=die_at, args=(at,))
-        process.start()
-        process.join()
-        status, at = process.exitcode, at + 1
+        status, at = exit_code(save_and_die, tmp_path, step, at), at + 1
         found_step, value, skipped = newest(tmp_path)
         assert (found_step, value) in ((1, 1.0), (step, 2.0))
         assert all("never finished" in reason for reason in skipped)
@@ -381,22 +378,18 @@ def test_a_folder_without_permission_is_a_permission_error(tmp_path):
     assert newest(tmp_path)[:2] == (1, 1)
 
 
+def save_within_quota(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    whole = numpy.zeros(1 << 20, "float32")
+    try:
+        save_boxes(folder, {"model/a": (whole, rows(whole.shape, 2))}, 2)
+    except OSError as error:
+        os._exit(7 if error.errno == errno.EFBIG else 8)
+
+
 def test_a_quota_on_file_sizes_is_an_os_error(tmp_path):
     save(tmp_path, 1, 1)
-
-    def limited():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        whole = numpy.zeros(1 << 20, "float32")
-        try:
-            save_boxes(tmp_path, {"model/a": (whole, rows(whole.shape, 2))}, 2)
-        except OSError as error:
-            os._exit(7 if error.errno == errno.EFBIG else 8)
-        os._exit(0)
-
-    process = multiprocessing.get_context("fork").Process(target=limited)
-    process.start()
-    process.join()
-    assert process.exitcode == 7
+    assert exit_code(save_within_quota, tmp_path) == 7
     assert newest(tmp_path)[:2] == (1, 1) and not list(tmp_path.glob("*.tmp"))
 
 

@@ -7,6 +7,7 @@ import signal
 import h5py
 import numpy
 import pytest
+from clean_fork import exit_code
 from torch_or_skip import torch
 
 import shardkit as sk
@@ -183,25 +184,23 @@ def test_figures_and_the_file_of_predictions_are_the_same_for_any_number_of_rank
     assert len(files) == 1 and len(set(map(str, found.values()))) == 1
 
 
+def die_among_predictions(folder):
+    write, places = os.pwrite, []
+
+    def write_or_die(file, content, place):
+        places.append(place)
+        if len(places) == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(file, content, place)
+
+    os.pwrite = write_or_die
+    evaluated(folder, 1, output="out.h5")
+
+
 def test_a_kill_among_the_predictions_leaves_no_half_file_and_the_next_run_writes_it(folder):
     run(settings_of(folder))
     evaluated(folder, 1, output="whole.h5")
-    child = os.fork()
-    if child == 0:
-        signal.alarm(60)
-        write, places = os.pwrite, []
-
-        def write_or_die(file, content, place):
-            places.append(place)
-            if len(places) == 20:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write(file, content, place)
-
-        os.pwrite = write_or_die
-        evaluated(folder, 1, output="out.h5")
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    assert exit_code(die_among_predictions, folder) == -signal.SIGKILL
     assert (folder / "out.h5.tmp").exists() and not (folder / "out.h5").exists()
     evaluated(folder, 3, output="out.h5")
     assert (folder / "out.h5").read_bytes() == (folder / "whole.h5").read_bytes()
