@@ -26,6 +26,9 @@ from shardkit.plan import (
 _H100 = "h100-80gb-ndr"
 _DATA = 48
 # overlap-grad-reduce, overlap-param-gather, tp-comm-overlap, and a distributed optimizer
+LLAMA_405B = ModelShape(
+    126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
+)
 MEGATRON_2024 = replace(MIXED, name="megatron-2024", masks_dropout=False, overlaps_tensor=True)
 
 
@@ -94,9 +97,6 @@ def llama3() -> list[tuple[str, float, float]]:
     8192. Of 128 stages the first has the embedding alone and the last the head. Operations are
     counted as nn.GPT does, attention in full.
     """
-    shape = ModelShape(
-        126, 16384, 128, 128256, 8192, kv_heads=8, hidden=53248, style="llama", tied=False
-    )
     rows = []
     for data, micro_batches, published in ((64, 32, 430.0), (128, 16, 400.0)):
         layout = RunLayout(
@@ -109,8 +109,8 @@ def llama3() -> list[tuple[str, float, float]]:
             micro_batches=micro_batches,
             is_sequence_parallel=True,
         )
-        cost = step_cost(layout, shape, MIXED, hardware("h100-80gb-roce"))
-        flops = shape.num_flops_per_item * layout.batch * shape.sequence_length
+        cost = step_cost(layout, LLAMA_405B, MIXED, hardware("h100-80gb-roce"))
+        flops = LLAMA_405B.num_flops_per_item * layout.batch * LLAMA_405B.sequence_length
         speed = flops / cost.seconds / layout.devices / 1e12
         rows.append((f"405B, {layout.devices} GPUs", published, speed))
     return rows

@@ -221,6 +221,11 @@ class Cluster:
     between        from a node to the others; the devices share it evenly
     storage_bytes_per_second   of all nodes together, to the file system of checkpoints; 0: unknown
     node_storage_bytes_per_second   of one node; 0: what it sends to other nodes
+    failure_hours  of one device, with its part of the node, until it stops a job, on average; 0:
+                   unknown
+    restart_seconds   from such a stop until steps go on
+    watts          of one device, with its part of the node; 0: unknown
+    price_per_hour    of one device, in your currency; 0: unknown
     measured       collectives, where there are measurements; they are used instead of the links
     levels         of switches between nodes, from below; without any the network is one switch
     """
@@ -232,6 +237,10 @@ class Cluster:
     between: LinkModel
     storage_bytes_per_second: float = 0.0
     node_storage_bytes_per_second: float = 0.0
+    failure_hours: float = 0.0
+    restart_seconds: float = 0.0
+    watts: float = 0.0
+    price_per_hour: float = 0.0
     cores: int = 0
     measured: tuple[Measured, ...] = ()
     levels: tuple[SwitchLevel, ...] = ()

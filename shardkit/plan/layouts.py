@@ -65,7 +65,9 @@ class RunLayout:
     @property
     def recomputed_words(self) -> str:
         """What is computed again, in a word or two."""
-        return self.recomputation if self.recomputed is None else f"{self.recomputed} layers"
+        if self.recomputed is None:
+            return self.recomputation
+        return "1 layer" if self.recomputed == 1 else f"{self.recomputed} layers"
 
     def __str__(self) -> str:
         virtual = f" x {self.virtual}" if self.virtual > 1 else ""

@@ -17,6 +17,7 @@ from .band import band_of
 from .cost import PARTS, checkpoint_bytes
 from .search import WORDS, Candidate, Search
 from .timeline import simulated
+from .whole_run import Interruptions, interruptions_of
 
 _MOST_BOXES = 4000  # of a drawing
 _GB = 1e9
@@ -41,6 +42,27 @@ class PlannedTraining:
         """Return between which seconds a step is expected to take, by its family's residuals."""
         band = band_of(candidate.layout, self.found.shape, self.found.cluster)
         return band.around(candidate.cost.seconds)
+
+    def useful_share(self, candidate: Candidate) -> float:
+        """Return the share of the time that goes into steps; 1 if the hardware says nothing of
+        failures.
+        """
+        stops = self.interruptions(candidate)
+        return stops.useful_share(stops.best_interval()) if stops else 1.0
+
+    def interruptions(self, candidate: Candidate) -> Interruptions | None:
+        devices, seconds = candidate.layout.devices, candidate.cost.checkpoint_seconds
+        return interruptions_of(self.found.cluster, devices, seconds)
+
+    def megawatt_hours(self, candidate: Candidate) -> float:
+        """Return the energy of the whole run with its failures; 0 if it is unknown."""
+        hours = self.device_hours(candidate) / self.useful_share(candidate)
+        return hours * self.found.cluster.watts / 1e6
+
+    def price(self, candidate: Candidate) -> float:
+        """Return the price of the whole run with its failures; 0 if it is unknown."""
+        hours = self.device_hours(candidate) / self.useful_share(candidate)
+        return hours * self.found.cluster.price_per_hour
 
     def device_hours(self, candidate: Candidate) -> float:
         return self.days(candidate) * 24 * candidate.layout.devices
@@ -74,7 +96,7 @@ def print_search(training: PlannedTraining, count: int) -> None:
         return
     console.print(_table(training, count))
     console.print(_totals(training), markup=False)
-    for line in (*_within(training), *_quicker(found), *training.left_out):
+    for line in (*_whole_run(training), *_within(training), *_quicker(found), *training.left_out):
         console.print(f"- {line}", markup=False)
 
 
@@ -139,6 +161,30 @@ def _totals(training: PlannedTraining) -> str:
         f"{_short(training.days(best))} days, {training.device_hours(best):,.0f} device-hours; "
         f"{saved}"
     )
+
+
+def _whole_run(training: PlannedTraining) -> list[str]:
+    """Return lines about failures, energy and money, as far as the hardware file has figures."""
+    best = training.found.best
+    lines = []
+    stops = training.interruptions(best)
+    if stops is not None:
+        share = training.useful_share(best)
+        days = [
+            training.steps * seconds / 86400 / share
+            for seconds in (best.cost.seconds, *training.between(best))
+        ]
+        lines.append(
+            f"a failure every {_short(stops.failure_seconds / 3600)} hours: with a checkpoint "
+            f"every {_short(stops.best_interval() / 60)} minutes and restarts of "
+            f"{_short(stops.restart_seconds)} s, {share:.1%} of the time goes into steps: "
+            f"{_short(days[0])} days ({_short(days[1])} to {_short(days[2])})"
+        )
+    if training.found.cluster.watts:
+        lines.append(f"energy: {training.megawatt_hours(best):,.3g} MWh")
+    if training.found.cluster.price_per_hour:
+        lines.append(f"price: {training.price(best):,.0f}")
+    return lines
 
 
 def _within(training: PlannedTraining) -> list[str]:
@@ -266,5 +312,8 @@ def _row(training: PlannedTraining, candidate: Candidate) -> dict:
         "flops_per_second_and_device": training.flops(candidate),
         "days": training.days(candidate),
         "device_hours": training.device_hours(candidate),
+        "useful_share": training.useful_share(candidate),
+        "megawatt_hours": training.megawatt_hours(candidate),
+        "price": training.price(candidate),
         "why": training.found.why_it_lost(candidate),
     }

@@ -108,6 +108,22 @@ def test_figures_of_hardware_that_cannot_be_are_refused(capsys, folder, given, b
     assert bad.split(" = ")[0] in error and f"wanted {wanted}" in error
 
 
+def test_the_whole_run_counts_failures_energy_and_money(capsys, folder):
+    text = (FOLDER / "h100-80gb-ndr.toml").read_text()
+    figures = "failure_hours = 2e4\nrestart_seconds = 600\nprice_per_hour = 2.5\ndevices = 8\n"
+    (folder / "mine.toml").write_text(text.replace("devices = 8\n", figures, 1))
+    code, said, _ = plan(capsys, "--devices", 64, "--batch", 64, cluster="mine.toml")
+    assert code == 0 and "a failure every 312 hours" in said and "restarts of 600 s" in said
+    _, found, _ = plan(capsys, "--devices", 64, "--batch", 64, "--json", cluster="mine.toml")
+    best = json.loads(found)["rows"][0]
+    assert 0.99 < best["useful_share"] < 1
+    hours = best["device_hours"] / best["useful_share"]
+    assert best["price"] == pytest.approx(2.5 * hours)
+    assert best["megawatt_hours"] == pytest.approx(1275e-6 * hours)
+    _, said, _ = plan(capsys, "--devices", 4)
+    assert "failure" not in said and "energy" not in said and "price" not in said
+
+
 @pytest.mark.parametrize("size", [32, 3])
 def test_a_micro_batch_that_does_not_divide_the_batch_is_refused(capsys, size):
     code, _, error = plan(capsys, "--devices", 2, "--micro-batch", size)

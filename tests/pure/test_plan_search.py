@@ -70,7 +70,7 @@ def test_layers_computed_again_trade_memory_for_time(pipeline, virtual):
     figures = []
     for count in range(1, 12 // pipeline + 1):
         layout = replace(whole, recomputed=count)
-        assert why_not(layout, shape, MIXED) is None and f"{count} layers" in str(layout)
+        assert why_not(layout, shape, MIXED) is None and f"{count} layer" in str(layout)
         cost = step_cost(layout, shape, MIXED, cluster)
         assert cost.seconds == pytest.approx(sum(cost.parts.values()))
         figures.append((cost.seconds, -memory_of(layout, shape, MIXED).total))
