@@ -2,6 +2,9 @@
 
     read_cluster("a100-80gb-hdr")     one of shardkit/plan/hardware/*.toml, or your own file
 
+    [device]
+    like = "h100-80gb-ndr"            the device of that file, but for the keys that are here
+
 `shardkit bench hardware` writes such a file for the machine that it runs on.
 """
 
@@ -64,8 +67,12 @@ def read_cluster(name) -> Cluster:
     Errors: ConfigurationError if there is none, or a key is unknown, missing or outside its limits.
     """
     path = Path(name) if Path(name).suffix == ".toml" else FOLDER / f"{name}.toml"
+    return cluster_from(_tables_of(path), path)
+
+
+def _tables_of(path: Path) -> dict:
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
             f"cannot read hardware {path}: {error.strerror}; those that come with shardkit are "
@@ -73,7 +80,6 @@ def read_cluster(name) -> Cluster:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path} is not TOML: {error}") from None
-    return cluster_from(tables, path)
 
 
 def known_clusters() -> list[str]:
@@ -84,8 +90,8 @@ def known_clusters() -> list[str]:
 def cluster_from(tables: dict, path="hardware") -> Cluster:
     """Return the description in these tables."""
     rest = dict(tables)
-    products = _table(rest.get("device", {}), "products", path)
-    device = _table(rest, "device", path) | _tuples(products)
+    device = _device(_table(rest, "device", path), path)
+    device |= _tuples(_table(device, "products", path))
     del device["products"]
     device["attention"] = _rows(AttentionModel, device, "attention", f"{path}: device")
     parts = {
@@ -96,6 +102,19 @@ def cluster_from(tables: dict, path="hardware") -> Cluster:
         "levels": _rows(SwitchLevel, rest, "levels", path),
     }
     return _made(Cluster, {**rest, **parts}, str(path))
+
+
+def _device(table: dict, path) -> dict:
+    """Return the table of a device; what it does not say is as in the hardware named by `like`."""
+    known = dict(table)
+    like = known.pop("like", None)
+    if like is None:
+        return known
+    if like not in known_clusters():
+        raise ConfigurationError(
+            f"{path}: [device]: like = {like!r}; wanted one of {', '.join(known_clusters())}"
+        )
+    return {**_device(_tables_of(FOLDER / f"{like}.toml")["device"], like), **known}
 
 
 def _rows(kind, tables: dict, name: str, path) -> tuple:

@@ -228,6 +228,17 @@ def test_fused_attention_has_a_speed_of_its_own():
     assert sum(plain.attention_seconds(4, 64, 32, "float32")) < 7 * 4 * 64**2 * 32 / (0.5 * 1e10)
 
 
+def test_a_device_may_be_like_that_of_another_file():
+    h100, h200 = (read_cluster(name).device for name in ("h100-80gb-ndr", "h200-141gb-ndr"))
+    own = {"name": "H200-SXM-141GB", "memory_bytes": 137e9, "bytes_per_second": 4.8e12}
+    assert {**vars(h100), **own} == vars(h200)
+    tables = {**MINIMAL, "device": {"like": "h100-80gb-ndr", "memory_fraction": 0.5}}
+    device = cluster_from(tables).device
+    assert vars(device) == {**vars(h100), "memory_fraction": 0.5}
+    with pytest.raises(sk.ConfigurationError, match="like = 'h300'; wanted one of a100"):
+        cluster_from({**MINIMAL, "device": {"like": "h300"}})
+
+
 def test_a_checkpoint_is_written_by_the_nodes_of_the_job():
     """Six nodes of two ports each fill the file system."""
     cluster = read_cluster("a100-80gb-hdr")
