@@ -7,6 +7,7 @@ all as JSON.
 import json
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
+from math import inf, isfinite
 from pathlib import Path
 
 from rich.console import Console
@@ -50,19 +51,26 @@ class PlannedTraining:
         stops = self.interruptions(candidate)
         return stops.useful_share(stops.best_interval()) if stops else 1.0
 
+    def with_failures(self, candidate: Candidate, time: float) -> float:
+        """Return how long steps of so much time take with failures; infinite if they never end."""
+        share = self.useful_share(candidate)
+        return time / share if share else inf
+
     def interruptions(self, candidate: Candidate) -> Interruptions | None:
         devices, seconds = candidate.layout.devices, candidate.cost.checkpoint_seconds
         return interruptions_of(self.found.cluster, devices, seconds)
 
     def megawatt_hours(self, candidate: Candidate) -> float:
         """Return the energy of the whole run with its failures; 0 if it is unknown."""
-        hours = self.device_hours(candidate) / self.useful_share(candidate)
-        return hours * self.found.cluster.watts / 1e6
+        hours = self.with_failures(candidate, self.device_hours(candidate))
+        return hours * self.found.cluster.watts / 1e6 if self.found.cluster.watts else 0.0
 
     def price(self, candidate: Candidate) -> float:
         """Return the price of the whole run with its failures; 0 if it is unknown."""
-        hours = self.device_hours(candidate) / self.useful_share(candidate)
-        return hours * self.found.cluster.price_per_hour
+        hours = self.with_failures(candidate, self.device_hours(candidate))
+        return (
+            hours * self.found.cluster.price_per_hour if self.found.cluster.price_per_hour else 0.0
+        )
 
     def device_hours(self, candidate: Candidate) -> float:
         return self.days(candidate) * 24 * candidate.layout.devices
@@ -171,7 +179,7 @@ def _whole_run(training: PlannedTraining) -> list[str]:
     if stops is not None:
         share = training.useful_share(best)
         days = [
-            training.steps * seconds / 86400 / share
+            training.with_failures(best, training.steps * seconds / 86400)
             for seconds in (best.cost.seconds, *training.between(best))
         ]
         lines.append(
@@ -313,7 +321,12 @@ def _row(training: PlannedTraining, candidate: Candidate) -> dict:
         "days": training.days(candidate),
         "device_hours": training.device_hours(candidate),
         "useful_share": training.useful_share(candidate),
-        "megawatt_hours": training.megawatt_hours(candidate),
-        "price": training.price(candidate),
+        "megawatt_hours": _or_none(training.megawatt_hours(candidate)),
+        "price": _or_none(training.price(candidate)),
         "why": training.found.why_it_lost(candidate),
     }
+
+
+def _or_none(figure: float) -> float | None:
+    """Return the figure, as JSON has no infinite ones."""
+    return figure if isfinite(figure) else None

@@ -120,6 +120,13 @@ def test_the_whole_run_counts_failures_energy_and_money(capsys, folder):
     hours = best["device_hours"] / best["useful_share"]
     assert best["price"] == pytest.approx(2.5 * hours)
     assert best["megawatt_hours"] == pytest.approx(1275e-6 * hours)
+    (folder / "mine.toml").write_text(
+        text.replace("devices = 8\n", figures.replace("2e4", "1e-9"), 1)
+    )
+    code, said, _ = plan(capsys, "--devices", 64, "--batch", 64, cluster="mine.toml")
+    assert code == 0 and "0.0% of the time goes into steps: inf days" in said
+    code, found, _ = plan(capsys, "--devices", 64, "--batch", 64, "--json", cluster="mine.toml")
+    assert code == 0 and json.loads(found)["rows"][0]["price"] is None and "Infinity" not in found
     _, said, _ = plan(capsys, "--devices", 4)
     assert "failure" not in said and "energy" not in said and "price" not in said
 
