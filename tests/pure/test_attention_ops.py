@@ -4,6 +4,7 @@ import numpy
 import pytest
 from torch_or_skip import torch
 
+from shardkit.array import kernels
 from shardkit.errors import ShapeError
 from shardkit.nn import grad, ops
 from shardkit.nn.autograd import Tensor
@@ -186,3 +187,31 @@ def test_what_does_not_fit_is_refused(name):
     operands, settings, message = REFUSED[name]
     with pytest.raises(ShapeError, match=message):
         ops.scaled_dot_product_attention(*operands, **settings)
+
+
+@pytest.mark.parametrize(
+    "heads, key_heads, queries, keys, head_dim",
+    [(2, 1, 13, 13, 16), (4, 2, 97, 101, 17), (1, 1, 801, 801, 24), (2, 2, 33, 90, 64)],
+)
+def test_attention_of_bfloat16_is_that_of_float64_rounded(
+    heads, key_heads, queries, keys, head_dim
+):
+    """Odd sizes end in half a word, where the CPU multiplies pairs of bfloat16.
+
+    Tolerance: 2^-7 of the largest value, two roundings to 8 bits.
+    """
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    rng = numpy.random.default_rng(1)
+    shapes = [(1, heads, queries, head_dim), *[(1, key_heads, keys, head_dim)] * 2]
+    arrays = [rng.standard_normal(shape).astype(bfloat16) for shape in (*shapes, shapes[0])]
+    first, scale = keys - queries, -0.7 * head_dim**-0.5  # a scale may have any sign
+
+    def gradients(q, k, v, gradient):
+        y, log_sums = kernels.causal_attention(q, k, v, scale, first)
+        given = gradient, q, k, v, y, log_sums, scale, first
+        return y, log_sums, *kernels.causal_attention_backward(*given)
+
+    wanted = gradients(*[x.astype("float64") for x in arrays])
+    for got, right in zip(gradients(*arrays), wanted, strict=True):
+        largest = abs(right).max()
+        numpy.testing.assert_allclose(got.astype("float64"), right, rtol=0, atol=largest / 128)

@@ -9,11 +9,14 @@ r"""Attention by tiles, causal or to all keys: only a tile of the visible scores
 
 Products, softmax and sums of a tile meet in one compiled loop (attention_tiles.py), which no
 library and no result in between slows down. The bits depend on no library and no other head.
-bfloat16 is cast where rows are packed and unpacked; what is computed is float32.
+bfloat16 is multiplied by the CPU's own instructions, where it has them; elsewhere it is cast where
+rows are packed and unpacked, and what is computed is float32.
 
 Results lie in memory as [B, S, H, D] behind their shape [B, H, S, D]: as the layers around
 attention have them, so that no permute has to copy.
 """
+
+from dataclasses import dataclass
 
 import numpy
 
@@ -38,7 +41,9 @@ from .attention_tiles import (
     start_of,
 )
 from .compiled import compiled
-from .panels import NARROW_VECTORS, PANEL_VECTORS, pack, pack_across, unpack
+from .packing import pack, pack_across, pack_below, pack_below_too, unpack
+from .panel_tiles import HAS_PAIRS
+from .panels import NARROW_VECTORS, PANEL_VECTORS
 from .scalar import exp2, fma, larger, like, plus
 from .storage import narrow, wide
 from .tiles import VECTOR_BYTES
@@ -63,7 +68,7 @@ def causal_attention(q, k, v, scale, first_query, out=None):
         if sizes.num_queries <= FEW_QUERIES:
             _attend_few(*given, empty(sizes.num_keys, dtype))
         else:
-            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, dtype))
+            _in_parts(_attend, len(q), sizes, *given, _buffers(sizes, _packed(q)))
     return y, log_sums
 
 
@@ -80,7 +85,7 @@ def causal_attention_backward(
         sizes = _sizes(q, k, first_query)
         arrays = [_rows(x) for x in (gradient, q, k, v, y, for_q, for_k, for_v)]
         given = sizes, float(scale), *arrays, plain(log_sums).reshape(-1)
-        buffers = _backward_buffers(sizes, computed_dtype(q))
+        buffers = _backward_buffers(sizes, _packed(q))
         _in_parts(_attend_backward, len(q), sizes, *given, buffers)
     return for_q, for_k, for_v
 
@@ -120,19 +125,19 @@ def _attend(first, last, sizes, scale, q, k, v, y, log_sums, buffers):
     height = buffers.scores.shape[0]
     dim = sizes.head_dim
     one = like(1.0, wide(q.flat[0]))
+    times = like(scale / LN_2, one)
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
         start = start_of(k, sample, key_head)
         pack_across(k.flat, start, k.row, sizes.num_keys, dim, buffers.across)
         start = start_of(v, sample, key_head)
-        pack(v.flat, start, v.row, sizes.num_keys, dim, one, buffers.values)
+        pack_below(v.flat, start, v.row, sizes.num_keys, dim, buffers.values)
         for head in range(key_head * group, (key_head + 1) * group):
             for row in range(0, sizes.num_queries, height):
                 num_rows = min(height, sizes.num_queries - row)
                 start = start_of(q, sample, head) + row * q.row
-                times = like(scale / LN_2, one)
-                pack(q.flat, start, q.row, num_rows, dim, times, buffers.queries)
-                attend_rows(sizes, row, num_rows, buffers)
+                pack(q.flat, start, q.row, num_rows, dim, buffers.queries)
+                attend_rows(sizes, row, num_rows, times, buffers)
                 start = start_of(y, sample, head) + row * y.row
                 unpack(buffers.sums, num_rows, dim, one, y.flat, start, y.row)
                 place = (sample * sizes.num_heads + head) * sizes.num_queries + row
@@ -183,31 +188,34 @@ def _attend_backward(
     group = sizes.num_heads // sizes.num_key_heads
     dim, num_keys, num_queries = sizes.head_dim, sizes.num_keys, sizes.num_queries
     one = like(1.0, wide(q.flat[0]))
+    times, by_scale = like(scale / LN_2, one), like(scale, one)
     for pair in range(first, last):
         sample, key_head = divmod(pair, sizes.num_key_heads)
         start = start_of(k, sample, key_head)
         pack_across(k.flat, start, k.row, num_keys, dim, buffers.keys_across)
-        pack(k.flat, start, k.row, num_keys, dim, one, buffers.keys)
+        pack_below(k.flat, start, k.row, num_keys, dim, buffers.keys)
         start = start_of(v, sample, key_head)
         pack_across(v.flat, start, v.row, num_keys, dim, buffers.values_across)
         buffers.for_keys[:] = 0
         buffers.for_values[:] = 0
         for head in range(key_head * group, (key_head + 1) * group):
             start = start_of(q, sample, head)
-            times = like(scale / LN_2, one)
-            pack(q.flat, start, q.row, num_queries, dim, times, buffers.queries)
-            start = start_of(gradient, sample, head)
-            pack(gradient.flat, start, gradient.row, num_queries, dim, one, buffers.gradients)
+            pack(q.flat, start, q.row, num_queries, dim, buffers.queries)
+            pack_below_too(q.flat, start, q.row, num_queries, dim, buffers.queries_below)
+            g, row = gradient.flat, start_of(gradient, sample, head)
+            pack(g, row, gradient.row, num_queries, dim, buffers.gradients)
+            pack_below_too(g, row, gradient.row, num_queries, dim, buffers.gradients_below)
             place = (sample * sizes.num_heads + head) * num_queries
             for i in range(num_queries):
                 buffers.levels[i] = log_sums[place + i] * like(1 / LN_2, one)
                 start = start_of(y, sample, head) + i * y.row
-                buffers.along[i] = dot(y.flat[start : start + dim], buffers.gradients[i])
-            attend_backward_head(sizes, buffers)
-            start, times = start_of(for_q, sample, head), like(scale, one)
-            unpack(buffers.for_queries, num_queries, dim, times, for_q.flat, start, for_q.row)
-        start, times = start_of(for_k, sample, key_head), like(LN_2, one)
-        unpack(buffers.for_keys, num_keys, dim, times, for_k.flat, start, for_k.row)
+                buffers.along[i] = dot(y.flat[start : start + dim], g[row : row + dim])
+                row += gradient.row
+            attend_backward_head(sizes, times, buffers)
+            start = start_of(for_q, sample, head)
+            unpack(buffers.for_queries, num_queries, dim, by_scale, for_q.flat, start, for_q.row)
+        start = start_of(for_k, sample, key_head)
+        unpack(buffers.for_keys, num_keys, dim, by_scale, for_k.flat, start, for_k.row)
         start = start_of(for_v, sample, key_head)
         unpack(buffers.for_values, num_keys, dim, one, for_v.flat, start, for_v.row)
 
@@ -215,37 +223,83 @@ def _attend_backward(
 # ---- buffers -------------------------------------------------------------------------------------
 
 
-def _buffers(sizes, dtype):
+@dataclass(frozen=True)
+class Packed:
+    """How rows of a dtype are packed (packing.py).
+
+    sums, items   dtypes of sums, and of what is multiplied; num: numbers in one item
+    """
+
+    sums: numpy.dtype
+    items: numpy.dtype
+    num: int
+
+    def beside(self, num_rows, num_columns):
+        """Return a new array for rows on the left of a product."""
+        return empty((num_rows, -(-num_columns // self.num)), self.items)
+
+    def below(self, num_rows, num_columns):
+        """Return a new array for rows that are summed over."""
+        return empty((-(-num_rows // self.num), num_columns), self.items)
+
+    def rounded(self, make, array, shape=None):
+        """Return make(*shape) for what is rounded; the array itself if numbers are multiplied."""
+        return array if self.num == 1 else make(*(shape or array.shape))
+
+
+def _packed(x):
+    """Return how x is packed: bfloat16 as words where the CPU multiplies them."""
+    dtype = computed_dtype(x)
+    if dtype != x.dtype and HAS_PAIRS:
+        return Packed(dtype, numpy.dtype(numpy.uint32), 2)
+    return Packed(dtype, dtype, 1)
+
+
+def _buffers(sizes, packed):
     """Return what the forward of a head needs beside its results."""
     num_rows = min(QUERIES, sizes.num_queries)
-    width = _width(sizes.head_dim, NARROW_VECTORS, dtype)
+    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    scores = _tile(sizes, packed.sums)
     return ForwardBuffers(
-        _panels(sizes, dtype),
-        empty((sizes.num_keys, width), dtype),
-        empty((num_rows, width), dtype),
-        _tile(sizes, dtype),
-        empty((num_rows, width), dtype),
-        empty(num_rows, dtype),
-        empty(num_rows, dtype),
+        _panels(sizes, packed),
+        packed.below(sizes.num_keys, width),
+        packed.beside(num_rows, width),
+        scores,
+        packed.rounded(packed.beside, scores),
+        empty((num_rows, width), packed.sums),
+        empty(num_rows, packed.sums),
+        empty(num_rows, packed.sums),
     )
 
 
-def _backward_buffers(sizes, dtype):
+def _backward_buffers(sizes, packed):
     """Return what the backward of a head needs beside its results."""
-    width = _width(sizes.head_dim, NARROW_VECTORS, dtype)
+    width = _width(sizes.head_dim, NARROW_VECTORS, packed.sums)
+    by_query = sizes.num_queries, width
+    queries, gradients = [packed.beside(*by_query) for _ in range(2)]
+    scores, for_scores = [_tile(sizes, packed.sums) for _ in range(2)]
     return BackwardBuffers(
-        *[_panels(sizes, dtype) for _ in range(2)],
-        *[empty((sizes.num_keys, width), dtype) for _ in range(3)],
-        *[empty((sizes.num_queries, width), dtype) for _ in range(3)],
-        *[_tile(sizes, dtype) for _ in range(2)],
-        *[empty(sizes.num_queries, dtype) for _ in range(2)],
+        *[_panels(sizes, packed) for _ in range(2)],
+        packed.below(sizes.num_keys, width),
+        *[empty((sizes.num_keys, width), packed.sums) for _ in range(2)],
+        queries,
+        gradients,
+        *[packed.rounded(packed.below, x, by_query) for x in (queries, gradients)],
+        empty(by_query, packed.sums),
+        scores,
+        for_scores,
+        packed.rounded(packed.below, scores),
+        packed.rounded(packed.beside, for_scores),
+        packed.rounded(packed.below, for_scores),
+        *[empty(sizes.num_queries, packed.sums) for _ in range(2)],
     )
 
 
-def _panels(sizes, dtype):
+def _panels(sizes, packed):
     """Return a buffer for the rows of all keys, transposed."""
-    width = _width(1, PANEL_VECTORS, dtype)
-    return empty((-(-sizes.num_keys // width), sizes.head_dim, width), dtype)
+    width = _width(1, PANEL_VECTORS, packed.sums)
+    depth = -(-sizes.head_dim // packed.num)
+    return empty((-(-sizes.num_keys // width), depth, width), packed.items)
 
 
 def _tile(sizes, dtype):

@@ -4,8 +4,10 @@ The keys and values of a head are packed once, transposed where they are multipl
 queries and gradients, and panels.py multiplies them. With up to KEYS keys a row of tiles is one
 tile, and its softmax the plain one. Longer sequences go from tile to tile with the maximum and the
 sum of each row so far (arXiv 1805.02867, 2205.14135). In the backward, keys stay in cache while
-the queries that see them pass. Exponentials are powers of two: queries are multiplied by
-scale / ln 2 as they are packed.
+the queries that see them pass. Exponentials are powers of two, of scores by scale / ln 2.
+
+Where the CPU multiplies bfloat16, rows of bfloat16 are packed as words (packing.py): products then
+take rounded operands, among them the weights of a tile, and add up in float32, as softmax does.
 """
 
 import math
@@ -14,8 +16,9 @@ from typing import NamedTuple
 import numpy
 
 from .compiled import inlined
+from .packing import per_item, round_below, round_beside
 from .panels import PANEL_ROWS, multiply
-from .scalar import exp2, larger, like, plus
+from .scalar import exp2, fma, larger, like, plus
 from .storage import wide
 
 # of a tile; chosen on a Xeon at 1024 and 3072 tokens among 48 .. 192 and 192 .. 768
@@ -49,30 +52,38 @@ class HeadRows(NamedTuple):
 
 
 class ForwardBuffers(NamedTuple):
-    """Arrays that the forward of a head works in; width is D, padded."""
+    """Arrays that the forward of a head works in; width is D, padded. Marked * may be words."""
 
-    across: numpy.ndarray  # [panels, D, panel width], the keys
-    values: numpy.ndarray  # [keys, width]
-    queries: numpy.ndarray  # [rows of a tile, width], by scale / ln 2
+    across: numpy.ndarray  # * [panels, D, panel width], the keys
+    values: numpy.ndarray  # * [keys, width]
+    queries: numpy.ndarray  # * [rows of a tile, width]
     scores: numpy.ndarray  # [rows of a tile, columns and a gap]
+    weights: numpy.ndarray  # * scores themselves, or rounded to words
     sums: numpy.ndarray  # [rows of a tile, width]: y so far
     top: numpy.ndarray  # [rows of a tile], of scores / ln 2
     total: numpy.ndarray  # [rows of a tile], of their powers of two
 
 
 class BackwardBuffers(NamedTuple):
-    """Arrays that the backward of a head works in; width is D, padded."""
+    """Arrays that the backward of a head works in; width is D, padded. Marked * may be words, and
+    is the array that is named, where it is not.
+    """
 
-    keys_across: numpy.ndarray  # [panels, D, panel width]
-    values_across: numpy.ndarray
-    keys: numpy.ndarray  # [keys, width]
-    for_keys: numpy.ndarray
+    keys_across: numpy.ndarray  # * [panels, D, panel width]
+    values_across: numpy.ndarray  # *
+    keys: numpy.ndarray  # * [keys, width]
+    for_keys: numpy.ndarray  # [keys, width]
     for_values: numpy.ndarray
-    queries: numpy.ndarray  # [queries, width], by scale / ln 2
-    gradients: numpy.ndarray
-    for_queries: numpy.ndarray
+    queries: numpy.ndarray  # * [queries, width]
+    gradients: numpy.ndarray  # *
+    queries_below: numpy.ndarray  # * queries
+    gradients_below: numpy.ndarray  # * gradients
+    for_queries: numpy.ndarray  # [queries, width]
     scores: numpy.ndarray  # [rows of a tile, columns and a gap]
     for_scores: numpy.ndarray
+    weights_below: numpy.ndarray  # * scores
+    for_scores_beside: numpy.ndarray  # * for_scores
+    for_scores_below: numpy.ndarray  # * for_scores
     levels: numpy.ndarray  # [queries]: log_sums / ln 2
     along: numpy.ndarray  # [queries]: sums of gradient y
 
@@ -126,13 +137,13 @@ def _add_by_query(weights, shape, num_visible, block, source, key, out, at_row):
     block   keys that are taken together
     """
     num_rows, num_keys = shape
-    step, width = weights.shape[1], out.shape[1]
+    step, width, per = weights.shape[1], out.shape[1], per_item(weights)
     weights, source, out = weights.reshape(-1), source.reshape(-1), out.reshape(-1)
     for column in range(0, num_keys, block):
         row = _first_to_see(column, num_visible)
-        sizes = num_rows - row, min(block, num_keys - column), width
-        a = row * step + column, step, 1
-        b = (key + column) * width, width
+        sizes = num_rows - row, (min(block, num_keys - column) + per - 1) // per, width
+        a = row * step + column // per, step, 1
+        b = (key + column) // per * width, width
         c = (at_row + row) * width, width
         multiply(sizes, weights, a, source, b, out, c, key + column == 0)
 
@@ -141,13 +152,13 @@ def _add_by_query(weights, shape, num_visible, block, source, key, out, at_row):
 def _add_by_key(weights, shape, num_visible, source, at_row, out, key):
     """Add the transposed weights of a tile times rows of queries to rows of keys."""
     num_rows, num_keys = shape
-    step, width = weights.shape[1], out.shape[1]
+    step, width, per = weights.shape[1], out.shape[1], per_item(weights)
     weights, source, out = weights.reshape(-1), source.reshape(-1), out.reshape(-1)
     for column in range(0, num_keys, PANEL_ROWS):
-        row = max(0, column - num_visible + 1)
-        sizes = min(PANEL_ROWS, num_keys - column), num_rows - row, width
+        row = max(0, column - num_visible + 1) // per
+        sizes = min(PANEL_ROWS, num_keys - column), (num_rows + per - 1) // per - row, width
         a = row * step + column, 1, step
-        b = (at_row + row) * width, width
+        b = (at_row // per + row) * width, width
         c = (key + column) * width, width
         multiply(sizes, weights, a, source, b, out, c, False)
 
@@ -162,9 +173,9 @@ def log_sum(top, total):
 
 
 @inlined
-def attend_rows(sizes, row, num_rows, buffers):
-    """Compute rows of y in buffers.sums, with the maxima and sums of their scores."""
-    across, scores, sums = buffers.across, buffers.scores, buffers.sums
+def attend_rows(sizes, row, num_rows, times, buffers):
+    """Compute rows of y in buffers.sums, with the maxima and sums of their scores by `times`."""
+    across, scores, weights, sums = buffers.across, buffers.scores, buffers.weights, buffers.sums
     buffers.top[:] = -numpy.inf
     buffers.total[:] = 0
     width = across.shape[2]
@@ -172,21 +183,24 @@ def attend_rows(sizes, row, num_rows, buffers):
         num_visible = sizes.first_query + row - key + 1
         shape = num_rows, min(KEYS, sizes.num_keys - key, num_visible + num_rows - 1)
         _multiply_scores(buffers.queries, 0, across, key, shape, num_visible, scores)
-        _softmax_tile(scores, shape, num_visible, width, buffers.top, buffers.total, sums, key > 0)
-        _add_by_query(scores, shape, num_visible, width, buffers.values, key, sums, 0)
+        so_far = buffers.top, buffers.total, sums
+        _softmax_tile(scores, shape, num_visible, width, times, so_far, key > 0)
+        round_beside(scores, shape[0], shape[1], weights)
+        _add_by_query(weights, shape, num_visible, width, buffers.values, key, sums, 0)
     for i in range(num_rows):
         for d in range(sums.shape[1]):
             sums[i, d] /= buffers.total[i]
 
 
 @inlined
-def _softmax_tile(scores, shape, num_visible, width, top, total, sums, is_later):
-    """Turn scores into 2^(scores - top), and 0 where they are hidden.
+def _softmax_tile(scores, shape, num_visible, width, times, so_far, is_later):
+    """Turn scores into 2^(times scores - top), and 0 where they are hidden.
 
-    top, total, sums   of each row so far, brought up to date: what was added up is multiplied by
-                       what a larger top makes of it
+    so_far   top, total, sums of each row, brought up to date: what was added up is multiplied by
+             what a larger top makes of it
     """
     num_rows, num_keys = shape
+    top, total, sums = so_far
     for i in range(num_rows):
         seen = max(0, min(num_visible + i, num_keys))
         stop = (seen + width - 1) // width * width
@@ -196,9 +210,9 @@ def _softmax_tile(scores, shape, num_visible, width, top, total, sums, is_later)
         for j in range(seen, stop):
             scores[i, j] = one_seen  # so that the highest stays right
         for j in range(stop):
-            highest = larger(highest, scores[i, j])
+            highest = larger(highest, scores[i, j] * times)
         for j in range(stop):
-            scores[i, j] = exp2(scores[i, j] - highest)
+            scores[i, j] = exp2(fma(scores[i, j], times, -highest))
         for j in range(seen, max(num_keys, stop)):
             scores[i, j] = 0
         for j in range(stop):
@@ -215,11 +229,13 @@ def _softmax_tile(scores, shape, num_visible, width, top, total, sums, is_later)
 
 
 @inlined
-def attend_backward_head(sizes, buffers):
-    """Add up the gradients of a head."""
+def attend_backward_head(sizes, times, buffers):
+    """Add up the gradients of a head: those of queries and keys without the scale."""
     scores, for_scores = buffers.scores, buffers.for_scores
     keys, values = buffers.keys_across, buffers.values_across
     queries, gradients = buffers.queries, buffers.gradients
+    weights, beside = buffers.weights_below, buffers.for_scores_beside
+    below, by_query = buffers.for_scores_below, buffers.for_queries
     height, width = scores.shape[0], keys.shape[2]
     for key in range(0, sizes.num_keys, KEYS):
         first_row = max(0, key - sizes.first_query) // height * height
@@ -230,16 +246,19 @@ def attend_backward_head(sizes, buffers):
             _multiply_scores(queries, row, keys, key, shape, num_visible, scores)
             _multiply_scores(gradients, row, values, key, shape, num_visible, for_scores)
             levels, along = buffers.levels[row:], buffers.along[row:]
-            _gradient_tile(scores, for_scores, shape, num_visible, width, levels, along)
-            _add_by_query(
-                for_scores, shape, num_visible, width, buffers.keys, key, buffers.for_queries, row
-            )
-            _add_by_key(scores, shape, num_visible, gradients, row, buffers.for_values, key)
-            _add_by_key(for_scores, shape, num_visible, queries, row, buffers.for_keys, key)
+            _gradient_tile(scores, for_scores, shape, num_visible, width, times, levels, along)
+            round_below(scores, num_rows, shape[1], weights)
+            round_beside(for_scores, num_rows, shape[1], beside)
+            round_below(for_scores, num_rows, shape[1], below)
+            _add_by_query(beside, shape, num_visible, width, buffers.keys, key, by_query, row)
+            source, out = buffers.gradients_below, buffers.for_values
+            _add_by_key(weights, shape, num_visible, source, row, out, key)
+            source, out = buffers.queries_below, buffers.for_keys
+            _add_by_key(below, shape, num_visible, source, row, out, key)
 
 
 @inlined
-def _gradient_tile(p, for_scores, shape, num_visible, width, levels, along):
+def _gradient_tile(p, for_scores, shape, num_visible, width, times, levels, along):
     """Turn scores p into probabilities, and gradients of these into those of scores / scale."""
     num_rows, num_keys = shape
     for i in range(num_rows):
@@ -247,7 +266,7 @@ def _gradient_tile(p, for_scores, shape, num_visible, width, levels, along):
         stop = (seen + width - 1) // width * width
         level, top = along[i], levels[i]
         for j in range(stop):
-            p[i, j] = exp2(p[i, j] - top)
+            p[i, j] = exp2(fma(p[i, j], times, -top))
         for j in range(stop):
             for_scores[i, j] = p[i, j] * (for_scores[i, j] - level)
         for j in range(seen, num_keys):

@@ -1,20 +1,18 @@
-"""Products of matrices that lie packed, for compiled loops that need many small ones.
+"""Products of matrices that lie packed (packing.py), for compiled loops that need many small ones.
 
     multiply     out [rows, columns] (+)= a [rows, depth] b [depth, columns]
-    pack         rows of any step, side by side and padded with 0
-    pack_across  rows, transposed: panels [PANEL_VECTORS vectors of rows] of each element
 
 a may have any steps, so that a transposed one is read as it lies. All arrays are flat; starts and
-steps count elements. Packing casts too: rows may be bfloat16 (storage.py), what is packed is not.
+steps count elements. a and b may be words, two bfloat16 each (panel_tiles.py): then the depth
+counts words.
 """
 
 from numba.core import types
 from numba.extending import overload
 
 from .compiled import inlined
-from .scalar import like
-from .storage import narrow, wide
-from .tiles import VECTOR_BYTES, tile_of_panel
+from .panel_tiles import tile_of_panel
+from .tiles import VECTOR_BYTES
 
 # A tile of sums, the vectors of b and a number of a fill the registers: AVX2 has 16, others 32.
 PANEL_ROWS = 6
@@ -59,42 +57,3 @@ def multiply(sizes, a, at_a, b, at_b, out, at_out, is_first):
                 _tile(*left, b, at, b_step, out, y, out_step, is_first)
             else:
                 _narrow_tile(*left, b, at, b_step, out, y, out_step, is_first)
-
-
-@inlined
-def pack(x, start, step, num_rows, num_elements, factor, out):
-    """Set out [num_rows, padded] to `factor` times the rows [num_elements] of x, and 0 beyond."""
-    for i in range(num_rows):
-        source = x[start + i * step : start + i * step + num_elements]
-        target = out[i]
-        for d in range(num_elements):
-            target[d] = wide(source[d]) * factor
-        for d in range(num_elements, target.size):
-            target[d] = 0
-
-
-@inlined
-def unpack(x, num_rows, num_elements, factor, out, start, step):
-    """Set rows of out to `factor` times rows [num_elements] of x [num_rows, padded]."""
-    for i in range(num_rows):
-        source = x[i]
-        target = out[start + i * step : start + i * step + num_elements]
-        for d in range(num_elements):
-            target[d] = narrow(source[d] * factor, target)
-
-
-@inlined
-def pack_across(x, start, step, num_rows, num_elements, out):
-    """Set out [panels, num_elements, width] to the rows of x, transposed, and 0 beyond them."""
-    width = out.shape[2]
-    for panel in range(out.shape[0]):
-        target = out[panel]
-        for c in range(width):
-            row = panel * width + c
-            if row < num_rows:
-                source = x[start + row * step : start + row * step + num_elements]
-                for d in range(num_elements):
-                    target[d, c] = wide(source[d])
-            else:
-                for d in range(num_elements):
-                    target[d, c] = like(0.0, target[d, c])

@@ -2,7 +2,6 @@
 
     multiply_tile   out[r, p] = start[r] + sum over k of  weights[r, k] source[p + offsets[k]]
     dot_tile        out[r, k] += sum over p of  left[r, p] source[p + offsets[k]]
-    panel_tile      out[r, p] (+)= sum over k of  a[r, k] b[k, p],   a and b with steps
     copy_row        out[i] = source[i];   clear_row   out[i] = 0
 
        k ->                p ->                     A tile of `rows` x `vectors` sums: each number
@@ -12,8 +11,8 @@
 What is read at each k is found by a table, so that one loop serves every stride, dilation and
 number of dimensions (the indirect convolution of arXiv 1907.02129). LLVM does not find such tiles
 in loops over arrays, so the instructions are written here. Each sum of multiply_tile is one chain
-of fused multiply-adds in the order of k: its bits do not depend on its place in a tile; so is each
-of panel_tile. Arrays are C-contiguous and taken as flat; starts and strides count elements.
+of fused multiply-adds in the order of k: its bits do not depend on its place in a tile. Arrays are
+C-contiguous and taken as flat; starts and strides count elements. panel_tiles.py has a third tile.
 """
 
 import llvmlite.binding
@@ -28,7 +27,7 @@ VECTORS = 3 if VECTOR_BYTES == 32 else 4  # AVX2 has 16 registers, the others ha
 INDEX = ir.IntType(64)
 
 
-class _Lanes:
+class Lanes:
     """A vector type for the elements of an array, and the instructions on it."""
 
     def __init__(self, context, builder, kind):
@@ -84,11 +83,11 @@ class _Lanes:
         return cgutils.get_or_insert_function(self.builder.module, form, f"{name}.{self.suffix}")
 
 
-def _smaller(builder, x, y):
+def smaller(builder, x, y):
     return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
-def _pointers(context, builder, signature, arguments):
+def pointers(context, builder, signature, arguments):
     """Return the pointers to the elements of array arguments, and the others as they are."""
     return [
         context.make_array(kind)(context, builder, value).data
@@ -127,11 +126,11 @@ def tile_product(num_rows, num_vectors):
         signature = types.void(weights, n, n, n, places, start, source, n, offsets, n, out, n, n)
 
         def generate(context, builder, signature, arguments):
-            lanes = _Lanes(context, builder, source.dtype)
-            w, first, last, w_stride, w_table, b, s, at_s, table, depth, y, at_y, stride = (
-                _pointers(context, builder, signature, arguments)
+            lanes = Lanes(context, builder, source.dtype)
+            w, first, last, w_stride, w_table, b, s, at_s, table, depth, y, at_y, stride = pointers(
+                context, builder, signature, arguments
             )
-            rows = [_smaller(builder, builder.add(first, INDEX(r)), last) for r in range(num_rows)]
+            rows = [smaller(builder, builder.add(first, INDEX(r)), last) for r in range(num_rows)]
             starts = [builder.gep(w, [builder.mul(row, w_stride)]) for row in rows]
             levels = [lanes.repeated(builder.load(builder.gep(b, [row]))) for row in rows]
             sums = [lanes.registers(level, num_vectors) for level in levels]
@@ -181,8 +180,8 @@ def tile_of_dots(num_rows, num_columns):
         signature = types.void(n, left, n, n, source, n, offsets, n, out, n, n)
 
         def generate(context, builder, signature, arguments):
-            lanes = _Lanes(context, builder, left.dtype)
-            length, x, at_x, x_stride, s, at_s, table, at_table, y, at_y, stride = _pointers(
+            lanes = Lanes(context, builder, left.dtype)
+            length, x, at_x, x_stride, s, at_s, table, at_table, y, at_y, stride = pointers(
                 context, builder, signature, arguments
             )
             row_starts = [
@@ -213,88 +212,6 @@ def tile_of_dots(num_rows, num_columns):
     return dot_tile
 
 
-def tile_of_panel(num_rows, num_vectors):
-    """Return panel_tile for tiles of so many rows, and vectors in each."""
-
-    @intrinsic
-    def panel_tile(
-        typing_context,
-        a,
-        at_a,
-        row_step,
-        depth_step,
-        last_row,
-        depth,
-        b,
-        at_b,
-        b_step,
-        out,
-        at_out,
-        out_step,
-        is_first,
-    ):
-        """Add to out[r, p] the sum over k < depth of a[r, k] b[k, p]; first set it to 0 if asked.
-
-        last_row   of the tile; those beyond it repeat it
-        a[r, k]    is element at_a + r row_step + k depth_step, b[k, p] at_b + k b_step + p
-        """
-        n = types.intp
-        signature = types.void(a, n, n, n, n, n, b, n, n, out, n, n, types.boolean)
-
-        def generate(context, builder, signature, arguments):
-            pointers = _pointers(context, builder, signature, arguments)
-            form = ir.FunctionType(ir.VoidType(), [value.type for value in pointers])
-            name = f"shardkit_panel_tile_{num_rows}_{num_vectors}_{a.dtype}"
-            function = cgutils.get_or_insert_function(builder.module, form, name)
-            if function.is_declaration:  # one for all calls: it is long
-                function.linkage = "internal"
-                function.attributes.add("noinline")
-                inside = ir.IRBuilder(function.append_basic_block())
-                _add_panel(_Lanes(context, inside, a.dtype), function.args, num_rows, num_vectors)
-                inside.ret_void()
-            builder.call(function, pointers)
-            return context.get_dummy_value()
-
-        return signature, generate
-
-    return panel_tile
-
-
-def _add_panel(lanes, arguments, num_rows, num_vectors):
-    """Write the instructions of panel_tile, whose arguments these are."""
-    a, at_a, row_step, depth_step, last, depth, b, at_b, b_step, y, at_y, y_step, is_first = (
-        arguments
-    )
-    builder = lanes.builder
-    rows = [_smaller(builder, INDEX(r), last) for r in range(num_rows)]
-    starts = [builder.gep(a, [_place(builder, at_a, row, row_step)]) for row in rows]
-    places = [_place(builder, at_y, row, y_step) for row in rows]
-    vectors = [INDEX(v * lanes.count) for v in range(num_vectors)]
-    sums = [lanes.registers(lanes.zero, num_vectors) for _ in rows]
-    each = [
-        (register, builder.add(place, vector))
-        for row, place in zip(sums, places)
-        for register, vector in zip(row, vectors)
-    ]
-    with builder.if_then(builder.not_(is_first)):
-        for register, place in each:
-            builder.store(lanes.load(y, place), register)
-    with cgutils.for_range(builder, depth) as loop:
-        at = _place(builder, at_b, loop.index, b_step)
-        at_left = builder.mul(loop.index, depth_step)
-        read = [lanes.load(b, builder.add(at, vector)) for vector in vectors]
-        for row, start in zip(sums, starts):
-            number = lanes.repeated(builder.load(builder.gep(start, [at_left])))
-            for vector, register in zip(read, row):
-                lanes.add_product(number, vector, register)
-    for register, place in each:
-        lanes.store(builder.load(register), y, place)
-
-
-def _place(builder, start, count, step):
-    return builder.add(start, builder.mul(count, step))
-
-
 @intrinsic
 def copy_row(typing_context, count, source, at_source, source_step, out, at_out, out_step):
     """Copy `count` elements, every source_step-th to every out_step-th place. Nothing overlaps."""
@@ -302,7 +219,7 @@ def copy_row(typing_context, count, source, at_source, source_step, out, at_out,
     signature = types.void(n, source, n, n, out, n, n)
 
     def generate(context, builder, signature, arguments):
-        count, x, at_x, x_step, y, at_y, y_step = _pointers(context, builder, signature, arguments)
+        count, x, at_x, x_step, y, at_y, y_step = pointers(context, builder, signature, arguments)
         x, y = builder.gep(x, [at_x]), builder.gep(y, [at_y])
         one = INDEX(1)
         is_plain = builder.and_(
@@ -326,7 +243,7 @@ def clear_row(typing_context, count, out, at_out):
     signature = types.void(types.intp, out, types.intp)
 
     def generate(context, builder, signature, arguments):
-        count, y, at_y = _pointers(context, builder, signature, arguments)
+        count, y, at_y = pointers(context, builder, signature, arguments)
         item_bytes = context.get_abi_sizeof(context.get_data_type(out.dtype))
         num_bytes = builder.mul(count, INDEX(item_bytes))
         cgutils.memset(builder, builder.gep(y, [at_y]), num_bytes, 0)
